@@ -1,0 +1,11 @@
+"""The model zoo: a name and a batch size become an `nn.Module` with example inputs.
+
+Importing this package does not import torch; asking it for a model does.
+"""
+
+from models.counts import Counts, count
+from models.loading import load
+from models.model import Model, place
+from models.registry import BadModel, names
+
+__all__ = ["BadModel", "Counts", "Model", "count", "load", "names", "place"]

@@ -1,0 +1,62 @@
+"""From a name to a Model: build on fixed random weights, draw inputs, calibrate batch norm."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from models import custom, registry
+from models.model import Model
+from models.registry import BadModel
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS_SEED = 0
+INPUTS_SEED = 1
+CALIBRATION_SEED = 2
+CALIBRATION_BATCH = 2
+
+
+def load(
+    name: str, batch: int, *, training: bool = False, device: str | torch.device = "cpu", **options: Any
+) -> Model:
+    """A model of the zoo, or `custom` with `factory="package.module:function"`, with example inputs of that batch.
+
+    The weights are random, the same in every process, and the caller's random state is left alone. In eval form
+    (the default) the batch norms of the zoo hold the statistics of a random batch; in training form the module is in
+    train mode, with the auxiliary heads that its source trains with. On device "meta" nothing is allocated or
+    computed: enough to count or to export. Raises BadModel with one line for anything wrong in the request.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise BadModel(f"batch must be a positive integer, not {batch!r}")
+    if name == "custom":
+        return custom.load(batch, training=training, device=device, **options)
+    entry = registry.find(name)
+    options = entry.options(options)
+
+    import torch
+
+    on_meta = torch.device(device).type == "meta"
+    # Only the CPU's generator is seeded: torch.manual_seed would reset every GPU's as well.
+    with torch.random.fork_rng(devices=[]), torch.device("meta") if on_meta else contextlib.nullcontext():
+        torch.random.default_generator.manual_seed(WEIGHTS_SEED)
+        module = entry.build(training, **options)
+    module = module.train(training).to(device)
+    drawn = entry.inputs(**options)
+
+    def draw(batch: int, seed: int) -> tuple[torch.Tensor, ...]:
+        if on_meta:
+            fake = [torch.long if of.vocabulary else torch.float32 for of in drawn]
+            return tuple(
+                torch.empty((batch, *of.shape), dtype=dtype, device="meta")
+                for of, dtype in zip(drawn, fake, strict=True)
+            )
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(of.draw(batch, generator).to(device) for of in drawn)
+
+    if not training and not on_meta:
+        from models.calibration import calibrate
+
+        calibrate(module, draw(CALIBRATION_BATCH, CALIBRATION_SEED))
+    return Model(name, module, draw(batch, INPUTS_SEED), drawn)

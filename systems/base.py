@@ -1,0 +1,69 @@
+"""What every system under test is."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from systems.scheduling.schedule import Schedule
+
+
+class Unsupported(Exception):
+    """This system cannot run this model on this device with this installation; the message is the reason, in one line."""
+
+    def __init__(self, reason: str):
+        super().__init__(" ".join(reason.split()))
+
+
+class Prepared(ABC):
+    """A module made ready for one shape of inputs; call it in the module's place."""
+
+    schedule: Schedule | None = None
+    captured: bool = False  # a call is one replay of one CUDA Graph
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that this system knows of itself, by name; what it reserves beside torch's allocator among them."""
+        return {}
+
+    @abstractmethod
+    def __call__(self, *inputs: Tensor) -> Any: ...
+
+    def close(self) -> None:
+        """Give back threads and device memory."""
+
+
+class PreparedModule(Prepared):
+    """A system that is called like a module and keeps its own memory in torch's allocator."""
+
+    def __init__(self, call: Any):
+        self.call = call
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Any:
+        return self.call(*inputs)
+
+    def close(self) -> None:
+        self.call = None
+
+
+class System(ABC):
+    """One way of executing a model. `prepare` may take long; calling what it returns is what is measured."""
+
+    name: str
+
+    def unsupported(self, device: str) -> str | None:
+        """Why this system cannot run on this kind of device ("cpu" or "cuda") or installation, or None."""
+        return None
+
+    @abstractmethod
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        """Make `module` (in eval form) ready for inputs of these shapes, dtypes and device.
+
+        Raises Unsupported where this system cannot run this module.
+        """
+
+    def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
+        """The schedule alone, without executing the model. Raises Unsupported where a system has none."""
+        raise Unsupported(f"{self.name} has no schedule of operators")

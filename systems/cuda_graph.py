@@ -1,0 +1,67 @@
+"""The eager module captured into one CUDA Graph on one stream: no scheduling at run time, no concurrency."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from systems.base import Prepared, System, Unsupported
+
+WARM_UP_RUNS = 3
+
+
+class CudaGraph(System):
+    name = "cuda_graph"
+
+    def unsupported(self, device: str) -> str | None:
+        return None if device == "cuda" else "a CUDA Graph needs a CUDA device"
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        return CapturedModule(module, inputs)
+
+
+class CapturedModule(Prepared):
+    """Replays a captured module. Inputs are copied into static buffers; outputs are copied out, so that they stay valid."""
+
+    captured = True
+
+    @torch.no_grad()
+    def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...]):
+        self.device = inputs[0].device
+        self.inputs = [torch.empty_like(x).copy_(x) for x in inputs]
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_RUNS):
+                module(*self.inputs)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        torch.cuda.synchronize(self.device)
+        self.graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self.graph, stream=side):
+                self.outputs = module(*self.inputs)
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            raise Unsupported(f"it cannot be captured: {str(error).strip().splitlines()[0]}") from error
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """pool: what the graph's private pool holds of the device's memory."""
+        if self.graph is None:
+            return {}
+        pool = self.graph.pool()
+        held = [s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool)]
+        return {"pool": sum(held), "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs)}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if self.graph is None:
+            raise RuntimeError("this executor is closed")
+        for static, x in zip(self.inputs, inputs, strict=True):
+            static.copy_(x, non_blocking=True)
+        self.graph.replay()
+        return tree_map_only(Tensor, Tensor.clone, self.outputs)
+
+    def close(self) -> None:
+        self.graph, self.inputs, self.outputs = None, [], None

@@ -1,0 +1,30 @@
+"""Every system by name; its module is imported only when it is asked for."""
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from systems.base import System
+
+SYSTEMS = {
+    "eager": "systems.eager:Eager",
+    "torchscript": "systems.torchscript:TorchScript",
+    "torch_compile": "systems.torch_compile:TorchCompile",
+    "cuda_graph": "systems.cuda_graph:CudaGraph",
+    "nimble": "systems.nimble.system:Nimble",
+}
+
+
+def names() -> list[str]:
+    return list(SYSTEMS)
+
+
+def load(name: str, **options: Any) -> "System":
+    """The system of this name with its options as in conf/system/<name>.yaml. Raises ValueError for a wrong name."""
+    if name not in SYSTEMS:
+        near = get_close_matches(name, SYSTEMS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SYSTEMS)}"
+        raise ValueError(f"no system is named {name}: {hint}")
+    module, _, attribute = SYSTEMS[name].partition(":")
+    return getattr(import_module(module), attribute)(**options)

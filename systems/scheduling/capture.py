@@ -1,0 +1,145 @@
+"""From a module to its operators, through torch.export."""
+
+import logging
+import operator
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from systems.base import Unsupported
+
+from .operator_graph import Operator, OperatorGraph
+from .program import Call, Input, Output, Program
+
+# Operators that compute nothing: checks that export leaves behind, of what capture has fixed anyway.
+ASSERTIONS = ("aten._assert", "aten._assert_async", "aten._assert_scalar", "aten._assert_tensor_metadata")
+
+
+def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
+    """Capture `module` (in eval form) at the shapes of `inputs` as a Program, without running its arithmetic.
+
+    Mutation is functionalised away, so that a dependency is a data dependency and nothing else. Raises Unsupported, with
+    the reason in one line, for a module that torch.export refuses or that changes its own state or inputs.
+    """
+    try:
+        with torch.no_grad(), warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(module, inputs, strict=False).run_decompositions({})
+    except Exception as error:  # export raises whatever the model's own Python does
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {lines[0][:300]}") from error
+    return from_exported(exported, module, inputs)
+
+
+def from_exported(exported: ExportedProgram, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
+    """Turn an exported program into a Program over the module's own parameters and buffers."""
+    return from_graph(exported.graph, _placeholders(exported, module), exported.call_spec.out_spec, inputs)
+
+
+def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs: tuple[Tensor, ...]) -> Program:
+    """Turn a functional fx graph of aten operators into a Program.
+
+    references: what stands for each placeholder, in order: an Input, a tensor or a constant.
+    """
+    operators: list[Operator] = []
+    predecessors: list[list[int]] = []
+    calls: list[Call] = []
+    environment: dict[fx.Node, Any] = {}
+    placeholders = iter(references)
+    outputs: list[Any] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            environment[node] = next(placeholders)
+        elif node.op == "output":
+            outputs = [environment[a] if isinstance(a, fx.Node) else a for a in node.args[0]]
+        elif node.op != "call_function":
+            raise Unsupported(f"{node.op} {node.target} is no operator")
+        elif node.target is operator.getitem:
+            source = environment[node.args[0]]
+            environment[node] = (
+                source[node.args[1]] if isinstance(source, tuple) else Output(source.operator, node.args[1])
+            )
+        elif not isinstance(node.target, torch._ops.OpOverload):
+            raise Unsupported(f"it holds {node.target}, which is control flow and no single operator")
+        elif str(node.target.overloadpacket) in ASSERTIONS and not node.users:
+            continue
+        elif node.target._schema.is_mutable:
+            raise Unsupported(f"{node.target} changes its argument")
+        else:
+            v = len(operators)
+            target, args, kwargs = _as_executed(node)
+            operators.append(Operator(v, target._schema.name.split("::")[1], str(target)))
+            call = Call(target, fx.map_arg(args, environment.__getitem__), fx.map_arg(kwargs, environment.__getitem__))
+            calls.append(call)
+            predecessors.append(_producers((call.args, call.kwargs)))
+            # batch_norm returns one tensor where the operator in its place has three; only the first is asked for.
+            environment[node] = Output(v) if target is node.target else (Output(v),)
+    return Program(OperatorGraph(operators, predecessors), calls, outputs, output_spec, inputs)
+
+
+def _placeholders(exported: ExportedProgram, module: nn.Module) -> list[Any]:
+    signature = exported.graph_signature
+    for spec in signature.output_specs:
+        if spec.kind != OutputKind.USER_OUTPUT:
+            raise Unsupported(f"it changes its own state in a forward pass ({spec.target})")
+    references: list[Any] = []
+    user_inputs = 0
+    for spec in signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            references.append(Input(user_inputs))
+            user_inputs += 1
+        elif spec.kind == InputKind.PARAMETER:
+            references.append(module.get_parameter(spec.target))
+        elif spec.kind == InputKind.BUFFER:
+            references.append(module.get_buffer(spec.target))
+        elif spec.kind == InputKind.CONSTANT_TENSOR:
+            references.append(exported.constants[spec.target])
+        else:
+            raise Unsupported(f"it takes {spec.target}, a {spec.kind.name.lower()}")
+    return references
+
+
+def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:
+    """The operator that eager execution would dispatch where export has put a decomposed one.
+
+    Export replaces batch_norm by its native kernel; eager lets batch_norm choose, and cuDNN's is faster on some shapes.
+    """
+    if node.target is torch.ops.aten._native_batch_norm_legit_no_training.default and _only_first_output(node):
+        x, weight, bias, mean, variance, momentum, epsilon = node.args
+        args = (x, weight, bias, mean, variance, False, momentum, epsilon, torch.backends.cudnn.enabled)
+        return torch.ops.aten.batch_norm.default, args, {}
+    return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
+
+
+def _only_first_output(node: fx.Node) -> bool:
+    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+
+
+def _producers(argument: Any) -> list[int]:
+    if isinstance(argument, Output):
+        return [argument.operator]
+    if isinstance(argument, dict):
+        argument = tuple(argument.values())
+    if isinstance(argument, (list, tuple)):
+        return [u for a in argument for u in _producers(a)]
+    return []
+
+
+class _quiet:
+    """Keep export's own chatter off the terminal; what goes wrong comes as an exception."""
+
+    def __init__(self, *names: str):
+        self.loggers = [logging.getLogger(name) for name in names]
+
+    def __enter__(self) -> None:
+        self.levels = [logger.level for logger in self.loggers]
+        for logger in self.loggers:
+            logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        for logger, level in zip(self.loggers, self.levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,135 @@
+"""Runs any schedule on a CPU with real concurrency: one worker thread a stream."""
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.base import Prepared
+
+from .program import Program
+from .schedule import Schedule
+from .verify import verify
+
+
+class MissingDependency(RuntimeError):
+    """An operator ran before its producer had finished: the schedule lacks a wait."""
+
+
+class _Run:
+    """The state of one call: slots for values, events, and what is left to do."""
+
+    def __init__(self, executor: "CpuExecutor", inputs: tuple[Tensor, ...]):
+        self.inputs = inputs
+        self.values: list[Any] = [_UNWRITTEN] * len(executor.program.graph)
+        self.finished = {u: threading.Event() for u in executor.signalled}
+        self.readers = list(executor.reader_counts)
+        self.running = threading.Semaphore(0)  # released once by each stream
+        self.lock = threading.Lock()
+        self.error: BaseException | None = None
+
+
+_UNWRITTEN = object()  # no operator returns it
+
+
+class CpuExecutor(Prepared):
+    """One worker thread a stream runs that stream's operators in launch order; an event a wait.
+
+    Nothing orders two operators but their stream and the schedule's waits, so that a schedule that lacks a wait fails here
+    (MissingDependency) as it would give a wrong answer on a GPU. `delay(operator)`, called before each operator, lets a
+    test stretch the races.
+
+    Raises InvalidSchedule from the constructor unless `unverified`, which exists so that tests can run wrong schedules.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        *,
+        delay: Callable[[int], None] | None = None,
+        unverified: bool = False,
+    ):
+        if not unverified:
+            verify(program.graph, schedule)
+        self.program, self.schedule, self.delay = program, schedule, delay
+        self.streams: list[list[int]] = [[] for _ in range(schedule.stream_count)]
+        for v in schedule.order:
+            self.streams[schedule.streams[v]].append(v)
+        self.waits: dict[int, list[int]] = {}
+        for u, v in schedule.waits:
+            self.waits.setdefault(v, []).append(u)
+        self.signalled = {u for u, _ in schedule.waits}
+        kept = program.kept_operators()
+        # A kept output has one reader more, which never comes.
+        self.reader_counts = [len(s) + (v in kept) for v, s in enumerate(program.graph.successors)]
+        # Operators of concurrent streams share the cores; a schedule without concurrency leaves each operator all of them.
+        self.intra_op_threads = max(1, (os.cpu_count() or 1) // min(program.graph.width, schedule.stream_count))
+        self.queues: list[SimpleQueue[_Run | None]] = [SimpleQueue() for _ in self.streams]
+        self.threads = [
+            threading.Thread(target=self._work, args=(s,), name=f"stream-{s}", daemon=True)
+            for s in range(len(self.streams))
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        self.program.check(inputs)
+        if not self.threads:
+            raise RuntimeError("this executor is closed")
+        run = _Run(self, inputs)
+        for queue in self.queues:
+            queue.put(run)
+        for _ in self.queues:
+            run.running.acquire()
+        if run.error is not None:
+            raise run.error
+        return self.program.unflatten(self.program.result(run.values, inputs))
+
+    def close(self) -> None:
+        for queue in self.queues:
+            queue.put(None)
+        for thread in self.threads:
+            thread.join()
+        self.threads = []
+
+    def _work(self, stream: int) -> None:
+        torch.set_num_threads(self.intra_op_threads)  # a setting of this thread alone
+        with torch.inference_mode(False), torch.no_grad():
+            while (run := self.queues[stream].get()) is not None:
+                try:
+                    for v in self.streams[stream]:
+                        self._execute(run, v)
+                except BaseException as error:  # handed to the caller, who raises it
+                    run.error = run.error or error
+                    for event in run.finished.values():  # let the other streams run out
+                        event.set()
+                finally:
+                    run.running.release()
+
+    def _execute(self, run: _Run, v: int) -> None:
+        for u in self.waits.get(v, ()):
+            run.finished[u].wait()
+        if run.error is not None:
+            return
+        graph = self.program.graph
+        if self.delay is not None:
+            self.delay(v)
+        for u in graph.predecessors[v]:
+            if run.values[u] is _UNWRITTEN:
+                raise MissingDependency(
+                    f"operator {graph.label(v)} reads the output of {graph.label(u)} before it is written"
+                )
+        run.values[v] = self.program.execute(v, run.values, run.inputs)
+        for u in graph.predecessors[v]:
+            with run.lock:
+                run.readers[u] -= 1
+                dead = run.readers[u] == 0
+            if dead:
+                run.values[u] = None
+        if v in self.signalled:
+            run.finished[v].set()

@@ -1,0 +1,187 @@
+"""Runs any schedule on a GPU: real streams and events, captured into one CUDA Graph, replayed by every call."""
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from cuda.bindings import runtime as cudart
+from torch import Tensor
+
+from systems.base import Prepared
+
+from .cuda_memory import PlannedAllocator, Segment, record_requests
+from .cuda_streams import Event, Streams, checked
+from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
+from .program import Program
+from .schedule import Schedule, sequential
+from .verify import verify
+
+WARM_UP_RUNS = 2  # the first loads kernels and lets cuDNN choose its algorithms; the second sees them chosen
+
+
+class CudaExecutor(Prepared):
+    """A schedule captured into one CUDA Graph over one arena of planned memory.
+
+    Inputs are copied into static buffers, outputs out of the arena, so that a result stays valid after the next call.
+    Calls of one executor must not overlap: they share the arena.
+
+    Raises InvalidSchedule where the schedule or the memory plan fails verification.
+    """
+
+    captured = True
+
+    def __init__(self, program: Program, schedule: Schedule):
+        verify(program.graph, schedule)
+        self.program, self.schedule = program, schedule
+        self.device = program.examples[0].device
+        self.graph_exec: Any = None
+        with torch.no_grad(), torch.cuda.device(self.device):
+            self.inputs = [torch.empty_like(x).copy_(x) for x in program.examples]
+            self._prepare()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """arena: planned for this schedule; sequential_arena: by the same plan on one stream; keep_all: without reuse."""
+        return {
+            "arena": self.plan.size,
+            "sequential_arena": self.sequential_arena,
+            "keep_all": self.plan.keep_all,
+            "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
+        }
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        self.program.check(inputs)
+        if self.graph_exec is None:
+            raise RuntimeError("this executor is closed")
+        for static, x in zip(self.inputs, inputs, strict=True):
+            static.copy_(x, non_blocking=True)
+        self.replay()
+        return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in self.outputs])
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream, on what lies in the static inputs."""
+        checked(cudart.cudaGraphLaunch(self.graph_exec, torch.cuda.current_stream(self.device).cuda_stream))
+
+    def close(self) -> None:
+        if self.graph_exec is not None:
+            torch.cuda.synchronize(self.device)
+            checked(cudart.cudaGraphExecDestroy(self.graph_exec))
+            self.graph_exec = None
+            self.arena, self.outputs, self.inputs = None, [], []
+
+    def _prepare(self) -> None:
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_RUNS):
+                self.program.run(self.inputs)
+            segments, requests = record_requests(self.program, self.inputs)
+        torch.cuda.synchronize(self.device)
+        before = self.schedule.happens_before()
+        self.plan: MemoryPlan = plan_memory(requests, before)
+        verify(self.program.graph, self.schedule, self.plan.buffers)
+        if self.schedule.stream_count == 1:
+            self.sequential_arena = self.plan.size
+        else:
+            self.sequential_arena = plan_memory(requests, sequential(self.program.graph).happens_before()).size
+        # Set off by one unit: no buffer may have the arena's own address, by which torch knows the arena.
+        self.arena: Tensor | None = torch.empty(self.plan.size + 2 * ALIGNMENT, dtype=torch.uint8, device=self.device)
+        base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        starts = iter(self.plan.buffers)
+        addresses = [[base + next(starts).start for _ in asked] for asked in segments]
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # a tensor or graph that is collected during capture would break it
+        try:
+            self._capture(segments, addresses)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _capture(self, segments: Sequence[Sequence[Segment]], addresses: Sequence[Sequence[int]]) -> None:
+        streams = Streams(self.schedule.stream_count, self.device)
+        events: dict[int, Event] = {}
+        fork = Event()
+        allocator = PlannedAllocator(self.device)
+        origin = streams.handles[self.schedule.streams[self.schedule.order[0]]]
+        mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        checked(cudart.cudaStreamBeginCapture(origin, mode))
+        graph = None
+        try:
+            try:
+                fork.record(origin)
+                self._launch_all(streams, events, fork, origin, allocator, segments, addresses)
+            finally:
+                graph = checked(cudart.cudaStreamEndCapture(origin))
+            self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, 0))
+        finally:
+            if graph is not None:
+                checked(cudart.cudaGraphDestroy(graph))
+            allocator.close()
+            for event in (fork, *events.values()):
+                event.close()
+            streams.close()
+
+    def _launch_all(
+        self,
+        streams: Streams,
+        events: dict[int, Event],
+        fork: Event,
+        origin: Any,
+        allocator: PlannedAllocator,
+        segments: Sequence[Sequence[Segment]],
+        addresses: Sequence[Sequence[int]],
+    ) -> None:
+        program, schedule = self.program, self.schedule
+        values: list[Any] = [None] * len(program.graph)
+        waits: dict[int, list[int]] = {}
+        for u, v in schedule.waits:
+            waits.setdefault(v, []).append(u)
+        signalled = {u for u, _ in schedule.waits}
+        readers = [len(s) for s in program.graph.successors]
+        kept = program.kept_operators()
+        started: set[int] = set()
+        last: dict[int, int] = {}
+        for v in schedule.order:
+            s = schedule.streams[v]
+            handle = streams.handles[s]
+            if s not in started and handle is not origin and v not in waits:
+                fork.block(handle)  # brings the stream into the capture
+            started.add(s)
+            for u in waits.get(v, ()):
+                events[u].block(handle)
+            with (
+                torch.cuda.stream(streams.torch[s]),
+                allocator.operator(program.graph.label(v), segments[v], addresses[v]),
+            ):
+                values[v] = program.execute(v, values, self.inputs)
+            if v in signalled:
+                events[v] = Event()
+                events[v].record(handle)
+            last[s] = v
+            # Dropped once launched: an address may be given out again only when torch no longer knows a tensor there.
+            for u in program.graph.predecessors[v]:
+                readers[u] -= 1
+            for u in (*program.graph.predecessors[v], v):
+                if readers[u] == 0 and u not in kept:
+                    values[u] = None
+        for s, v in last.items():
+            if streams.handles[s] is not origin and v not in signalled:
+                join = events[v] = Event()
+                join.record(streams.handles[s])
+                join.block(origin)
+        self.outputs = [self._static(o) for o in program.result(values, self.inputs)]
+
+    def _static(self, output: Any) -> Any:
+        """The output as a tensor over the arena, which outlives the pools that the capture ran under."""
+        if not isinstance(output, Tensor) or self.arena is None:
+            return output
+        offset = output.data_ptr() - self.arena.data_ptr()
+        if not 0 <= offset < self.arena.numel():
+            return output  # an input or parameter handed through
+        storage = self.arena.untyped_storage()
+        start = offset // output.element_size()
+        return torch.empty(0, dtype=output.dtype, device=self.device).set_(
+            storage, start, output.shape, output.stride()
+        )

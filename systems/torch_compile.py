@@ -1,0 +1,66 @@
+"""torch.compile through Inductor."""
+
+import shutil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from systems.base import Prepared, PreparedModule, System, Unsupported
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+WARM_UP_RUNS = 3  # CUDA Graph Trees warm up, record and replay in the first three calls
+
+
+class TorchCompile(System):
+    """mode: one of MODES. channels_last: compile a channels-last copy of the module; the call then converts its inputs."""
+
+    name = "torch_compile"
+
+    def __init__(self, mode: str = "reduce-overhead", channels_last: bool = False):
+        if mode not in MODES:
+            raise ValueError(f"system.mode is {mode}, not one of {', '.join(MODES)}")
+        self.mode, self.channels_last = mode, channels_last
+
+    def unsupported(self, device: str) -> str | None:
+        if not any(shutil.which(compiler) for compiler in ("g++", "c++", "clang++", "gcc")):
+            return "Inductor needs a C++ compiler (g++ or clang++) on the PATH"
+        return None
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        if self.channels_last:
+            module = _channels_last_copy(module)
+        torch._dynamo.reset()
+        compiled = torch.compile(module, mode=self.mode, dynamic=False)
+        prepared = PreparedCompiled(compiled, self.channels_last, self.mode != "default" and inputs[0].is_cuda)
+        try:
+            for _ in range(WARM_UP_RUNS):
+                prepared(*inputs)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            raise Unsupported(f"Inductor cannot compile it: {str(error).strip().splitlines()[0]}") from error
+        return prepared
+
+
+class PreparedCompiled(PreparedModule):
+    def __init__(self, compiled: Any, channels_last: bool, captured: bool):
+        super().__init__(compiled)
+        self.channels_last, self.captured = channels_last, captured
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Any:
+        if self.channels_last:
+            inputs = tuple(_to_channels_last(x) for x in inputs)
+        torch.compiler.cudagraph_mark_step_begin()
+        outputs = self.call(*inputs)
+        # With CUDA Graphs the next call overwrites the outputs; every other system's stay valid.
+        return torch.utils._pytree.tree_map_only(Tensor, Tensor.clone, outputs) if self.captured else outputs
+
+
+def _to_channels_last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _channels_last_copy(module: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(module).to(memory_format=torch.channels_last)
