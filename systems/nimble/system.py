@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from systems.base import Prepared, System
+from systems.base import Prepared, System, Unsupported
 from systems.scheduling.capture import capture
 from systems.scheduling.execute import execute
 from systems.scheduling.operator_graph import OperatorGraph
@@ -33,5 +34,14 @@ class Nimble(System):
 
 
 def compile_backend(module: Any, inputs: list[Tensor]) -> Any:
-    """`torch.compile(module, backend="opweave_nimble")`: what Dynamo traces, scheduled by Nimble."""
-    return Nimble().prepare(module, tuple(inputs))
+    """`torch.compile(module, backend="opweave_nimble")`: what Dynamo traces, scheduled by Nimble.
+
+    Dynamo hands parameters and buffers over as inputs; they are bound, so that a call copies only the user's inputs. Raises
+    Unsupported where a gradient is asked for: this is inference.
+    """
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        raise Unsupported("opweave_nimble runs inference: call the compiled module under torch.no_grad()")
+    weights = {i: x for i, x in enumerate(inputs) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")}
+    program = capture(module, tuple(inputs)).bind(weights)
+    prepared = execute(program, assign_streams(program.graph))
+    return lambda *arguments: prepared(*(x for i, x in enumerate(arguments) if i not in weights))

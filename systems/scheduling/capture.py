@@ -60,9 +60,7 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             raise Unsupported(f"{node.op} {node.target} is no operator")
         elif node.target is operator.getitem:
             source = environment[node.args[0]]
-            environment[node] = (
-                source[node.args[1]] if isinstance(source, tuple) else Output(source.operator, node.args[1])
-            )
+            environment[node] = source[node.args[1]] if isinstance(source, tuple) else Output(source.operator, node.args[1])
         elif not isinstance(node.target, torch._ops.OpOverload):
             raise Unsupported(f"it holds {node.target}, which is control flow and no single operator")
         elif str(node.target.overloadpacket) in ASSERTIONS and not node.users:

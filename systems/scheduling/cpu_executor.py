@@ -71,8 +71,7 @@ class CpuExecutor(Prepared):
         self.intra_op_threads = max(1, (os.cpu_count() or 1) // min(program.graph.width, schedule.stream_count))
         self.queues: list[SimpleQueue[_Run | None]] = [SimpleQueue() for _ in self.streams]
         self.threads = [
-            threading.Thread(target=self._work, args=(s,), name=f"stream-{s}", daemon=True)
-            for s in range(len(self.streams))
+            threading.Thread(target=self._work, args=(s,), name=f"stream-{s}", daemon=True) for s in range(len(self.streams))
         ]
         for thread in self.threads:
             thread.start()

@@ -8,7 +8,7 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
-from systems.base import Prepared
+from systems.base import Prepared, Unsupported
 
 from .cuda_memory import PlannedAllocator, Segment, record_requests
 from .cuda_streams import Event, Streams, checked
@@ -26,16 +26,20 @@ class CudaExecutor(Prepared):
     Inputs are copied into static buffers, outputs out of the arena, so that a result stays valid after the next call.
     Calls of one executor must not overlap: they share the arena.
 
-    Raises InvalidSchedule where the schedule or the memory plan fails verification.
+    Raises InvalidSchedule where the schedule or the memory plan fails verification, Unsupported where an operator cannot
+    be captured (it waits for the device, say).
     """
 
     captured = True
+    schedule: Schedule
 
     def __init__(self, program: Program, schedule: Schedule):
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
         self.device = program.examples[0].device
         self.graph_exec: Any = None
+        self.arena: Tensor | None = None
+        self.outputs: list[Any] = []
         with torch.no_grad(), torch.cuda.device(self.device):
             self.inputs = [torch.empty_like(x).copy_(x) for x in program.examples]
             self._prepare()
@@ -86,7 +90,7 @@ class CudaExecutor(Prepared):
         else:
             self.sequential_arena = plan_memory(requests, sequential(self.program.graph).happens_before()).size
         # Set off by one unit: no buffer may have the arena's own address, by which torch knows the arena.
-        self.arena: Tensor | None = torch.empty(self.plan.size + 2 * ALIGNMENT, dtype=torch.uint8, device=self.device)
+        self.arena = torch.empty(self.plan.size + 2 * ALIGNMENT, dtype=torch.uint8, device=self.device)
         base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         starts = iter(self.plan.buffers)
         addresses = [[base + next(starts).start for _ in asked] for asked in segments]
@@ -107,17 +111,19 @@ class CudaExecutor(Prepared):
         origin = streams.handles[self.schedule.streams[self.schedule.order[0]]]
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         checked(cudart.cudaStreamBeginCapture(origin, mode))
-        graph = None
         try:
             try:
                 fork.record(origin)
                 self._launch_all(streams, events, fork, origin, allocator, segments, addresses)
+            except BaseException:
+                cudart.cudaStreamEndCapture(origin)  # leaves capture; its own error would hide the one that counts
+                raise
+            graph = checked(cudart.cudaStreamEndCapture(origin))
+            try:
+                self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, 0))
             finally:
-                graph = checked(cudart.cudaStreamEndCapture(origin))
-            self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, 0))
-        finally:
-            if graph is not None:
                 checked(cudart.cudaGraphDestroy(graph))
+        finally:
             allocator.close()
             for event in (fork, *events.values()):
                 event.close()
@@ -155,7 +161,7 @@ class CudaExecutor(Prepared):
                 torch.cuda.stream(streams.torch[s]),
                 allocator.operator(program.graph.label(v), segments[v], addresses[v]),
             ):
-                values[v] = program.execute(v, values, self.inputs)
+                values[v] = self._captured(v, values)
             if v in signalled:
                 events[v] = Event()
                 events[v].record(handle)
@@ -173,6 +179,15 @@ class CudaExecutor(Prepared):
                 join.block(origin)
         self.outputs = [self._static(o) for o in program.result(values, self.inputs)]
 
+    def _captured(self, v: int, values: Sequence[Any]) -> Any:
+        try:
+            return self.program.execute(v, values, self.inputs)
+        except torch.cuda.OutOfMemoryError:  # how the planned allocator refuses
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise Unsupported(f"operator {self.program.graph.label(v)} cannot be captured: {reason}") from error
+
     def _static(self, output: Any) -> Any:
         """The output as a tensor over the arena, which outlives the pools that the capture ran under."""
         if not isinstance(output, Tensor) or self.arena is None:
@@ -182,6 +197,4 @@ class CudaExecutor(Prepared):
             return output  # an input or parameter handed through
         storage = self.arena.untyped_storage()
         start = offset // output.element_size()
-        return torch.empty(0, dtype=output.dtype, device=self.device).set_(
-            storage, start, output.shape, output.stride()
-        )
+        return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())

@@ -117,9 +117,7 @@ def record_requests(program: Program, inputs: Sequence[Tensor]) -> tuple[list[li
         for storage in aliases[v]:
             kept[storage] = True
     requests = [
-        Request(s.size, v, 1 << v, False)
-        if s.storage is None
-        else Request(s.size, v, touched[s.storage], kept[s.storage])
+        Request(s.size, v, 1 << v, False) if s.storage is None else Request(s.size, v, touched[s.storage], kept[s.storage])
         for v, asked in enumerate(segments)
         for s in asked
     ]
@@ -178,11 +176,11 @@ class _Source:
         allocate_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
         free_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
         self.callbacks = (allocate_type(self._allocate), free_type(lambda *_: None))
-        self.addresses = [ctypes.cast(c, ctypes.c_void_p).value for c in self.callbacks]
+        self.addresses = [ctypes.cast(c, ctypes.c_void_p).value or 0 for c in self.callbacks]
 
     def pool(self) -> Any:
         """A pool with a torch allocator of its own, since one of them may hand out each address only once."""
-        return torch.cuda.MemPool(torch._C._cuda_customAllocator(*self.addresses), no_split=True)
+        return torch.cuda.MemPool(torch._C._cuda_customAllocator(self.addresses[0], self.addresses[1]), no_split=True)
 
     def _allocate(self, size: int, _device: int, _stream: int | None) -> int:
         current: PlannedAllocator = self.state.allocator

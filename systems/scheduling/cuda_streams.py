@@ -23,9 +23,7 @@ class Streams:
 
     def __init__(self, count: int, device: torch.device):
         with torch.cuda.device(device):
-            self.handles = [
-                checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)) for _ in range(count)
-            ]
+            self.handles = [checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)) for _ in range(count)]
         self.torch = [torch.cuda.ExternalStream(int(handle), device=device) for handle in self.handles]
 
     def close(self) -> None:

@@ -56,6 +56,18 @@ class Program:
         self.output_spec = output_spec
         self.examples = examples
 
+    def bind(self, tensors: dict[int, Tensor]) -> "Program":
+        """This program with some inputs fixed: input i becomes the tensor `tensors[i]` itself, the others move up."""
+        free = [i for i in range(len(self.examples)) if i not in tensors]
+        references: list[Any] = [tensors.get(i) for i in range(len(self.examples))]
+        for place, i in enumerate(free):
+            references[i] = Input(place)
+        calls = [
+            Call(c.function, _resolve(c.args, None, references), _resolve(c.kwargs, None, references)) for c in self.calls
+        ]
+        outputs = [_resolve(o, None, references) for o in self.outputs]
+        return Program(self.graph, calls, outputs, self.output_spec, tuple(self.examples[i] for i in free))
+
     def execute(self, operator: int, values: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
         """Run one operator on what its producers left in `values`; returns its output."""
         call = self.calls[operator]
@@ -115,8 +127,11 @@ def _describe(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
 
 
-def _resolve(argument: Any, values: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
+def _resolve(argument: Any, values: Sequence[Any] | None, inputs: Sequence[Any]) -> Any:
+    """`argument` with every Output (unless `values` is None) and Input in it replaced by what it stands for."""
     if isinstance(argument, Output):
+        if values is None:
+            return argument
         value = values[argument.operator]
         return value if argument.index is None else value[argument.index]
     if isinstance(argument, Input):
