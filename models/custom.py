@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 EXAMPLE = "mypkg.mymodule:make, with make(batch: int) -> (nn.Module, (Tensor, ...))"
 
 
-def load(
-    batch: int, *, training: bool, device: str | torch.device, factory: str | None = None, **options: Any
-) -> Model:
+def load(batch: int, *, training: bool, device: str | torch.device, factory: str | None = None, **options: Any) -> Model:
     """The Model that `factory` ("package.module:function") makes for this batch, on `device`.
 
     `function(batch)` returns `(nn.Module, tuple of Tensors)`; the module goes to eval mode, or to train mode with

@@ -19,7 +19,7 @@ LAYOUTS = ("contiguous", "channels_last")
 class Model:
     """A network and inputs it can be called with: `module(*inputs)`.
 
-    `inputs` all lie on the module's device. `drawn` describes the inputs of a network of the zoo; None for a custom one.
+    `inputs` lie on the module's device. `drawn` describes them for a network of the zoo; it is None for a custom one.
     """
 
     name: str

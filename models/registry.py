@@ -86,7 +86,9 @@ class Entry:
 _entries: dict[str, Entry] = {}
 
 
-def register(inputs: Callable[..., tuple[Input, ...]]) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
+def register(
+    inputs: Callable[..., tuple[Input, ...]],
+) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
     """Enters a function `(training, **options) -> nn.Module` into the zoo under its own name.
 
     Options are its keyword-only parameters; their defaults say their kind. `inputs(**options)` describes one sample.

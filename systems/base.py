@@ -1,12 +1,17 @@
 """What every system under test is."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from systems.scheduling.schedule import Schedule
+
+if TYPE_CHECKING:  # it needs what is defined here
+    from systems.scheduling.program import Program
 
 
 class Unsupported(Exception):
@@ -20,6 +25,7 @@ class Prepared(ABC):
     """A module made ready for one shape of inputs; call it in the module's place."""
 
     schedule: Schedule | None = None
+    program: Program | None = None  # the module as captured, where the system captures operators
     captured: bool = False  # a call is one replay of one CUDA Graph
 
     @property

@@ -46,6 +46,9 @@ class CpuExecutor(Prepared):
     Raises InvalidSchedule from the constructor unless `unverified`, which exists so that tests can run wrong schedules.
     """
 
+    schedule: Schedule
+    program: Program
+
     def __init__(
         self,
         program: Program,

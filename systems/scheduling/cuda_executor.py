@@ -32,6 +32,7 @@ class CudaExecutor(Prepared):
 
     captured = True
     schedule: Schedule
+    program: Program
 
     def __init__(self, program: Program, schedule: Schedule):
         verify(program.graph, schedule)

@@ -18,15 +18,16 @@ WARM_UP_PASSES = 2
 LABEL = "operator:"
 
 
-def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+def measure(module: nn.Module, inputs: tuple[Tensor, ...], program: Program | None = None) -> dict[str, Any]:
     """Measure every operator of `module` alone, and from that the limits of any schedule of them.
 
     critical_path_ms: the longest chain of dependent operators, each at its own measured time; no schedule of these kernels
     is faster. busy_ms: the sum over all of them; no schedule without concurrency is faster. On a GPU an operator's time is
     that of its kernels and copies (source "kernels"), on a CPU that of the call (source "host"). Times are medians over
-    PASSES runs. Raises Unsupported where the module cannot be captured.
+    PASSES runs. `program`: the module as captured, where that has been done. Raises
+    Unsupported where the module cannot be captured.
     """
-    program = capture(module, inputs)
+    program = program or capture(module, inputs)
     if inputs[0].is_cuda:
         times, kernels = kernel_times(program, inputs)
         source = "kernels"

@@ -1,0 +1,68 @@
+"""The ImageNet networks that torchvision has, each at the input size of its paper."""
+
+from __future__ import annotations
+
+from torch import nn
+from torchvision import models as torchvision
+
+from models.registry import images, register
+
+
+@register(images(224))
+def googlenet(training: bool) -> nn.Module:
+    """GoogLeNet with batch norm. The train form has both auxiliary heads and returns (logits, aux2, aux1)."""
+    return torchvision.googlenet(weights=None, init_weights=False, aux_logits=training)
+
+
+@register(images(299))
+def inception_v3(training: bool) -> nn.Module:
+    """Inception-v3. The train form has the auxiliary head, returns (logits, aux), and needs a batch of 2 or more."""
+    return torchvision.inception_v3(weights=None, init_weights=False, aux_logits=training)
+
+
+@register(images(224))
+def resnet18(training: bool) -> nn.Module:
+    """ResNet-18."""
+    return torchvision.resnet18(weights=None)
+
+
+@register(images(224))
+def resnet50(training: bool) -> nn.Module:
+    """ResNet-50, with the stride in the 3x3 convolution of a block, where torchvision has it."""
+    return torchvision.resnet50(weights=None)
+
+
+@register(images(224))
+def resnet101(training: bool) -> nn.Module:
+    """ResNet-101, with the stride in the 3x3 convolution of a block, where torchvision has it."""
+    return torchvision.resnet101(weights=None)
+
+
+@register(images(224))
+def mobilenet_v2(training: bool) -> nn.Module:
+    """MobileNetV2."""
+    return torchvision.mobilenet_v2(weights=None)
+
+
+@register(images(224))
+def efficientnet_b0(training: bool) -> nn.Module:
+    """EfficientNet-B0."""
+    return torchvision.efficientnet_b0(weights=None)
+
+
+@register(images(456))
+def efficientnet_b5(training: bool) -> nn.Module:
+    """EfficientNet-B5, at 456 pixels."""
+    return torchvision.efficientnet_b5(weights=None)
+
+
+@register(images(224))
+def squeezenet(training: bool) -> nn.Module:
+    """SqueezeNet 1.0, the network of the paper."""
+    return torchvision.squeezenet1_0(weights=None)
+
+
+@register(images(224))
+def vgg16(training: bool) -> nn.Module:
+    """VGG-16 (configuration D), without batch norm."""
+    return torchvision.vgg16(weights=None)

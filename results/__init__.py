@@ -1,0 +1,1 @@
+"""What was measured: records, where they are kept, and what may be compared."""

@@ -1,0 +1,64 @@
+"""One cell's record: what was asked, where, what came out, and when."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+SCHEMA = 1
+STATUSES = ("ok", "unsupported", "incorrect", "failed", "out_of_memory", "timeout")
+# A cell with one of these is not run again by the next sweep; the others may fare better.
+FINAL = ("ok", "unsupported", "incorrect", "out_of_memory")
+# What of the config makes a cell the cell it is; where its record goes and how long it may take do not.
+IDENTITY = ("model", "system", "runner", "batch", "device", "precision", "layout", "seed")
+
+
+def identity(config: dict[str, Any], environment: dict[str, Any]) -> str:
+    """16 hexadecimal digits that two runs share exactly when they would measure the same thing in the same place."""
+    asked = {"config": {key: config[key] for key in IDENTITY}, "environment": environment}
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_name(record: dict[str, Any]) -> str:
+    """model-system-b1-cuda-0123456789abcdef.json"""
+    config = record["config"]
+    return f"{config['model']['name']}-{config['system']['name']}-b{config['batch']}-{config['device']}-{record['id']}.json"
+
+
+def group_key(config: dict[str, Any]) -> str:
+    """What cells must share for a ratio between their systems to mean something."""
+    shared = {key: config[key] for key in IDENTITY if key != "system"}
+    return json.dumps(shared, sort_keys=True)
+
+
+def problem(document: Any) -> str | None:
+    """Why `document` is not a record, or None."""
+    if not isinstance(document, dict):
+        return "not a JSON object"
+    if document.get("schema") != SCHEMA:
+        return f"its schema is {document.get('schema')!r}, not {SCHEMA}"
+    if document.get("status") not in STATUSES:
+        return f"its status is {document.get('status')!r}"
+    config = document.get("config")
+    if not isinstance(config, dict) or any(key not in config for key in IDENTITY):
+        return "it lacks the config that was asked for"
+    if not isinstance(document.get("id"), str) or not isinstance(document.get("environment"), dict):
+        return "it lacks its id or its environment"
+    return None
+
+
+def system_label(config: dict[str, Any]) -> str:
+    """The system's name with the options that differ from others of its name, as a person would write them."""
+    system = config["system"]
+    options = [f"{key}={_plain(value)}" for key, value in sorted(system.items()) if key != "name"]
+    return system["name"] + (f" ({', '.join(options)})" if options else "")
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def samples(record: dict[str, Any]) -> Iterator[list[float]]:
+    """The rounds that a record shares with its siblings, each a list of host milliseconds."""
+    yield from (record.get("comparison") or {}).get("rounds", [])

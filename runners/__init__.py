@@ -1,0 +1,1 @@
+"""The measurements, one a file, and the sweep that runs them cell by cell."""

@@ -1,0 +1,105 @@
+"""A cell's own process, as the sweep sees it."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .environment import ROOT
+
+
+class CellProcess:
+    """Starts the worker of one cell; `ask` sends it a command and waits for its answer.
+
+    The worker leads a process group of its own, so that what it has started ends with it.
+    """
+
+    def __init__(self, device: str, visible_device: str):
+        self.visible_device = visible_device
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getcwd(), environment.get("PYTHONPATH")]))
+        environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
+        self.output = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close
+        read_end, write_end = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "runners.worker", str(write_end)],
+            stdin=subprocess.PIPE,
+            stdout=self.output,
+            stderr=self.output,
+            pass_fds=[write_end],
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(write_end)
+        self.answers = read_end
+        self.pending = b""
+        self.open = True
+
+    def ask(self, command: dict[str, Any], timeout: float, phase: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        """The worker's answer, or the status that stands for its end: {"status": "timeout" | "failed", "reason": ...}.
+
+        After either of the two the process is gone.
+        """
+        message = {**command, "visible_device": self.visible_device}
+        deadline = time.monotonic() + timeout
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return self._ended()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.answers, selectors.EVENT_READ)
+            while True:
+                line, separator, rest = self.pending.partition(b"\n")
+                if separator:
+                    self.pending = rest
+                    answer: dict[str, Any] = json.loads(line)
+                    if "phase" not in answer:
+                        return answer
+                    phase(answer["phase"])
+                    continue
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self.close()
+                    return {"status": "timeout", "reason": f"no result after {timeout:g} s"}
+                received = os.read(self.answers, 1 << 16)
+                if not received:
+                    return self._ended()
+                self.pending += received
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        if not self.open:
+            return
+        self.open = False
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                self.process.stdin = None  # what was not yet sent goes to nobody
+        os.close(self.answers)
+        self.output.close()
+
+    def _ended(self) -> dict[str, Any]:
+        code = self.process.wait()
+        self.output.seek(0)
+        said = [line.strip() for line in self.output.read().splitlines() if line.strip()]
+        last = f"; its last words: {said[-1][:300]}" if said else ""
+        if code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+            how += " (the kernel does that when memory runs out)" if -code == signal.SIGKILL else ""
+        else:
+            how = f"ended with status {code}"
+        self.close()
+        return {"status": "failed", "reason": f"its process was {how}{last}" if code < 0 else f"its process {how}{last}"}

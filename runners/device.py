@@ -1,0 +1,28 @@
+"""Which devices this machine has, asked without importing torch."""
+
+import ctypes
+import os
+import sys
+from functools import cache
+
+CUDA_SUCCESS = 0
+
+
+@cache
+def cuda_device_count() -> int:
+    """How many CUDA devices the driver shows; 0 where there is no driver."""
+    library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) != CUDA_SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != CUDA_SUCCESS:
+        return 0
+    return count.value
+
+
+def visible(index: int) -> str:
+    """The value of CUDA_VISIBLE_DEVICES that leaves a process only the `index`-th of the devices visible here."""
+    listed = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip()]
+    return listed[index].strip() if listed else str(index)

@@ -1,0 +1,59 @@
+"""How far a sweep is: a bar on a terminal, a line a cell elsewhere."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from results.record import system_label
+
+
+class Progress:
+    """Told by the groups what they do; may be called from several threads."""
+
+    def __init__(self, cells: int):
+        self.console = Console(stderr=True)
+        self.total, self.finished = cells, 0
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bars = Bars(*columns, console=self.console, transient=True) if self.console.is_terminal else None
+        self.since: dict[str, float] = {}
+
+    def __enter__(self) -> "Progress":
+        if self.bars is not None:
+            self.bars.start()
+            self.task = self.bars.add_task("starting", total=self.total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def start(self, cell: dict[str, Any], gpu: str) -> None:
+        self.since[name(cell)] = time.monotonic()
+        self.phase(gpu, cell, "starting")
+
+    def phase(self, gpu: str, cell: dict[str, Any], phase: str) -> None:
+        if self.bars is not None:
+            self.bars.update(self.task, description=f"{name(cell)}: {phase}")
+
+    def skip(self, cell: dict[str, Any]) -> None:
+        self._finish(f"{name(cell)}: measured before")
+
+    def done(self, cell: dict[str, Any], record: dict[str, Any]) -> None:
+        seconds = time.monotonic() - self.since[name(cell)]
+        reason = f" ({record['reason']})" if record["reason"] else ""
+        self._finish(f"{name(cell)}: {record['status']}{reason}, {seconds:.0f} s")
+
+    def _finish(self, line: str) -> None:
+        self.finished += 1
+        if self.bars is not None:
+            self.bars.advance(self.task)
+        if self.total > 1 or self.bars is None:
+            self.console.print(f"[{self.finished}/{self.total}] {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def name(cell: dict[str, Any]) -> str:
+    """One cell in a few words."""
+    return f"{cell['model']['name']} {system_label(cell)} b{cell['batch']}"

@@ -1,0 +1,134 @@
+"""From composed configs to cells that can be run: every check that needs no model."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from .bad_request import CONF, BadRequest, nearest
+from .device import cuda_device_count
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+LAYOUTS = ("contiguous", "channels_last")
+DEVICES = ("auto", "cpu", "cuda")
+SM_METHODS = ("auto", "counters", "estimated", "off")
+# Of a composed config, what is about the sweep and not about a cell.
+SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
+
+
+def execute(configs: list[DictConfig]) -> int:
+    """Run the cells of `configs`; returns the exit status. Raises BadRequest before anything has run or been written."""
+    requests = [resolve(config) for config in configs]
+    cells = [{k: v for k, v in request.items() if k not in SWEEP_KEYS} for request in requests]
+    options = {key: requests[0][key] for key in SWEEP_KEYS}
+    runner = cells[0]["runner"]["name"]
+    if runner in ("schedule", "list"):
+        from .once import run_list, run_schedule
+
+        if runner == "list":
+            return run_list(cells[0], options["timeout"])
+        if options["output"] is not None and len(cells) > 1:
+            raise BadRequest(f"output={options['output']} names one file, for {len(cells)} schedules")
+        return max(run_schedule(cell, options["output"], options["timeout"]) for cell in cells)
+    from .sweep import Sweep
+
+    return Sweep(cells, **{k: v for k, v in options.items() if k != "output"}).run()
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The request as plain data, with every value checked and device=auto decided. Raises BadRequest."""
+    request: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    request.pop("hydra", None)
+    request.pop("experiment", None)
+    for group in ("model", "system", "runner"):
+        if not isinstance(request.get(group), dict):
+            raise BadRequest(f"{group}={request.get(group)!r} is no choice of conf/{group}")
+        _check_option_types(group, request[group])
+    _positive_integer("batch", request["batch"])
+    _one_of("precision", request["precision"], PRECISIONS)
+    _one_of("layout", request["layout"], LAYOUTS)
+    _one_of("device", request["device"], DEVICES)
+    _integer("seed", request["seed"], least=0)
+    _integer("rounds", request["rounds"], least=0)
+    if isinstance(request["timeout"], bool) or not isinstance(request["timeout"], int | float) or request["timeout"] <= 0:
+        raise BadRequest(f"timeout={request['timeout']} is not a positive number of seconds")
+    if not isinstance(request["force"], bool):
+        raise BadRequest(f"force={request['force']} is neither true nor false")
+    if "samples" in request["runner"]:
+        _positive_integer("runner.samples", request["runner"]["samples"])
+    if "sm_efficiency" in request["runner"]:
+        _one_of("runner.sm_efficiency", request["runner"]["sm_efficiency"], SM_METHODS)
+    if request["model"]["name"] == "custom" and not request["model"].get("factory"):
+        raise BadRequest("model=custom needs model.factory=package.module:function")
+    _check_device(request)
+    for key in ("results", "output"):
+        if request[key] is not None:
+            request[key] = os.path.abspath(os.path.expanduser(str(request[key])))
+    return request
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Raise BadRequest unless a file can be made in `folder`, or the folder itself where it is not there yet."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise BadRequest(f"{what} {folder} cannot be written: {existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise BadRequest(f"{what} {folder} cannot be written: no permission in {existing}")
+
+
+def print_json(document: Any) -> None:
+    json.dump(document, sys.stdout, indent=1)
+    print()
+
+
+def _check_device(request: dict[str, Any]) -> None:
+    count = cuda_device_count()
+    if request["device"] == "auto":
+        request["device"] = "cuda" if count else "cpu"
+    if request["device"] == "cuda" and not count:
+        raise BadRequest("device=cuda, but no CUDA device is visible here: use device=cpu or device=auto")
+    gpus = request["gpus"]
+    if isinstance(gpus, int) and not isinstance(gpus, bool):
+        gpus = request["gpus"] = [gpus]
+    if not isinstance(gpus, list) or not gpus or len(set(map(str, gpus))) < len(gpus):
+        raise BadRequest(f"gpus={gpus} is no list of different GPU numbers, like [0,1]")
+    for gpu in gpus:
+        _integer("gpus", gpu, least=0)
+        if request["device"] == "cuda" and gpu >= count:
+            raise BadRequest(f"gpus={gpus}, but the GPUs here are 0 to {count - 1}")
+
+
+def _check_option_types(group: str, options: dict[str, Any]) -> None:
+    """An option has the type of its default, so that system.multi_stream=maybe is told here and not by a crash."""
+    file = CONF / group / f"{options.get('name')}.yaml"
+    if not file.exists():
+        raise BadRequest(f"no {group} is named {options.get('name')!r}: {nearest(str(options.get('name')), [])}")
+    defaults: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
+    for key, value in options.items():
+        default = defaults.get(key)
+        if default is None or value is None:
+            continue
+        number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+        if type(value) is not type(default) and not number:
+            kind = {bool: "true or false", int: "an integer", float: "a number", str: "a name"}
+            raise BadRequest(f"{group}.{key}={value} is not {kind.get(type(default), type(default).__name__)}")
+
+
+def _integer(key: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadRequest(f"{key}={value} is not an integer of at least {least}")
+
+
+def _positive_integer(key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadRequest(f"{key}={value} is not a positive integer")
+
+
+def _one_of(key: str, value: Any, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise BadRequest(f"{key}={value} is not one of {', '.join(valid)}: {nearest(str(value), valid)}")

@@ -1,0 +1,122 @@
+"""SM efficiency: the share of time in which an SM has at least one active warp."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+METRIC = "sm__cycles_active.avg.pct_of_peak_sustained_elapsed"
+DURATION = "gpu__time_duration.sum"
+TIMELINE_CALLS = 5
+COUNTER_SECONDS = 300
+
+
+def measure(call: Callable[[], Any], cell: dict[str, Any], captured: bool, method: str) -> dict[str, Any]:
+    """value (0 to 1) and its source: `counters` of the hardware, through Nsight Compute, or `estimated`.
+
+    method: auto (counters where Nsight Compute is, the estimate else), counters, estimated or off. The two sources mean
+    different things and are never put in one chart. On a CPU the value is None, with the reason.
+    """
+    if cell["device"] != "cuda":
+        return {"value": None, "source": None, "reason": "a CPU has no SMs"}
+    if method == "off":
+        return {"value": None, "source": None, "reason": "switched off"}
+    reason = None
+    if method in ("auto", "counters"):
+        if shutil.which("ncu"):
+            try:
+                return {"value": from_counters(cell, captured), "source": "counters", "reason": None}
+            except CountersUnavailable as error:
+                reason = str(error)
+        else:
+            reason = "Nsight Compute (ncu) is not on the PATH"
+        if method == "counters":
+            return {"value": None, "source": None, "reason": reason}
+    return {"value": from_timeline(call), "source": "estimated", "reason": reason}
+
+
+class CountersUnavailable(Exception):
+    """Nsight Compute gave no value; the message is one line."""
+
+
+def from_counters(cell: dict[str, Any], captured: bool) -> float:
+    """Run the cell once more in a process of its own under Nsight Compute.
+
+    A captured graph is profiled as one workload, with its concurrency kept; other systems by a range around one call, which
+    keeps concurrency too and counts the gaps between kernels. Raises CountersUnavailable.
+    """
+    replay = ["--graph-profiling", "graph"] if captured else ["--replay-mode", "app-range"]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "ncu.csv"
+        command = [
+            *("ncu", *replay, "--profile-from-start", "off", "--clock-control", "none"),
+            *("--metrics", f"{METRIC},{DURATION}", "--csv", "--page", "raw", "--print-units", "base"),
+            *("--log-file", str(log), "--target-processes", "all"),
+            *(sys.executable, "-m", "runners.profiled", json.dumps(cell)),
+        ]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=COUNTER_SECONDS, env=os.environ)
+        except subprocess.TimeoutExpired:
+            raise CountersUnavailable(f"Nsight Compute took over {COUNTER_SECONDS} s") from None
+        text = log.read_text() if log.exists() else ""
+        if run.returncode != 0:
+            last = [line for line in (text + "\n" + run.stderr).splitlines() if line.strip()] or ["no output"]
+            raise CountersUnavailable(f"Nsight Compute failed: {last[-1].strip()}")
+        return parse_counters(text)
+
+
+def parse_counters(text: str) -> float:
+    """The metric over all profiled workloads, weighted by their durations. Raises CountersUnavailable for none."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.DictReader(lines))[1:]  # the first holds units
+    try:
+        weighted = [(float(r[DURATION].replace(",", "")), float(r[METRIC].replace(",", ""))) for r in rows]
+        total = sum(duration for duration, _ in weighted)
+        return sum(duration * percent for duration, percent in weighted) / total / 100
+    except (KeyError, ValueError, ZeroDivisionError) as error:
+        raise CountersUnavailable(f"Nsight Compute reported no {METRIC}") from error
+
+
+def from_timeline(call: Callable[[], Any]) -> float:
+    """Estimate from the kernels' timeline: at each moment the running kernels occupy at most one SM a block.
+
+    An upper bound of what the counters would say while a kernel runs, since it takes every block for resident.
+    """
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(TIMELINE_CALLS):
+            call()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kernels = [(e["ts"], e["ts"] + e["dur"], _blocks(e)) for e in events if e.get("cat") == "kernel"]
+    return occupied(kernels, torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+def _blocks(event: dict[str, Any]) -> int:
+    x, y, z = event["args"]["grid"]
+    return x * y * z
+
+
+def occupied(kernels: list[tuple[float, float, int]], sm_count: int) -> float:
+    """The mean over time of min(1, running blocks / SMs), for kernels given as (start, end, blocks)."""
+    if not kernels:
+        return 0.0
+    changes = sorted([(s, b) for s, _, b in kernels] + [(e, -b) for _, e, b in kernels])
+    begin, end = changes[0][0], changes[-1][0]
+    area, running, last = 0.0, 0, begin
+    for moment, blocks in changes:
+        area += (moment - last) * min(1.0, running / sm_count)
+        running, last = running + blocks, moment
+    return area / (end - begin)

@@ -1,0 +1,225 @@
+"""A sweep: cells grouped for comparison, each in a process of its own, each recorded as soon as it is measured."""
+
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from filelock import FileLock
+
+from results.record import FINAL, SCHEMA, group_key, identity
+from results.store import Store
+
+from . import card, environment
+from .bad_request import BadRequest
+from .cell_process import CellProcess
+from .device import visible
+from .progress import Progress
+from .requests import check_writable
+from .summary import print_summary
+
+COMPARED = ("bench", "latency")  # runners whose cells take part in the interleaved rounds
+BAD = ("failed", "timeout", "out_of_memory", "incorrect")
+
+
+class Sweep:
+    """Runs `cells` (resolved configs) and keeps their records in the folder `results`.
+
+    A cell that has a record of the same config and environment is not measured again unless `force`. The cells of one group
+    (those that differ in their system alone) are measured one after another, then in `rounds` interleaved rounds, all on
+    one GPU of `gpus`. Raises BadRequest where the folder cannot be written or a custom model cannot be made.
+    """
+
+    def __init__(
+        self, cells: list[dict[str, Any]], *, results: str, force: bool, timeout: float, rounds: int, gpus: list[int]
+    ):
+        self.store = Store(results)
+        check_writable(self.store.folder, "results")
+        self.force, self.timeout, self.rounds = force, timeout, rounds
+        self.cells = list({repr(sorted(cell.items())): cell for cell in cells}.values())
+        self.gpus = [visible(gpu) for gpu in gpus] if cells[0]["device"] == "cuda" else ["0"]
+        self.identities = {id(c): environment.identity(c, self.gpus[0]) for c in self.cells}
+        self.ids = {id(c): identity(c, self.identities[id(c)]) for c in self.cells}
+        self._check_custom_models()
+        try:
+            self.store.make()
+        except OSError as error:
+            raise BadRequest(f"results={results} cannot be written: {error.strerror or error}") from error
+
+    def run(self) -> int:
+        """Run all groups; print the table; returns the exit status."""
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for cell in self.cells:
+            groups.setdefault(group_key(cell), []).append(cell)
+        for file, reason in self.store.read().skipped.items():
+            print(f"opweave: skipped {file}: {reason}", file=sys.stderr)
+        waiting = list(groups.values())
+        with Progress(len(self.cells)) as progress, ThreadPoolExecutor(len(self.gpus)) as pool:
+            free = list(self.gpus)
+
+            def work(group: list[dict[str, Any]]) -> None:
+                gpu = free.pop()  # as many workers as GPUs, so there is always one
+                try:
+                    GroupRun(self, group, gpu, progress).run()
+                finally:
+                    free.append(gpu)
+
+            jobs = [pool.submit(work, group) for group in waiting]
+            try:
+                for job in jobs:
+                    job.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                CellProcesses.close_all()
+                raise
+        records = [self.store.find(self.ids[id(cell)]) for cell in self.cells]
+        present = [record for record in records if record is not None]
+        print_summary(present, self.store.folder)
+        return 1 if len(present) < len(records) or any(r["status"] in BAD for r in present) else 0
+
+    def _check_custom_models(self) -> None:
+        """Make each custom model once, in a process of its own, so that a wrong factory is told before anything runs."""
+        for factory in {cell["model"].get("factory") for cell in self.cells} - {None}:
+            cell = next(cell for cell in self.cells if cell["model"].get("factory") == factory)
+            process = CellProcess("cpu", "0")
+            try:
+                answer = process.ask({"do": "check", "cell": cell}, self.timeout)
+            finally:
+                process.close()
+            if not answer.get("checked"):
+                raise BadRequest(answer.get("bad_request") or f"factory {factory}: {answer.get('reason')}")
+
+
+class CellProcesses:
+    """Every process that any group has open, so that an interrupted sweep can end them all."""
+
+    alive: set[CellProcess] = set()
+
+    @classmethod
+    def start(cls, device: str, gpu: str) -> CellProcess:
+        process = CellProcess(device, gpu)
+        cls.alive.add(process)
+        return process
+
+    @classmethod
+    def close(cls, process: CellProcess) -> None:
+        process.close()
+        cls.alive.discard(process)
+
+    @classmethod
+    def close_all(cls) -> None:
+        for process in list(cls.alive):
+            cls.close(process)
+
+
+class GroupRun:
+    """One group of cells on one GPU (or the CPU), which no other sweep of this user measures on meanwhile."""
+
+    def __init__(self, sweep: Sweep, cells: list[dict[str, Any]], gpu: str, progress: Progress):
+        self.sweep, self.cells, self.gpu, self.progress = sweep, cells, gpu, progress
+        self.device: str = cells[0]["device"]
+        self.records: dict[str, dict[str, Any]] = {}
+        self.parked: dict[str, CellProcess] = {}  # measured and waiting for the rounds, by id
+
+    def run(self) -> None:
+        name = card.uuid(self.gpu) if self.device == "cuda" else "cpu"
+        with FileLock(Path(tempfile.gettempdir()) / f"opweave-{name}.lock", mode=0o666):
+            self.foreign = card.processes(self.gpu) if self.device == "cuda" else []
+            try:
+                for cell in self.cells:
+                    self._cell(cell)
+                self._compare()
+            finally:
+                for process in self.parked.values():
+                    CellProcesses.close(process)
+
+    def _cell(self, cell: dict[str, Any]) -> None:
+        identifier = self.sweep.ids[id(cell)]
+        # Read after the lock is held: another sweep may have measured it while this one waited.
+        found = None if self.sweep.force else self.sweep.store.find(identifier)
+        if found is not None and found["status"] in FINAL:
+            self.records[identifier] = found
+            self.progress.skip(cell)
+            return
+        record = self._measure(cell, identifier)
+        if record["status"] == "out_of_memory" and self.parked:
+            for process in self.parked.values():
+                CellProcesses.close(process)
+            self.parked.clear()
+            record = self._measure(cell, identifier)
+        self.sweep.store.write(record)
+        self.records[identifier] = record
+        self.progress.done(cell, record)
+
+    def _measure(self, cell: dict[str, Any], identifier: str) -> dict[str, Any]:
+        process = CellProcesses.start(self.device, self.gpu)
+        self.progress.start(cell, self.gpu)
+        started = datetime.now(UTC).isoformat()
+        answer = process.ask(
+            {"do": "measure", "cell": cell}, self.sweep.timeout, lambda phase: self.progress.phase(self.gpu, cell, phase)
+        )
+        if "bad_request" in answer:
+            raise BadRequest(answer["bad_request"])
+        outcome = answer.get("record") or answer
+        record = {
+            "schema": SCHEMA,
+            "id": identifier,
+            "status": outcome["status"],
+            "reason": outcome.get("reason"),
+            "when": started,
+            "config": cell,
+            "environment": self.sweep.identities[id(cell)] | answer.get("environment", {}),
+            "comparison": None,
+            **{k: v for k, v in outcome.items() if k not in ("status", "reason", "when", "warnings")},
+            "warnings": [*(f"not alone on the GPU: {p}" for p in self.foreign), *outcome.get("warnings", [])],
+        }
+        if record["status"] == "ok" and cell["runner"]["name"] in COMPARED and len(self.cells) > 1 and self.sweep.rounds:
+            self.parked[identifier] = process
+        else:
+            CellProcesses.close(process)
+        return record
+
+    def _compare(self) -> None:
+        """Interleaved rounds over the cells that ran, unless they share some already."""
+        cells = {self.sweep.ids[id(c)]: c for c in self.cells if c["runner"]["name"] in COMPARED}
+        taking_part = [i for i in cells if self.records[i]["status"] == "ok"]
+        groups = {(self.records[i].get("comparison") or {}).get("group") for i in taking_part}
+        if len(taking_part) < 2 or not self.sweep.rounds or (len(groups) == 1 and None not in groups):
+            return
+        for i in list(taking_part):
+            if i in self.parked:
+                continue
+            process = self.parked[i] = CellProcesses.start(self.device, self.gpu)
+            self.progress.phase(self.gpu, cells[i], "preparing again for the rounds")
+            answer = process.ask({"do": "prepare", "cell": cells[i]}, self.sweep.timeout)
+            if not answer.get("prepared"):
+                self._leave_out(i, taking_part, answer)
+        rounds: dict[str, list[list[float]]] = {i: [] for i in taking_part}
+        for number in range(self.sweep.rounds):
+            for i in list(taking_part):
+                self.progress.phase(self.gpu, cells[i], f"round {number + 1} of {self.sweep.rounds}")
+                answer = self.parked[i].ask({"do": "round"}, self.sweep.timeout)
+                if "host_ms" in answer:
+                    rounds[i].append(answer["host_ms"])
+                else:
+                    self._leave_out(i, taking_part, answer)
+        if len(taking_part) < 2:
+            return
+        group = uuid4().hex[:16]
+        for i in taking_part:
+            shared = {"group": group, "cells": taking_part, "when": datetime.now(UTC).isoformat(), "rounds": rounds[i]}
+            self.records[i] = self.records[i] | {"comparison": shared}
+            self.sweep.store.write(self.records[i])
+
+    def _leave_out(self, identifier: str, taking_part: list[str], answer: dict[str, Any]) -> None:
+        """A cell that cannot run beside its siblings keeps its record, with a warning that says why it has no ratio."""
+        taking_part.remove(identifier)
+        CellProcesses.close(self.parked.pop(identifier))
+        record = self.records[identifier]
+        warning = f"no ratio: in the interleaved rounds it {answer['status']} ({answer.get('reason')})"
+        if warning not in record["warnings"]:
+            self.records[identifier] = record | {"warnings": [*record["warnings"], warning]}
+            self.sweep.store.write(self.records[identifier])

@@ -1,0 +1,240 @@
+"""Loading a model: names, options, weights, inputs, placement, and factories of the user's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import models
+from models import registry
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_names_come_without_torch() -> None:
+    program = "import models, sys; names = models.names(); assert 'torch' not in sys.modules; print(*names)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == models.names() == sorted(models.names())
+
+
+def test_every_name_is_registered_where_the_table_says() -> None:
+    for name in models.names():
+        registry.find(name)
+    assert sorted(registry._entries) == models.names()
+
+
+def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
+    from omegaconf import OmegaConf
+
+    files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (ROOT / "conf/model").glob("*.yaml")}
+    assert files.pop("custom") == {"name": "custom", "factory": None}
+    assert files == {name: {"name": name} | registry.find(name).options({}) for name in models.names()}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "options", "message"),
+    [
+        ("resnet5", 1, {}, "no model 'resnet5'; did you mean resnet50"),
+        ("nasnet_mobile", 1, {}, "did you mean nasnet"),
+        ("qqq", 1, {}, "there is amoebanet, bert, custom, darts"),
+        ("resnet50", 0, {}, "batch must be a positive integer, not 0"),
+        ("resnet50", True, {}, "batch must be a positive integer"),
+        ("resnet50", 1, {"size": 3}, "model resnet50 has no option 'size'; it takes no options"),
+        ("bert", 1, {"sequnce": 3}, "model bert has no option 'sequnce'; did you mean sequence?"),
+        ("bert", 1, {"sequence": "long"}, "option sequence of model bert must be an integer (default 128), not 'long'"),
+        ("bert", 1, {"sequence": 0}, "option sequence of model bert must be at least 1, not 0"),
+        ("bert", 1, {"hidden": 100}, "must be a multiple of heads (12), not 100"),
+        ("randwire", 1, {"size": "huge"}, "small or large, not 'huge'"),
+    ],
+)
+def test_a_bad_request_is_one_line(name: str, batch: int, options: dict[str, object], message: str) -> None:
+    with pytest.raises(models.BadModel) as caught:
+        models.load(name, batch, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_and_inputs_are_the_same_each_time_and_leave_the_random_state_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, second = models.load("squeezenet", 1), models.load("squeezenet", 3)
+    assert torch.equal(torch.rand(3), expected)
+    for a, b in zip(first.module.state_dict().values(), second.module.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert first.inputs[0].shape == (1, 3, 224, 224)
+    assert second.inputs[0].shape == (3, 3, 224, 224)
+
+
+def test_calibration_sets_the_statistics_and_nothing_else() -> None:
+    model = models.load("resnet18", 1)
+    norm = model.module.layer1[0].bn1
+    assert not any(module.training for module in model.module.modules())
+    assert norm.momentum == 0.1
+    assert not torch.equal(norm.running_var, torch.ones_like(norm.running_var))
+    again = models.load("resnet18", 4).module.layer1[0].bn1
+    assert torch.equal(norm.running_mean, again.running_mean)
+
+
+def test_meta_allocates_nothing() -> None:
+    model = models.load("vgg16", 1, device="meta")
+    assert {value.device.type for value in [*model.module.parameters(), *model.inputs]} == {"meta"}
+
+
+def test_fresh_inputs_are_new_values_of_the_same_kind() -> None:
+    images = models.load("squeezenet", 2)
+    (a,), (b,), (again,) = (images.fresh_inputs(seed) for seed in (1, 2, 1))
+    assert torch.equal(a, again)
+    assert not torch.equal(a, b)
+    assert not torch.equal(a, images.inputs[0])
+    assert a.shape == images.inputs[0].shape
+
+    tokens = models.load("bert", 2, sequence=8, layers=1)
+    (ids,) = tokens.fresh_inputs(3)
+    assert ids.shape == (2, 8)
+    assert ids.dtype == torch.int64
+    assert 0 <= ids.min() <= ids.max() < 30522
+
+
+def test_fresh_inputs_of_a_custom_model_are_its_own_values_shuffled() -> None:
+    image = torch.rand(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    model = models.Model("custom", nn.Identity(), (torch.arange(100), image, torch.zeros(50)))
+    ids, fresh, constant = model.fresh_inputs(0)
+    assert torch.equal(ids.sort().values, torch.arange(100))
+    assert not torch.equal(ids, torch.arange(100))
+    assert torch.equal(fresh.flatten().sort().values, image.flatten().sort().values)
+    assert fresh.is_contiguous(memory_format=torch.channels_last)
+    assert constant.std() > 0.5
+
+
+def test_place_converts_module_and_inputs() -> None:
+    model = models.load("mobilenet_v2_cifar10", 2)
+    same = models.place(model, device="cpu", precision="tf32", layout="contiguous")
+    assert {value.dtype for value in same.module.parameters()} == {torch.float32}
+    placed = models.place(model, device="cpu", precision="bf16", layout="channels_last")
+    state = placed.module.state_dict()
+    assert {value.dtype for value in state.values() if value.is_floating_point()} == {torch.bfloat16}
+    assert placed.inputs[0].dtype == torch.bfloat16
+    assert placed.inputs[0].is_contiguous(memory_format=torch.channels_last)
+    assert state["features.1.conv.1.weight"].is_contiguous(memory_format=torch.channels_last)
+    (fresh,) = placed.fresh_inputs(0)
+    assert fresh.dtype == torch.bfloat16
+    assert fresh.is_contiguous(memory_format=torch.channels_last)
+    assert placed.module(fresh).isfinite().all()
+
+    tokens = models.place(models.load("bert", 1, sequence=4, layers=1), device="cpu", precision="fp16", layout="contiguous")
+    assert tokens.inputs[0].dtype == torch.int64
+
+
+def test_place_refuses_what_it_does_not_know() -> None:
+    model = models.load("squeezenet", 1, device="meta")
+    with pytest.raises(ValueError, match="no precision 'fp8'; there is fp32"):
+        models.place(model, device="meta", precision="fp8", layout="contiguous")
+    with pytest.raises(ValueError, match="no layout 'blocked'"):
+        models.place(model, device="meta", precision="fp32", layout="blocked")
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def make(batch):
+    return nn.Sequential(nn.Linear(4, 2), nn.Dropout()), (torch.ones(batch, 4),)
+
+def raises(batch):
+    raise RuntimeError("two\\nlines")
+
+def leaves(batch):
+    raise SystemExit(3)
+
+def single(batch):
+    return nn.Linear(4, 2)
+
+def nothing(batch):
+    return None
+
+def triple(batch):
+    return nn.Linear(4, 2), (torch.ones(1),), 3
+
+def function_first(batch):
+    return make, (torch.ones(1),)
+
+def bare_tensor(batch):
+    return nn.Linear(4, 2), torch.ones(batch, 4)
+
+def no_inputs(batch):
+    return nn.Linear(4, 2), ()
+
+def number(batch):
+    return nn.Linear(4, 2), (torch.ones(1), 3)
+
+constant = 5
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package of factories in the working directory; its name."""
+    package = tmp_path / "factories_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "good.py").write_text(FACTORIES)
+    (package / "broken.py").write_text("def make(:\n")
+    (package / "needs.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield package.name
+    for name in [name for name in sys.modules if name.startswith(package.name)]:
+        del sys.modules[name]
+
+
+def test_a_custom_model(factories: str) -> None:
+    model = models.load("custom", 3, factory=f"{factories}.good:make")
+    assert model.name == "custom"
+    assert not any(module.training for module in model.module.modules())
+    assert model.module(*model.inputs).shape == (3, 2)
+    assert models.load("custom", 3, factory=f"{factories}.good:make", training=True).module.training
+    assert models.count(model.module, model.inputs) == models.Counts(parameters=10, macs=24)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (None, "model custom needs model.factory=mypkg.mymodule:make"),
+        ("{}.good.make", "is not of the form mypkg.mymodule:make"),
+        ("{}.good:", "is not of the form"),
+        (":make", "is not of the form"),
+        ("{}.bad:make", "there is no module {}.bad in "),
+        ("nowhere_at_all.bad:make", "there is no module nowhere_at_all in "),
+        ("{}.broken:make", "importing {}.broken raised SyntaxError"),
+        ("{}.needs:make", "raised ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        (".good:make", "importing .good raised TypeError"),
+        ("{}.good:mak", "module {}.good has no 'mak'; did you mean make?"),
+        ("{}.good:constant", "is a int, not a function"),
+        ("{}.good:raises", "raised RuntimeError: two lines"),
+        ("{}.good:leaves", "raised SystemExit: 3"),
+        ("{}.good:single", "returned a Linear; it must return (nn.Module, (Tensor, ...))"),
+        ("{}.good:nothing", "returned None; it must return"),
+        ("{}.good:triple", "returned a tuple of 3; it must return"),
+        ("{}.good:function_first", "returned a function first; it must return"),
+        ("{}.good:bare_tensor", "returned a Tensor as the inputs; it must return"),
+        ("{}.good:no_inputs", "returned no inputs; it must return"),
+        ("{}.good:number", "returned a int as input 1; it must return"),
+    ],
+)
+def test_a_bad_factory_is_one_line(factories: str, factory: str | None, message: str) -> None:
+    factory = factory and factory.format(factories)
+    with pytest.raises(models.BadModel) as caught:
+        models.load("custom", 1, factory=factory)
+    assert message.format(factories) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_custom_model_takes_only_a_factory(factories: str) -> None:
+    with pytest.raises(models.BadModel, match="model custom has no option 'sequence'"):
+        models.load("custom", 1, factory=f"{factories}.good:make", sequence=3)

@@ -1,0 +1,176 @@
+"""The networks themselves: they compute something, they match independent implementations, and they export."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+from models.nasnet import REDUCTION, NASNet, Separable
+from models.randwire import NODES, wiring
+
+CHEAP = {
+    "amoebanet": {},
+    "bert": {"sequence": 16, "layers": 3},
+    "darts": {},
+    "efficientnet_b0": {},
+    "efficientnet_b0_cifar10": {},
+    "googlenet": {},
+    "inception_v3": {},
+    "mobilenet_v2": {},
+    "mobilenet_v2_cifar10": {},
+    "nasnet": {},
+    "randwire": {},
+    "resnet18": {},
+    "resnet50": {},
+    "resnet50_cifar10": {},
+    "squeezenet": {},
+    "t5": {"sequence": 16, "decoder_sequence": 8},
+}
+OTHERS = sorted(set(models.names()) - set(CHEAP))
+
+
+def outputs(result: object) -> list[torch.Tensor]:
+    tensors = [result] if isinstance(result, torch.Tensor) else list(result)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_eval_outputs_are_finite_and_depend_on_the_input(name: str) -> None:
+    model = models.load(name, 1, **CHEAP[name])
+    with torch.no_grad():
+        first = outputs(model.module(*model.inputs))
+        second = outputs(model.module(*model.fresh_inputs(7)))
+    for a, b in zip(first, second, strict=True):
+        assert a.isfinite().all()
+        assert (a - b).norm() > 1e-2 * a.norm()
+        assert 1e-4 < a.abs().max() < 1e4
+
+
+@pytest.mark.parametrize("name", sorted(set(CHEAP) - {"bert", "t5"}))
+def test_train_forms_run_and_have_gradients(name: str) -> None:
+    heads = {"amoebanet": 2, "darts": 2, "googlenet": 3, "inception_v3": 2}
+    on_cpu = name.endswith("cifar10") or name in ("googlenet", "squeezenet", "resnet18")
+    model = models.load(name, 2, training=True, device="cpu" if on_cpu else "meta", **CHEAP[name])
+    assert all(module.training for module in model.module.modules())
+    results = outputs(model.module(*model.inputs))
+    assert len(results) == heads.get(name, 1)
+    sum(result.sum() for result in results).backward()
+    unused = [key for key, parameter in model.module.named_parameters() if parameter.grad is None]
+    assert not unused
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "bert", "t5"])
+def test_train_forms_of_the_large_ones_run(name: str) -> None:
+    model = models.load(name, 2, training=True, device="meta")
+    assert model.module.training
+    assert outputs(model.module(*model.inputs))[0].shape[0] == 2
+
+
+@pytest.mark.parametrize("name", [*CHEAP, "gpt2"])
+def test_export(name: str) -> None:
+    model = models.load(name, 1, device="meta", **CHEAP.get(name, {"sequence": 16}))
+    with torch.no_grad():
+        program = torch.export.export(model.module, model.inputs, strict=False)
+    # Either would be a wait of the host for the device, which a CUDA Graph cannot hold.
+    host = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert not [target for target in host if "_local_scalar_dense" in target or "lift_fresh" in target]
+
+
+def _timm_in_our_order(module: nn.Module) -> list[torch.Tensor]:
+    """The state of timm's NASNet in the order of ours: in a cell, the squeeze of its input comes before the other."""
+    values: list[torch.Tensor] = []
+    for child in module.children():
+        parts = dict(child.named_children())
+        if "conv_prev_1x1" in parts:
+            parts = {"conv_1x1": parts.pop("conv_1x1")} | parts
+        for part in parts.values() if parts else [child]:
+            values += part.state_dict().values()
+    return values
+
+
+def _features_of_the_large_net(net: NASNet, x: torch.Tensor) -> torch.Tensor:
+    """The last cell's output, if the cell after a reduction looked past it as in the large NASNet-A (TF-slim's
+    skip_reduction_layer_input, 1 for the large net, 0 for the mobile one)."""
+    first = net.convolution(x)
+    states = [first, net.stem_0(first, first)]
+    states.append(net.stem_1(states[1], first))
+    skipped = None
+    for cell in net.cells:
+        before = states[-2] if skipped is None else skipped
+        skipped = states[-2] if cell.blocks is REDUCTION else None
+        states.append(cell(states[-1], before))
+    return F.relu(states[-1])
+
+
+def test_nasnets_cells_are_timms() -> None:
+    """At 67 pixels every reduction falls on an odd size, where symmetric padding is TensorFlow's SAME."""
+    torch.manual_seed(0)
+    ours = NASNet(cells=6, filters=8, stem=16, size=67).eval()
+    theirs = timm.models.nasnet.NASNetALarge(stem_size=16, num_features=24 * 8, pad_type="").eval()
+    for mine, value in zip(ours.state_dict().values(), _timm_in_our_order(theirs), strict=True):
+        if value.is_floating_point():
+            value.uniform_(0.5, 1.5) if value.dim() == 1 else value.normal_(std=value[0].numel() ** -0.5)
+        mine.copy_(value)
+    x = torch.randn(2, 3, 67, 67)
+    with torch.no_grad():
+        torch.testing.assert_close(_features_of_the_large_net(ours, x), theirs.forward_features(x))
+
+
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_a_stride_on_an_even_size_pads_as_the_original_does(kernel: int) -> None:
+    """Pad one at the top left, convolve symmetrically, drop the first row and column: as NASNet's PyTorch port does."""
+    separable = Separable(4, 4, kernel, stride=2, uneven=True).eval()
+    convolution = separable.depthwise_1
+    x = torch.randn(1, 4, 14, 14)
+    port = F.conv2d(F.pad(x, (1, 0, 1, 0)), convolution.weight, stride=2, padding=kernel // 2, groups=4)[:, :, 1:, 1:]
+    torch.testing.assert_close(convolution(separable.pad(x)), port)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_wiring_is_a_connected_dag(seed: int) -> None:
+    predecessors = wiring(NODES, seed)
+    graph = nx.DiGraph((p, node) for node, before in enumerate(predecessors) for p in before)
+    assert nx.is_directed_acyclic_graph(graph)
+    assert nx.is_weakly_connected(graph)
+    assert graph.number_of_nodes() == NODES
+    assert graph.number_of_edges() == 2 * NODES
+    assert wiring(NODES, seed) == predecessors
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "options"),
+    [
+        ("bert", "bert", {"sequence": 12, "layers": 2}),
+        ("gpt2", "gpt2", {"sequence": 12}),
+        ("t5", "t5", {"sequence": 12, "decoder_sequence": 9}),
+    ],
+)
+def test_attention_without_a_mask_is_transformers_own(name: str, inner: str, options: dict[str, int]) -> None:
+    """Against eager attention, which makes its (causal) masks itself."""
+    model = models.load(name, 2, **options)
+    arguments = dict(zip(("input_ids", "decoder_input_ids"), model.inputs, strict=False))
+    with torch.no_grad():
+        ours = outputs(model.module(*model.inputs))
+        network = getattr(model.module, inner)
+        network.set_attn_implementation("eager")
+        theirs = network(**arguments, use_cache=False) if name != "bert" else network(**arguments)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_decoders_do_not_see_what_comes_later(name: str) -> None:
+    options = {"sequence": 10} if name == "gpt2" else {"sequence": 6, "decoder_sequence": 10}
+    model = models.load(name, 1, **options)
+    *encoder, tokens = model.inputs
+    changed = tokens.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % 1000
+    with torch.no_grad():
+        before, after = model.module(*encoder, tokens), model.module(*encoder, changed)
+    torch.testing.assert_close(before[:, :6], after[:, :6], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before[:, 6:], after[:, 6:], rtol=1e-2)
