@@ -87,7 +87,8 @@ def _checked(made: object, factory: str) -> tuple[nn.Module, tuple[torch.Tensor,
 
 
 def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _line(error: BaseException) -> str:

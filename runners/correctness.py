@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-# Relative error of a whole output that rounding alone may cause, by the precision of the arithmetic.
-TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 6e-2}
+# Relative error of a whole output that rounding alone may cause, by the precision of the arithmetic. TF32 and fp16 keep 10
+# bits: one rounding is 5e-4, and a valid reordering (batch norm folded into its convolution, say) was measured to grow
+# that to 1.4e-2 over GoogLeNet's depth. A wrong operator, buffer or order gives errors near 1.
+TOLERANCE = {"fp32": 1e-4, "tf32": 3e-2, "fp16": 3e-2, "bf16": 1e-1}
 DRAWS = 3
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from .bad_request import CONF, BadRequest, nearest
+from .bad_request import CONF, BadRequest, choices, known_keys, nearest
 from .device import cuda_device_count
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -43,6 +43,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     request: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     request.pop("hydra", None)
     request.pop("experiment", None)
+    for key in request:
+        if key not in known_keys(key):
+            raise BadRequest(f"there is no key {key!r}: {nearest(key, known_keys(key))}")
     for group in ("model", "system", "runner"):
         if not isinstance(request.get(group), dict):
             raise BadRequest(f"{group}={request.get(group)!r} is no choice of conf/{group}")
@@ -107,10 +110,12 @@ def _check_option_types(group: str, options: dict[str, Any]) -> None:
     """An option has the type of its default, so that system.multi_stream=maybe is told here and not by a crash."""
     file = CONF / group / f"{options.get('name')}.yaml"
     if not file.exists():
-        raise BadRequest(f"no {group} is named {options.get('name')!r}: {nearest(str(options.get('name')), [])}")
+        raise BadRequest(f"no {group} is named {options.get('name')!r}: {nearest(str(options.get('name')), choices(group))}")
     defaults: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
     for key, value in options.items():
-        default = defaults.get(key)
+        if key not in defaults:
+            raise BadRequest(f"there is no key '{group}.{key}': {nearest(key, set(defaults) - {'name'})}")
+        default = defaults[key]
         if default is None or value is None:
             continue
         number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)

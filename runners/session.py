@@ -70,8 +70,11 @@ class Session:
         assert self.prepared is not None, "prepare comes first"
         return self.prepared(*self.inputs)
 
-    def measure(self) -> dict[str, Any]:
-        """Prepare and measure what the cell's runner asks for: the part of a record that comes out of the run."""
+    def measure(self, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Prepare and measure what the cell's runner asks for: the part of a record that comes out of the run.
+
+        known_limits: the model's limits if a sibling has measured them; they are not the system's.
+        """
         runner = self.cell["runner"]
         wanted = MEASUREMENTS[runner["name"]]
         record: dict[str, Any] = {"status": "ok", "reason": None, "when": datetime.now(UTC).isoformat(), "warnings": []}
@@ -101,7 +104,7 @@ class Session:
             record["sm_efficiency"] = profiled(runner["sm_efficiency"])
         if "limits" in wanted:
             self.phase("limits")
-            record["limits"] = self._limits()
+            record["limits"] = known_limits or self._limits()
         return record
 
     def describe(self) -> dict[str, Any]:

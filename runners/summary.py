@@ -12,9 +12,15 @@ from results.record import file_name, group_key, system_label
 DASH = "–"
 
 
+WIDE, WIDER = 110, 150  # columns of a terminal from which more of the table is shown
+NO_TERMINAL = 180
+
+
 def print_summary(records: list[dict[str, Any]], folder: Path, console: Console | None = None) -> None:
     """One cell downwards, several as rows; then every reason and warning, and where the records lie."""
     console = console or Console()
+    if not console.is_terminal and len(records) > 1:
+        console.width = max(console.width, NO_TERMINAL)
     if not records:
         return
     if len(records) == 1:
@@ -34,16 +40,17 @@ def print_summary(records: list[dict[str, Any]], folder: Path, console: Console 
 def _print_cell(record: dict[str, Any], console: Console) -> None:
     config = record["config"]
     where = record["environment"].get("gpu") or record["environment"]["cpu"]
-    table = Table(title=f"{config['model']['name']} · {system_label(config)} · batch {config['batch']} · {where}")
+    table = Table(
+        title=f"{config['model']['name']} · {system_label(config)} · batch {config['batch']} · {where}", show_header=False
+    )
     table.add_column("")
     table.add_column("", justify="right")
-    statistics = (record.get("latency") or {}).get("statistics") or {}
     rows = [
         ("status", record["status"]),
         ("precision, layout", f"{config['precision']}, {config['layout']}"),
-        ("latency, host", _interval(statistics.get("host"), "ms")),
-        ("  min, p90, p99", _tail(statistics.get("host"))),
-        ("latency, device", _interval(statistics.get("device"), "ms")),
+        ("latency, host", _interval(_statistics(record, "host"), "ms")),
+        ("  min, p90, p99", _tail(_statistics(record, "host"))),
+        ("latency, device", _interval(_statistics(record, "device"), "ms")),
         ("throughput", _throughput(record, " samples/s")),
         ("memory over weights and inputs", _memory(record, " MiB")),
         ("SM efficiency", _sm_efficiency(record, long=True)),
@@ -60,53 +67,65 @@ def _print_cell(record: dict[str, Any], console: Console) -> None:
 
 
 def _print_table(records: list[dict[str, Any]], console: Console) -> None:
-    table = Table(title=_title(records))
-    columns = (
-        "model",
-        "batch",
-        "system",
-        "status",
-        "latency ms",
-        "device ms",
-        "samples/s",
-        "MiB",
-        "SM",
-        "error",
-        "limit ms",
-    )
-    for column in (*columns, "over eager"):
-        left = column in ("model", "system", "status")
-        table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     eager = {group_key(r["config"]): r for r in records if r["config"]["system"]["name"] == "eager"}
+    columns: list[tuple[str, int, Any]] = [  # heading, width of terminal that it needs, what stands in it
+        ("status", 0, lambda r: r["status"]),
+        ("latency ms", 0, lambda r: _interval(_statistics(r, "host"))),
+        ("device ms", WIDER, lambda r: _median(_statistics(r, "device"))),
+        ("samples/s", WIDE, _throughput),
+        ("MiB", WIDE, _memory),
+        ("SM", WIDER, _sm_efficiency),
+        ("error", WIDE, _error),
+        ("limit ms", WIDER, lambda r: _limit(r, "critical_path_ms", "")),
+        ("over eager", 0, lambda r: _over(r, eager.get(group_key(r["config"])))),
+    ]
+    columns = [c for c in columns if console.width >= c[1]]
+    table = Table(title=_title(records))
+    for heading in ("model", "batch", "system", *(c[0] for c in columns)):
+        left = heading in ("model", "system", "status")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading not in ("model", "system"))
+    names = _short_labels(records)
     last = None
     for record in records:
         config, key = record["config"], group_key(record["config"])
         if last not in (None, key):
             table.add_section()
         last = key
-        statistics = (record.get("latency") or {}).get("statistics") or {}
-        baseline = eager.get(key)
-        ratio = speedup(record, baseline) if baseline is not None else None
-        table.add_row(
-            config["model"]["name"],
-            str(config["batch"]),
-            system_label(config),
-            record["status"],
-            _interval(statistics.get("host")),
-            f"{statistics['device']['median']:.3f}" if statistics.get("device") else DASH,
-            _throughput(record),
-            _memory(record),
-            _sm_efficiency(record),
-            _error(record),
-            _limit(record, "critical_path_ms", ""),
-            f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else DASH,
-        )
+        cells = [value(record) for _, _, value in columns]
+        table.add_row(config["model"]["name"], str(config["batch"]), names[record["id"]], *cells)
     console.print(table)
-    console.print(
-        "latency: median [95 % interval]; MiB: peak over weights and inputs; SM: share of time with an active warp, "
-        "c from counters, e estimated; limit: critical path of the operators; over eager: measured in turn",
-        style="dim",
-    )
+    notes = ["latency: median [95 % interval]", "over eager: measured in turn"]
+    if console.width >= WIDE:
+        notes.append("MiB: peak over weights and inputs")
+    if console.width >= WIDER:
+        notes += ["SM: share of time with an active warp, c from counters, e estimated", "limit: critical path of operators"]
+    console.print("; ".join(notes), style="dim")
+
+
+def _short_labels(records: list[dict[str, Any]]) -> dict[str, str]:
+    """A system's name by record id, with its options only where two systems of a name stand in one group."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for r in records:
+        key = (group_key(r["config"]), r["config"]["system"]["name"])
+        seen.setdefault(key, set()).add(system_label(r["config"]))
+    ambiguous = {name for (_, name), options in seen.items() if len(options) > 1}
+    return {
+        r["id"]: system_label(r["config"]) if r["config"]["system"]["name"] in ambiguous else r["config"]["system"]["name"]
+        for r in records
+    }
+
+
+def _statistics(record: dict[str, Any], clock: str) -> dict[str, Any] | None:
+    return ((record.get("latency") or {}).get("statistics") or {}).get(clock)
+
+
+def _median(statistics: dict[str, Any] | None) -> str:
+    return f"{statistics['median']:.3f}" if statistics else DASH
+
+
+def _over(record: dict[str, Any], baseline: dict[str, Any] | None) -> str:
+    ratio = speedup(record, baseline) if baseline is not None else None
+    return f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else DASH
 
 
 def _title(records: list[dict[str, Any]]) -> str:

@@ -158,9 +158,8 @@ class GroupRun:
         process = CellProcesses.start(self.device, self.gpu)
         self.progress.start(cell, self.gpu)
         started = datetime.now(UTC).isoformat()
-        answer = process.ask(
-            {"do": "measure", "cell": cell}, self.sweep.timeout, lambda phase: self.progress.phase(self.gpu, cell, phase)
-        )
+        command = {"do": "measure", "cell": cell, "limits": self._known_limits()}
+        answer = process.ask(command, self.sweep.timeout, lambda phase: self.progress.phase(self.gpu, cell, phase))
         if "bad_request" in answer:
             raise BadRequest(answer["bad_request"])
         outcome = answer.get("record") or answer
@@ -181,6 +180,11 @@ class GroupRun:
         else:
             CellProcesses.close(process)
         return record
+
+    def _known_limits(self) -> dict[str, Any] | None:
+        """The limits that a cell of this group has measured: they are the model's, the same for every system."""
+        measured = [r["limits"] for r in self.records.values() if (r.get("limits") or {}).get("critical_path_ms")]
+        return measured[0] if measured else None
 
     def _compare(self) -> None:
         """Interleaved rounds over the cells that ran, unless they share some already."""

@@ -23,9 +23,9 @@ def die_with_parent() -> None:
 def serve(answers: Any) -> None:
     """Carry out commands until standard input ends.
 
-    {"do": "measure" | "prepare", "cell": ..., "visible_device": ...} answers {"record": ..., "environment": ...} or
-    {"status": ..., "reason": ...}; {"do": "round"} answers {"host_ms": [...]}; {"do": "check", "cell": ...} loads the model
-    only. {"phase": ...} lines come between. A bad request answers {"bad_request": ...}.
+    {"do": "measure" | "prepare", "cell": ..., "visible_device": ..., "limits": known ones or null} answers
+    {"record": ..., "environment": ...} or {"status": ..., "reason": ...}; {"do": "round"} answers {"host_ms": [...]};
+    {"do": "check", "cell": ...} loads the model only. {"phase": ...} lines come between. A bad request answers {"bad_request": ...}.
     """
 
     def answer(message: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def serve(answers: Any) -> None:
             if command["do"] == "prepare":
                 session.prepare()
                 return {"prepared": True}
-            record = session.measure()
+            record = session.measure(command.get("limits"))
             return {"record": record, "environment": session.describe()}
 
         def report(phase: str) -> None:
@@ -72,11 +72,11 @@ def guarded(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     import torch
 
     from models import BadModel
-    from systems.base import Unsupported
+    from systems.base import BadOption, Unsupported
 
     try:
         return run()
-    except BadModel as error:
+    except (BadModel, BadOption) as error:
         return {"bad_request": one_line(error)}
     except Unsupported as error:
         return {"status": "unsupported", "reason": one_line(error)}

@@ -21,6 +21,10 @@ class Unsupported(Exception):
         super().__init__(" ".join(reason.split()))
 
 
+class BadOption(ValueError):
+    """A system's option has a value that it does not take."""
+
+
 class Prepared(ABC):
     """A module made ready for one shape of inputs; call it in the module's place."""
 

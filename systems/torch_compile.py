@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.base import Prepared, PreparedModule, System, Unsupported
+from systems.base import BadOption, Prepared, PreparedModule, System, Unsupported
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WARM_UP_RUNS = 3  # CUDA Graph Trees warm up, record and replay in the first three calls
@@ -19,7 +19,7 @@ class TorchCompile(System):
 
     def __init__(self, mode: str = "reduce-overhead", channels_last: bool = False):
         if mode not in MODES:
-            raise ValueError(f"system.mode is {mode}, not one of {', '.join(MODES)}")
+            raise BadOption(f"system.mode is {mode}, not one of {', '.join(MODES)}")
         self.mode, self.channels_last = mode, channels_last
 
     def unsupported(self, device: str) -> str | None:

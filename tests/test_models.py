@@ -215,7 +215,7 @@ def test_a_custom_model(factories: str) -> None:
         ("{}.needs:make", "raised ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
         (".good:make", "importing .good raised TypeError"),
         ("{}.good:mak", "module {}.good has no 'mak'; did you mean make?"),
-        ("{}.good:constant", "is a int, not a function"),
+        ("{}.good:constant", "is an int, not a function"),
         ("{}.good:raises", "raised RuntimeError: two lines"),
         ("{}.good:leaves", "raised SystemExit: 3"),
         ("{}.good:single", "returned a Linear; it must return (nn.Module, (Tensor, ...))"),
@@ -224,7 +224,7 @@ def test_a_custom_model(factories: str) -> None:
         ("{}.good:function_first", "returned a function first; it must return"),
         ("{}.good:bare_tensor", "returned a Tensor as the inputs; it must return"),
         ("{}.good:no_inputs", "returned no inputs; it must return"),
-        ("{}.good:number", "returned a int as input 1; it must return"),
+        ("{}.good:number", "returned an int as input 1; it must return"),
     ],
 )
 def test_a_bad_factory_is_one_line(factories: str, factory: str | None, message: str) -> None:
