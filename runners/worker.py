@@ -25,7 +25,8 @@ def serve(answers: Any) -> None:
 
     {"do": "measure" | "prepare", "cell": ..., "visible_device": ..., "limits": known ones or null} answers
     {"record": ..., "environment": ...} or {"status": ..., "reason": ...}; {"do": "round"} answers {"host_ms": [...]};
-    {"do": "check", "cell": ...} loads the model only. {"phase": ...} lines come between. A bad request answers {"bad_request": ...}.
+    {"do": "check", "cell": ...} loads the model only. {"phase": ...} lines come between. A bad
+    request answers {"bad_request": ...}.
     """
 
     def answer(message: dict[str, Any]) -> None:

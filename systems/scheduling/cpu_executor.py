@@ -37,7 +37,7 @@ _UNWRITTEN = object()  # no operator returns it
 
 
 class CpuExecutor(Prepared):
-    """One worker thread a stream runs that stream's operators in launch order; an event a wait.
+    """One worker thread a stream runs that stream's operators in launch order; an event stands for a wait.
 
     Nothing orders two operators but their stream and the schedule's waits, so that a schedule that lacks a wait fails here
     (MissingDependency) as it would give a wrong answer on a GPU. `delay(operator)`, called before each operator, lets a
@@ -70,23 +70,29 @@ class CpuExecutor(Prepared):
         kept = program.kept_operators()
         # A kept output has one reader more, which never comes.
         self.reader_counts = [len(s) + (v in kept) for v, s in enumerate(program.graph.successors)]
-        # Operators of concurrent streams share the cores; a schedule without concurrency leaves each operator all of them.
+        # Operators of concurrent streams share the cores.
         self.intra_op_threads = max(1, (os.cpu_count() or 1) // min(program.graph.width, schedule.stream_count))
-        self.queues: list[SimpleQueue[_Run | None]] = [SimpleQueue() for _ in self.streams]
-        self.threads = [
-            threading.Thread(target=self._work, args=(s,), name=f"stream-{s}", daemon=True) for s in range(len(self.streams))
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.queues: list[SimpleQueue[_Run | None]] = []
+        self.threads: list[threading.Thread] = []
+        self.closed = False
+        # One stream alone is the caller's own thread: a second pool of OpenMP threads on the same cores makes both wait.
+        if len(self.streams) > 1:
+            self.queues = [SimpleQueue() for _ in self.streams]
+            for s in range(len(self.streams)):
+                self.threads.append(threading.Thread(target=self._work, args=(s,), name=f"stream-{s}", daemon=True))
+                self.threads[s].start()
 
+    @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         self.program.check(inputs)
-        if not self.threads:
+        if self.closed:
             raise RuntimeError("this executor is closed")
         run = _Run(self, inputs)
         for queue in self.queues:
             queue.put(run)
-        for _ in self.queues:
+        if not self.queues:
+            self._run_stream(run, 0)
+        for _ in self.streams:
             run.running.acquire()
         if run.error is not None:
             raise run.error
@@ -97,21 +103,24 @@ class CpuExecutor(Prepared):
             queue.put(None)
         for thread in self.threads:
             thread.join()
-        self.threads = []
+        self.queues, self.threads, self.closed = [], [], True
 
     def _work(self, stream: int) -> None:
         torch.set_num_threads(self.intra_op_threads)  # a setting of this thread alone
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             while (run := self.queues[stream].get()) is not None:
-                try:
-                    for v in self.streams[stream]:
-                        self._execute(run, v)
-                except BaseException as error:  # handed to the caller, who raises it
-                    run.error = run.error or error
-                    for event in run.finished.values():  # let the other streams run out
-                        event.set()
-                finally:
-                    run.running.release()
+                self._run_stream(run, stream)
+
+    def _run_stream(self, run: _Run, stream: int) -> None:
+        try:
+            for v in self.streams[stream]:
+                self._execute(run, v)
+        except BaseException as error:  # handed to the caller, who raises it
+            run.error = run.error or error
+            for event in run.finished.values():  # let the other streams run out
+                event.set()
+        finally:
+            run.running.release()
 
     def _execute(self, run: _Run, v: int) -> None:
         for u in self.waits.get(v, ()):
