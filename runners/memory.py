@@ -28,9 +28,9 @@ class MemoryMeter:
     def measure(self, call: Callable[[], Any], known: dict[str, int]) -> dict[str, Any]:
         """Bytes, over a few calls: peak_bytes is what the process holds over the model's weights and inputs.
 
-        On a GPU that is torch's reserved memory, which counts the private pools of CUDA Graphs and cuBLAS's workspaces;
-        peak_allocated_bytes is the part that tensors occupy. On a CPU it is resident memory. `known` is what the system
-        knows of itself.
+        On a GPU that is what tensors and workspaces occupy, and what the private pools of CUDA Graphs keep for themselves;
+        peak_reserved_bytes counts the segments that torch's allocator took for it. On a CPU it is resident memory. `known`
+        is what the system knows of itself.
         """
         self._run(call)  # the first calls choose algorithms, which takes memory once
         gc.collect()
@@ -41,8 +41,8 @@ class MemoryMeter:
             self._run(call)
             measured["source"] = "torch allocator"
             measured["weights_and_inputs_bytes"] = self.allocated
-            measured["peak_bytes"] = torch.cuda.max_memory_reserved() - self.reserved
-            measured["peak_allocated_bytes"] = torch.cuda.max_memory_allocated() - self.allocated
+            measured["peak_bytes"] = torch.cuda.max_memory_allocated() - self.allocated + _kept_by_private_pools()
+            measured["peak_reserved_bytes"] = torch.cuda.max_memory_reserved() - self.reserved
         else:
             if CLEAR_REFERENCES.exists():
                 CLEAR_REFERENCES.write_text("5")  # resets the peak of this process's resident memory
@@ -57,6 +57,12 @@ class MemoryMeter:
             call()
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _kept_by_private_pools() -> int:
+    """Bytes that no tensor occupies and that only a CUDA Graph's replay may use."""
+    private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
+    return sum(s["total_size"] - s["allocated_size"] for s in private)
 
 
 def peak_resident() -> int:

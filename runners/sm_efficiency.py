@@ -69,7 +69,7 @@ def from_counters(cell: dict[str, Any], captured: bool) -> float:
             raise CountersUnavailable(f"Nsight Compute took over {COUNTER_SECONDS} s") from None
         text = log.read_text() if log.exists() else ""
         if run.returncode != 0:
-            last = [line for line in (text + "\n" + run.stderr).splitlines() if line.strip()] or ["no output"]
+            last = [line for line in "\n".join((run.stdout, run.stderr, text)).splitlines() if line.strip()] or ["no output"]
             raise CountersUnavailable(f"Nsight Compute failed: {last[-1].strip()}")
         return parse_counters(text)
 

@@ -79,7 +79,7 @@ def _print_table(records: list[dict[str, Any]], console: Console) -> None:
         ("limit ms", WIDER, lambda r: _limit(r, "critical_path_ms", "")),
         ("over eager", 0, lambda r: _over(r, eager.get(group_key(r["config"])))),
     ]
-    columns = [c for c in columns if console.width >= c[1]]
+    columns = [c for c in columns if console.width >= c[1] and any(c[2](r) != DASH for r in records)]
     table = Table(title=_title(records))
     for heading in ("model", "batch", "system", *(c[0] for c in columns)):
         left = heading in ("model", "system", "status")

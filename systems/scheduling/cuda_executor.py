@@ -1,7 +1,8 @@
 """Runs any schedule on a GPU: real streams and events, captured into one CUDA Graph, replayed by every call."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from systems.base import Prepared, Unsupported
 
-from .cuda_memory import PlannedAllocator, Segment, record_requests
-from .cuda_streams import Event, Streams, checked
-from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
+from .cuda_memory import AllocationMismatch, PlannedAllocator, Segment, record_requests
+from .cuda_streams import Event, Streams, begin_capture, checked
+from .memory_plan import ALIGNMENT, MemoryPlan, Request, plan_memory
 from .program import Program
 from .schedule import Schedule, sequential
 from .verify import verify
@@ -81,8 +82,21 @@ class CudaExecutor(Prepared):
         with torch.cuda.stream(side):
             for _ in range(WARM_UP_RUNS):
                 self.program.run(self.inputs)
-            segments, requests = record_requests(self.program, self.inputs)
         torch.cuda.synchronize(self.device)
+        with _collector_off():
+            # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
+            # thrown away; nothing of it has run.
+            with torch.cuda.stream(side):
+                discard = begin_capture(side.cuda_stream)
+                try:
+                    segments, requests = record_requests(self.program, self.inputs)
+                except RuntimeError as error:
+                    raise _uncapturable(error) from error
+                finally:
+                    discard()
+            self._plan_and_capture(segments, requests)
+
+    def _plan_and_capture(self, segments: Sequence[Sequence[Segment]], requests: Sequence[Request]) -> None:
         before = self.schedule.happens_before()
         self.plan: MemoryPlan = plan_memory(requests, before)
         verify(self.program.graph, self.schedule, self.plan.buffers)
@@ -95,14 +109,7 @@ class CudaExecutor(Prepared):
         base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         starts = iter(self.plan.buffers)
         addresses = [[base + next(starts).start for _ in asked] for asked in segments]
-        collecting = gc.isenabled()
-        gc.collect()
-        gc.disable()  # a tensor or graph that is collected during capture would break it
-        try:
-            self._capture(segments, addresses)
-        finally:
-            if collecting:
-                gc.enable()
+        self._capture(segments, addresses)
 
     def _capture(self, segments: Sequence[Sequence[Segment]], addresses: Sequence[Sequence[int]]) -> None:
         streams = Streams(self.schedule.stream_count, self.device)
@@ -110,14 +117,13 @@ class CudaExecutor(Prepared):
         fork = Event()
         allocator = PlannedAllocator(self.device)
         origin = streams.handles[self.schedule.streams[self.schedule.order[0]]]
-        mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        checked(cudart.cudaStreamBeginCapture(origin, mode))
+        discard = begin_capture(origin)
         try:
             try:
                 fork.record(origin)
                 self._launch_all(streams, events, fork, origin, allocator, segments, addresses)
             except BaseException:
-                cudart.cudaStreamEndCapture(origin)  # leaves capture; its own error would hide the one that counts
+                discard()
                 raise
             graph = checked(cudart.cudaStreamEndCapture(origin))
             try:
@@ -186,8 +192,7 @@ class CudaExecutor(Prepared):
         except torch.cuda.OutOfMemoryError:  # how the planned allocator refuses
             raise
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise Unsupported(f"operator {self.program.graph.label(v)} cannot be captured: {reason}") from error
+            raise _uncapturable(error, f"operator {self.program.graph.label(v)}") from error
 
     def _static(self, output: Any) -> Any:
         """The output as a tensor over the arena, which outlives the pools that the capture ran under."""
@@ -199,3 +204,23 @@ class CudaExecutor(Prepared):
         storage = self.arena.untyped_storage()
         start = offset // output.element_size()
         return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """A tensor or graph that is collected during capture would break it."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:
+    """The reason why a run under capture failed; memory that ran out, or was asked for otherwise, is no such reason."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | AllocationMismatch):
+        return error
+    return Unsupported(f"{what} cannot be captured into a CUDA Graph: {str(error).strip().splitlines()[0]}")

@@ -72,7 +72,7 @@ def record_requests(program: Program, inputs: Sequence[Tensor]) -> tuple[list[li
 
     Returns the segments of each operator in the order of asking, and one request for every segment of every operator, in
     the same order. A view's consumers count as consumers of the memory that it looks into. Must run after a warm-up, so
-    that cuDNN has made its choice of algorithms. Raises AllocationMismatch if the allocator's trace cannot be read.
+    that cuDNN has made its choice of algorithms, and under stream capture, since that is how the operators will run. Raises AllocationMismatch if the allocator's trace cannot be read.
     """
     device = inputs[0].device
     n = len(program.graph)

@@ -4,6 +4,7 @@ torch.cuda.Stream hands out 32 streams a device in turn; past that two of a sche
 captured from them would hold dependencies that the schedule does not have.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,3 +48,15 @@ class Event:
 
     def close(self) -> None:
         checked(cudart.cudaEventDestroy(self.handle))
+
+
+def begin_capture(stream: Any) -> Callable[[], None]:
+    """Begin to capture what this thread launches on `stream`; returns how to leave capture with nothing to show for it."""
+    checked(cudart.cudaStreamBeginCapture(stream, cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal))
+
+    def discard() -> None:
+        status, graph = cudart.cudaStreamEndCapture(stream)  # its error, if any, would hide the one that ended the capture
+        if status == cudart.cudaError_t.cudaSuccess:
+            checked(cudart.cudaGraphDestroy(graph))
+
+    return discard
