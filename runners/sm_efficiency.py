@@ -54,11 +54,12 @@ def from_counters(cell: dict[str, Any], captured: bool) -> float:
     A captured graph is profiled as one workload, with its concurrency kept; other systems by a range around one call, which
     keeps concurrency too and counts the gaps between kernels. Raises CountersUnavailable.
     """
-    replay = ["--graph-profiling", "graph"] if captured else ["--replay-mode", "app-range"]
+    # A range begins and ends with the profiler by itself; graphs are profiled wherever they run unless told when.
+    replay = ["--graph-profiling", "graph", "--profile-from-start", "off"] if captured else ["--replay-mode", "app-range"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
-            *("ncu", *replay, "--profile-from-start", "off", "--clock-control", "none"),
+            *("ncu", *replay, "--clock-control", "none"),
             *("--metrics", f"{METRIC},{DURATION}", "--csv", "--page", "raw", "--print-units", "base"),
             *("--log-file", str(log), "--target-processes", "all"),
             *(sys.executable, "-m", "runners.profiled", json.dumps(cell)),

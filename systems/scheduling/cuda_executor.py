@@ -11,7 +11,7 @@ from torch import Tensor
 
 from systems.base import Prepared, Unsupported
 
-from .cuda_memory import AllocationMismatch, PlannedAllocator, Segment, record_requests
+from .cuda_memory import SPARE, AllocationMismatch, PoolAllocator, record_requests
 from .cuda_streams import Event, Streams, begin_capture, checked
 from .memory_plan import ALIGNMENT, MemoryPlan, Request, plan_memory
 from .program import Program
@@ -81,22 +81,25 @@ class CudaExecutor(Prepared):
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UP_RUNS):
+                before = torch.cuda.memory_allocated(self.device)
+                torch.cuda.reset_peak_memory_stats(self.device)
                 self.program.run(self.inputs)
         torch.cuda.synchronize(self.device)
+        scratch = torch.cuda.max_memory_allocated(self.device) - before + SPARE
         with _collector_off():
             # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
             # thrown away; nothing of it has run.
             with torch.cuda.stream(side):
                 discard = begin_capture(side.cuda_stream)
                 try:
-                    segments, requests = record_requests(self.program, self.inputs)
+                    segments, requests = record_requests(self.program, self.inputs, scratch)
                 except RuntimeError as error:
                     raise _uncapturable(error) from error
                 finally:
                     discard()
             self._plan_and_capture(segments, requests)
 
-    def _plan_and_capture(self, segments: Sequence[Sequence[Segment]], requests: Sequence[Request]) -> None:
+    def _plan_and_capture(self, segments: Sequence[Sequence[int]], requests: Sequence[Request]) -> None:
         before = self.schedule.happens_before()
         self.plan: MemoryPlan = plan_memory(requests, before)
         verify(self.program.graph, self.schedule, self.plan.buffers)
@@ -108,20 +111,19 @@ class CudaExecutor(Prepared):
         self.arena = torch.empty(self.plan.size + 2 * ALIGNMENT, dtype=torch.uint8, device=self.device)
         base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         starts = iter(self.plan.buffers)
-        addresses = [[base + next(starts).start for _ in asked] for asked in segments]
-        self._capture(segments, addresses)
+        self._capture([[(size, base + next(starts).start) for size in asked] for asked in segments])
 
-    def _capture(self, segments: Sequence[Sequence[Segment]], addresses: Sequence[Sequence[int]]) -> None:
+    def _capture(self, placed: Sequence[Sequence[tuple[int, int]]]) -> None:
         streams = Streams(self.schedule.stream_count, self.device)
         events: dict[int, Event] = {}
         fork = Event()
-        allocator = PlannedAllocator(self.device)
+        allocator = PoolAllocator(self.device)
         origin = streams.handles[self.schedule.streams[self.schedule.order[0]]]
         discard = begin_capture(origin)
         try:
             try:
                 fork.record(origin)
-                self._launch_all(streams, events, fork, origin, allocator, segments, addresses)
+                self._launch_all(streams, events, fork, origin, allocator, placed)
             except BaseException:
                 discard()
                 raise
@@ -142,9 +144,8 @@ class CudaExecutor(Prepared):
         events: dict[int, Event],
         fork: Event,
         origin: Any,
-        allocator: PlannedAllocator,
-        segments: Sequence[Sequence[Segment]],
-        addresses: Sequence[Sequence[int]],
+        allocator: PoolAllocator,
+        placed: Sequence[Sequence[tuple[int, int]]],
     ) -> None:
         program, schedule = self.program, self.schedule
         values: list[Any] = [None] * len(program.graph)
@@ -166,7 +167,7 @@ class CudaExecutor(Prepared):
                 events[u].block(handle)
             with (
                 torch.cuda.stream(streams.torch[s]),
-                allocator.operator(program.graph.label(v), segments[v], addresses[v]),
+                allocator.operator(program.graph.label(v), placed[v]),
             ):
                 values[v] = self._captured(v, values)
             if v in signalled:

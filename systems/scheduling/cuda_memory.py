@@ -1,16 +1,15 @@
 """Makes torch's operators put their outputs and workspaces where a memory plan says.
 
 An operator allocates inside its kernel's C++ code, so the only way to choose its addresses is to be the allocator. Each
-operator runs under a torch.cuda.MemPool of its own whose memory comes from a callback; the pool does not split what it is
-given, so every request that the caching allocator cannot serve from a block that this same operator has freed reaches the
-callback. What an operator will ask for is known from a recorded run.
+operator runs under a torch.cuda.MemPool of its own whose memory comes from a callback, and which does not split what it is
+given: every request that the pool cannot serve from what this same operator has freed reaches the callback. A first run
+under capture records what each operator asks for; what comes of that is planned; the second run is given those addresses.
 """
 
 import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,45 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .memory_plan import Request
+from .memory_plan import ALIGNMENT, Request
 from .program import Program
 
-# How torch's caching allocator sizes what it asks its source for (c10/core/AllocatorConfig.h).
-SMALL_REQUEST, SMALL_SEGMENT = 1 << 20, 2 << 20
-LARGE_REQUEST, LARGE_SEGMENT = 10 << 20, 20 << 20
-SEGMENT_ROUNDING = 2 << 20
-MARKER = 1_000_003  # bytes; a size that no operator asks for marks the end of an operator in the allocator's trace
+SPARE = 128 << 20  # bytes of scratch beyond the warm-up's peak: an operator may ask for more under capture
 
 
 class AllocationMismatch(RuntimeError):
     """An operator asked for other memory than in the recorded run."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Memory that one operator asks its pool for: `size` bytes are used of the `segment` bytes that torch believes in.
-
-    storage: the number of the output storage that lies in it, or None for a workspace.
-    """
-
-    size: int
-    segment: int
-    storage: int | None
-
-
-def segment_size(size: int) -> int:
-    """The bytes that the caching allocator asks its source for to serve a request of `size` bytes."""
-    if size <= SMALL_REQUEST:
-        return SMALL_SEGMENT
-    if size < LARGE_REQUEST:
-        return LARGE_SEGMENT
-    return -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
-
-
-def storages(value: Any) -> list[int]:
-    """The addresses of the distinct storages of an operator's output."""
-    tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor) and t.numel()]
-    return list(dict.fromkeys(t.untyped_storage().data_ptr() for t in tensors))
 
 
 def release_workspaces() -> None:
@@ -67,127 +35,78 @@ def release_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def record_requests(program: Program, inputs: Sequence[Tensor]) -> tuple[list[list[Segment]], list[Request]]:
-    """Run `program` once and record what memory each operator asks for.
+class PoolAllocator:
+    """Serves operators from chosen addresses: `with allocator.operator(name, segments): run it`.
 
-    Returns the segments of each operator in the order of asking, and one request for every segment of every operator, in
-    the same order. A view's consumers count as consumers of the memory that it looks into. Must run after a warm-up, so
-    that cuDNN has made its choice of algorithms, and under stream capture, since that is how the operators will run. Raises AllocationMismatch if the allocator's trace cannot be read.
+    The pools, and so torch's belief that they hold memory, last until `close`: emptying one during capture would not do.
     """
-    device = inputs[0].device
-    n = len(program.graph)
-    aliases: list[set[int]] = [set() for _ in range(n)]  # storages (by number) that operator v's output looks into
-    live: dict[int, int] = {}  # address -> number of the storage that lies there now
-    outputs: list[list[tuple[int, int]]] = [[] for _ in range(n)]  # (address, number) of new storages
-    count = 0
 
-    def each(v: int, value: Any) -> None:
-        nonlocal count
-        inherited = set().union(*(aliases[u] for u in program.graph.predecessors[v]))
-        for address in storages(value):
-            if address in live and live[address] in inherited:
-                aliases[v].add(live[address])
-            else:  # of this operator, or a parameter or input, which no allocation in the trace will match
-                live[address] = count
-                outputs[v].append((address, count))
-                aliases[v].add(count)
-                count += 1
-        release_workspaces()
-        torch.empty(MARKER, dtype=torch.uint8, device=device)
+    def __init__(self, device: torch.device, scratch: Tensor | None = None):
+        """scratch: memory that serves operators without chosen addresses, each request at the next multiple of ALIGNMENT.
 
-    release_workspaces()
-    torch.cuda.memory._record_memory_history("all", context=None, max_entries=200 * n + 1000)
-    try:
-        torch.empty(MARKER, dtype=torch.uint8, device=device)
-        result = program.run(inputs, each)
-        del result
-        trace = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
-    finally:
-        torch.cuda.memory._record_memory_history(None)
-    windows = _windows(trace, n)
-    segments = [_segments(window, dict(outputs[v])) for v, window in enumerate(windows)]
+        Such requests overlap; that is for runs under capture whose graph never runs.
+        """
+        self.device = device
+        self.chosen: Sequence[tuple[int, int]] | None = None  # (segment bytes, address) in the order of asking
+        self.served: list[tuple[int, int]] = []
+        self.pools: list[Any] = []
+        self.next, self.end = (
+            (scratch.data_ptr() + ALIGNMENT, scratch.data_ptr() + scratch.numel()) if scratch is not None else (0, 0)
+        )
 
-    touched = [0] * count
-    kept = [False] * count
-    for v in range(n):
-        for u in (*program.graph.predecessors[v], v):
-            for storage in aliases[u]:
-                touched[storage] |= 1 << v
-    for v in program.kept_operators():
-        for storage in aliases[v]:
-            kept[storage] = True
-    requests = [
-        Request(s.size, v, 1 << v, False) if s.storage is None else Request(s.size, v, touched[s.storage], kept[s.storage])
-        for v, asked in enumerate(segments)
-        for s in asked
-    ]
-    return segments, requests
+    @contextmanager
+    def operator(self, name: str, chosen: Sequence[tuple[int, int]] | None = None) -> Iterator[list[tuple[int, int]]]:
+        """Within, what this thread allocates lies at the addresses of `chosen`, (bytes, address) in the order of asking.
 
+        Yields the list of what has been served. Raises AllocationMismatch for any other request than the chosen ones.
+        """
+        self.chosen, self.served = chosen, []
+        self.pools.append(_source().pool())
+        _source().current.allocator = self
+        try:
+            with torch.cuda.use_mem_pool(self.pools[-1], self.device):
+                yield self.served
+                release_workspaces()
+        except torch.cuda.OutOfMemoryError as error:
+            raise AllocationMismatch(self._mismatch(name)) from error
+        if chosen is not None and len(self.served) != len(chosen):
+            raise AllocationMismatch(self._mismatch(name))
 
-def _windows(trace: Sequence[dict[str, Any]], n: int) -> list[list[tuple[str, int, int]]]:
-    """Split the allocator's trace into one list of (action, address, size) an operator."""
-    windows: list[list[tuple[str, int, int]]] = []
-    current: list[tuple[str, int, int]] = []
-    marker = -1
-    for event in trace:
-        action, address, size = event["action"], event["addr"], event["size"]
-        if action == "alloc" and size == MARKER:
-            windows.append(current)
-            current, marker = [], address
-        elif action == "alloc" or (action == "free_completed" and address != marker):
-            current.append((action, address, size))
-    if len(windows) != n + 1:
-        raise AllocationMismatch(f"the allocator's trace shows {len(windows) - 1} operators of {n}")
-    return windows[1:]
+    def close(self) -> None:
+        self.pools.clear()
 
+    def serve(self, size: int) -> int:
+        """The address for a segment of `size` bytes; 0, on which torch raises out of memory, where there is none."""
+        if self.chosen is None:
+            address = self.next if self.next + size <= self.end else 0
+            self.next += ALIGNMENT
+        else:
+            i = len(self.served)
+            address = self.chosen[i][1] if i < len(self.chosen) and self.chosen[i][0] == size else 0
+        self.served.append((size, address))
+        return address
 
-def _segments(window: Sequence[tuple[str, int, int]], outputs: dict[int, int]) -> list[Segment]:
-    """What a pool that serves only this operator asks its source for.
-
-    The pool serves a request from the smallest block of its kind (small or large) that this operator has freed and that
-    is large enough; such a block is then used by several requests and must hold the largest of them.
-    """
-    blocks: list[dict[str, Any]] = []  # one a segment
-    by_address: dict[int, dict[str, Any]] = {}
-    for action, address, size in window:
-        if action == "alloc":
-            small = size <= SMALL_REQUEST
-            free = [b for b in blocks if b["free"] and b["small"] == small and b["segment"] >= size]
-            if free:
-                block = min(free, key=lambda b: b["segment"])
-                block["size"] = max(block["size"], size)
-            else:
-                block = {"size": size, "segment": segment_size(size), "small": small}
-                blocks.append(block)
-            block["free"], block["address"] = False, address
-            by_address[address] = block
-        elif address in by_address:
-            by_address.pop(address)["free"] = True
-    for block in blocks:
-        block["storage"] = None if block["free"] else outputs.get(block["address"])
-    return [Segment(b["size"], b["segment"], b["storage"]) for b in blocks]
+    def _mismatch(self, name: str) -> str:
+        recorded = "scratch" if self.chosen is None else [size for size, _ in self.chosen]
+        return f"{name} asks for {[size for size, _ in self.served]} bytes, planned from the recorded run are {recorded}"
 
 
 class _Source:
     """Where the pools' memory comes from: two callbacks that torch may call for as long as the process lives."""
 
     def __init__(self) -> None:
-        self.state = threading.local()  # .allocator: the PlannedAllocator that this thread is running an operator under
+        self.current = threading.local()  # .allocator: the PoolAllocator that this thread runs an operator under
         allocate_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
         free_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
-        self.callbacks = (allocate_type(self._allocate), free_type(lambda *_: None))
+        self.callbacks = (
+            allocate_type(lambda size, _device, _stream: self.current.allocator.serve(size)),
+            free_type(lambda *_: None),
+        )
         self.addresses = [ctypes.cast(c, ctypes.c_void_p).value or 0 for c in self.callbacks]
 
     def pool(self) -> Any:
         """A pool with a torch allocator of its own, since one of them may hand out each address only once."""
         return torch.cuda.MemPool(torch._C._cuda_customAllocator(self.addresses[0], self.addresses[1]), no_split=True)
-
-    def _allocate(self, size: int, _device: int, _stream: int | None) -> int:
-        current: PlannedAllocator = self.state.allocator
-        i = len(current.served)
-        current.served.append(size)
-        # Null makes torch raise out of memory, which PlannedAllocator.operator turns into the reason.
-        return current.expected[i][1] if i < len(current.expected) and current.expected[i][0] == size else 0
 
 
 @cache
@@ -195,35 +114,60 @@ def _source() -> _Source:
     return _Source()
 
 
-class PlannedAllocator:
-    """Serves operators from planned addresses: `with allocator.operator(name, segments, addresses): run it`.
+@torch.no_grad()
+def record_requests(program: Program, inputs: Sequence[Tensor], scratch: int) -> tuple[list[list[int]], list[Request]]:
+    """Run `program` once, under stream capture, and record what memory each operator asks for.
 
-    The pools, and so torch's belief that they hold memory, last until `close`: emptying one during capture would not do.
+    scratch: bytes that no single operator's requests exceed. Returns the bytes of each segment that torch asks for, by
+    operator, in the order of asking; and for every segment of every operator, in the same order, a Request with the bytes
+    that are used of it. A view's consumers count as consumers of the memory that it looks into. Must come after a warm-up,
+    so that cuDNN has chosen its algorithms. Raises AllocationMismatch where scratch is too small.
     """
+    device, n = inputs[0].device, len(program.graph)
+    room = torch.empty(scratch + ALIGNMENT * 64 * (n + 1), dtype=torch.uint8, device=device)
+    allocator = PoolAllocator(device, room)
+    values: list[Any] = [None] * n
+    last = program.last_consumers()
+    served: list[tuple[int, int, int]] = []  # (operator, bytes, address), every address once
+    number: dict[int, int] = {}  # address -> its place in `served`
+    looks_into: list[list[int]] = []  # for each operator the segments that its output lies in, its own or another's
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=1000 * n + 10_000)
+    try:
+        for v in range(n):
+            with allocator.operator(program.graph.label(v)) as segments:
+                values[v] = program.execute(v, values, inputs)
+            for size, address in segments:
+                number[address] = len(served)
+                served.append((v, size, address))
+            looks_into.append([number[a] for a in _storages(values[v]) if a in number])
+            for u in last[v]:
+                values[u] = None
+        trace = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+        values.clear()
+        allocator.close()
+    used = [0] * len(served)
+    for event in trace:
+        if event["action"] == "alloc" and event["addr"] in number:
+            place = number[event["addr"]]
+            used[place] = max(used[place], event["size"])
+    touched = [1 << v for v, _, _ in served]
+    kept = [False] * len(served)
+    for v in range(n):
+        for u in (*program.graph.predecessors[v], v):
+            for segment in looks_into[u]:
+                touched[segment] |= 1 << v
+    for v in program.kept_operators():
+        for segment in looks_into[v]:
+            kept[segment] = True
+    sizes: list[list[int]] = [[] for _ in range(n)]
+    for v, size, _ in served:
+        sizes[v].append(size)
+    return sizes, [Request(used[i], v, touched[i], kept[i]) for i, (v, _, _) in enumerate(served)]
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.expected: list[tuple[int, int]] = []  # (segment bytes, address), in the order of asking
-        self.served: list[int] = []
-        self.pools: list[Any] = []
 
-    @contextmanager
-    def operator(self, name: str, segments: Sequence[Segment], addresses: Sequence[int]) -> Iterator[None]:
-        """Within, what this thread allocates lies at `addresses`. Raises AllocationMismatch for any other request."""
-        self.expected = [(s.segment, a) for s, a in zip(segments, addresses, strict=True)]
-        self.served = []
-        self.pools.append(_source().pool())
-        _source().state.allocator = self
-        planned = [size for size, _ in self.expected]
-        mismatch = f"{name} asks for segments of %s bytes, in the recorded run for {planned}"
-        try:
-            with torch.cuda.use_mem_pool(self.pools[-1], self.device):
-                yield
-                release_workspaces()
-        except torch.cuda.OutOfMemoryError as error:
-            raise AllocationMismatch(mismatch % self.served) from error
-        if self.served != planned:
-            raise AllocationMismatch(mismatch % self.served)
-
-    def close(self) -> None:
-        self.pools.clear()
+def _storages(value: Any) -> list[int]:
+    """The addresses of the distinct storages of an operator's output."""
+    tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor) and t.numel()]
+    return list(dict.fromkeys(t.untyped_storage().data_ptr() for t in tensors))
