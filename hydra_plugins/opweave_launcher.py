@@ -1,6 +1,6 @@
-"""The launcher of sweeps: all cells at once, so that those to be compared are measured in turn."""
+"""The launcher of sweeps (Hydra takes plugins from this package alone): all cells at once, so that those to be compared
+are measured in turn."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,17 +11,16 @@ from omegaconf import DictConfig
 
 
 class OpweaveLauncher(Launcher):
-    """Composes every cell before the first one runs: a bad one ends the sweep with nothing measured."""
+    """Composes every cell and hands them over, before the first one runs: a bad one ends the sweep with nothing measured."""
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: DictConfig) -> None:
-        self.hydra_context, self.config = hydra_context, config
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from runners.requests import execute
-
         loader = self.hydra_context.config_loader
-        cells = [loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]
-        sys.exit(execute(cells))
+        for cell in [loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]:
+            self.task_function(cell)
+        return []
 
 
 ConfigStore.instance().store(

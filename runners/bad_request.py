@@ -24,7 +24,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 def choices(group: str) -> list[str]:
     """The names that `group=` takes."""
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+    return sorted(file.relative_to(CONF / group).with_suffix("").as_posix() for file in (CONF / group).rglob("*.yaml"))
 
 
 def explain(error: Exception) -> str:
@@ -32,7 +32,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, BadRequest):
         return str(error)
     text = str(error)
-    if match := re.search(r"Could not find '(\w+)/([^']*)'", text):
+    if match := re.search(r"Could not find '([a-z]+)/([^']*)'", text):
         group, name = match.groups()
         return f"no {group} is named {name!r}: {nearest(name, choices(group))}"
     if match := re.search(r"Could not override '([^']+)'", text):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -101,7 +102,8 @@ class Session:
         if "sm_efficiency" in wanted:
             self.phase("SM efficiency")
             profiled = partial(sm_efficiency.measure, self.call, self.cell, self.prepared.captured)
-            record["sm_efficiency"] = profiled(runner["sm_efficiency"])
+            undisturbed = latency.sample(self.call, self.device, ROUND_CALLS, ROUND_SECONDS, ROUND_MOST)
+            record["sm_efficiency"] = profiled(runner["sm_efficiency"], median(undisturbed))
         if "limits" in wanted:
             self.phase("limits")
             record["limits"] = known_limits or self._limits()

@@ -20,11 +20,12 @@ TIMELINE_CALLS = 5
 COUNTER_SECONDS = 300
 
 
-def measure(call: Callable[[], Any], cell: dict[str, Any], captured: bool, method: str) -> dict[str, Any]:
+def measure(call: Callable[[], Any], cell: dict[str, Any], captured: bool, method: str, call_ms: float) -> dict[str, Any]:
     """value (0 to 1) and its source: `counters` of the hardware, through Nsight Compute, or `estimated`.
 
-    method: auto (counters where Nsight Compute is, the estimate else), counters, estimated or off. The two sources mean
-    different things and are never put in one chart. On a CPU the value is None, with the reason.
+    call_ms: what a call takes when nothing profiles it. method: auto (counters where Nsight Compute is, the estimate else),
+    counters, estimated or off. The two sources mean different things and are never put in one chart. On a CPU the value is
+    None, with the reason.
     """
     if cell["device"] != "cuda":
         return {"value": None, "source": None, "reason": "a CPU has no SMs"}
@@ -34,7 +35,7 @@ def measure(call: Callable[[], Any], cell: dict[str, Any], captured: bool, metho
     if method in ("auto", "counters"):
         if shutil.which("ncu"):
             try:
-                return {"value": from_counters(cell, captured), "source": "counters", "reason": None}
+                return {"value": from_counters(cell, captured, call_ms), "source": "counters", "reason": None}
             except CountersUnavailable as error:
                 reason = str(error)
         else:
@@ -48,18 +49,20 @@ class CountersUnavailable(Exception):
     """Nsight Compute gave no value; the message is one line."""
 
 
-def from_counters(cell: dict[str, Any], captured: bool) -> float:
+def from_counters(cell: dict[str, Any], captured: bool, call_ms: float) -> float:
     """Run the cell once more in a process of its own under Nsight Compute.
 
-    A captured graph is profiled as one workload, with its concurrency kept; other systems by a range around one call, which
-    keeps concurrency too and counts the gaps between kernels. Raises CountersUnavailable.
+    A captured graph is profiled as one workload, with its concurrency kept: the share is that of the workload's own time.
+    Other systems are profiled by a range around one call, which keeps concurrency too; but profiling stretches the gaps
+    between their launches many times over, so the time that SMs were active is put over `call_ms`. Raises
+    CountersUnavailable.
     """
     # A range begins and ends with the profiler by itself; graphs are profiled wherever they run unless told when.
     replay = ["--graph-profiling", "graph", "--profile-from-start", "off"] if captured else ["--replay-mode", "app-range"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
-            *("ncu", *replay, "--clock-control", "none"),
+            *("ncu", *replay, "--clock-control", "none", "--cache-control", "none"),
             *("--metrics", f"{METRIC},{DURATION}", "--csv", "--page", "raw", "--print-units", "base"),
             *("--log-file", str(log), "--target-processes", "all"),
             *(sys.executable, "-m", "runners.profiled", json.dumps(cell)),
@@ -72,19 +75,24 @@ def from_counters(cell: dict[str, Any], captured: bool) -> float:
         if run.returncode != 0:
             last = [line for line in "\n".join((run.stdout, run.stderr, text)).splitlines() if line.strip()] or ["no output"]
             raise CountersUnavailable(f"Nsight Compute failed: {last[-1].strip()}")
-        return parse_counters(text)
+        active_ns, elapsed_ns = parse_counters(text)
+        return active_ns / (elapsed_ns if captured else call_ms * 1e6)
 
 
-def parse_counters(text: str) -> float:
-    """The metric over all profiled workloads, weighted by their durations. Raises CountersUnavailable for none."""
+def parse_counters(text: str) -> tuple[float, float]:
+    """Nanoseconds in which the average SM was active, and all that elapsed, summed over the profiled workloads.
+
+    text: what Nsight Compute printed as CSV. Raises CountersUnavailable where it holds no workload.
+    """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(lines))[1:]  # the first holds units
     try:
-        weighted = [(float(r[DURATION].replace(",", "")), float(r[METRIC].replace(",", ""))) for r in rows]
-        total = sum(duration for duration, _ in weighted)
-        return sum(duration * percent for duration, percent in weighted) / total / 100
-    except (KeyError, ValueError, ZeroDivisionError) as error:
+        measured = [(float(r[DURATION].replace(",", "")), float(r[METRIC].replace(",", ""))) for r in rows]
+    except (KeyError, ValueError) as error:
         raise CountersUnavailable(f"Nsight Compute reported no {METRIC}") from error
+    if not measured:
+        raise CountersUnavailable("Nsight Compute profiled nothing")
+    return sum(duration * percent / 100 for duration, percent in measured), sum(duration for duration, _ in measured)
 
 
 def from_timeline(call: Callable[[], Any]) -> float:
