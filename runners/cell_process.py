@@ -46,13 +46,8 @@ class CellProcess:
 
         After either of the two the process is gone.
         """
-        message = {**command, "visible_device": self.visible_device}
         deadline = time.monotonic() + timeout
-        try:
-            assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
+        if not self.tell(command):
             return self._ended()
         with selectors.DefaultSelector() as selector:
             selector.register(self.answers, selectors.EVENT_READ)
@@ -72,6 +67,16 @@ class CellProcess:
                 if not received:
                     return self._ended()
                 self.pending += received
+
+    def tell(self, command: dict[str, Any]) -> bool:
+        """Send a command; False where the worker is no more."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({**command, "visible_device": self.visible_device}).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
 
     def close(self) -> None:
         """End the process and all that it has started."""

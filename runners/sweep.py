@@ -1,5 +1,6 @@
 """A sweep: cells grouped for comparison, each in a process of its own, each recorded as soon as it is measured."""
 
+import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from .progress import Progress
 from .requests import check_writable
 from .summary import print_summary
 
+IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
 COMPARED = ("bench", "latency")  # runners whose cells take part in the interleaved rounds
 BAD = ("failed", "timeout", "out_of_memory", "incorrect")
 
@@ -123,24 +125,39 @@ class GroupRun:
         self.device: str = cells[0]["device"]
         self.records: dict[str, dict[str, Any]] = {}
         self.parked: dict[str, CellProcess] = {}  # measured and waiting for the rounds, by id
+        self.ahead: CellProcess | None = None  # imports PyTorch while another cell is measured
+        self.to_measure = 0
 
     def run(self) -> None:
         name = card.uuid(self.gpu) if self.device == "cuda" else "cpu"
         with FileLock(Path(tempfile.gettempdir()) / f"opweave-{name}.lock", mode=0o666):
             self.foreign = card.processes(self.gpu) if self.device == "cuda" else []
             try:
+                self.to_measure = sum(self._found(cell) is None for cell in self.cells)
                 for cell in self.cells:
                     self._cell(cell)
                 self._compare()
             finally:
-                for process in self.parked.values():
+                for process in (*self.parked.values(), *([self.ahead] if self.ahead else [])):
                     CellProcesses.close(process)
+
+    def _found(self, cell: dict[str, Any]) -> dict[str, Any] | None:
+        """The record that spares measuring the cell. Read with the lock held: another sweep may have just written it."""
+        found = None if self.sweep.force else self.sweep.store.find(self.sweep.ids[id(cell)])
+        return found if found is not None and found["status"] in FINAL else None
+
+    def _process(self) -> CellProcess:
+        """A process for the next cell, begun ahead of time where cores enough are idle beside the one that measures."""
+        process, self.ahead = self.ahead or CellProcesses.start(self.device, self.gpu), None
+        self.to_measure -= 1
+        if self.to_measure > 0 and self.device == "cuda" and (os.cpu_count() or 1) >= IDLE_CORES * len(self.sweep.gpus):
+            self.ahead = CellProcesses.start(self.device, self.gpu)
+            self.ahead.tell({"do": "import"})
+        return process
 
     def _cell(self, cell: dict[str, Any]) -> None:
         identifier = self.sweep.ids[id(cell)]
-        # Read after the lock is held: another sweep may have measured it while this one waited.
-        found = None if self.sweep.force else self.sweep.store.find(identifier)
-        if found is not None and found["status"] in FINAL:
+        if (found := self._found(cell)) is not None:
             self.records[identifier] = found
             self.progress.skip(cell)
             return
@@ -155,7 +172,7 @@ class GroupRun:
         self.progress.done(cell, record)
 
     def _measure(self, cell: dict[str, Any], identifier: str) -> dict[str, Any]:
-        process = CellProcesses.start(self.device, self.gpu)
+        process = self._process()
         self.progress.start(cell, self.gpu)
         started = datetime.now(UTC).isoformat()
         command = {"do": "measure", "cell": cell, "limits": self._known_limits()}
