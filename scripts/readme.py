@@ -1,0 +1,169 @@
+"""The README's table and chart, made from the committed results: python scripts/readme.py [--check]
+
+Rewrites the part of README.md between its two markers and results/reference/h200/speedup.svg; with --check it writes nothing
+and ends with status 1 where either is not what the results give.
+"""
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+
+from results.comparison import Speedup, speedup
+from results.record import group_key
+from results.store import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results" / "reference" / "h200"
+README = ROOT / "README.md"
+CHART = RESULTS / "speedup.svg"
+BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
+SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
+COLOURS = dict(zip(SYSTEMS, sns.color_palette("colorblind", len(SYSTEMS)), strict=True))
+
+
+def groups(records: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """Records by system, one entry for each set that was measured in turn, ordered by batch and by Nimble's speedup."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(group_key(record["config"]), {})[record["config"]["system"]["name"]] = record
+
+    def order(group: dict[str, dict[str, Any]]) -> tuple[int, float, str]:
+        config = next(iter(group.values()))["config"]
+        ratio = over(group, "nimble", "cuda_graph")
+        return config["batch"], -(ratio.ratio if ratio else 0.0), config["model"]["name"]
+
+    return sorted(found.values(), key=order)
+
+
+def over(group: dict[str, dict[str, Any]], system: str, baseline: str) -> Speedup | None:
+    """How many times faster one system was than another in the rounds that they shared."""
+    if system not in group or baseline not in group:
+        return None
+    return speedup(group[system], group[baseline])
+
+
+def table(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Latency by system, and what Nimble gains, as a Markdown table."""
+    head = [
+        "model",
+        "batch",
+        *SYSTEMS,
+        "Nimble over CUDA Graph",
+        "critical path",
+        "MiB: CUDA Graph",
+        "Nimble",
+        "nothing reused",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        any_record = next(iter(group.values()))
+        config = any_record["config"]
+        row = [config["model"]["name"], str(config["batch"]), *(latency(group.get(s)) for s in SYSTEMS)]
+        ratio = over(group, "nimble", "cuda_graph")
+        row.append(f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–")
+        row.append(f"{any_record['limits']['critical_path_ms']:.2f}")
+        row += [
+            memory(group.get("cuda_graph"), "peak"),
+            memory(group.get("nimble"), "peak"),
+            memory(group.get("nimble"), "all"),
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def latency(record: dict[str, Any] | None) -> str:
+    """Median milliseconds, or why there are none."""
+    if record is None:
+        return "–"
+    if record["status"] != "ok":
+        return record["status"]
+    return f"{record['latency']['statistics']['host']['median']:.2f}"
+
+
+def memory(record: dict[str, Any] | None, what: str) -> str:
+    if record is None or record["status"] != "ok":
+        return "–"
+    measured = record["memory"]
+    size = measured["peak_bytes"] if what == "peak" else measured["system"]["keep_all"]
+    return f"{size / 2**20:.0f}"
+
+
+def chart(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Speedup over eager at batch 1, as SVG: a bar a system, its 95 % interval, grouped by model."""
+    rows = []
+    for group in measured:
+        config = next(iter(group.values()))["config"]
+        if config["batch"] != 1:
+            continue
+        for system in SYSTEMS[1:]:
+            if ratio := over(group, system, "eager"):
+                rows.append((config["model"]["name"], system, ratio.ratio, ratio.low, ratio.high))
+    data = pd.DataFrame(rows, columns=["model", "system", "ratio", "low", "high"])
+    models = list(dict.fromkeys(data["model"]))
+    style: Any = {"svg.hashsalt": "opweave", "svg.fonttype": "path", "font.size": 9}
+    with sns.axes_style("whitegrid"), plt.rc_context(style):
+        figure, axes = plt.subplots(figsize=(12, 4.6), layout="constrained")
+        sns.barplot(
+            data,
+            x="model",
+            y="ratio",
+            hue="system",
+            order=models,
+            hue_order=SYSTEMS[1:],
+            palette=COLOURS,
+            errorbar=None,
+            ax=axes,
+        )
+        for bars, system in zip(list(axes.containers), SYSTEMS[1:], strict=True):
+            of = data[data["system"] == system].set_index("model").reindex(models)
+            middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]  # type: ignore[attr-defined]
+            errors = [of["ratio"] - of["low"], of["high"] - of["ratio"]]
+            axes.errorbar(middles, of["ratio"], yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.8, capsize=1.5)
+        axes.axhline(1, color="0.3", linewidth=1)
+        axes.set(xlabel="", ylabel="speedup over eager", title=title(measured))
+        axes.tick_params(axis="x", rotation=40)
+        plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
+        axes.legend(title="", ncols=4, loc="upper right")
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+        plt.close(figure)
+    return out.getvalue()
+
+
+def title(measured: list[dict[str, dict[str, Any]]]) -> str:
+    record = next(iter(measured[0].values()))
+    environment, config = record["environment"], record["config"]
+    return f"{environment['gpu']}, torch {environment['libraries']['torch']}, {config['precision']}, batch 1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where README or chart differ")
+    check: bool = parser.parse_args().check
+    contents = Store(RESULTS).read()
+    for file, reason in contents.skipped.items():
+        print(f"skipped {file}: {reason}", file=sys.stderr)
+    measured = groups(list(contents.records.values()))
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    wanted = {README: f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}", CHART: chart(measured)}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} {'differs from the results' if check else 'written'}")
+        if not check:
+            path.write_text(wanted[path], encoding="utf-8")
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The README says what the committed results say, and names commands that are there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_table_and_chart_are_what_the_results_give() -> None:
+    run = subprocess.run(
+        [sys.executable, "scripts/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
+    import scripts.readme as readme
+
+    records = list(readme.Store(readme.RESULTS).read().records.values())
+    table = readme.table(readme.groups(records))
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+    for record in records:
+        if record["config"]["model"]["name"] == "nasnet" and record["status"] == "ok":
+            record["latency"]["statistics"]["host"]["median"] *= 2
+    assert readme.table(readme.groups(records)) not in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_two_commands_stand_at_the_top_and_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make bench" in text[:1500] and "make test" in text[:1500]
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (ROOT / target).exists(), target
