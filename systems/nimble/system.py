@@ -37,8 +37,13 @@ def compile_backend(module: Any, inputs: list[Tensor]) -> Any:
     """`torch.compile(module, backend="opweave_nimble")`: what Dynamo traces, scheduled by Nimble.
 
     Dynamo hands parameters and buffers over as inputs; they are bound, so that a call copies only the user's inputs. Raises
-    Unsupported where a gradient is asked for: this is inference.
+    Unsupported where a gradient is asked for, since this is inference, and for shapes that are not fixed: Dynamo asks for
+    those when it sees a second shape, unless torch.compile is told dynamic=False.
     """
+    if any(not isinstance(x, Tensor) for x in inputs):
+        raise Unsupported(
+            'opweave_nimble schedules fixed shapes: torch.compile(..., backend="opweave_nimble", dynamic=False)'
+        )
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         raise Unsupported("opweave_nimble runs inference: call the compiled module under torch.no_grad()")
     weights = {i: x for i, x in enumerate(inputs) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")}

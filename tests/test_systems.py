@@ -1,0 +1,118 @@
+"""Every system against eager on real models of the zoo."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import models
+import systems
+from runners.correctness import relative_error
+from systems.base import BadOption, Unsupported
+from systems.scheduling.schedule import Schedule
+from systems.scheduling.verify import verify
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+ON_CPU = [
+    ("torchscript", {}, "resnet18"),
+    ("torch_compile", {}, "mobilenet_v2_cifar10"),
+    ("torch_compile", {"mode": "default", "channels_last": True}, "squeezenet"),
+    ("nimble", {}, "squeezenet"),
+    ("nimble", {}, "googlenet"),
+    ("nimble", {}, "efficientnet_b0_cifar10"),
+    ("nimble", {}, "nasnet"),
+    ("nimble", {"multi_stream": False}, "resnet18"),
+]
+ZOO = [m for m in models.names() if m not in ("nasnet_large", "efficientnet_b5")]
+ON_GPU = [(s, {}, m) for s in ("cuda_graph", "nimble") for m in ZOO]
+
+
+@pytest.mark.parametrize(
+    ("system", "options", "model", "device"),
+    [
+        *((s, o, m, "cpu") for s, o, m in ON_CPU),
+        *(pytest.param(s, o, m, "cuda", marks=GPU) for s, o, m in ON_GPU),
+    ],
+)
+def test_agrees_with_eager_on_inputs_drawn_after_preparation(system: str, options: dict, model: str, device: str) -> None:
+    loaded = models.load(model, 1, device=device)
+    ready = systems.load(system, **options)
+    if reason := ready.unsupported(device):
+        pytest.skip(reason)
+    prepared = ready.prepare(loaded.module, loaded.inputs)
+    for seed in (11, 12):
+        inputs = loaded.fresh_inputs(seed)
+        with torch.no_grad():
+            expected = loaded.module(*inputs)
+        for out, reference in zip(tree_leaves(prepared(*inputs)), tree_leaves(expected), strict=True):
+            assert relative_error(out, reference) < (1e-4 if device == "cpu" else 1e-2)
+    prepared.close()
+
+
+@pytest.mark.parametrize("options", [{"sequence": 16}, {"sequence": 24}])
+def test_nimble_runs_attention(options: dict) -> None:
+    loaded = models.load("bert", 2, **options)
+    prepared = systems.load("nimble").prepare(loaded.module, loaded.inputs)
+    inputs = loaded.fresh_inputs(5)
+    with torch.no_grad():
+        for got, expected in zip(prepared(*inputs), loaded.module(*inputs), strict=True):
+            assert relative_error(got, expected) < 1e-4
+    prepared.close()
+
+
+def test_a_cuda_graph_needs_a_gpu() -> None:
+    assert systems.load("cuda_graph").unsupported("cpu") == "a CUDA Graph needs a CUDA device"
+    assert systems.load("cuda_graph").unsupported("cuda") is None
+
+
+def test_wrong_names_and_options_are_told() -> None:
+    with pytest.raises(ValueError, match="did you mean nimble"):
+        systems.load("nimbel")
+    with pytest.raises(BadOption, match="max-autotune"):
+        systems.load("torch_compile", mode="fast")
+
+
+def test_systems_without_a_schedule_say_so() -> None:
+    loaded = models.load("squeezenet", 1)
+    for name in ("eager", "torchscript", "torch_compile", "cuda_graph"):
+        with pytest.raises(Unsupported, match="has no schedule"):
+            systems.load(name).schedule(loaded.module, loaded.inputs)
+
+
+@pytest.mark.parametrize("model", ["googlenet", "inception_v3"])
+def test_the_schedules_of_branching_networks(model: str) -> None:
+    """Streams and waits of Algorithm 1 on torch.export's graphs; Inception-v3's width is the paper's (Table 1)."""
+    loaded = models.load(model, 1, device="meta")
+    schedule: Schedule = systems.load("nimble").schedule(loaded.module, loaded.inputs)
+    verify(schedule.graph, schedule)
+    expected = {"googlenet": (28, 54, 4), "inception_v3": (36, 70, 6)}[model]
+    assert (schedule.stream_count, len(schedule.waits), schedule.graph.width) == expected
+
+
+class TestDynamoBackend:
+    @pytest.fixture
+    def module(self) -> nn.Module:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+    @torch.no_grad()
+    def test_one_line_replaces_the_module(self, module: nn.Module) -> None:
+        fast, x = torch.compile(module, backend="opweave_nimble"), torch.randn(3, 8)
+        torch.testing.assert_close(fast(x), module(x))
+        module[0].weight.mul_(2)
+        torch.testing.assert_close(fast(x), module(x))
+
+    @torch.no_grad()
+    def test_a_second_shape_needs_fixed_shapes(self, module: nn.Module) -> None:
+        fast = torch.compile(module, backend="opweave_nimble", dynamic=False)
+        for x in (torch.randn(3, 8), torch.randn(5, 8), torch.randn(3, 8)):
+            torch.testing.assert_close(fast(x), module(x))
+        torch._dynamo.reset()
+        fast = torch.compile(module, backend="opweave_nimble", dynamic=True)
+        with pytest.raises(Exception, match="dynamic=False"):
+            fast(torch.randn(3, 8))
+
+    def test_a_gradient_is_refused(self, module: nn.Module) -> None:
+        with pytest.raises(Exception, match="runs inference"):
+            torch.compile(module, backend="opweave_nimble")(torch.randn(3, 8))
