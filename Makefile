@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: bench test lint clean
+.PHONY: bench test lint lock clean
 
 bench: $(STAMP)
 	$(BIN)/python run.py model=nasnet system=nimble batch=1
@@ -26,7 +26,6 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $@
 
 # After a change of the dependencies in pyproject.toml.
-requirements.lock: ;
 lock:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv

@@ -3,21 +3,16 @@
 import io
 import os
 import sys
-import tempfile
 from contextlib import redirect_stderr
-from pathlib import Path
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from runners.bad_request import BadRequest, explain
+from runners.bad_request import BadRequest, check_arguments, explain
 from runners.requests import execute
 
 BAD_REQUEST = 2
 INTERRUPTED = 130
-SWEEP_FOLDER = "OPWEAVE_SWEEP_FOLDER"
 
 cells: list[DictConfig] = []
 
@@ -30,14 +25,17 @@ def compose(config: DictConfig) -> None:
 
 def request() -> list[DictConfig]:
     """The cells that the command line asks for, none if it asks Hydra for something else. Raises BadRequest."""
-    if any(argument.startswith("--e") for argument in sys.argv):
-        raise BadRequest("--experimental-rerun reads a pickle, which can run code: write the overrides instead")
+    check_arguments(sys.argv[1:])
+    # argparse takes overrides on one side of a flag alone, so the flag goes first wherever it was written.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     told = io.StringIO()
     try:
         with redirect_stderr(told):
             compose()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise BadRequest(explain(error, sys.argv[1:])) from error
+    except BadRequest:
+        raise
+    except Exception as error:  # only composing went on in there, so whatever it is, it is about the request
+        raise BadRequest(explain(error)) from error
     except SystemExit as end:
         if end.code:  # argparse has printed its usage and then what is wrong
             raise BadRequest(told.getvalue().rpartition("error: ")[2] or "see --help") from end
@@ -50,8 +48,6 @@ def main() -> None:
     """Compose and run; whatever is wrong with the request is one line and exit status 2."""
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions on, rather than printing and exiting
-    # A sweep leaves a note of itself in Hydra's sweep folder; it has no place in the user's.
-    os.environ.setdefault(SWEEP_FOLDER, str(Path(tempfile.gettempdir()) / f"opweave-{os.getuid()}"))
     try:
         composed = request()
         sys.exit(execute(composed) if composed else 0)

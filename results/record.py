@@ -48,11 +48,15 @@ def problem(document: Any) -> str | None:
     return None
 
 
+def label(choice: dict[str, Any]) -> str:
+    """A model or a system with its options, as a person would write them: "nimble (multi_stream=false)"."""
+    options = [f"{key}={_plain(value)}" for key, value in sorted(choice.items()) if key != "name"]
+    return choice["name"] + (f" ({', '.join(options)})" if options else "")
+
+
 def system_label(config: dict[str, Any]) -> str:
-    """The system's name with the options that differ from others of its name, as a person would write them."""
-    system = config["system"]
-    options = [f"{key}={_plain(value)}" for key, value in sorted(system.items()) if key != "name"]
-    return system["name"] + (f" ({', '.join(options)})" if options else "")
+    """The label of the system of a config."""
+    return label(config["system"])
 
 
 def _plain(value: Any) -> str:

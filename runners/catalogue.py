@@ -8,13 +8,16 @@ import systems
 from systems.base import Unsupported
 from systems.scheduling.capture import capture
 
+from .schedule import shape_of
+
 
 def run(cell: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
     """One row a model (parameters, MACs, operators and width at batch 1) and one a system (the reason it does not run)."""
+    names = models.names()
     rows = []
-    for name in models.names():
-        report(name)
-        model = models.load(name, 1, device="meta")
+    for number, name in enumerate(names, 1):
+        report(f"{name} ({number} of {len(names)})")
+        model = shape_of(cell | {"model": {"name": name}, "batch": 1}, cell["device"])
         counts = models.count(model.module, model.inputs)
         row: dict[str, Any] = {"model": name, "parameters": counts.parameters, "macs": counts.macs}
         row["inputs"] = [list(x.shape) for x in model.inputs]

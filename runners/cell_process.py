@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from .environment import ROOT
@@ -24,11 +25,12 @@ class CellProcess:
         self.visible_device = visible_device
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getcwd(), environment.get("PYTHONPATH")]))
+        environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's order, so that both mean the same GPU by a number
         environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
         self.output = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close
         read_end, write_end = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runners.worker", str(write_end)],
+            [sys.executable, "-m", "runners.worker", str(write_end), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,
@@ -40,11 +42,11 @@ class CellProcess:
         self.answers = read_end
         self.pending = b""
         self.open = True
+        self.killed_before = out_of_memory_kills()
 
     def ask(self, command: dict[str, Any], timeout: float, phase: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-        """The worker's answer, or the status that stands for its end: {"status": "timeout" | "failed", "reason": ...}.
-
-        After either of the two the process is gone.
+        """The worker's answer, or the status that stands for its end: {"status": "timeout" | "failed" | "out_of_memory",
+        "reason": ...}. After any of these the process is gone.
         """
         deadline = time.monotonic() + timeout
         if not self.tell(command):
@@ -68,6 +70,13 @@ class CellProcess:
                     return self._ended()
                 self.pending += received
 
+    def kill(self) -> None:
+        """End the process and all that it has started; whoever waits for its answer hears of its end."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self.process.kill()
+
     def tell(self, command: dict[str, Any]) -> bool:
         """Send a command; False where the worker is no more."""
         assert self.process.stdin is not None
@@ -79,14 +88,11 @@ class CellProcess:
         return True
 
     def close(self) -> None:
-        """End the process and all that it has started."""
+        """End the process and all that it has started, and let go of it."""
         if not self.open:
             return
         self.open = False
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            self.process.kill()
+        self.kill()
         self.process.wait()
         if self.process.stdin is not None:
             try:
@@ -97,14 +103,23 @@ class CellProcess:
         self.output.close()
 
     def _ended(self) -> dict[str, Any]:
+        """What stands for the answer of a process that ended without one, with its last words."""
         code = self.process.wait()
         self.output.seek(0)
         said = [line.strip() for line in self.output.read().splitlines() if line.strip()]
         last = f"; its last words: {said[-1][:300]}" if said else ""
-        if code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
-            how += " (the kernel does that when memory runs out)" if -code == signal.SIGKILL else ""
-        else:
-            how = f"ended with status {code}"
+        memory = code == -signal.SIGKILL and out_of_memory_kills() > self.killed_before
         self.close()
-        return {"status": "failed", "reason": f"its process was {how}{last}" if code < 0 else f"its process {how}{last}"}
+        if memory:
+            return {"status": "out_of_memory", "reason": f"the kernel killed its process for want of memory{last}"}
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        return {"status": "failed", "reason": f"its process {how}{last}"}
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory since the machine started; 0 where it does not say."""
+    try:
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counters.get("oom_kill", 0))

@@ -2,12 +2,10 @@
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import socket
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,23 +16,29 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "torchvision", "timm", "transformers", "triton", "numpy", "onnxruntime", "apache-tvm", "tensorrt")
 
 
-def identity(config: dict[str, Any], visible_device: str) -> dict[str, Any]:
+# Settings of the shell that change how fast PyTorch runs, or what it computes.
+SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+
+
+def identity(config: dict[str, Any], visible_device: str, sources: str | None = None) -> dict[str, Any]:
     """What must be the same for a result to stand for a new run: machine, libraries, and the code that measures.
 
-    Asked in the sweep's own process, which never imports torch.
+    sources: a digest of a custom model's files. Asked in the sweep's own process, which never imports torch.
     """
     environment: dict[str, Any] = {
         "host": socket.gethostname(),
         "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "python": platform.python_version(),
         "libraries": libraries(),
         "code": code_digest(),
     }
     if config["device"] == "cuda":
         environment |= card.identity(visible_device)
-    if factory := config["model"].get("factory"):
-        environment["factory"] = _source_digest(factory.partition(":")[0])
+    if settings := {name: os.environ[name] for name in SETTINGS if name in os.environ}:
+        environment["settings"] = settings
+    if sources is not None:
+        environment["sources"] = sources
     return environment
 
 
@@ -78,6 +82,11 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
 def cpu_name() -> str:
     information = Path("/proc/cpuinfo")
@@ -101,16 +110,3 @@ def git_state() -> dict[str, Any]:
 
     commit = git("rev-parse", "HEAD")
     return {"commit": commit, "modified": bool(git("status", "--porcelain")) if commit else None}
-
-
-def _source_digest(module: str) -> str | None:
-    """A digest of a custom model's source file, so that an edited model is another model."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        specification = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None  # the factory is checked before anything is measured, and its error told there
-    if specification is None or not specification.origin or not Path(specification.origin).exists():
-        return None
-    return hashlib.sha256(Path(specification.origin).read_bytes()).hexdigest()[:12]

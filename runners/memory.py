@@ -17,6 +17,10 @@ class MemoryMeter:
 
     def __init__(self, device: str):
         self.device = device
+        if device == "cpu":
+            # What systems import to capture and compile is code, 200 MiB of it; it is no memory of the model's.
+            import torch._dynamo
+            import torch._inductor.compile_fx
         gc.collect()
         if device == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # building the model may have left one, which is not the model's own

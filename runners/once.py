@@ -23,8 +23,10 @@ def run_schedule(cell: dict[str, Any], output: str | None, timeout: float) -> in
     """Write the cell's schedule to the file `output`, or to standard output. Raises BadRequest."""
     if output is not None:
         path = Path(output)
-        if path.is_dir() or not path.parent.is_dir():
-            raise BadRequest(f"output={output} is {'a folder' if path.is_dir() else 'in a folder that is not there'}")
+        if path.exists() and not path.is_file():
+            raise BadRequest(f"output={output} is {'a folder' if path.is_dir() else 'a device'}, not a file")
+        if not path.parent.exists():
+            raise BadRequest(f"output={output} is in a folder that is not there")
         check_writable(path.parent, "output")
     answer = _ask("schedule", cell, timeout)
     if answer.get("status") == "unsupported":
@@ -36,7 +38,10 @@ def run_schedule(cell: dict[str, Any], output: str | None, timeout: float) -> in
     if output is None:
         print_json(answer["schedule"])
         return 0
-    write_json(Path(output), answer["schedule"])
+    try:
+        write_json(Path(output), answer["schedule"])
+    except OSError as error:
+        raise BadRequest(f"output={output} cannot be written: {error.strerror or error}") from error
     schedule = answer["schedule"]
     print(
         f"{output}: {len(schedule['operators'])} operators, width {schedule['width']}, {schedule['streams']} streams, "
@@ -56,12 +61,16 @@ def run_list(cell: dict[str, Any], timeout: float) -> int:
             print(f"opweave: {answer['status']}: {answer['reason']}", file=sys.stderr)
             return 1
         catalogue = {"of": known, **answer}
-        CATALOGUE.mkdir(parents=True, exist_ok=True)
-        write_json(file, catalogue)
+        try:
+            CATALOGUE.mkdir(parents=True, exist_ok=True)
+            write_json(file, catalogue)
+        except OSError as error:
+            print(f"opweave: {file} cannot be written, so this is found out anew each time: {error}", file=sys.stderr)
     console = Console()
     table = Table(title="Models (batch 1)")
     for column in ("model", "inputs", "parameters M", "MACs G", "operators", "width"):
-        table.add_column(column, justify="left" if column in ("model", "inputs") else "right")
+        left = column in ("model", "inputs")
+        table.add_column(column, justify="left" if left else "right", no_wrap=column == "model")
     for row in catalogue["models"]:
         shapes = " ".join("x".join(map(str, shape)) for shape in row["inputs"])
         size = f"{row['parameters'] / 1e6:.2f}", f"{row['macs'] / 1e9:.3f}"

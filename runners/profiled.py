@@ -1,12 +1,13 @@
 """One profiled call of a cell, to be run under Nsight Compute: python -m runners.profiled CELL_JSON"""
 
 import json
+import os
 import sys
 
 import torch
 
 from .session import Session
-from .worker import die_with_parent
+from .tether import die_with_parent
 
 WARM_UP_CALLS = 5
 
@@ -24,5 +25,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(os.getppid())
     main()

@@ -1,20 +1,25 @@
 """From composed configs to cells that can be run: every check that needs no model."""
 
 import json
+import math
 import os
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from .bad_request import CONF, BadRequest, choices, known_keys, nearest
+from .bad_request import CONF, BadRequest, choices, explain, nearest, top_keys, unknown_key
 from .device import cuda_device_count
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 LAYOUTS = ("contiguous", "channels_last")
 DEVICES = ("auto", "cpu", "cuda")
 SM_METHODS = ("auto", "counters", "estimated", "off")
+MEASURE_NOTHING = ("schedule", "list")
 # Of a composed config, what is about the sweep and not about a cell.
 SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
 
@@ -24,8 +29,14 @@ def execute(configs: list[DictConfig]) -> int:
     requests = [resolve(config) for config in configs]
     cells = [{k: v for k, v in request.items() if k not in SWEEP_KEYS} for request in requests]
     options = {key: requests[0][key] for key in SWEEP_KEYS}
-    runner = cells[0]["runner"]["name"]
-    if runner in ("schedule", "list"):
+    for key in SWEEP_KEYS:
+        if any(request[key] != options[key] for request in requests):
+            raise BadRequest(f"{key} holds for a whole sweep: give it one value")
+    runners = sorted({cell["runner"]["name"] for cell in cells})
+    runner = runners[0]
+    if alone := [r for r in runners if r in MEASURE_NOTHING and len(runners) > 1]:
+        raise BadRequest(f"runner={alone[0]} measures nothing and shares no sweep with others: run it alone")
+    if runner in MEASURE_NOTHING:
         from .once import run_list, run_schedule
 
         if runner == "list":
@@ -40,12 +51,17 @@ def execute(configs: list[DictConfig]) -> int:
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The request as plain data, with every value checked and device=auto decided. Raises BadRequest."""
-    request: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    request.pop("hydra", None)
-    request.pop("experiment", None)
+    ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    try:
+        request: dict[str, Any] = OmegaConf.to_container(ours, resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise BadRequest(explain(error)) from error
     for key in request:
-        if key not in known_keys(key):
-            raise BadRequest(f"there is no key {key!r}: {nearest(key, known_keys(key))}")
+        if key not in top_keys():
+            raise BadRequest(unknown_key(key))
+    for key in set(top_keys()) - {"experiment"}:
+        if key not in request:
+            raise BadRequest(f"{key} was taken out of the config; it is needed: {key}=...")
     for group in ("model", "system", "runner"):
         if not isinstance(request.get(group), dict):
             raise BadRequest(f"{group}={request.get(group)!r} is no choice of conf/{group}")
@@ -56,8 +72,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     _one_of("device", request["device"], DEVICES)
     _integer("seed", request["seed"], least=0)
     _integer("rounds", request["rounds"], least=0)
-    if isinstance(request["timeout"], bool) or not isinstance(request["timeout"], int | float) or request["timeout"] <= 0:
-        raise BadRequest(f"timeout={request['timeout']} is not a positive number of seconds")
+    timeout = request["timeout"]
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise BadRequest(f"timeout={timeout} is not a positive number of seconds")
     if not isinstance(request["force"], bool):
         raise BadRequest(f"force={request['force']} is neither true nor false")
     if "samples" in request["runner"]:
@@ -68,20 +85,29 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         raise BadRequest("model=custom needs model.factory=package.module:function")
     _check_device(request)
     for key in ("results", "output"):
-        if request[key] is not None:
-            request[key] = os.path.abspath(os.path.expanduser(str(request[key])))
+        if request[key] is None and key == "output":
+            continue
+        if not isinstance(request[key], str) or not request[key]:
+            raise BadRequest(f"{key}={request[key]} is not a path")
+        request[key] = os.path.abspath(os.path.expanduser(request[key]))
+    if request["runner"]["name"] not in MEASURE_NOTHING:
+        check_writable(Path(request["results"]), "results")
     return request
 
 
+@cache  # a sweep asks once a cell
 def check_writable(folder: Path, what: str) -> None:
-    """Raise BadRequest unless a file can be made in `folder`, or the folder itself where it is not there yet."""
+    """Raise BadRequest unless a file can be made in `folder`, which is there or could be made."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        raise BadRequest(f"{what} {folder} cannot be written: {existing} is not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise BadRequest(f"{what} {folder} cannot be written: no permission in {existing}")
+        raise BadRequest(f"{what}={folder} cannot be written: {existing} is not a folder")
+    try:
+        with tempfile.TemporaryFile(dir=existing):  # permissions do not say it all: root passes them on a read-only disk
+            pass
+    except OSError as error:
+        raise BadRequest(f"{what}={folder} cannot be written: {error.strerror or error} ({existing})") from error
 
 
 def print_json(document: Any) -> None:
@@ -95,15 +121,16 @@ def _check_device(request: dict[str, Any]) -> None:
         request["device"] = "cuda" if count else "cpu"
     if request["device"] == "cuda" and not count:
         raise BadRequest("device=cuda, but no CUDA device is visible here: use device=cpu or device=auto")
-    gpus = request["gpus"]
+    gpus = list(range(max(1, count))) if request["gpus"] == "all" else request["gpus"]
     if isinstance(gpus, int) and not isinstance(gpus, bool):
-        gpus = request["gpus"] = [gpus]
+        gpus = [gpus]
     if not isinstance(gpus, list) or not gpus or len(set(map(str, gpus))) < len(gpus):
-        raise BadRequest(f"gpus={gpus} is no list of different GPU numbers, like [0,1]")
+        raise BadRequest(f"gpus={gpus} is neither all nor a list of different GPU numbers, like [0,1]")
+    request["gpus"] = gpus
     for gpu in gpus:
         _integer("gpus", gpu, least=0)
         if request["device"] == "cuda" and gpu >= count:
-            raise BadRequest(f"gpus={gpus}, but the GPUs here are 0 to {count - 1}")
+            raise BadRequest(f"gpus={gpus}, but GPUs are numbered 0 to {count - 1} here")
 
 
 def _check_option_types(group: str, options: dict[str, Any]) -> None:
@@ -111,17 +138,30 @@ def _check_option_types(group: str, options: dict[str, Any]) -> None:
     file = CONF / group / f"{options.get('name')}.yaml"
     if not file.exists():
         raise BadRequest(f"no {group} is named {options.get('name')!r}: {nearest(str(options.get('name')), choices(group))}")
-    defaults: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
+    defaults = _defaults(file)
+    for key in defaults:
+        if key not in options:
+            raise BadRequest(f"{group}.{key} was taken out of the config; it is needed: {group}.{key}=...")
     for key, value in options.items():
         if key not in defaults:
             raise BadRequest(f"there is no key '{group}.{key}': {nearest(key, set(defaults) - {'name'})}")
         default = defaults[key]
-        if default is None or value is None:
+        if default is None:
             continue
         number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
         if type(value) is not type(default) and not number:
             kind = {bool: "true or false", int: "an integer", float: "a number", str: "a name"}
             raise BadRequest(f"{group}.{key}={value} is not {kind.get(type(default), type(default).__name__)}")
+
+
+def defaults_only(cell: dict[str, Any], group: str) -> bool:
+    """Has the cell's model (or system) no option but those that stand in conf/?"""
+    return bool(cell[group] == _defaults(CONF / group / f"{cell[group]['name']}.yaml"))
+
+
+@cache
+def _defaults(file: Path) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
 
 
 def _integer(key: str, value: Any, least: int) -> None:

@@ -1,7 +1,10 @@
 """runner=schedule: what a scheduler decides for a model, without executing the model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 import models
 import systems
@@ -10,10 +13,22 @@ import systems
 def run(cell: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
     """The schedule file of a cell, as data. Raises Unsupported for a system without schedules, and BadModel."""
     report("loading the model")
-    model_options = {k: v for k, v in cell["model"].items() if k != "name"}
-    loaded = models.load(cell["model"]["name"], cell["batch"], device=cell["device"], **model_options)
-    model = models.place(loaded, device=cell["device"], precision=cell["precision"], layout=cell["layout"])
-    system_options = {k: v for k, v in cell["system"].items() if k != "name"}
+    model = shape_of(cell, cell["device"])
+    options = {k: v for k, v in cell["system"].items() if k != "name"}
     report("scheduling")
-    schedule = systems.load(cell["system"]["name"], **system_options).schedule(model.module, model.inputs)
+    schedule = systems.load(cell["system"]["name"], **options).schedule(model.module, model.inputs)
     return {"schedule": schedule.to_json(model=cell["model"]["name"], batch=cell["batch"], device=cell["device"])}
+
+
+def shape_of(cell: dict[str, Any], device: str) -> models.Model:
+    """The cell's model as far as a schedule asks for it: on `device`, but with whatever lay in memory for weights.
+
+    Nothing of the zoo is computed for it. A custom model is as its factory makes it, since capture may read its buffers.
+    Raises BadModel.
+    """
+    name, options = cell["model"]["name"], {k: v for k, v in cell["model"].items() if k != "name"}
+    model = models.load(name, cell["batch"], device=device if name == "custom" else "meta", **options)
+    if name != "custom":
+        inputs = tuple(torch.zeros_like(x, device=device) for x in model.inputs)
+        model = replace(model, module=model.module.to_empty(device=device), inputs=inputs)
+    return models.place(model, device=device, precision=cell["precision"], layout=cell["layout"])

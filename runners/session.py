@@ -14,7 +14,7 @@ import systems
 from systems.base import Prepared, Unsupported
 from systems.scheduling import limits
 
-from . import card, correctness, environment, latency, sm_efficiency, throughput
+from . import card, correctness, latency, sm_efficiency, throughput
 from .memory import MemoryMeter
 from .statistics import spread
 
@@ -29,6 +29,7 @@ MEASUREMENTS = {
     "limits": ("limits",),
 }
 WIDE = 0.1  # a spread (p90 - p10) / median above this is reported
+AWAKE_SECONDS = 0.3
 ROUND_CALLS, ROUND_SECONDS, ROUND_MOST = 10, 0.15, 60
 
 
@@ -36,9 +37,16 @@ class Session:
     """A cell that is loaded and can be prepared, measured, and called in rounds."""
 
     def __init__(self, cell: dict[str, Any], visible_device: str, phase: Callable[[str], None]):
-        """cell: the resolved config. phase: told what is being done now. Raises models.BadModel."""
+        """cell: the resolved config. phase: told what is being done now.
+
+        Raises models.BadModel, systems.base.BadOption, and Unsupported before the model is loaded for nothing.
+        """
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
         self.device: str = cell["device"]
+        options = {k: v for k, v in cell["system"].items() if k != "name"}
+        self.system = systems.load(cell["system"]["name"], **options)
+        if reason := self.system.unsupported(self.device):
+            raise Unsupported(reason)
         self._set_precision(cell["precision"])
         phase("loading the model")
         options = {k: v for k, v in cell["model"].items() if k != "name"}
@@ -46,7 +54,8 @@ class Session:
         loaded = models.load(cell["model"]["name"], cell["batch"], device=self.device, **options)
         self.model = models.place(loaded, device=self.device, precision=cell["precision"], layout=cell["layout"])
         self.inputs = self.model.fresh_inputs(cell["seed"])
-        self.meter = MemoryMeter(self.device)
+        if self.device == "cuda":
+            self._choose_algorithms()
         self.prepared: Prepared | None = None
 
     def _set_precision(self, precision: str) -> None:
@@ -55,15 +64,28 @@ class Session:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.benchmark = True
 
+    def _choose_algorithms(self) -> None:
+        """Have cuDNN choose its algorithms on a GPU that is awake, in the same way for every system.
+
+        It takes the fastest of one timing each, and a system may leave the GPU idle (its clock low) for seconds, while it
+        traces or compiles, before its first run.
+        """
+        awake = torch.randn(4096, 4096, device=self.device)
+        begin = perf_counter()
+        while perf_counter() - begin < AWAKE_SECONDS:
+            awake = torch.tanh(awake @ awake)
+            torch.cuda.synchronize()
+        del awake
+        with torch.no_grad():
+            for _ in range(3):
+                self._eager(*self.inputs)
+        torch.cuda.synchronize()
+
     def prepare(self) -> float:
         """Make the system ready; returns the seconds it took. Raises Unsupported."""
-        options = {k: v for k, v in self.cell["system"].items() if k != "name"}
-        system = systems.load(self.cell["system"]["name"], **options)
-        if reason := system.unsupported(self.device):
-            raise Unsupported(reason)
         self.phase("preparing")
         start = perf_counter()
-        self.prepared = system.prepare(self.model.module, self.inputs)
+        self.prepared = self.system.prepare(self.model.module, self.inputs)
         latency.synchronize(self.device)
         return perf_counter() - start
 
@@ -74,17 +96,18 @@ class Session:
     def measure(self, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
         """Prepare and measure what the cell's runner asks for: the part of a record that comes out of the run.
 
-        known_limits: the model's limits if a sibling has measured them; they are not the system's.
+        known_limits: the model's limits if a sibling has measured them; they are not the system's. Raises Unsupported.
         """
         runner = self.cell["runner"]
         wanted = MEASUREMENTS[runner["name"]]
         record: dict[str, Any] = {"status": "ok", "reason": None, "when": datetime.now(UTC).isoformat(), "warnings": []}
+        meter = MemoryMeter(self.device) if "memory" in wanted else None
         record["preparation_s"] = self.prepare()
         assert self.prepared is not None
         record["schedule"] = self.prepared.schedule.summary() if self.prepared.schedule else None
-        if "memory" in wanted:
+        if meter is not None:
             self.phase("memory")
-            record["memory"] = self.meter.measure(self.call, self.prepared.memory)
+            record["memory"] = meter.measure(self.call, self.prepared.memory)
         self.phase("correctness")
         draws = [self.model.fresh_inputs(self.cell["seed"] + 1 + i) for i in range(correctness.DRAWS)]
         record["correctness"] = correctness.measure(self._eager, self.prepared, draws, self.cell["precision"])
@@ -109,9 +132,6 @@ class Session:
             self.phase("limits")
             record["limits"] = known_limits or self._limits()
         return record
-
-    def describe(self) -> dict[str, Any]:
-        return environment.describe(self.device, self.visible_device)
 
     def round(self) -> list[float]:
         """One turn in the interleaved rounds: host milliseconds of a few calls, after two to wake up."""

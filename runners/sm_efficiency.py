@@ -62,7 +62,7 @@ def from_counters(cell: dict[str, Any], captured: bool, call_ms: float) -> float
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
-            *("ncu", *replay, "--clock-control", "none", "--cache-control", "none"),
+            *(sys.executable, "-m", "runners.tether", "ncu", *replay, "--clock-control", "none", "--cache-control", "none"),
             *("--metrics", f"{METRIC},{DURATION}", "--csv", "--page", "raw", "--print-units", "base"),
             *("--log-file", str(log), "--target-processes", "all"),
             *(sys.executable, "-m", "runners.profiled", json.dumps(cell)),

@@ -7,13 +7,19 @@ from rich.console import Console
 from rich.table import Table
 
 from results.comparison import speedup
-from results.record import file_name, group_key, system_label
+from results.record import file_name, group_key, label, system_label
 
 DASH = "–"
-
-
-WIDE, WIDER = 110, 150  # columns of a terminal from which more of the table is shown
-NO_TERMINAL = 180
+NOTES = {
+    "latency ms": "median, with its 95 % interval where there is room",
+    "MiB": "peak over weights and inputs",
+    "SM": "share of time with an active warp, c from counters, e estimated",
+    "limit ms": "critical path of the operators (latency over it)",
+    "over eager": "speedup, measured in turn",
+}
+NO_TERMINAL = 200  # columns where nobody's terminal sets a width
+MOST_DETAIL = 4
+MAY_VARY = ("runner", "device", "precision", "layout", "seed")  # shown where a sweep has several
 
 
 def print_summary(records: list[dict[str, Any]], folder: Path, console: Console | None = None) -> None:
@@ -55,8 +61,8 @@ def _print_cell(record: dict[str, Any], console: Console) -> None:
         ("memory over weights and inputs", _memory(record, " MiB")),
         ("SM efficiency", _sm_efficiency(record, long=True)),
         ("relative error against eager", _error(record)),
-        ("critical path of the operators", _limit(record, "critical_path_ms")),
-        ("sum of the operators", _limit(record, "busy_ms")),
+        ("critical path of the operators", _limit(record, "critical_path_ms", " ms, latency is {:.2f} times that")),
+        ("sum of the operators", _limit(record, "busy_ms", " ms, latency is {:.2f} times that")),
         ("schedule", _schedule(record)),
         ("preparation", f"{record['preparation_s']:.1f} s" if "preparation_s" in record else DASH),
     ]
@@ -67,52 +73,62 @@ def _print_cell(record: dict[str, Any], console: Console) -> None:
 
 
 def _print_table(records: list[dict[str, Any]], console: Console) -> None:
+    """As much detail as fits."""
+    for detail in range(MOST_DETAIL, -1, -1):
+        table = _table(records, detail)
+        if console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width:
+            break
+    console.print(table)
+    shown = {str(column.header) for column in table.columns}
+    notes = [f"{heading}: {meaning}" for heading, meaning in NOTES.items() if heading in shown]
+    console.print("; ".join(notes), style="dim", highlight=False)
+
+
+def _table(records: list[dict[str, Any]], detail: int) -> Table:
     eager = {group_key(r["config"]): r for r in records if r["config"]["system"]["name"] == "eager"}
-    columns: list[tuple[str, int, Any]] = [  # heading, width of terminal that it needs, what stands in it
+    latency, ratio = (_interval, _over) if detail > 0 else (_median, _ratio)
+    columns: list[tuple[str, int, Any]] = [  # heading, the detail from which it is shown, what stands in it
         ("status", 0, lambda r: r["status"]),
-        ("latency ms", 0, lambda r: _interval(_statistics(r, "host"))),
-        ("device ms", WIDER, lambda r: _median(_statistics(r, "device"))),
-        ("samples/s", WIDE, _throughput),
-        ("MiB", WIDE, _memory),
-        ("SM", WIDER, _sm_efficiency),
-        ("error", WIDE, _error),
-        ("limit ms", WIDER, lambda r: _limit(r, "critical_path_ms", "")),
-        ("over eager", 0, lambda r: _over(r, eager.get(group_key(r["config"])))),
+        ("latency ms", 0, lambda r: latency(_statistics(r, "host"))),
+        ("device ms", 3, lambda r: _median(_statistics(r, "device"))),
+        ("samples/s", 2, _throughput),
+        ("MiB", 3, _memory),
+        ("SM", 4, _sm_efficiency),
+        ("error", 2, _error),
+        ("limit ms", 4, lambda r: _limit(r, "critical_path_ms", " ({:.1f}x)")),
+        ("over eager", 0, lambda r: ratio(r, eager.get(group_key(r["config"])))),
     ]
-    columns = [c for c in columns if console.width >= c[1] and any(c[2](r) != DASH for r in records)]
+    columns = [c for c in columns if detail >= c[1] and any(c[2](r) != DASH for r in records)]
     table = Table(title=_title(records))
-    for heading in ("model", "batch", "system", *(c[0] for c in columns)):
-        left = heading in ("model", "system", "status")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=heading not in ("model", "system"))
-    names = _short_labels(records)
+    varied = [key for key in MAY_VARY if len({str(r["config"][key]) for r in records}) > 1]
+    for heading in ("model", *varied, "batch", "system", *(c[0] for c in columns)):
+        wraps = heading in ("model", "system")
+        left = wraps or heading in ("status", *varied)
+        table.add_column(heading, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
+    models, systems = _short_labels(records, "model"), _short_labels(records, "system")
     last = None
     for record in records:
         config, key = record["config"], group_key(record["config"])
         if last not in (None, key):
             table.add_section()
         last = key
-        cells = [value(record) for _, _, value in columns]
-        table.add_row(config["model"]["name"], str(config["batch"]), names[record["id"]], *cells)
-    console.print(table)
-    notes = ["latency: median [95 % interval]", "over eager: measured in turn"]
-    if console.width >= WIDE:
-        notes.append("MiB: peak over weights and inputs")
-    if console.width >= WIDER:
-        notes += ["SM: share of time with an active warp, c from counters, e estimated", "limit: critical path of operators"]
-    console.print("; ".join(notes), style="dim")
+        asked = [models[record["id"]], *(_name(config[key]) for key in varied), str(config["batch"]), systems[record["id"]]]
+        table.add_row(*asked, *(value(record) for _, _, value in columns))
+    return table
 
 
-def _short_labels(records: list[dict[str, Any]]) -> dict[str, str]:
-    """A system's name by record id, with its options only where two systems of a name stand in one group."""
-    seen: dict[tuple[str, str], set[str]] = {}
-    for r in records:
-        key = (group_key(r["config"]), r["config"]["system"]["name"])
-        seen.setdefault(key, set()).add(system_label(r["config"]))
-    ambiguous = {name for (_, name), options in seen.items() if len(options) > 1}
-    return {
-        r["id"]: system_label(r["config"]) if r["config"]["system"]["name"] in ambiguous else r["config"]["system"]["name"]
-        for r in records
-    }
+def _name(value: Any) -> str:
+    return value["name"] if isinstance(value, dict) else str(value)
+
+
+def _short_labels(records: list[dict[str, Any]], group: str) -> dict[str, str]:
+    """The name of a model (or system) by record id, with its options only where two of a name differ in them."""
+    labels: dict[str, set[str]] = {}
+    for record in records:
+        choice = record["config"][group]
+        labels.setdefault(choice["name"], set()).add(label(choice))
+    choices = {record["id"]: record["config"][group] for record in records}
+    return {i: label(choice) if len(labels[choice["name"]]) > 1 else choice["name"] for i, choice in choices.items()}
 
 
 def _statistics(record: dict[str, Any], clock: str) -> dict[str, Any] | None:
@@ -124,8 +140,12 @@ def _median(statistics: dict[str, Any] | None) -> str:
 
 
 def _over(record: dict[str, Any], baseline: dict[str, Any] | None) -> str:
-    ratio = speedup(record, baseline) if baseline is not None else None
-    return f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else DASH
+    measured = speedup(record, baseline) if baseline is not None else None
+    return f"{measured.ratio:.2f}x [{measured.low:.2f}, {measured.high:.2f}]" if measured else DASH
+
+
+def _ratio(record: dict[str, Any], baseline: dict[str, Any] | None) -> str:
+    return _over(record, baseline).partition(" ")[0]
 
 
 def _title(records: list[dict[str, Any]]) -> str:
@@ -169,9 +189,11 @@ def _error(record: dict[str, Any]) -> str:
     return f"{measured['relative_error']:.1e}" if measured else DASH
 
 
-def _limit(record: dict[str, Any], key: str, unit: str = " ms") -> str:
-    limits = record.get("limits") or {}
-    return f"{limits[key]:.3f}{unit}" if limits.get(key) is not None else DASH
+def _limit(record: dict[str, Any], key: str, distance: str) -> str:
+    limit, latency = (record.get("limits") or {}).get(key), _statistics(record, "host")
+    if limit is None:
+        return DASH
+    return f"{limit:.3f}" + (distance.format(latency["median"] / limit) if latency and limit else "")
 
 
 def _schedule(record: dict[str, Any]) -> str:

@@ -3,13 +3,15 @@
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from results.record import FINAL, SCHEMA, group_key, identity
 from results.store import Store
@@ -19,11 +21,12 @@ from .bad_request import BadRequest
 from .cell_process import CellProcess
 from .device import visible
 from .progress import Progress
-from .requests import check_writable
+from .requests import defaults_only
 from .summary import print_summary
 
 IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
 COMPARED = ("bench", "latency")  # runners whose cells take part in the interleaved rounds
+NO_RATIO = "no ratio"  # how the warning of a cell begins that could not take part in them
 BAD = ("failed", "timeout", "out_of_memory", "incorrect")
 
 
@@ -39,17 +42,18 @@ class Sweep:
         self, cells: list[dict[str, Any]], *, results: str, force: bool, timeout: float, rounds: int, gpus: list[int]
     ):
         self.store = Store(results)
-        check_writable(self.store.folder, "results")
         self.force, self.timeout, self.rounds = force, timeout, rounds
         self.cells = list({repr(sorted(cell.items())): cell for cell in cells}.values())
         self.gpus = [visible(gpu) for gpu in gpus] if cells[0]["device"] == "cuda" else ["0"]
-        self.identities = {id(c): environment.identity(c, self.gpus[0]) for c in self.cells}
+        sources = self._check_options()
+        self.identities = {
+            id(c): environment.identity(c, self.gpus[0], sources.get(_options(c, "model"))) for c in self.cells
+        }
         self.ids = {id(c): identity(c, self.identities[id(c)]) for c in self.cells}
-        self._check_custom_models()
         try:
             self.store.make()
         except OSError as error:
-            raise BadRequest(f"results={results} cannot be written: {error.strerror or error}") from error
+            raise self._not_writable(error) from error
 
     def run(self) -> int:
         """Run all groups; print the table; returns the exit status."""
@@ -75,35 +79,64 @@ class Sweep:
                     job.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                CellProcesses.close_all()
+                CellProcesses.end()
                 raise
-        records = [self.store.find(self.ids[id(cell)]) for cell in self.cells]
+        records = [self.store.find(self.ids[id(cell)]) for group in waiting for cell in group]
         present = [record for record in records if record is not None]
         print_summary(present, self.store.folder)
         return 1 if len(present) < len(records) or any(r["status"] in BAD for r in present) else 0
 
-    def _check_custom_models(self) -> None:
-        """Make each custom model once, in a process of its own, so that a wrong factory is told before anything runs."""
-        for factory in {cell["model"].get("factory") for cell in self.cells} - {None}:
-            cell = next(cell for cell in self.cells if cell["model"].get("factory") == factory)
-            process = CellProcess("cpu", "0")
-            try:
-                answer = process.ask({"do": "check", "cell": cell}, self.timeout)
-            finally:
-                process.close()
-            if not answer.get("checked"):
-                raise BadRequest(answer.get("bad_request") or f"factory {factory}: {answer.get('reason')}")
+    def _not_writable(self, error: OSError) -> BadRequest:
+        return BadRequest(f"results={self.store.folder} cannot be written: {error.strerror or error}")
+
+    def _check_options(self) -> dict[str, str]:
+        """Have models and systems try the options they were given, so that a wrong one is told before anything is measured.
+
+        Only options that are not conf/'s own are tried, since that needs PyTorch. Gives digests of the sources of custom
+        models, by options. Raises BadRequest.
+        """
+        doubtful = {
+            _options(cell, group): {group: cell[group], "batch": cell["batch"]}
+            for cell in self.cells
+            for group in ("model", "system")
+            if not defaults_only(cell, group)
+        }
+        if not doubtful:
+            return {}
+        sources = {}
+        process = CellProcess("cpu", "0")
+        try:
+            for options, part in doubtful.items():
+                answer = process.ask({"do": "check", "cell": part}, self.timeout)
+                if not answer.get("checked"):
+                    raise BadRequest(answer.get("bad_request") or f"{options}: {answer['status']}: {answer['reason']}")
+                sources[options] = answer["sources"]
+        finally:
+            process.close()
+        return sources
+
+
+def _options(cell: dict[str, Any], group: str) -> str:
+    """What of a cell its model or its system checks."""
+    return ", ".join(f"{group}.{key}={value}" for key, value in cell[group].items())
+
+
+class Ended(Exception):
+    """The sweep ends, and the answer that a group waited for with it."""
 
 
 class CellProcesses:
-    """Every process that any group has open, so that an interrupted sweep can end them all."""
+    """Every process that any group has open, so that a sweep that ends early can end them all."""
 
     alive: set[CellProcess] = set()
+    ending = False
 
     @classmethod
     def start(cls, device: str, gpu: str) -> CellProcess:
         process = CellProcess(device, gpu)
         cls.alive.add(process)
+        if cls.ending:  # set before the others were killed, so this one is either among those or seen here
+            process.kill()
         return process
 
     @classmethod
@@ -112,9 +145,11 @@ class CellProcesses:
         cls.alive.discard(process)
 
     @classmethod
-    def close_all(cls) -> None:
+    def end(cls) -> None:
+        """Kill all; the groups that wait for them see it and end too."""
+        cls.ending = True
         for process in list(cls.alive):
-            cls.close(process)
+            process.kill()
 
 
 class GroupRun:
@@ -129,8 +164,7 @@ class GroupRun:
         self.to_measure = 0
 
     def run(self) -> None:
-        name = card.uuid(self.gpu) if self.device == "cuda" else "cpu"
-        with FileLock(Path(tempfile.gettempdir()) / f"opweave-{name}.lock", mode=0o666):
+        with self._device():
             self.foreign = card.processes(self.gpu) if self.device == "cuda" else []
             try:
                 self.to_measure = sum(self._found(cell) is None for cell in self.cells)
@@ -140,6 +174,29 @@ class GroupRun:
             finally:
                 for process in (*self.parked.values(), *([self.ahead] if self.ahead else [])):
                     CellProcesses.close(process)
+
+    @contextmanager
+    def _device(self) -> Iterator[None]:
+        """The device for this group alone: sweeps that run at once take turns."""
+        name = card.uuid(self.gpu) if self.device == "cuda" else "cpu"
+        lock = FileLock(Path(tempfile.gettempdir()) / f"opweave-{os.getuid()}-{name}.lock")
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=1.0)
+            except Timeout:
+                self.progress.phase(self.gpu, self.cells[0], "waiting for another sweep on this device")
+                if CellProcesses.ending:
+                    raise Ended from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _ask(self, process: CellProcess, command: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
+        answer = process.ask(command, self.sweep.timeout, lambda phase: self.progress.phase(self.gpu, cell, phase))
+        if CellProcesses.ending:
+            raise Ended
+        return answer
 
     def _found(self, cell: dict[str, Any]) -> dict[str, Any] | None:
         """The record that spares measuring the cell. Read with the lock held: another sweep may have just written it."""
@@ -167,8 +224,7 @@ class GroupRun:
                 CellProcesses.close(process)
             self.parked.clear()
             record = self._measure(cell, identifier)
-        self.sweep.store.write(record)
-        self.records[identifier] = record
+        self._write(record)
         self.progress.done(cell, record)
 
     def _measure(self, cell: dict[str, Any], identifier: str) -> dict[str, Any]:
@@ -176,7 +232,7 @@ class GroupRun:
         self.progress.start(cell, self.gpu)
         started = datetime.now(UTC).isoformat()
         command = {"do": "measure", "cell": cell, "limits": self._known_limits()}
-        answer = process.ask(command, self.sweep.timeout, lambda phase: self.progress.phase(self.gpu, cell, phase))
+        answer = self._ask(process, command, cell)
         if "bad_request" in answer:
             raise BadRequest(answer["bad_request"])
         outcome = answer.get("record") or answer
@@ -206,7 +262,8 @@ class GroupRun:
     def _compare(self) -> None:
         """Interleaved rounds over the cells that ran, unless they share some already."""
         cells = {self.sweep.ids[id(c)]: c for c in self.cells if c["runner"]["name"] in COMPARED}
-        taking_part = [i for i in cells if self.records[i]["status"] == "ok"]
+        ok = [i for i in cells if self.records[i]["status"] == "ok"]
+        taking_part = [i for i in ok if not any(w.startswith(NO_RATIO) for w in self.records[i]["warnings"])]
         groups = {(self.records[i].get("comparison") or {}).get("group") for i in taking_part}
         if len(taking_part) < 2 or not self.sweep.rounds or (len(groups) == 1 and None not in groups):
             return
@@ -215,14 +272,14 @@ class GroupRun:
                 continue
             process = self.parked[i] = CellProcesses.start(self.device, self.gpu)
             self.progress.phase(self.gpu, cells[i], "preparing again for the rounds")
-            answer = process.ask({"do": "prepare", "cell": cells[i]}, self.sweep.timeout)
+            answer = self._ask(process, {"do": "prepare", "cell": cells[i]}, cells[i])
             if not answer.get("prepared"):
                 self._leave_out(i, taking_part, answer)
         rounds: dict[str, list[list[float]]] = {i: [] for i in taking_part}
         for number in range(self.sweep.rounds):
             for i in list(taking_part):
                 self.progress.phase(self.gpu, cells[i], f"round {number + 1} of {self.sweep.rounds}")
-                answer = self.parked[i].ask({"do": "round"}, self.sweep.timeout)
+                answer = self._ask(self.parked[i], {"do": "round"}, cells[i])
                 if "host_ms" in answer:
                     rounds[i].append(answer["host_ms"])
                 else:
@@ -232,15 +289,19 @@ class GroupRun:
         group = uuid4().hex[:16]
         for i in taking_part:
             shared = {"group": group, "cells": taking_part, "when": datetime.now(UTC).isoformat(), "rounds": rounds[i]}
-            self.records[i] = self.records[i] | {"comparison": shared}
-            self.sweep.store.write(self.records[i])
+            self._write(self.records[i] | {"comparison": shared})
 
     def _leave_out(self, identifier: str, taking_part: list[str], answer: dict[str, Any]) -> None:
         """A cell that cannot run beside its siblings keeps its record, with a warning that says why it has no ratio."""
         taking_part.remove(identifier)
         CellProcesses.close(self.parked.pop(identifier))
         record = self.records[identifier]
-        warning = f"no ratio: in the interleaved rounds it {answer['status']} ({answer.get('reason')})"
-        if warning not in record["warnings"]:
-            self.records[identifier] = record | {"warnings": [*record["warnings"], warning]}
-            self.sweep.store.write(self.records[identifier])
+        warning = f"{NO_RATIO}: in the interleaved rounds it ended as {answer['status']} ({answer.get('reason')})"
+        self._write(record | {"warnings": [*record["warnings"], warning]})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        try:
+            self.sweep.store.write(record)
+        except OSError as error:
+            raise self.sweep._not_writable(error) from error
+        self.records[record["id"]] = record

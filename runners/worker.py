@@ -1,96 +1,99 @@
 """The process of one cell: commands come as JSON lines on standard input, answers go to the file descriptor given.
 
-python -m runners.worker ANSWERS_FD
+python -m runners.worker ANSWERS_FD PARENT_PID
 """
 
 import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+from .tether import die_with_parent
+
+if TYPE_CHECKING:
+    from .session import Session
+
+NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # how others than torch's own exception put it
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process when its parent is killed (Linux); elsewhere the end of standard input does."""
-    if sys.platform == "linux":
-        import ctypes
-        import signal
+class Worker:
+    """Carries out commands, each of which names what to `do`:
 
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-def serve(answers: Any) -> None:
-    """Carry out commands until standard input ends.
-
-    {"do": "measure" | "prepare", "cell": ..., "visible_device": ..., "limits": known ones or null} answers
-    {"record": ..., "environment": ...} or {"status": ..., "reason": ...}; {"do": "round"} answers {"host_ms": [...]};
-    {"do": "check", "cell": ...} loads the model only. {"phase": ...} lines come between. A bad
-    request answers {"bad_request": ...}.
+    check: try the options of a model or a system. measure: answers {"record": ..., "environment": ...}. prepare: as measure
+    does before it measures. round: {"host_ms": [...]} of the cell that was prepared. schedule, list: what runners of that
+    name show. import: PyTorch and all, with no answer. Lines {"phase": ...} come before the answer. In its place may stand
+    {"status": ..., "reason": ...}, or {"bad_request": ...}.
     """
 
-    def answer(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
+    def __init__(self, answers: IO[str]):
+        self.answers = answers
+        self.session: Session | None = None
 
-    session: Any = None
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "round":
-            answer(guarded(lambda: {"host_ms": session.round()}))
-            continue
+    def serve(self) -> None:
+        """Until standard input ends."""
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["do"] == "import":  # ahead of time, and nobody waits for an answer
+                from . import session as _imported  # noqa: F401
+            else:
+                self.answer(guarded(self.carry_out, command))
 
-        def run(command: dict[str, Any] = command) -> dict[str, Any]:
-            nonlocal session
-            from .session import Session
+    def answer(self, message: dict[str, Any]) -> None:
+        self.answers.write(json.dumps(message) + "\n")
+        self.answers.flush()
 
-            if command["do"] == "check":
-                from models import load
+    def report(self, phase: str) -> None:
+        self.answer({"phase": phase})
 
-                options = {k: v for k, v in command["cell"]["model"].items() if k != "name"}
-                load(command["cell"]["model"]["name"], command["cell"]["batch"], **options)
-                return {"checked": True}
-            if command["do"] in ("schedule", "list"):
-                from . import catalogue, schedule
+    def carry_out(self, command: dict[str, Any]) -> dict[str, Any]:
+        do = command["do"]
+        if do == "round":
+            assert self.session is not None, "a cell is prepared first"
+            return {"host_ms": self.session.round()}
+        self.report("importing PyTorch")
+        if do in ("check", "schedule", "list"):
+            from . import catalogue, check, schedule
 
-                return {"schedule": schedule, "list": catalogue}[command["do"]].run(command["cell"], report)
-            session = Session(command["cell"], command["visible_device"], report)
-            if command["do"] == "prepare":
-                session.prepare()
-                return {"prepared": True}
-            record = session.measure(command.get("limits"))
-            return {"record": record, "environment": session.describe()}
+            return {"check": check, "schedule": schedule, "list": catalogue}[do].run(command["cell"], self.report)
+        from systems.base import Unsupported
 
-        def report(phase: str) -> None:
-            answer({"phase": phase})
+        from . import environment
+        from .session import Session
 
-        report("importing PyTorch")
-        if command["do"] == "import":  # nobody waits for an answer
-            from . import session as _imported  # noqa: F401
+        cell, visible_device = command["cell"], command["visible_device"]
+        if do == "prepare":
+            self.session = Session(cell, visible_device, self.report)
+            self.session.prepare()
+            return {"prepared": True}
+        try:
+            self.session = Session(cell, visible_device, self.report)
+            record = self.session.measure(command["limits"])
+        except Unsupported as error:
+            record = {"status": "unsupported", "reason": str(error)}
+        return {"record": record, "environment": environment.describe(cell["device"], visible_device)}
 
-            continue
-        answer(guarded(run))
 
-
-def guarded(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `run` answers, or the status that stands for what it raised."""
-    import torch
-
-    from models import BadModel
-    from systems.base import BadOption, Unsupported
-
+def guarded(carry_out: Callable[[dict[str, Any]], dict[str, Any]], command: dict[str, Any]) -> dict[str, Any]:
+    """The answer, or the status that stands for what was raised instead."""
     try:
-        return run()
-    except (BadModel, BadOption) as error:
-        return {"bad_request": one_line(error)}
-    except Unsupported as error:
-        return {"status": "unsupported", "reason": one_line(error)}
-    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        return {"status": "out_of_memory", "reason": one_line(error)}
+        return carry_out(command)
     except Exception as error:  # whatever a model or a library raises is that cell's failure, told in its record
         import traceback
 
+        import torch
+
+        from models import BadModel
+        from systems.base import BadOption, Unsupported
+
+        if isinstance(error, BadModel | BadOption):
+            return {"bad_request": one_line(error)}
+        if isinstance(error, Unsupported):
+            return {"status": "unsupported", "reason": one_line(error)}
         traceback.print_exc()
+        known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+        if known or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)):
+            return {"status": "out_of_memory", "reason": one_line(error)}
         return {"status": "failed", "reason": f"{type(error).__name__}: {one_line(error)}"}
 
 
@@ -101,6 +104,6 @@ def one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as channel:
-        serve(channel)
+        Worker(channel).serve()

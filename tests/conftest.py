@@ -1,0 +1,128 @@
+"""What the tests of the command line share: small models of their own, and runs of the real program."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+TINY = '''
+import os, time
+import torch
+from torch import nn
+
+
+class Branches(nn.Module):
+    """Two branches that a scheduler may run at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1)
+
+    def forward(self, x):
+        return {"sum": self.a(x).relu() + self.b(x).sigmoid()}
+
+
+class Calls(nn.Module):
+    """A forward that does what it is given."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def forward(self, x):
+        return self.act(x)
+
+
+def exhaust(x):
+    raise MemoryError("no 1 TiB here")
+
+
+def image(batch):
+    return (torch.randn(batch, 3, 16, 16),)
+
+
+def make(batch): return Branches(), image(batch)
+def random(batch): return Calls(torch.rand_like), image(batch)
+def crash(batch): return Calls(lambda x: os._exit(3)), image(batch)
+def greedy(batch): return Calls(exhaust), image(batch)
+def hang(batch): return Calls(lambda x: time.sleep(600)), image(batch)
+def raises(batch): raise RuntimeError("no such thing")
+def none(batch): return None
+def no_module(batch): return 3, image(batch)
+def no_tensor(batch): return Branches(), (3,)
+number = 3
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with the models of TINY in it, in tiny.py, and nothing else."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    return tmp_path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "run.py"), *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The shell's, as a user without settings of his own has it, and without a GPU."""
+    plain = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST")}
+    return {**plain, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **more}
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs the program in `folder` to its end, without waiting for sweeps of other tests to leave the CPU."""
+    own = str(tmp_path_factory.mktemp("tmp"))
+
+    def run(*arguments: str, timeout: float = 240, **more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command(*arguments),
+            cwd=folder,
+            env=environment(**{"TMPDIR": own, **more}),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+def records(folder: Path) -> dict[str, dict[str, Any]]:
+    """The records in a folder, by the names of model's factory and system; every file must be whole."""
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        record = json.loads(file.read_text())
+        config = record["config"]
+        found[f"{config['model'].get('factory', config['model']['name'])} {config['system']['name']}"] = record
+    return found
+
+
+def gone(processes: Iterable[int], within: float) -> bool:
+    """Are these processes, by id, at their end `within` so many seconds? A zombie is."""
+
+    def alive(process: int) -> bool:
+        try:
+            return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    deadline = time.monotonic() + within
+    while left := [p for p in processes if alive(p)]:
+        if time.monotonic() > deadline:
+            return not left
+        time.sleep(0.02)
+    return True

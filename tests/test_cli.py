@@ -1,0 +1,284 @@
+"""The command line: what it answers to requests, right and wrong."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run, command, environment, records
+
+from results.record import IDENTITY
+from results.store import PARTIAL
+from systems.scheduling.schedule import Schedule
+from systems.scheduling.verify import InvalidSchedule, verify
+
+RUNNERS = {
+    "latency": {"latency"},
+    "throughput": {"throughput"},
+    "memory": {"memory"},
+    "sm_efficiency": {"sm_efficiency"},
+    "correctness": set(),
+    "limits": {"limits"},
+}
+MEASURED = {"latency", "throughput", "memory", "sm_efficiency", "limits"}
+BAD_REQUESTS = [  # what is asked, and what the one line must say
+    ("model=nasne", "no model is named 'nasne': did you mean nasnet?"),
+    ("model=", "no model is named ''"),
+    ("model=null", "take a name each"),
+    ("model=[nasnet,vgg16]", "-m"),
+    ("model=nasnet,vgg16", "-m"),
+    ("model={a: 1}", "model takes a name"),
+    ("system=nimbel", "did you mean nimble?"),
+    ("runner=benhc", "did you mean bench?"),
+    ("experiment=reference/zo", "did you mean reference/zoo?"),
+    ("bach=1", "no key 'bach': did you mean batch?"),
+    ("+bach=1", "did you mean batch?"),
+    ("+batch=1", "without the plus sign"),
+    ("~batch", "batch=..."),
+    ("~runner.samples", "runner.samples=..."),
+    ("system.multistream=false", "did you mean system.multi_stream?"),
+    ("multi_stream=false", "did you mean system.multi_stream?"),
+    ("sytem.multi_stream=false", "did you mean system.multi_stream?"),
+    ("model.factory=tiny:make", "model.factory"),
+    ("system.multi_stream=maybe", "true or false"),
+    ("runner.samples=0", "positive integer"),
+    ("batch=0", "positive integer"),
+    ("batch=-1", "positive integer"),
+    ("batch=two", "positive integer"),
+    ("batch=1.5", "positive integer"),
+    ("batch=null", "positive integer"),
+    ("batch=true", "positive integer"),
+    ("batch=${nothing}", "nothing"),
+    ("batch=[1", "key=value"),
+    ("batch", "key=value"),
+    ("rounds=-1", "at least 0"),
+    ("seed=x", "at least 0"),
+    ("timeout=0", "positive number of seconds"),
+    ("timeout=nan", "positive number of seconds"),
+    ("precision=fp8", "fp32, tf32, fp16, bf16"),
+    ("layout=nhwc", "channels_last"),
+    ("device=gpu", "auto, cpu, cuda"),
+    ("device=cuda", "no CUDA device"),
+    ("gpus=[0,0]", "gpus"),
+    ("force=maybe", "true nor false"),
+    ("results=null", "not a path"),
+    ("results=tiny.py", "not a folder"),
+    ("results=tiny.py/deeper", "not a folder"),
+    ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+    ("--experimental-rerun=x.pickle", "pickle"),
+    ("-m batch=1,2,0", "positive integer"),
+    ("-m model=nasnet,vgg16,nasne", "did you mean nasnet?"),
+    ("batch=1,0 -m", "positive integer"),
+    ("-m rounds=1,2", "one value"),
+    ("-m runner=bench,schedule", "runner=schedule"),
+    ("model=custom", "model.factory=package.module:function"),
+    ("runner=schedule output=.", "a folder"),
+    ("runner=schedule output=nowhere/schedule.json", "not there"),
+    ("runner=schedule output=tiny.py/schedule.json", "not a folder"),
+    ("runner=schedule output=/dev/null", "not a file"),
+    ("-m runner=schedule output=a.json batch=1,2", "one file"),
+]
+BAD_FACTORIES = [
+    ("tiny:mak", "did you mean make"),
+    ("tinny:make", "no module tinny"),
+    ("tiny", "not of the form"),
+    ("tiny:number", "not a function"),
+    ("tiny:raises", "no such thing"),
+    ("tiny:none", "returned None"),
+    ("tiny:no_module", "returned an int first"),
+    ("tiny:no_tensor", "returned an int as input 0"),
+]
+
+
+def refused(done: "subprocess.CompletedProcess[str]", folder: Path, before: list[str]) -> str:
+    """The one line of a request that was refused with nothing written."""
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and done.stdout == "" and len(lines) == 1, (done.stdout, done.stderr)
+    assert lines[0].startswith("opweave: ") and "Traceback" not in lines[0]
+    assert sorted(os.listdir(folder)) == before
+    return lines[0]
+
+
+@pytest.mark.parametrize(("request_", "says"), BAD_REQUESTS, ids=[r for r, _ in BAD_REQUESTS])
+def test_a_bad_request_is_one_line(run: Run, folder: Path, request_: str, says: str) -> None:
+    before = sorted(os.listdir(folder))
+    arguments = [request_] if " " in request_ and "{" in request_ else request_.split()
+    assert says in refused(run(*arguments, "device=cpu" if "device" not in request_ else "seed=0"), folder, before)
+
+
+@pytest.mark.parametrize(("factory", "says"), BAD_FACTORIES, ids=[f for f, _ in BAD_FACTORIES])
+def test_a_wrong_factory_is_one_line(run: Run, folder: Path, factory: str, says: str) -> None:
+    before = sorted(os.listdir(folder))
+    # After a right one in the same sweep: nothing is measured before all of it is known to be right.
+    done = run("-m", "model=custom", f"model.factory=tiny:make,{factory}", "system=eager", "device=cpu")
+    assert says in refused(done, folder, before)
+
+
+def test_a_wrong_option_of_a_system_is_one_line(run: Run, folder: Path) -> None:
+    before = sorted(os.listdir(folder))
+    done = run("-m", "model=squeezenet", "system=torch_compile", "system.mode=default,fastest", "device=cpu")
+    assert "max-autotune" in refused(done, folder, before)
+    assert "sequence" in refused(run("model=bert", "model.sequence=0", "system=eager"), folder, before)
+    # Each value is right alone, and the first cell is too.
+    done = run("-m", "model=bert", "model.heads=12,7", "system=eager", "device=cpu")
+    assert "multiple of heads" in refused(done, folder, before)
+
+
+def test_a_folder_without_permission_is_one_line(run: Run, folder: Path) -> None:
+    # Not even root can make a file in /proc.
+    for asked in ("results=/proc/opweave", "results=/proc"):
+        assert "cannot be written" in refused(run(asked, "device=cpu"), folder, ["tiny.py"])
+    assert "cannot be written" in refused(run("runner=schedule", "output=/proc/x.json"), folder, ["tiny.py"])
+
+
+def test_the_traceback_is_there_for_who_asks(run: Run) -> None:
+    done = run("batch=0", HYDRA_FULL_ERROR="1")
+    assert done.returncode != 0 and "Traceback" in done.stderr and "BadRequest" in done.stderr
+
+
+def quickest(arguments: list[str], folder: Path) -> float:
+    """Seconds of the quickest of three runs, so that a busy machine is not taken for a slow program."""
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        subprocess.run(command(*arguments), cwd=folder, env=environment(), capture_output=True)
+        return time.perf_counter() - begin
+
+    return min(seconds() for _ in range(3))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["model=nasne"], ["experiment=reference/zoo", "batch=1,0"]])
+def test_help_and_refusals_answer_at_once(folder: Path, arguments: list[str]) -> None:
+    assert quickest(arguments, folder) < 2.0
+
+
+def imported(arguments: list[str], folder: Path) -> set[str]:
+    """The packages that a run imports in its own process."""
+    python, *rest = command(*arguments)
+    done = subprocess.run([python, "-X", "importtime", *rest], cwd=folder, env=environment(), capture_output=True, text=True)
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "import time:" in line}
+
+
+def test_the_programs_own_process_never_imports_torch(run: Run, folder: Path) -> None:
+    cell = ["model=custom", "model.factory=tiny:make", "system=eager", "runner=correctness", "results=r"]
+    for arguments in (["--help"], ["batch=0"], cell):
+        packages = imported(arguments, folder)
+        assert "hydra" in packages and not {"torch", "torchvision", "transformers", "tiny"} & packages
+    assert len(records(folder / "r")) == 1
+
+
+def test_help_says_what_there_is(run: Run) -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for word in (
+        "nasnet",
+        "torch_compile",
+        "sm_efficiency",
+        "model.factory=",
+        "timeout",
+        "HYDRA_FULL_ERROR",
+        "reference/zoo",
+    ):
+        assert word in done.stdout
+
+
+def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:
+    done = run("model=custom", "model.factory=tiny:make", "system=nimble", "batch=2", "results=r", "runner.samples=120")
+    assert done.returncode == 0, done.stderr
+    (record,) = records(folder / "r").values()
+    (file,) = (folder / "r").glob("*.json")
+    assert file.name == f"custom-nimble-b2-cpu-{record['id']}.json" and str(file) in done.stdout
+    assert set(os.listdir(folder)) - {"__pycache__"} == {"r", "tiny.py"}  # Hydra leaves nothing of its own
+    assert record["status"] == "ok" and record["reason"] is None and record["comparison"] is None
+    assert set(record["config"]) == set(IDENTITY) and record["config"]["device"] == "cpu"
+    assert len(record["latency"]["host_ms"]) >= 120 and record["latency"]["device_ms"] is None
+    statistics = record["latency"]["statistics"]["host"]
+    assert statistics["ci95"][0] <= statistics["median"] <= statistics["ci95"][1]
+    assert record["throughput"]["statistics"]["median"] > 0 and record["memory"]["peak_bytes"] >= 0
+    assert record["sm_efficiency"] | {"reason": ""} == {"value": None, "source": None, "reason": ""}
+    assert record["correctness"]["correct"] and record["correctness"]["inputs"] >= 3
+    assert record["limits"]["source"] == "host" and 0 < record["limits"]["critical_path_ms"] <= record["limits"]["busy_ms"]
+    assert record["schedule"]["operators"] == record["limits"]["operators"] and record["preparation_s"] > 0
+    for key in ("host", "cpu", "python", "libraries", "commit", "threads"):
+        assert record["environment"][key]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", record["when"])
+
+
+def test_each_measurement_alone(run: Run, folder: Path) -> None:
+    done = run("-m", "model=custom", "model.factory=tiny:make", "system=eager", f"runner={','.join(RUNNERS)}", "results=r")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(file.read_text()) for file in (folder / "r").glob("*.json")]
+    assert {r["config"]["runner"]["name"] for r in found} == set(RUNNERS)
+    for record in found:
+        assert record["correctness"]["correct"]
+        assert set(record) & MEASURED == RUNNERS[record["config"]["runner"]["name"]]
+
+
+def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, folder: Path) -> None:
+    asked = ["runner=schedule", "model=custom", "model.factory=tiny:make", "batch=3"]
+    done = run(*asked, "system=nimble", "output=s.json")
+    assert done.returncode == 0, done.stderr
+    schedule: dict[str, Any] = json.loads((folder / "s.json").read_text())
+    assert {k: schedule[k] for k in ("model", "system", "batch", "device")} == {
+        **{"model": "custom", "system": "nimble", "batch": 3, "device": "cpu"}
+    }
+    operators = schedule["operators"]
+    assert [o["id"] for o in operators] == list(range(len(operators)))
+    assert sorted(o["position"] for o in operators) == list(range(len(operators)))
+    assert len({o["stream"] for o in operators}) == schedule["streams"] == schedule["width"] == 2
+    assert all(set(o) == {"id", "name", "target", "stream", "position"} for o in operators)
+    assert {tuple(w) for w in schedule["waits"]} <= {tuple(e) for e in schedule["edges"]}
+    assert set(schedule["search"]) >= {"seconds", "states", "transitions"}
+    printed = run(*asked, "system=nimble")
+    assert json.loads(printed.stdout) | {"search": 0} == schedule | {"search": 0}
+    none = run(*asked, "system=eager", "output=none.json")
+    assert none.returncode == 0 and "no schedule" in none.stderr and not (folder / "none.json").exists()
+    assert not (folder / "results").exists()
+
+
+def test_a_schedule_file_reads_back_and_passes_the_proof(run: Run, folder: Path) -> None:
+    (folder / "ordered.py").write_text(
+        "import torch\n"
+        "class Ordered(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        a, b, c = x.relu(), x.tanh(), x.sigmoid()\n"
+        "        return torch.cat((c - a, b - a, b)), a * a\n"
+        "def make(batch): return Ordered(), (torch.randn(batch, 3),)\n"
+    )
+    done = run("runner=schedule", "model=custom", "model.factory=ordered:make", "system=nimble", "output=s.json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((folder / "s.json").read_text())
+    ids = {o["target"].split(".")[1]: o["id"] for o in document["operators"]}
+    a, b, c, joined = (ids[name] for name in ("relu", "tanh", "sigmoid", "cat"))
+    first, second = (o["id"] for o in document["operators"] if ".sub." in o["target"])
+    edges = [tuple(edge) for edge in document["edges"]]
+    by_consumer = {v: [u for u, w in edges if w == v] for v in (first, second, joined)}
+    assert by_consumer == {first: [c, a], second: [b, a], joined: [first, second, b]}  # in the order of the arguments
+    assert all(u < v for u, v in edges) and len(set(edges)) == len(edges)
+
+    schedule = Schedule.from_json(document)
+    verify(schedule.graph, schedule)
+    again = schedule.to_json(**{key: document[key] for key in ("model", "batch", "device")})
+    assert again == document
+    assert schedule.waits
+    for wait in schedule.waits:  # every one of them is needed
+        fewer = replace(schedule, waits=tuple(w for w in schedule.waits if w != wait))
+        with pytest.raises(InvalidSchedule):
+            verify(fewer.graph, fewer)
+
+
+def test_a_killed_run_of_a_schedule_leaves_the_old_file(folder: Path) -> None:
+    (folder / "s.json").write_text("old")
+    asked = ["runner=schedule", "model=custom", "model.factory=tiny:make", "output=s.json"]
+    for seconds in (0.6, 1.5):
+        process = subprocess.Popen(command(*asked), cwd=folder, env=environment(), stderr=subprocess.DEVNULL)
+        time.sleep(seconds)
+        process.kill()
+        process.wait()
+        assert (folder / "s.json").read_text() == "old"
+    assert not [name for name in os.listdir(folder) if name.endswith(PARTIAL)]

@@ -1,0 +1,226 @@
+"""Properties of the measurements: against independent code, on random data, and by what they call."""
+
+import time
+from collections.abc import Callable
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from dags import as_networkx, dags
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from runners import correctness, latency, memory, throughput
+from runners.correctness import relative_error
+from runners.session import Session
+from runners.sm_efficiency import METRIC, CountersUnavailable, occupied, parse_counters
+from runners.statistics import describe, spread
+from systems.scheduling.limits import critical_path
+from systems.scheduling.operator_graph import OperatorGraph
+
+MIB = 2**20
+SAMPLES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40)
+
+
+class Counted:
+    """A call that counts itself."""
+
+    def __init__(self, act: Callable[[], object] = lambda: None):
+        self.calls, self.act = 0, act
+
+    def __call__(self) -> object:
+        self.calls += 1
+        return self.act()
+
+
+@given(SAMPLES)
+def test_statistics_lie_in_order_and_scale_with_the_unit(samples: list[float]) -> None:
+    found = describe(samples)
+    assert [found["median"], found["mean"]] == pytest.approx([np.median(samples), np.mean(samples)])
+    low, high = found["ci95"]  # type: ignore[misc]
+    assert min(samples) == found["min"] <= low <= found["median"] <= high <= max(samples)
+    assert found["p10"] <= found["median"] <= found["p90"] <= found["p99"] <= max(samples)  # type: ignore[operator]
+    doubled = describe([2 * s for s in samples])
+    assert doubled["ci95"] == pytest.approx([2 * low, 2 * high]) and doubled["median"] == 2 * np.median(samples)
+    assert spread(samples) == pytest.approx(spread([2 * s for s in samples])) and spread(samples) >= 0
+
+
+def test_an_interval_narrows_with_samples_and_holds_the_truth_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(5)
+    intervals = [describe(draws.normal(10.0, 1.0, 50).tolist())["ci95"] for _ in range(200)]
+    held = sum(low <= 10.0 <= high for low, high in intervals)  # type: ignore[misc]
+    assert 0.90 <= held / 200 <= 0.99
+    low, high = describe(draws.normal(10.0, 1.0, 5000).tolist())["ci95"]  # type: ignore[misc]
+    assert high - low < 0.3 * np.mean([b - a for a, b in intervals])  # type: ignore[misc]
+
+
+def test_every_sampled_call_is_kept_and_no_other() -> None:
+    for least, seconds, most in ((7, 0.0, 500), (3, 60.0, 20)):
+        call = Counted()
+        assert len(latency.sample(call, "cpu", least, seconds, most)) == call.calls == (least if not seconds else most)
+    call = Counted()
+    measured = latency.measure(call, "cpu", samples=30)
+    assert call.calls == measured["warmup_calls"] + len(measured["host_ms"])
+    assert 30 <= len(measured["host_ms"]) == measured["statistics"]["host"]["n"] <= latency.MOST
+    assert measured["statistics"]["host"] == describe(measured["host_ms"]) and measured["statistics"]["device"] is None
+
+
+def test_more_samples_than_the_usual_bound_are_taken_where_they_are_asked() -> None:
+    assert len(latency.sample(lambda: None, "cpu", latency.MOST + 100, 0.3)) == latency.MOST + 100
+
+
+@pytest.mark.parametrize(
+    ("expected_ms", "calls"),
+    [(1e9, throughput.FEWEST_CALLS), (1e-9, throughput.MOST_CALLS), (throughput.RUN_SECONDS * 1e3 / 50, 50)],
+)
+def test_a_run_of_throughput_has_the_calls_that_fill_it(expected_ms: float, calls: int) -> None:
+    call = Counted()
+    measured = throughput.measure(call, "cpu", 3, expected_ms)
+    assert abs(measured["calls"] - calls) <= 1 and call.calls == throughput.RUNS * measured["calls"]
+    assert len(measured["runs"]) == throughput.RUNS and measured["statistics"] == describe(measured["runs"])
+
+
+def test_throughput_is_in_samples_not_in_calls() -> None:
+    def slow() -> None:
+        torch.empty(1)
+        time.sleep(0.01)
+
+    one = throughput.measure(slow, "cpu", 1, 1e9)["statistics"]["median"]
+    eight = throughput.measure(slow, "cpu", 8, 1e9)["statistics"]["median"]
+    assert 33 < one <= 100 and 8 * 33 < eight <= 800
+
+
+def test_memory_sees_what_a_call_holds_at_once_and_not_what_it_gave_back() -> None:
+    def at_once() -> Tensor:
+        return torch.ones(8 * MIB) + torch.ones(8 * MIB)  # three of 32 MiB
+
+    def in_turn() -> Tensor:
+        return torch.stack([torch.ones(8 * MIB).sum(), torch.ones(8 * MIB).sum(), torch.ones(8 * MIB).sum()])
+
+    peaks = [memory.MemoryMeter("cpu").measure(call, {})["peak_bytes"] / MIB for call in (at_once, in_turn)]
+    assert 80 < peaks[0] < 140 and 20 < peaks[1] < 60
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1, max_size=20), st.floats(-2, 2))
+def test_relative_error_is_that_of_numpy(values: list[int], by: float) -> None:
+    reference = np.array(values, dtype=float)
+    norm = float(np.linalg.norm(reference)) or 1.0
+    out = reference + by
+    expected = float(np.linalg.norm(out - reference)) / norm
+    assert relative_error(torch.tensor(out), torch.tensor(reference)) == pytest.approx(expected)
+
+
+def test_relative_error_of_small_types_is_taken_in_double_precision() -> None:
+    large = torch.full((100,), 60000.0, dtype=torch.float16)  # squares overflow in fp16 and in its sums
+    assert relative_error(large, large) == 0.0
+    assert relative_error(large * 0.5, large) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("precision", correctness.TOLERANCE)
+def test_an_error_on_either_side_of_the_tolerance(precision: str) -> None:
+    tolerance = correctness.TOLERANCE[precision]
+    draws = [(torch.full((10,), 2.0, dtype=torch.float64),)] * 2
+    within = correctness.measure(lambda x: x, lambda x: x * (1 + 0.9 * tolerance), draws, precision)
+    beyond = correctness.measure(lambda x: x, lambda x: x * (1 + 1.1 * tolerance), draws, precision)
+    assert within["correct"] and within["reason"] is None and not beyond["correct"] and precision in beyond["reason"]
+    assert within["relative_error"] == pytest.approx(0.9 * tolerance) and beyond["tolerance"] == tolerance
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nothing_is_correct_beside_a_reference_that_is_not_finite(bad: float) -> None:
+    draws = [(torch.ones(3),)]
+    found = correctness.measure(lambda x: x * bad, lambda x: x * bad, draws, "fp32")
+    assert not found["correct"] and "eager's own output" in found["reason"]
+    found = correctness.measure(lambda x: x, lambda x: x * bad, draws, "fp32")
+    assert not found["correct"] and "the output is not finite" in found["reason"]
+
+
+def test_an_output_that_is_missing_or_permuted_is_incorrect() -> None:
+    draws = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)),)]
+    for wrong in (lambda x: (x, -x), lambda x: (-x, x, x), lambda x: (-x,)):
+        assert not correctness.measure(lambda x: (-x, x), wrong, draws, "bf16")["correct"]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "share"),
+    [
+        ([(0.0, 10.0, 4)], 1.0),
+        ([(0.0, 10.0, 1)], 0.25),
+        ([(0.0, 10.0, 400)], 1.0),  # more blocks than SMs
+        ([(0.0, 10.0, 4), (20.0, 30.0, 4)], 2 / 3),  # a gap between them
+        ([(0.0, 10.0, 2), (0.0, 10.0, 2)], 1.0),  # beside each other
+        ([(0.0, 10.0, 2), (5.0, 15.0, 2)], (0.5 * 5 + 1.0 * 5 + 0.5 * 5) / 15),
+        ([(5.0, 15.0, 2), (0.0, 10.0, 2)], (0.5 * 5 + 1.0 * 5 + 0.5 * 5) / 15),  # in whatever order they come
+        ([(0.0, 10.0, 4), (10.0, 20.0, 4)], 1.0),  # back to back
+    ],
+)
+def test_the_share_of_a_timeline_that_was_made_by_hand(kernels: list[tuple[float, float, int]], share: float) -> None:
+    assert occupied(kernels, 4) == pytest.approx(share)
+
+
+NCU = """==PROF== Connected to process 4242 (/usr/bin/python3.12)
+==PROF== Profiling "graph": 0%....50%....100% - 12 passes
+==PROF== Disconnected from process 4242
+"ID","Process ID","Process Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",{metrics}
+"","","","","","","","","",{units}
+"0","4242","python3.12","graph","1","7","","","0","9.0",{first}
+"1","4242","python3.12","void f<float, 4>(int, ""x"")","1","7","(128, 1, 1)","(1, 1, 1)","0","9.0",{second}
+==PROF== Trace file
+"""
+
+
+def ncu(metric: str = METRIC, percent: str = "75.50") -> str:
+    names = f'"gpu__time_duration.sum","{metric}"'
+    return NCU.format(metrics=names, units='"ns","%"', first=f'"1,200,000","{percent}"', second='"400000","10"')
+
+
+def test_counters_of_several_workloads_weigh_by_their_durations() -> None:
+    active, elapsed = parse_counters(ncu())
+    assert elapsed == 1_600_000 and active == pytest.approx(1_200_000 * 0.755 + 40_000)
+
+
+@pytest.mark.parametrize("text", [ncu(metric="sm__cycles_elapsed.max"), ncu(percent="n/a"), ncu(percent="")])
+def test_counters_that_were_not_collected_are_no_zeros(text: str) -> None:
+    with pytest.raises(CountersUnavailable, match=r"sm__cycles_active"):
+        parse_counters(text)
+
+
+@given(dags(max_nodes=30), st.data())
+def test_the_critical_path_is_the_longest_path(graph: OperatorGraph, data: st.DataObject) -> None:
+    times = data.draw(st.lists(st.floats(0, 10), min_size=len(graph), max_size=len(graph)))
+    theirs = nx.DiGraph()  # the time of an operator stands on every edge that leaves it, one to a common end among them
+    theirs.add_edges_from((u, v, {"weight": times[u]}) for u, v in as_networkx(graph).edges)
+    theirs.add_edges_from((u, "end", {"weight": times[u]}) for u in range(len(graph)))
+    found = critical_path(graph, times)
+    assert found == pytest.approx(nx.dag_longest_path_length(theirs))
+    assert max(times) <= found <= sum(times) + 1e-9
+
+
+def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The interleaved rounds call what was measured, on the same inputs, and keep every sample."""
+    (tmp_path / "counted_model.py").write_text(
+        "import torch\n"
+        "class Doubled(torch.nn.Module):\n"
+        "    calls = 0\n"
+        "    def forward(self, x):\n"
+        "        Doubled.calls += 1\n"
+        "        return x * 2\n"
+        "def make(batch): return Doubled(), (torch.ones(batch, 2),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cell = {
+        **{"model": {"name": "custom", "factory": "counted_model:make"}, "system": {"name": "eager"}},
+        **{"runner": {"name": "latency", "samples": 5}, "batch": 3, "device": "cpu", "precision": "tf32"},
+        **{"layout": "contiguous", "seed": 0},
+    }
+    session = Session(cell, "0", lambda phase: None)
+    session.prepare()
+    import counted_model  # type: ignore[import-not-found]
+
+    before = counted_model.Doubled.calls
+    times = session.round()
+    assert counted_model.Doubled.calls == before + 2 + len(times) and len(times) >= 10 and min(times) > 0
+    assert torch.equal(session.call(), 2 * session.inputs[0]) and session.inputs[0].shape == (3, 2)

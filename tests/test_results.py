@@ -1,0 +1,231 @@
+"""Records, the folder that keeps them, and what may be compared."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import dags as _profile  # noqa: F401 - the deadline of hypothesis
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.comparison import speedup
+from results.record import IDENTITY, file_name, identity, label, problem
+from results.store import PARTIAL, STALE_SECONDS, Store, write_json
+
+CONFIG: dict[str, Any] = {
+    "model": {"name": "nasnet"},
+    "system": {"name": "nimble", "multi_stream": True},
+    "runner": {"name": "bench", "samples": 100},
+    "batch": 1,
+    "device": "cpu",
+    "precision": "tf32",
+    "layout": "contiguous",
+    "seed": 0,
+}
+ENVIRONMENT = {"host": "here", "libraries": {"torch": "2.11"}}
+
+
+def record(system: str = "nimble", **more: Any) -> dict[str, Any]:
+    config = CONFIG | {"system": {"name": system}}
+    whole = {"schema": 1, "id": identity(config, ENVIRONMENT), "status": "ok", "reason": None, "warnings": []}
+    return whole | {"config": config, "environment": ENVIRONMENT, "comparison": None} | more
+
+
+def test_identity_says_what_was_measured_and_where() -> None:
+    here = identity(CONFIG, ENVIRONMENT)
+    assert here == identity(json.loads(json.dumps(CONFIG)), dict(reversed(ENVIRONMENT.items()))) and len(here) == 16
+    assert here == identity(CONFIG | {"timeout": 5, "force": True}, ENVIRONMENT)
+    for key in IDENTITY:
+        assert identity(CONFIG | {key: "another"}, ENVIRONMENT) != here
+    assert identity(CONFIG, ENVIRONMENT | {"host": "there"}) != here
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "deep" / "folder")
+    store.make()
+    path = store.write(record())
+    assert path.name == file_name(record()) == f"nasnet-nimble-b1-cpu-{record()['id']}.json"
+    assert store.find(record()["id"]) == record() and store.read().records == {record()["id"]: record()}
+    assert store.find("0" * 16) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"schema": 1, "id": "ab', "JSON"),
+        ("", "JSON"),
+        ("\x80\x81", "JSON"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"name": "package", "version": "1.0"}', "schema"),
+        ('{"schema": 2}', "schema is 2"),
+        ('{"schema": 1, "status": "fine"}', "status is 'fine'"),
+        ('{"schema": 1, "status": "ok", "config": {}}', "config"),
+    ],
+)
+def test_what_is_no_record_is_named_and_left_alone(tmp_path: Path, text: str, why: str) -> None:
+    store = Store(tmp_path)
+    store.write(record())
+    foreign = tmp_path / "foreign.json"
+    foreign.write_bytes(text.encode("latin-1"))
+    contents = store.read()
+    assert list(contents.records) == [record()["id"]]
+    assert list(contents.skipped) == [foreign] and why in contents.skipped[foreign]
+    assert foreign.read_bytes() == text.encode("latin-1")
+
+
+def test_a_truncated_record_counts_as_none(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.write(record())
+    path.write_text(path.read_text()[:-20])
+    assert store.find(record()["id"]) is None and path in store.read().skipped
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "record.json", {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": 2, "b": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
+    writer = (
+        "import sys; from pathlib import Path; from results.store import write_json\n"
+        "n = 0\n"
+        "while True:\n"
+        "    write_json(Path(sys.argv[1]), {'n': n, 'samples': [n] * 50000}); n += 1\n"
+    )
+    path = tmp_path / "record.json"
+    for delay in (0.0, 0.003, 0.011, 0.02):
+        process = subprocess.Popen([sys.executable, "-c", writer, str(path)], cwd=ROOT)
+        while not path.exists():
+            time.sleep(0.001)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        document = json.loads(path.read_text())
+        assert document["samples"] == [document["n"]] * 50000
+        path.unlink()
+    assert not Store(tmp_path).read().skipped  # what was left half-written is no file of the store's
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    writer = (
+        "import sys; from results.store import Store; from test_results import record\n"
+        "store, n = Store(sys.argv[1]), 0\n"
+        "while True:\n"
+        "    store.write(record(samples=[n] * 20000)); n += 1\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    process = subprocess.Popen([sys.executable, "-c", writer, str(tmp_path)], env=os.environ | path)
+    store, seen = Store(tmp_path), set()
+    deadline = time.monotonic() + 60
+    while len(seen) < 30 and time.monotonic() < deadline:
+        contents = store.read()
+        assert not contents.skipped
+        for found in contents.records.values():
+            assert found["samples"] == found["samples"][:1] * 20000
+            seen.add(found["samples"][0])
+    process.kill()
+    process.wait()
+    assert len(seen) == 30
+
+
+def test_what_killed_writers_left_goes_after_a_while(tmp_path: Path) -> None:
+    old, fresh = tmp_path / f"a{PARTIAL}", tmp_path / f"b{PARTIAL}"
+    old.write_text("{")
+    fresh.write_text("{")
+    os.utime(old, (0, time.time() - STALE_SECONDS - 60))
+    Store(tmp_path).make()
+    assert not old.exists() and fresh.exists()
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    writer = (
+        "import sys; from results.store import Store; from test_results import record\n"
+        "store = Store(sys.argv[1]); store.make()\n"
+        "for i in range(20): store.write(record(f's{i}', samples=[int(sys.argv[2])] * 1000))\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", writer, str(tmp_path), str(n)], env=os.environ | path) for n in range(3)
+    ]
+    assert [w.wait() for w in writers] == [0, 0, 0]
+    contents = Store(tmp_path).read()
+    assert len(contents.records) == 20 and not contents.skipped
+    assert all(len(set(r["samples"])) == 1 for r in contents.records.values())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        Store(tmp_path / "file" / "folder").make()
+
+
+def rounds(group: str, *samples: list[float]) -> dict[str, Any]:
+    return {"group": group, "cells": ["a", "b"], "rounds": list(samples)}
+
+
+def test_speedup_is_the_median_over_rounds_of_ratios_within_a_round() -> None:
+    eager = record("eager", comparison=rounds("g", [4.0, 4.0, 9.0], [8.0, 8.0, 8.0], [2.0, 2.0]))
+    nimble = record("nimble", comparison=rounds("g", [2.0, 2.0, 2.0], [2.0, 2.0], [2.0, 1.0, 2.0]))
+    measured = speedup(nimble, eager)
+    assert measured is not None and measured.ratio == pytest.approx(2.0)  # of 2, 4 and 1
+    assert 1.0 <= measured.low <= measured.ratio <= measured.high <= 4.0
+    inverse = speedup(eager, nimble)
+    assert inverse is not None and inverse.ratio == pytest.approx(0.5)
+
+
+ROUND = st.lists(st.floats(0.01, 100), min_size=1, max_size=5)
+
+
+@given(st.lists(st.tuples(ROUND, ROUND), min_size=1, max_size=8), st.floats(0.01, 100))
+def test_speedup_of_any_rounds(pairs: list[tuple[list[float], list[float]]], factor: float) -> None:
+    slow, fast = (record(s, comparison=rounds("g", *(p[i] for p in pairs))) for i, s in enumerate(("eager", "nimble")))
+    found = speedup(fast, slow)
+    assert found is not None
+    ratios = [median(a) / median(b) for a, b in pairs]
+    assert found.ratio == pytest.approx(median(ratios))
+    assert (
+        min(ratios) * 0.999 <= found.low <= found.ratio * 1.001 and found.ratio * 0.999 <= found.high <= max(ratios) * 1.001
+    )
+    same = speedup(slow, slow)
+    assert same is not None and same.ratio == same.low == same.high == 1.0
+    # A machine that is slower for a round, by any factor, slows both sides and leaves the ratio.
+    slower = [
+        r | {"comparison": rounds("g", *([x * factor for x in s] for s in r["comparison"]["rounds"]))} for r in (slow, fast)
+    ]
+    again = speedup(slower[1], slower[0])
+    assert again is not None and again.ratio == pytest.approx(found.ratio)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        record("eager"),
+        record("eager", comparison=rounds("another", [4.0])),
+        record("eager", comparison=rounds("g", [4.0], [4.0])),
+        record("eager", status="incorrect", comparison=rounds("g", [4.0])),
+    ],
+    ids=["alone", "another sweep", "other rounds", "incorrect"],
+)
+def test_no_speedup_without_shared_rounds(other: dict[str, Any]) -> None:
+    mine = record(comparison=rounds("g", [2.0]))
+    assert speedup(mine, other) is None and speedup(other, mine) is None
+
+
+def test_labels_are_what_a_person_would_write() -> None:
+    assert label({"name": "eager"}) == "eager"
+    assert label({"name": "nimble", "multi_stream": False}) == "nimble (multi_stream=false)"
+
+
+def test_a_record_has_no_problem() -> None:
+    assert problem(record()) is None

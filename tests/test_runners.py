@@ -1,0 +1,153 @@
+"""The measurements, each against something that is known."""
+
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, gone
+from scipy.stats import bootstrap
+from torch import Tensor, nn
+
+from runners import correctness, latency, sm_efficiency, throughput
+from runners.cell_process import CellProcess
+from runners.memory import MemoryMeter
+from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
+from runners.statistics import describe, spread
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_statistics_are_those_of_scipy(seed: int) -> None:
+    samples = np.random.default_rng(seed).lognormal(0.0, 0.3, 101)
+    found = describe(samples.tolist())
+    theirs = bootstrap((samples,), np.median, method="percentile", n_resamples=5000, rng=seed).confidence_interval
+    width = theirs.high - theirs.low
+    assert found["median"] == np.median(samples) and found["min"] == samples.min() and found["n"] == 101
+    assert found["mean"] == pytest.approx(samples.mean())
+    assert [found["p90"], found["p99"]] == pytest.approx(np.percentile(samples, [90, 99]).tolist())
+    low, high = found["ci95"]  # type: ignore[misc]
+    assert abs(low - theirs.low) < 0.25 * width and abs(high - theirs.high) < 0.25 * width
+    assert describe(samples.tolist()) == found
+
+
+def test_statistics_of_equal_samples_and_of_none() -> None:
+    assert describe([2.0] * 5)["ci95"] == [2.0, 2.0] and spread([2.0] * 5) == 0.0
+    with pytest.raises(ValueError):
+        describe([])
+
+
+def test_latency_is_that_of_one_call() -> None:
+    measured = latency.measure(lambda: time.sleep(0.002), "cpu", samples=100)
+    assert len(measured["host_ms"]) >= 100 and measured["device_ms"] is None and measured["warmup_calls"] >= 20
+    assert 2.0 <= measured["statistics"]["host"]["min"] <= measured["statistics"]["host"]["median"] < 4.0
+
+
+def test_warm_up_goes_on_until_calls_are_steady() -> None:
+    calls = iter([0.02] * 15 + [0.001] * 1000)
+    assert 30 <= latency.warm_up(lambda: time.sleep(next(calls)), "cpu") <= latency.WARM_UP_CALLS
+
+
+def test_throughput_counts_samples_of_calls_back_to_back() -> None:
+    measured = throughput.measure(lambda: time.sleep(0.002), "cpu", batch=8, expected_ms=2.0)
+    assert len(measured["runs"]) == throughput.RUNS and 1000 < measured["statistics"]["median"] <= 4000
+
+
+def test_memory_is_the_peak_of_a_call() -> None:
+    meter = MemoryMeter("cpu")
+    measured = meter.measure(lambda: torch.ones(25 * MIB), {"arena": 5})
+    assert 95 * MIB < measured["peak_bytes"] < 200 * MIB and measured["system"] == {"arena": 5}
+
+
+def close(a: Tensor) -> nn.Module:
+    """A module that adds `a`."""
+    module = nn.Module()
+    module.forward = lambda x: {"y": x + a, "z": [x]}  # type: ignore[method-assign]
+    return module
+
+
+DRAWS = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(i)),) for i in range(3)]
+
+
+def test_equal_outputs_are_correct_and_others_are_not() -> None:
+    zero = torch.zeros(4, 4)
+    assert correctness.measure(close(zero), close(zero), DRAWS, "fp32") | {"tolerance": 0} == {
+        **{"correct": True, "reason": None, "relative_error": 0.0, "tolerance": 0, "inputs": 3},
+        "rounding": None,
+    }
+    off = correctness.measure(close(zero), close(zero + 1e-3), DRAWS, "fp32")
+    assert not off["correct"] and 1e-4 < off["relative_error"] < 1e-2 and "exceeds" in off["reason"]
+    assert correctness.measure(close(zero), close(zero + 1e-3), DRAWS, "tf32")["correct"]
+
+
+@pytest.mark.parametrize(
+    ("prepared", "why"),
+    [
+        (lambda x: {"y": x * float("nan"), "z": [x]}, "not finite"),
+        (lambda x: {"y": x[:2], "z": [x]}, "shape"),
+        (lambda x: {"y": x}, "shape"),
+    ],
+)
+def test_what_cannot_be_compared_is_incorrect(prepared: object, why: str) -> None:
+    found = correctness.measure(close(torch.zeros(4, 4)), prepared, DRAWS, "fp32")  # type: ignore[arg-type]
+    assert not found["correct"] and why in found["reason"]
+
+
+def test_an_error_on_one_draw_of_three_is_found() -> None:
+    calls = iter([0.0, 0.0, 1.0])
+    found = correctness.measure(lambda x: x, lambda x: x + next(calls), DRAWS, "bf16")
+    assert not found["correct"]
+
+
+def test_occupied_share_against_small_steps_of_time() -> None:
+    generator = random.Random(0)
+    for _ in range(20):
+        kernels = [
+            (s := generator.randrange(50), s + generator.randrange(1, 20), generator.randrange(1, 9)) for _ in range(6)
+        ]
+        begin, end = min(k[0] for k in kernels), max(k[1] for k in kernels)
+        steps = [min(1.0, sum(b for s, e, b in kernels if s <= t < e) / 4) for t in range(begin, end)]
+        assert occupied([(float(s), float(e), b) for s, e, b in kernels], 4) == pytest.approx(sum(steps) / len(steps))
+    assert occupied([], 4) == 0.0
+
+
+def test_counters_are_read_from_nsight_computes_csv() -> None:
+    heading = '"ID","Kernel Name","gpu__time_duration.sum","sm__cycles_active.avg.pct_of_peak_sustained_elapsed"'
+    text = f'==PROF== Connected\n{heading}\n"","","ns","%"\n"0","graph","3,000","50.0"\n"1","graph","1000","10"\n'
+    assert parse_counters(text) == pytest.approx((1600.0, 4000.0))
+    for nothing in ("", "==PROF== No kernels were profiled.\n", f'{heading}\n"","","ns","%"\n'):
+        with pytest.raises(CountersUnavailable):
+            parse_counters(nothing)
+
+
+def test_a_cpu_has_no_sm_efficiency_and_says_so() -> None:
+    found = sm_efficiency.measure(lambda: None, {"device": "cpu"}, False, "auto", 1.0)
+    assert found["value"] is None and found["source"] is None and "CPU" in found["reason"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_no_worker_outlives_a_killed_parent() -> None:
+    parent = (
+        "import sys, time; from runners.cell_process import CellProcess\n"
+        "p = CellProcess('cpu', '0'); p.tell({'do': 'import'}); print(p.process.pid, flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    assert gone([worker], within=5)
+
+
+def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None:
+    killed = CellProcess("cpu", "0")
+    killed.kill()
+    answer = killed.ask({"do": "round"}, timeout=10)
+    assert answer["status"] == "failed" and "SIGKILL" in answer["reason"]
+    slow = CellProcess("cpu", "0")
+    answer = slow.ask({"do": "check", "cell": {"system": {"name": "eager"}}}, timeout=0.05)
+    assert answer["status"] == "timeout" and slow.process.poll() is not None

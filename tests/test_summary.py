@@ -1,0 +1,68 @@
+"""The table at the end of a sweep."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from test_results import record, rounds
+
+from runners.summary import print_summary
+
+HOST = {"median": 12345.678, "ci95": [12345.678, 12345.678], "min": 1.0, "p90": 1.0, "p99": 1.0}
+MEASURED = {
+    "latency": {"statistics": {"host": HOST, "device": HOST}},
+    "throughput": {"statistics": {"median": 123456.7}},
+    "memory": {"peak_bytes": 2**33},
+    "sm_efficiency": {"value": 0.5, "source": "counters", "reason": None},
+    "correctness": {"relative_error": 1.2e-5},
+    "limits": {"critical_path_ms": 1.0, "busy_ms": 2.0},
+    "environment": {"gpu": "NVIDIA H200", "cpu": "a CPU"},
+}
+
+
+def shown(records: list[dict[str, Any]], width: int) -> str:
+    output = io.StringIO()
+    print_summary(records, Path("folder"), Console(file=output, width=width, force_terminal=True, color_system=None))
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 160, 200])
+def test_the_table_fits_the_terminal(width: int) -> None:
+    systems = ("eager", "torch_compile", "nimble")
+    rows = [record(s, **MEASURED | {"comparison": rounds("g", [float(i + 1)])}) for i, s in enumerate(systems)]
+    table = shown(rows, width)
+    assert max(map(len, table.splitlines())) <= width
+    assert all(word in table for word in (*systems, "12345.678", "1.00x", "0.33x"))
+    if width >= 200:
+        assert all(word in table for word in ("50% (c)", "1.2e-05", "8,192.0", "123,456.7", "(12345.7x)", "[12345.678,"))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_one_cell_is_shown_downwards(width: int) -> None:
+    table = shown([record("eager", **MEASURED)], width)
+    assert max(len(line) for line in table.splitlines() if not line.startswith("record")) <= width
+    for word in ("12345.678", "50% (counters)", "1.2e-05", "8,192.0 MiB", "12345.68 times", "NVIDIA H200"):
+        assert word in table
+
+
+def test_what_was_not_measured_and_why_stands_below() -> None:
+    failed = record("torch_compile", status="out_of_memory", reason="no 1 TiB here", environment={"cpu": "a CPU"})
+    doubtful = record("eager", **MEASURED | {"warnings": ["latency scatters: by [half]"]})
+    table = shown([doubtful, failed], 120)
+    assert "torch_compile b1: out_of_memory: no 1 TiB here" in table
+    assert "eager b1: warning: latency scatters: by [half]" in table
+    assert "over eager" not in table  # nothing was measured in turn
+
+
+def test_what_varies_in_a_sweep_is_a_column() -> None:
+    rows = [record("eager", **MEASURED) for _ in range(2)]
+    rows[1]["config"] = rows[1]["config"] | {"precision": "fp16", "model": {"name": "bert", "sequence": 64}}
+    rows.append(
+        record("nimble", id="x", config=rows[1]["config"] | {"model": {"name": "bert", "sequence": 128}}, **MEASURED)
+    )
+    rows[1]["id"] = "y"
+    table = shown(rows, 200)
+    assert all(word in table for word in ("precision", "fp16", "bert (sequence=64)", "bert (sequence=128)"))
+    assert "layout" not in table.splitlines()[2]
