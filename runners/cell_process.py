@@ -48,7 +48,7 @@ class CellProcess:
         """The worker's answer, or the status that stands for its end: {"status": "timeout" | "failed" | "out_of_memory",
         "reason": ...}. After any of these the process is gone.
         """
-        deadline = time.monotonic() + timeout
+        deadline, now = time.monotonic() + timeout, "starting"
         if not self.tell(command):
             return self._ended()
         with selectors.DefaultSelector() as selector:
@@ -60,11 +60,12 @@ class CellProcess:
                     answer: dict[str, Any] = json.loads(line)
                     if "phase" not in answer:
                         return answer
-                    phase(answer["phase"])
+                    now = answer["phase"]
+                    phase(now)
                     continue
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self.close()
-                    return {"status": "timeout", "reason": f"no result after {timeout:g} s"}
+                    return {"status": "timeout", "reason": f"no result after {timeout:g} s, at: {now}"}
                 received = os.read(self.answers, 1 << 16)
                 if not received:
                     return self._ended()

@@ -296,7 +296,7 @@ class GroupRun:
         taking_part.remove(identifier)
         CellProcesses.close(self.parked.pop(identifier))
         record = self.records[identifier]
-        warning = f"{NO_RATIO}: in the interleaved rounds it ended as {answer['status']} ({answer.get('reason')})"
+        warning = f"{NO_RATIO}: in the interleaved rounds it ended as {answer.get('status')} ({answer.get('reason')})"
         self._write(record | {"warnings": [*record["warnings"], warning]})
 
     def _write(self, record: dict[str, Any]) -> None:
