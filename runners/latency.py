@@ -11,7 +11,7 @@ from .statistics import describe
 
 WINDOW = 10  # calls
 STEADY = 0.02  # two windows' medians this close: warm
-WARM_UP_CALLS, WARM_UP_SECONDS = 300, 5.0
+WARM_UP_CALLS, WARM_UP_SECONDS = 300, 3.0
 LONG_ENOUGH = 0.3  # s; short calls are sampled more often than asked, up to MOST
 MOST = 500
 
