@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from systems.base import Prepared, System, Unsupported
+from systems.scheduling.program import check_inputs
 
 WARM_UP_RUNS = 3
 
@@ -55,9 +56,11 @@ class CapturedModule(Prepared):
         held = [s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool)]
         return {"pool": sum(held), "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs)}
 
+    @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         if self.graph is None:
             raise RuntimeError("this executor is closed")
+        check_inputs(inputs, self.inputs)
         for static, x in zip(self.inputs, inputs, strict=True):
             static.copy_(x, non_blocking=True)
         self.graph.replay()

@@ -104,6 +104,16 @@ def test_other_inputs_than_prepared_for_are_refused(change, message: str, device
     prepared.close()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_input_that_wants_a_gradient_leaves_no_trace(device: str) -> None:
+    module, (x, scale) = example(device)
+    prepared = execute(program := capture(module, (x, scale)), assign_streams(program.graph))
+    first = prepared(x.clone().requires_grad_(), scale)["sum"]
+    assert not first.requires_grad
+    assert torch.equal(prepared(x, scale)["sum"], first)
+    prepared.close()
+
+
 def test_bit_equal_under_random_delays(squeezenet: tuple[nn.Module, Tensor]) -> None:
     module, x = squeezenet
     program = capture(module, (x,))

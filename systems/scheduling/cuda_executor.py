@@ -56,6 +56,7 @@ class CudaExecutor(Prepared):
             "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
         }
 
+    @torch.no_grad()  # a static input that took part in a gradient would hold on to the caller's graph
     def __call__(self, *inputs: Tensor) -> Any:
         self.program.check(inputs)
         if self.graph_exec is None:

@@ -83,15 +83,7 @@ class Program:
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Raise ValueError unless `inputs` have the shapes, dtypes and device that this program was captured for."""
-        if len(inputs) != len(self.examples):
-            raise ValueError(f"prepared for {len(self.examples)} inputs, called with {len(inputs)}")
-        for i, (x, example) in enumerate(zip(inputs, self.examples, strict=True)):
-            if not isinstance(x, Tensor):
-                raise ValueError(f"input {i} is a {type(x).__name__}, not a tensor")
-            if (x.shape, x.dtype, x.device) != (example.shape, example.dtype, example.device):
-                raise ValueError(
-                    f"input {i} is {_describe(x)}, but this was prepared for {_describe(example)}: prepare it again"
-                )
+        check_inputs(inputs, self.examples)
 
     @torch.no_grad()
     def run(self, inputs: Sequence[Tensor], each: Callable[[int, Any], None] | None = None) -> list[Any]:
@@ -121,6 +113,19 @@ class Program:
     def kept_operators(self) -> set[int]:
         """Operators whose output is an output of the model."""
         return {o.operator for o in self.outputs if isinstance(o, Output)}
+
+
+def check_inputs(inputs: Sequence[Any], examples: Sequence[Tensor]) -> None:
+    """Raise ValueError unless `inputs` have the shapes, dtypes and device of `examples`: a copy would broadcast or cast."""
+    if len(inputs) != len(examples):
+        raise ValueError(f"prepared for {len(examples)} inputs, called with {len(inputs)}")
+    for i, (x, example) in enumerate(zip(inputs, examples, strict=True)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"input {i} is a {type(x).__name__}, not a tensor")
+        if (x.shape, x.dtype, x.device) != (example.shape, example.dtype, example.device):
+            raise ValueError(
+                f"input {i} is {_describe(x)}, but this was prepared for {_describe(example)}: prepare it again"
+            )
 
 
 def _describe(x: Tensor) -> str:
