@@ -71,11 +71,12 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             v = len(operators)
             target, args, kwargs = _as_executed(node)
             operators.append(Operator(v, target._schema.name.split("::")[1], str(target)))
-            call = Call(target, fx.map_arg(args, environment.__getitem__), fx.map_arg(kwargs, environment.__getitem__))
-            calls.append(call)
-            predecessors.append(_producers((call.args, call.kwargs)))
+            produces = _on_meta(node.meta.get("val"))
             # batch_norm returns one tensor where the operator in its place has three; only the first is asked for.
             environment[node] = Output(v) if target is node.target else (Output(v),)
+            arguments = fx.map_arg(args, environment.__getitem__), fx.map_arg(kwargs, environment.__getitem__)
+            calls.append(Call(target, *arguments, produces if target is node.target else produces[0]))
+            predecessors.append([o.operator for o in calls[v].references()])
     return Program(OperatorGraph(operators, predecessors), calls, outputs, output_spec, inputs)
 
 
@@ -117,14 +118,11 @@ def _only_first_output(node: fx.Node) -> bool:
     return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
 
 
-def _producers(argument: Any) -> list[int]:
-    if isinstance(argument, Output):
-        return [argument.operator]
-    if isinstance(argument, dict):
-        argument = tuple(argument.values())
-    if isinstance(argument, (list, tuple)):
-        return [u for a in argument for u in _producers(a)]
-    return []
+def _on_meta(value: Any) -> Any:
+    """Tensors (fake ones) as tensors on the meta device, in the same structure."""
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return type(value)([_on_meta(v) for v in value]) if isinstance(value, (list, tuple)) else value
 
 
 class _quiet:

@@ -87,6 +87,7 @@ class CpuExecutor(Prepared):
         self.program.check(inputs)
         if self.closed:
             raise RuntimeError("this executor is closed")
+        self.program.derived.refresh()
         run = _Run(self, inputs)
         for queue in self.queues:
             queue.put(run)

@@ -1,13 +1,14 @@
 """A captured model that can be run one operator at a time: an OperatorGraph with its callables and arguments."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from .derived import Derivations
 from .operator_graph import OperatorGraph
 
 
@@ -28,15 +29,32 @@ class Input:
 
 @dataclass(frozen=True)
 class Call:
-    """How one operator is executed: `function(*args, **kwargs)`, with Output and Input in place of tensors."""
+    """How one operator is executed: `function(*args, **kwargs)`, with Output and Input in place of tensors.
+
+    produces: what it returns, with tensors on the meta device in place of the real ones (shape, dtype, strides).
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    produces: Any = None
+
+    def leaves(self) -> list[Any]:
+        """Its arguments, and what the lists, tuples and dicts among them hold, in order."""
+        return _leaves((self.args, self.kwargs))
+
+    def references(self) -> list["Output"]:
+        """The Outputs among its arguments, in order."""
+        return [a for a in self.leaves() if isinstance(a, Output)]
+
+    def map(self, change: Callable[[Any], Any]) -> "Call":
+        """This call with `change` applied to everything in its arguments that is no list, tuple or dict."""
+        return replace(self, args=_map(change, self.args), kwargs=_map(change, self.kwargs))
 
 
 class Program:
-    """A model as operators. Parameters, buffers and constants are the module's own tensors, not copies.
+    """A model as operators. Parameters, buffers and constants are the module's own tensors, not copies; `derived` lists the
+    tensors that a rewriting pass has computed from them.
 
     Holds no state of a run: the executors pass `inputs` and `values` (one slot an operator), so that several runs of one
     program can go on side by side.
@@ -49,12 +67,14 @@ class Program:
         outputs: Sequence[Any],
         output_spec: TreeSpec,
         examples: tuple[Tensor, ...],
+        derived: Derivations | None = None,
     ):
         self.graph = graph
         self.calls = tuple(calls)
         self.outputs = tuple(outputs)  # Output, Input, or a constant
         self.output_spec = output_spec
         self.examples = examples
+        self.derived = derived or Derivations()
 
     def bind(self, tensors: dict[int, Tensor]) -> "Program":
         """This program with some inputs fixed: input i becomes the tensor `tensors[i]` itself, the others move up."""
@@ -62,11 +82,29 @@ class Program:
         references: list[Any] = [tensors.get(i) for i in range(len(self.examples))]
         for place, i in enumerate(free):
             references[i] = Input(place)
-        calls = [
-            Call(c.function, _resolve(c.args, None, references), _resolve(c.kwargs, None, references)) for c in self.calls
-        ]
-        outputs = [_resolve(o, None, references) for o in self.outputs]
-        return Program(self.graph, calls, outputs, self.output_spec, tuple(self.examples[i] for i in free))
+
+        def bound(argument: Any) -> Any:
+            return references[argument.index] if isinstance(argument, Input) else argument
+
+        calls = [c.map(bound) for c in self.calls]
+        outputs = [bound(o) for o in self.outputs]
+        return Program(self.graph, calls, outputs, self.output_spec, tuple(self.examples[i] for i in free), self.derived)
+
+    def value(self, reference: Any) -> Any:
+        """What stands for an argument, as far as it is known ahead of time: an Output as the tensor on the meta device that
+        its operator returns, an Input as its example, anything else as itself.
+        """
+        if isinstance(reference, Output):
+            produced = self.calls[reference.operator].produces
+            return produced if reference.index is None or produced is None else produced[reference.index]
+        return self.examples[reference.index] if isinstance(reference, Input) else reference
+
+    def signature(self, operator: int) -> str:
+        """What the operator does, wherever it stands: target, constants, and shapes, dtypes and strides of its tensors."""
+        call = self.calls[operator]
+        arguments = [_sign(self.value(a)) for a in _leaves(call.args)]
+        keywords = [f"{name}={_sign(self.value(a))}" for name, value in call.kwargs.items() for a in _leaves(value)]
+        return f"{self.graph.operators[operator].target}({', '.join(arguments + keywords)})"
 
     def execute(self, operator: int, values: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
         """Run one operator on what its producers left in `values`; returns its output."""
@@ -132,11 +170,9 @@ def _describe(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
 
 
-def _resolve(argument: Any, values: Sequence[Any] | None, inputs: Sequence[Any]) -> Any:
-    """`argument` with every Output (unless `values` is None) and Input in it replaced by what it stands for."""
+def _resolve(argument: Any, values: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    """`argument` with every Output and Input in it replaced by what it stands for."""
     if isinstance(argument, Output):
-        if values is None:
-            return argument
         value = values[argument.operator]
         return value if argument.index is None else value[argument.index]
     if isinstance(argument, Input):
@@ -148,3 +184,26 @@ def _resolve(argument: Any, values: Sequence[Any] | None, inputs: Sequence[Any])
     if isinstance(argument, dict):
         return {key: _resolve(a, values, inputs) for key, a in argument.items()}
     return argument
+
+
+def _map(change: Callable[[Any], Any], argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return type(argument)([_map(change, a) for a in argument])
+    if isinstance(argument, dict):
+        return {key: _map(change, a) for key, a in argument.items()}
+    return change(argument)
+
+
+def _leaves(argument: Any) -> list[Any]:
+    if isinstance(argument, dict):
+        argument = tuple(argument.values())
+    if isinstance(argument, (list, tuple)):
+        return [leaf for a in argument for leaf in _leaves(a)]
+    return [argument]
+
+
+def _sign(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    strides = "" if value.is_contiguous() else f"/{list(value.stride())}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{strides}"

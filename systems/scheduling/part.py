@@ -1,0 +1,59 @@
+"""Some operators of a program as a program of their own, over random inputs: what is measured alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_structure
+
+from .operator_graph import Operator, OperatorGraph
+from .program import Call, Input, Output, Program
+
+
+def part(program: Program, operators: Sequence[int], channels_last: bool = False) -> Program:
+    """`operators` (ids, in the order of capture) of `program`, reading the rest of it as inputs.
+
+    Floating-point inputs are drawn at random, others are zero, all with the strides that the program knows of, or, if so
+    asked, in channels_last where they have four dimensions. Its outputs are those that the rest of the program reads.
+    """
+    place = {v: i for i, v in enumerate(operators)}
+    examples: list[Tensor] = []
+    inputs: dict[Any, Input] = {}
+
+    def inside(argument: Any) -> Any:
+        if isinstance(argument, Output) and argument.operator in place:
+            return Output(place[argument.operator], argument.index)
+        if not isinstance(argument, Output | Input):
+            return argument
+        if argument not in inputs:
+            inputs[argument] = Input(len(examples))
+            examples.append(_example(program.value(argument), program.examples[0].device, channels_last))
+        return inputs[argument]
+
+    calls = [program.calls[v].map(inside) for v in operators]
+    graph = OperatorGraph(
+        [Operator(i, program.graph.operators[v].name, program.graph.operators[v].target) for i, v in enumerate(operators)],
+        [[place[u] for u in program.graph.predecessors[v] if u in place] for v in operators],
+    )
+    kept = program.kept_operators()
+    outputs = [Output(place[v]) for v in operators if v in kept or any(r not in place for r in program.graph.successors[v])]
+    return Program(graph, calls, outputs, tree_structure([0] * len(outputs)), tuple(examples))
+
+
+def alone(name: str, target: str, call: Call, examples: Sequence[Tensor]) -> Program:
+    """One operator as a program; its arguments refer to `examples` by Input."""
+    graph = OperatorGraph([Operator(0, name, target)], [[]])
+    return Program(graph, [call], [Output(0)], tree_structure([0]), tuple(examples))
+
+
+def _example(value: Any, device: torch.device, channels_last: bool) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"what an operator reads is of unknown shape: {value!r}")
+    example = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    if channels_last and value.dim() == 4:
+        example = example.contiguous(memory_format=torch.channels_last)
+    if value.dtype.is_floating_point:
+        own = torch.Generator(device).manual_seed(value.numel())  # the caller's random state stays as it is
+        return example.normal_(generator=own) if device.type != "meta" else example
+    return example.zero_()

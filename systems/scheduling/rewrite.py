@@ -1,0 +1,141 @@
+"""Replaces groups of operators of a program by one operator each: what every rewriting pass comes down to."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from .derived import Derived
+from .operator_graph import Operator, OperatorGraph
+from .program import Call, Output, Program
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One new operator in the place of `operators` (ids of the program that is rewritten).
+
+    call: how it is executed; its arguments refer to the outputs and inputs of the program that is rewritten. A Call among
+    them becomes an operator of its own, and the same Call object wherever it stands the same operator. results: for each
+    replaced operator that is still read, which output of the new one stands for its output; None for the only one.
+    derived: the tensors among its arguments that were computed for it.
+    """
+
+    operators: tuple[int, ...]
+    name: str
+    target: str
+    call: Call
+    results: dict[int, int | None]
+    derived: tuple[Derived, ...] = ()
+
+
+Key = tuple[int, int]  # an old operator's id and 0, or what comes before it and a negative number
+
+
+def replace(
+    program: Program, replacements: Sequence[Replacement], outputs: Sequence[Any] | None = None
+) -> tuple[Program, dict[int, int]]:
+    """`program` with every replacement made, and for each of its operators the id of the one that does its work now.
+
+    The operators of the new program stand in the order of the old one, a new one where the last of those it replaces stood.
+    outputs: those of the new program, in terms of the old one, where they are not the old one's; Calls may be among them.
+    Raises ValueError where two replacements share an operator, an operator that is gone is still read, or the new operators
+    would depend on each other in a cycle.
+    """
+    n = len(program.graph)
+    owner = list(range(n))  # the last of the group that each old operator is replaced with
+    made: dict[int, Replacement] = {}
+    replaced: set[int] = set()
+    for r in replacements:
+        if replaced & set(r.operators):
+            raise ValueError(f"{r.name} replaces an operator that another replacement takes")
+        replaced |= set(r.operators)
+        made[max(r.operators)] = r
+        for v in r.operators:
+            owner[v] = max(r.operators)
+    outputs = program.outputs if outputs is None else tuple(outputs)
+    calls: dict[Key, Call] = {(v, 0): made[v].call if v in made else program.calls[v] for v in range(n) if owner[v] == v}
+    added: dict[int, Key] = {}  # by the identity of a Call among the arguments
+    read: dict[Key, list[Key]] = {}
+
+    def reads(key: Key, arguments: Sequence[Any]) -> list[Key]:
+        keys = []
+        for argument in arguments:
+            if isinstance(argument, Call):
+                if id(argument) not in added:
+                    added[id(argument)] = own = (key[0], -1 - len(added))
+                    calls[own] = argument
+                    read[own] = reads(own, argument.leaves())
+                keys.append(added[id(argument)])
+            elif isinstance(argument, Output):
+                keys.append((owner[argument.operator], 0))
+        return keys
+
+    for key, call in list(calls.items()):
+        read[key] = reads(key, call.leaves())
+    reads((n, 0), outputs)
+    order = _topological(read)
+    place = {key: i for i, key in enumerate(order)}
+
+    def moved(argument: Any) -> Any:
+        if isinstance(argument, Call):
+            return Output(place[added[id(argument)]])
+        if not isinstance(argument, Output):
+            return argument
+        old, group = argument.operator, owner[argument.operator]
+        if group not in made:
+            return Output(place[old, 0], argument.index)
+        if old not in made[group].results:
+            raise ValueError(f"{made[group].name} computes the output of operator {program.graph.label(old)} no more")
+        index = made[group].results[old]
+        if index is not None and argument.index is not None:
+            raise ValueError(f"operator {program.graph.label(old)} has several outputs")
+        return Output(place[group, 0], argument.index if index is None else index)
+
+    operators = []
+    for i, (v, before) in enumerate(order):
+        if before:
+            target = calls[v, before].function
+            operators.append(Operator(i, target._schema.name.split("::")[1], str(target)))  # type: ignore[attr-defined]
+        else:
+            of: Operator | Replacement = made.get(v, program.graph.operators[v])
+            operators.append(Operator(i, of.name, of.target))
+    graph = OperatorGraph(operators, [[place[u] for u in read[key]] for key in order])
+    derived = program.derived + [d for r in replacements for d in r.derived]
+    moved_calls = [calls[key].map(moved) for key in order]
+    rewritten = Program(graph, moved_calls, [moved(o) for o in outputs], program.output_spec, program.examples, derived)
+    return rewritten, {v: place[owner[v], 0] for v in range(n)}
+
+
+def _topological(read: dict[Key, list[Key]]) -> list[Key]:
+    """The keys of `read` so that each comes after those it reads, the smallest first where there is a choice."""
+    waiting = {v: len(set(producers)) for v, producers in read.items()}
+    readers: dict[Key, list[Key]] = {v: [] for v in read}
+    for v, producers in read.items():
+        for u in set(producers):
+            readers[u].append(v)
+    ready = [v for v, count in waiting.items() if count == 0]
+    heapify(ready)
+    order = []
+    while ready:
+        order.append(u := heappop(ready))
+        for v in readers[u]:
+            waiting[v] -= 1
+            if waiting[v] == 0:
+                heappush(ready, v)
+    if len(order) < len(read):
+        raise ValueError("the new operators would depend on each other in a cycle")
+    return order
+
+
+def users(program: Program) -> list[list[int]]:
+    """For each operator those that read it, in order; an output of the model counts as a reader too, as -1."""
+    out: list[list[int]] = [list(readers) for readers in program.graph.successors]
+    for v in program.kept_operators():
+        out[v].append(-1)
+    return out
+
+
+def only_user(readers: Iterable[int]) -> int | None:
+    """The one operator among `readers`, or None where there are none, several, or the model's output."""
+    found = list(readers)
+    return found[0] if len(found) == 1 and found[0] >= 0 else None
