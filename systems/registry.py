@@ -12,7 +12,7 @@ SYSTEMS = {
     "torchscript": "systems.torchscript:TorchScript",
     "torch_compile": "systems.torch_compile:TorchCompile",
     "cuda_graph": "systems.cuda_graph:CudaGraph",
-    "nimble": "systems.nimble.system:Nimble",
+    "nimble": "systems.nimble.system:NimbleSystem",
 }
 
 

@@ -1,36 +1,52 @@
-"""Nimble: stream assignment and ahead-of-time scheduling (Kwon et al., NeurIPS 2020)."""
+"""Nimble: graph rewriting, stream assignment and ahead-of-time scheduling (Kwon et al., NeurIPS 2020)."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from systems.base import Prepared, System, Unsupported
+from systems.scheduling.arena import Arena
 from systems.scheduling.capture import capture
 from systems.scheduling.execute import execute
 from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.program import Program
 from systems.scheduling.schedule import Schedule
+from systems.scheduling.timing import milliseconds
 
+from .rewriting import Rewriting
 from .stream_assignment import assign_streams, single_stream
 
 
-class Nimble(System):
-    """Nimble's inference engine. multi_stream=False is the paper's ablation (Table 1): one stream, captured all the same."""
+class NimbleSystem(System):
+    """Nimble's inference engine. multi_stream=False is the paper's ablation (Table 1): one stream, captured all the same.
+
+    rewriting: the switches of `Rewriting`.
+    """
 
     name = "nimble"
 
-    def __init__(self, multi_stream: bool = True):
+    def __init__(self, multi_stream: bool = True, **rewriting: bool):
         self.multi_stream = multi_stream
+        self.rewriting = Rewriting(**rewriting)
 
     def assign(self, graph: OperatorGraph) -> Schedule:
         return assign_streams(graph) if self.multi_stream else single_stream(graph)
 
-    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        program = capture(module, inputs)
-        return execute(program, self.assign(program.graph))
+    def plan(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
+        """The model as it will be executed, and its schedule."""
+        program, report = self.rewriting.apply(capture(module, inputs), milliseconds)
+        return program, replace(self.assign(program.graph), rewriting=report)
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Prepared:
+        program, schedule = self.plan(module, inputs)
+        if self.rewriting.fuse_elementwise:
+            program.run(program.examples)  # compiles the fused kernels here, and not in the threads of a CPU's streams
+        return execute(program, schedule, arena)
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
-        return self.assign(capture(module, inputs).graph)
+        return self.plan(module, inputs)[1]
 
 
 def compile_backend(module: Any, inputs: list[Tensor]) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from systems.base import Prepared, Unsupported
 
+from .arena import Arena
 from .cuda_memory import SPARE, AllocationMismatch, PoolAllocator, record_requests
 from .cuda_streams import Event, Streams, begin_capture, checked
 from .memory_plan import ALIGNMENT, MemoryPlan, Request, plan_memory
@@ -35,11 +36,13 @@ class CudaExecutor(Prepared):
     schedule: Schedule
     program: Program
 
-    def __init__(self, program: Program, schedule: Schedule):
+    def __init__(self, program: Program, schedule: Schedule, arena: Arena | None = None):
+        """arena: where its memory comes from, if other executors that never run at the same time use it too."""
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
         self.device = program.examples[0].device
         self.graph_exec: Any = None
+        self.shared = arena or Arena()
         self.arena: Tensor | None = None
         self.outputs: list[Any] = []
         with torch.no_grad(), torch.cuda.device(self.device):
@@ -78,7 +81,7 @@ class CudaExecutor(Prepared):
             torch.cuda.synchronize(self.device)
             checked(cudart.cudaGraphExecDestroy(self.graph_exec))
             self.graph_exec = None
-            self.arena, self.outputs, self.inputs = None, [], []
+            self.arena, self.outputs, self.inputs, self.shared = None, [], [], Arena()
 
     def _prepare(self) -> None:
         side = torch.cuda.Stream(self.device)
@@ -112,7 +115,7 @@ class CudaExecutor(Prepared):
         else:
             self.sequential_arena = plan_memory(requests, sequential(self.program.graph).happens_before()).size
         # Set off by one unit: no buffer may have the arena's own address, by which torch knows the arena.
-        self.arena = torch.empty(self.plan.size + 2 * ALIGNMENT, dtype=torch.uint8, device=self.device)
+        self.arena = self.shared.take(self.plan.size + 2 * ALIGNMENT, self.device)
         base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         starts = iter(self.plan.buffers)
         self._capture([[(size, base + next(starts).start) for size in asked] for asked in segments])

@@ -2,16 +2,20 @@
 
 from systems.base import Prepared
 
+from .arena import Arena
 from .program import Program
 from .schedule import Schedule
 
 
-def execute(program: Program, schedule: Schedule) -> Prepared:
-    """Make `schedule` callable. Raises InvalidSchedule where it may give a wrong answer."""
+def execute(program: Program, schedule: Schedule, arena: Arena | None = None) -> Prepared:
+    """Make `schedule` callable. Raises InvalidSchedule where it may give a wrong answer.
+
+    arena: on a GPU, memory to share with other schedules, if their calls and this one's never overlap.
+    """
     if program.examples[0].device.type == "cuda":
         from .cuda_executor import CudaExecutor
 
-        return CudaExecutor(program, schedule)
+        return CudaExecutor(program, schedule, arena)
     from .cpu_executor import CpuExecutor
 
     return CpuExecutor(program, schedule)

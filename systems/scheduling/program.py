@@ -161,12 +161,13 @@ def check_inputs(inputs: Sequence[Any], examples: Sequence[Tensor]) -> None:
         if not isinstance(x, Tensor):
             raise ValueError(f"input {i} is a {type(x).__name__}, not a tensor")
         if (x.shape, x.dtype, x.device) != (example.shape, example.dtype, example.device):
-            raise ValueError(
-                f"input {i} is {_describe(x)}, but this was prepared for {_describe(example)}: prepare it again"
-            )
+            raise ValueError(f"input {i} is {describe(x)}, but this was prepared for {describe(example)}: prepare it again")
 
 
-def _describe(x: Tensor) -> str:
+def describe(x: Any) -> str:
+    """How a message names an input."""
+    if not isinstance(x, Tensor):
+        return f"a {type(x).__name__}"
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
 
 

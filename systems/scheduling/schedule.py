@@ -14,7 +14,8 @@ class Schedule:
     order: operator ids as they are launched. streams[v]: the stream of operator v, numbered from 0 without gaps.
     waits: (producer, consumer) pairs; the consumer's stream waits for the producer before it runs the consumer. stages:
     groups of operators by stage, for schedulers that have them. merges: groups of operators run as one. search: what
-    finding the schedule took (seconds, states, transitions).
+    finding the schedule took (seconds, states, transitions). rewriting: what passes made of the captured model before it
+    was scheduled, by pass.
     """
 
     graph: OperatorGraph
@@ -25,6 +26,7 @@ class Schedule:
     stages: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     merges: tuple[tuple[int, ...], ...] | None = None
     search: dict[str, float] = field(default_factory=dict)
+    rewriting: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def stream_count(self) -> int:
@@ -64,6 +66,7 @@ class Schedule:
             "waits": len(self.waits),
             "width": self.graph.width,
             "search": dict(self.search),
+            "rewriting": dict(self.rewriting),
         }
 
     def to_json(self, *, model: str, batch: int, device: str) -> dict[str, Any]:
@@ -89,6 +92,8 @@ class Schedule:
             document["stages"] = [[list(group) for group in stage] for stage in self.stages]
         if self.merges is not None:
             document["merges"] = [list(group) for group in self.merges]
+        if self.rewriting:
+            document["rewriting"] = dict(self.rewriting)
         return document
 
     @classmethod
@@ -109,6 +114,7 @@ class Schedule:
                 stages=None if stages is None else tuple(tuple(tuple(g) for g in stage) for stage in stages),
                 merges=None if merges is None else tuple(tuple(g) for g in merges),
                 search=dict(document.get("search", {})),
+                rewriting=dict(document.get("rewriting", {})),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"not a schedule file: {type(error).__name__}: {error}") from error

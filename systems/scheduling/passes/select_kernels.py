@@ -40,13 +40,15 @@ class Choice:
         return self.milliseconds["library contiguous"] / self.milliseconds[self.chosen]
 
 
-def select_kernels(program: Program, cost: Cost, layouts: bool = True) -> tuple[Program, list[Choice]]:
+def select_kernels(
+    program: Program, cost: Cost, implementations: bool = True, layouts: bool = True
+) -> tuple[Program, list[Choice]]:
     """Give every convolution its fastest implementation, and run in channels_last what gains by it.
 
-    Candidates are what PyTorch dispatches to (library), the vendor's convolution and PyTorch's own, in contiguous and
-    channels_last layout (Nimble, Section 5, "basic kernel selection", has the first choice only). Each is measured alone.
-    Operators that take any layout join in; conversions are paid for where layouts meet, and the assignment with the least
-    total time is found by a minimum cut (layouts.py). The sum over operators is what is minimised: on a model with
+    Candidates are what PyTorch dispatches to (library) and, with `implementations`, the vendor's convolution and PyTorch's
+    own (Nimble, Section 5, "basic kernel selection"); with `layouts`, all of them in channels_last too. Each is measured
+    alone. Operators that take any layout join in; conversions are paid for where layouts meet, and the assignment with the
+    least total time is found by a minimum cut (layouts.py). The sum over operators is what is minimised: on a model with
     branches the gain in latency is less.
     """
     flexible = [_is_flexible(program, v) for v in range(len(program.graph))]
@@ -69,6 +71,7 @@ def select_kernels(program: Program, cost: Cost, layouts: bool = True) -> tuple[
                 (name, layout): milliseconds(candidate)
                 for layout in ((0, 1) if layouts else (0,))
                 for name, candidate in _candidates(program, v, layout)
+                if implementations or name == "library"
             }
             best = [min((t for (_, at), t in tables[v].items() if at == layout), default=inf) for layout in (0, 1)]
             costs.append((best[0], best[1]))

@@ -1,0 +1,71 @@
+"""Which passes Nimble runs over the captured model, in which order, and what is kept of what they found."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from systems.scheduling.passes.fold_batch_norm import fold_batch_norm
+from systems.scheduling.passes.fuse_convolution import Fusion, fuse_convolution
+from systems.scheduling.passes.fuse_elementwise import FusedElementwise, fuse_elementwise
+from systems.scheduling.passes.select_kernels import Choice, Cost, select_kernels
+from systems.scheduling.program import Program
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B)."""
+
+    fold_batch_norm: bool = False
+    select_kernels: bool = False
+    select_layouts: bool = False
+    fuse_convolution: bool = False
+    fuse_elementwise: bool = False
+
+    def apply(self, program: Program, cost: Cost) -> tuple[Program, dict[str, Any]]:
+        """The program as the passes leave it, and what they did, as data for a schedule file.
+
+        cost: milliseconds of a small program; asked by the passes that choose by measuring.
+        """
+        report: dict[str, Any] = {}
+        if self.fold_batch_norm:
+            before, program = len(program.graph), fold_batch_norm(program)
+            report["fold_batch_norm"] = {"folded": before - len(program.graph)}
+        if self.select_kernels or self.select_layouts:
+            program, choices = select_kernels(
+                program, cost, implementations=self.select_kernels, layouts=self.select_layouts
+            )
+            report["select_kernels"] = [_choice(c) for c in choices]
+        if self.fuse_convolution:
+            later: Callable[[Program], Program] = fuse_elementwise if self.fuse_elementwise else lambda part: part
+            program, fusions = fuse_convolution(program, cost, later)
+            report["fuse_convolution"] = _fusions(fusions)
+        if self.fuse_elementwise:
+            before, program = len(program.graph), fuse_elementwise(program)
+            kernels = sum(isinstance(c.function, FusedElementwise) for c in program.calls)
+            report["fuse_elementwise"] = {"operators": before - len(program.graph) + kernels, "kernels": kernels}
+        return program, report
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "operator": choice.signature,
+        "count": len(choice.operators),
+        "chosen": choice.chosen,
+        "gain": round(choice.gain, 3),
+        "milliseconds": {name: round(t, 5) for name, t in choice.milliseconds.items()},
+    }
+
+
+def _fusions(fusions: list[Fusion]) -> list[dict[str, Any]]:
+    equal: dict[str, list[Fusion]] = {}
+    for fusion in fusions:
+        equal.setdefault(fusion.signature, []).append(fusion)
+    return [
+        {
+            "operators": signature,
+            "count": len(members),
+            "chosen": "fused" if members[0].chosen else "separate",
+            "milliseconds": {"separate": round(members[0].separate_ms, 5), "fused": round(members[0].fused_ms, 5)},
+        }
+        for signature, members in equal.items()
+    ]

@@ -1,0 +1,175 @@
+"""Nimble as a library: a module in the place of a module."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models
+from runners.correctness import relative_error
+from systems.nimble import Nimble
+from systems.scheduling.arena import Arena
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+    ),
+]
+
+
+class Small(nn.Module):
+    """Two branches, statistics, a random part, and an attribute of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 4)
+        self.note = "mine"
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.head(self.drop(y.relu() + y.sigmoid()).mean((2, 3)))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param  # type: ignore[no-any-return]
+
+
+def small(device: str) -> tuple[Small, Tensor]:
+    torch.manual_seed(0)
+    module = Small().to(device)
+    module(torch.randn(4, 3, 8, 8, device=device))  # statistics
+    return module.eval(), torch.randn(2, 3, 8, 8, device=device)
+
+
+@torch.no_grad()
+def close(fast: Nimble, module: nn.Module, x: Tensor) -> bool:
+    return relative_error(fast(x), module(x)) < (1e-5 if x.device.type == "cpu" else 1e-2)
+
+
+FUSED = {"fold_batch_norm": True, "fuse_elementwise": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"multi_stream": False}, FUSED])
+def test_it_stands_in_the_place_of_its_module(options: dict, device: str) -> None:
+    module, x = small(device)
+    fast = Nimble(module, **options).prepare(x)
+    assert close(fast, module, torch.randn_like(x))
+    assert list(fast.state_dict()) == list(module.state_dict())
+    assert [p.data_ptr() for p in fast.parameters()] == [p.data_ptr() for p in module.parameters()]
+    assert dict(fast.named_buffers()).keys() == dict(module.named_buffers()).keys()
+    assert fast.note == "mine" and fast.conv is module.conv and not fast.training
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = fast.nothing
+    around = nn.Sequential(fast, nn.Softmax(dim=1)).eval()
+    assert close(around, nn.Sequential(module, nn.Softmax(dim=1)), x)  # type: ignore[arg-type]
+    assert list(around.state_dict()) == [f"0.{name}" for name in module.state_dict()]
+    fast.close()
+
+
+@pytest.mark.parametrize("options", [{}, FUSED])
+def test_new_weights_in_place_are_used_by_the_next_call(options: dict, device: str) -> None:
+    module, x = small(device)
+    fast, other = Nimble(module, **options).prepare(x), Small().to(device)
+    before = fast(x)
+    fast.load_state_dict(other.state_dict())
+    assert close(fast, module, x) and relative_error(fast(x), before) > 1e-2
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.1)
+    assert close(fast, module, x)
+    fast.close()
+
+
+def test_preparing_changes_nothing(device: str) -> None:
+    module, x = small(device)
+    module.train()
+    module.drop.eval()  # a mixture, which is to be there again
+    state = copy.deepcopy(module.state_dict())
+    forms = [m.training for m in module.modules()]
+    random_states = torch.get_rng_state(), torch.cuda.get_rng_state() if device == "cuda" else None
+    fast = Nimble(module, **FUSED).prepare(x)
+    assert torch.equal(torch.get_rng_state(), random_states[0])
+    assert device == "cpu" or torch.equal(torch.cuda.get_rng_state(), random_states[1])  # type: ignore[arg-type]
+    assert [m.training for m in module.modules()] == forms
+    assert all(torch.equal(v, state[k]) for k, v in module.state_dict().items())
+    assert all(p.grad is None for p in module.parameters())
+    fast.close()
+
+
+def test_what_was_not_prepared_is_refused(device: str) -> None:
+    module, x = small(device)
+    fast = Nimble(module)
+    with pytest.raises(ValueError, match="prepared for nothing"):
+        fast(x)
+    fast.prepare(x)
+    for wrong in ((x[:1],), (x.double(),), (x.to("meta"),), (x, x), (), (3,)):
+        with pytest.raises(ValueError, match=r"prepared for float32\[2, 3, 8, 8\] on"):
+            fast(*wrong)
+    fast.train()
+    assert module.training
+    with pytest.raises(RuntimeError, match="call eval"):
+        fast(x)
+    fast.eval()
+    assert close(fast, module, x)
+    with pytest.raises(TypeError, match="tensor"):
+        fast.prepare([3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="training=True alone"):
+        fast.prepare(x, loss=nn.functional.cross_entropy)
+    fast.close()
+
+
+def test_several_shapes_live_side_by_side(device: str) -> None:
+    module, _ = small(device)
+    shapes = [torch.randn(b, 3, 8, 8, device=device) for b in (4, 1, 2)]
+    fast = Nimble(module)
+    for shape in shapes:
+        fast.prepare(shape)
+    for shape in (*shapes, *reversed(shapes)):
+        assert close(fast, module, torch.randn_like(shape))
+    if device == "cuda":
+        assert len(fast.arena.ranges) == 1  # the largest came first
+    fast.prepare(shapes[0])  # again
+    assert close(fast, module, shapes[0]) and len(fast.prepared) == 3
+    fast.close()
+
+
+def test_weights_that_moved_are_noticed(device: str) -> None:
+    module, x = small(device)
+    fast = Nimble(module).prepare(x)
+    module.conv.weight.data = module.conv.weight.data.clone()
+    with pytest.raises(RuntimeError, match="prepare again"):
+        fast(x)
+    assert close(fast.prepare(x), module, x)
+    fast.close()
+
+
+def test_an_arena_gives_the_smallest_range_that_is_large_enough() -> None:
+    arena, cpu = Arena(), torch.device("cpu")
+    large = arena.take(100, cpu)
+    assert arena.take(40, cpu) is large and arena.size == 100
+    assert (larger := arena.take(101, cpu)) is not large and arena.size == 201
+    assert arena.take(100, cpu) is large and arena.take(101, cpu) is larger
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v2_cifar10", "googlenet"])
+def test_real_models_with_every_pass(model: str) -> None:
+    """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
+    loaded = models.load(model, 1)
+    switches = ("fold_batch_norm", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise")
+    fast = Nimble(loaded.module, **dict.fromkeys(switches, True)).prepare(loaded.inputs)
+    report = next(iter(fast.prepared.values())).schedule.rewriting  # type: ignore[union-attr]
+    assert set(report) == {"fold_batch_norm", "select_kernels", "fuse_convolution", "fuse_elementwise"}
+    assert report["fold_batch_norm"]["folded"] > 20 and all(
+        c["milliseconds"][c["chosen"]] > 0 for c in report["select_kernels"]
+    )
+    inputs = loaded.fresh_inputs(7)
+    with torch.no_grad():
+        assert relative_error(fast(*inputs), loaded.module(*inputs)) < 1e-4
+    fast.close()
