@@ -3,8 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+CONF = Path(__file__).parent.parent / "conf"
 SCHEMA = 1
 STATUSES = ("ok", "unsupported", "incorrect", "failed", "out_of_memory", "timeout")
 # A cell with one of these is not run again by the next sweep; the others may fare better.
@@ -49,9 +54,28 @@ def problem(document: Any) -> str | None:
 
 
 def label(choice: dict[str, Any]) -> str:
-    """A model or a system with its options, as a person would write them: "nimble (multi_stream=false)"."""
-    options = [f"{key}={_plain(value)}" for key, value in sorted(choice.items()) if key != "name"]
-    return choice["name"] + (f" ({', '.join(options)})" if options else "")
+    """A model or a system as a person would ask for it: by the file in conf/ that comes nearest to it, and by the options in
+    which it differs from that file: "nimble_fused", "nimble (multi_stream=false)".
+    """
+    known = _files(choice["name"]) or {choice["name"]: {"name": choice["name"]}}
+
+    def differing(file: str) -> list[str]:
+        return [key for key in sorted(choice) if choice[key] != known[file].get(key)]
+
+    nearest = min(known, key=lambda file: (len(differing(file)), file != choice["name"], file))
+    options = [f"{key}={_plain(choice[key])}" for key in differing(nearest)]
+    return nearest + (f" ({', '.join(options)})" if options else "")
+
+
+@cache
+def _files(name: str) -> dict[str, dict[str, Any]]:
+    """What stands in conf/ for models and systems of this name, by the file's name."""
+    found = {}
+    for file in sorted([*CONF.glob("model/*.yaml"), *CONF.glob("system/*.yaml")]):
+        options = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if options["name"] == name:
+            found[file.stem] = options
+    return found
 
 
 def system_label(config: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from results.record import system_label
+from results.record import label, system_label
 
 
 class Progress:
@@ -56,4 +56,4 @@ class Progress:
 
 def name(cell: dict[str, Any]) -> str:
     """One cell in a few words."""
-    return f"{cell['model']['name']} {system_label(cell)} b{cell['batch']}"
+    return f"{label(cell['model'])} {system_label(cell)} b{cell['batch']}"

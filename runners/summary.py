@@ -34,7 +34,7 @@ def print_summary(records: list[dict[str, Any]], folder: Path, console: Console 
     else:
         _print_table(records, console)
     for record in records:
-        title = f"{record['config']['model']['name']} {system_label(record['config'])} b{record['config']['batch']}"
+        title = f"{label(record['config']['model'])} {system_label(record['config'])} b{record['config']['batch']}"
         if record["reason"]:
             console.print(f"{title}: {record['status']}: {record['reason']}", markup=False, highlight=False, soft_wrap=True)
         for warning in record["warnings"]:
@@ -47,7 +47,7 @@ def _print_cell(record: dict[str, Any], console: Console) -> None:
     config = record["config"]
     where = record["environment"].get("gpu") or record["environment"]["cpu"]
     table = Table(
-        title=f"{config['model']['name']} · {system_label(config)} · batch {config['batch']} · {where}", show_header=False
+        title=f"{label(config['model'])} · {system_label(config)} · batch {config['batch']} · {where}", show_header=False
     )
     table.add_column("")
     table.add_column("", justify="right")
@@ -105,30 +105,19 @@ def _table(records: list[dict[str, Any]], detail: int) -> Table:
         wraps = heading in ("model", "system")
         left = wraps or heading in ("status", *varied)
         table.add_column(heading, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
-    models, systems = _short_labels(records, "model"), _short_labels(records, "system")
     last = None
     for record in records:
         config, key = record["config"], group_key(record["config"])
         if last not in (None, key):
             table.add_section()
         last = key
-        asked = [models[record["id"]], *(_name(config[key]) for key in varied), str(config["batch"]), systems[record["id"]]]
+        asked = [label(config["model"]), *(_name(config[key]) for key in varied), str(config["batch"]), system_label(config)]
         table.add_row(*asked, *(value(record) for _, _, value in columns))
     return table
 
 
 def _name(value: Any) -> str:
     return value["name"] if isinstance(value, dict) else str(value)
-
-
-def _short_labels(records: list[dict[str, Any]], group: str) -> dict[str, str]:
-    """The name of a model (or system) by record id, with its options only where two of a name differ in them."""
-    labels: dict[str, set[str]] = {}
-    for record in records:
-        choice = record["config"][group]
-        labels.setdefault(choice["name"], set()).add(label(choice))
-    choices = {record["id"]: record["config"][group] for record in records}
-    return {i: label(choice) if len(labels[choice["name"]]) > 1 else choice["name"] for i, choice in choices.items()}
 
 
 def _statistics(record: dict[str, Any], clock: str) -> dict[str, Any] | None:

@@ -132,11 +132,9 @@ def _others(call: Call, device: str) -> list[tuple[str, Callable[..., Any]]]:
     dilation = call.args[5] if len(call.args) > 5 else [1, 1]
     others: list[tuple[str, Callable[..., Any]]] = []
     depthwise = groups > 1 and weight.shape[1] == 1 and weight.shape[0] % groups == 0
-    if device == "cuda":
-        others.append(("cudnn", cudnn_conv2d))
-        if groups == 1 or depthwise:
-            others.append(("native", native_conv2d))
-    elif groups == 1 and list(dilation) == [1, 1]:
+    if device == "cuda" and depthwise:  # which of the two PyTorch dispatches to depends on dtype and layout
+        others += [("cudnn", cudnn_conv2d), ("native", native_conv2d)]
+    elif groups == 1 and (device == "cuda" or list(dilation) == [1, 1]):
         others.append(("native", native_conv2d))
     return others
 
