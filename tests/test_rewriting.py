@@ -29,6 +29,13 @@ from systems.scheduling.rewrite import Replacement, replace
 from systems.scheduling.schedule import sequential
 
 aten = torch.ops.aten
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+    ),
+]
 
 
 class Function(nn.Module):
@@ -53,8 +60,8 @@ def batch_norm(channels: int, **options: bool) -> nn.BatchNorm2d:
     return norm
 
 
-def image(channels: int = 4, size: int = 10) -> Tensor:
-    return torch.randn(2, channels, size, size)
+def image(device: str = "cpu") -> Tensor:
+    return torch.randn(2, 4, 10, 10, device=device)
 
 
 def names(program: Program) -> list[str]:
@@ -62,7 +69,8 @@ def names(program: Program) -> list[str]:
 
 
 def agrees(module: nn.Module, program: Program, *shape: Tensor, tolerance: float = 1e-5) -> None:
-    """The program, sequential and on the CPU executor with Nimble's streams, against the module, on inputs of its own."""
+    """The program, sequential and on the executor with Nimble's streams, against the module, on inputs of its own."""
+    tolerance = 1e-2 if shape[0].is_cuda else tolerance  # TF32
     inputs = tuple(torch.randn_like(x) for x in shape)
     with torch.no_grad():
         expected = tree_leaves(module(*inputs))
@@ -93,11 +101,12 @@ def norm_after(convolution: nn.Module, **options: bool) -> Function:
         nn.Conv2d(4, 6, 3, dilation=2, bias=False).to(memory_format=torch.channels_last),
     ],
 )
-def test_a_batch_norm_goes_into_the_convolution_before_it(convolution: nn.Conv2d, options: dict) -> None:
-    module = norm_after(convolution, **options)
-    program = fold_batch_norm(capture(module, (image(),)))
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_norm_goes_into_the_convolution_before_it(convolution: nn.Conv2d, options: dict, device: str) -> None:
+    module = norm_after(convolution, **options).to(device)
+    program = fold_batch_norm(capture(module, (image(device),)))
     assert names(program) == ["conv2d"]
-    agrees(module, program, image())
+    agrees(module, program, image(device))
 
 
 def joined(*outputs: int) -> Function:
@@ -186,17 +195,18 @@ ELEMENTWISE = {
 }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("pattern", ELEMENTWISE)
-def test_elementwise_operators_become_one(pattern: str) -> None:
+def test_elementwise_operators_become_one(pattern: str, device: str) -> None:
     forward, expected = ELEMENTWISE[pattern]
-    module = Function(forward, conv=nn.Conv2d(4, 6, 3), norm=batch_norm(6)).eval()
-    captured = capture(module, (image(),))
+    module = Function(forward, conv=nn.Conv2d(4, 6, 3), norm=batch_norm(6)).eval().to(device)
+    captured = capture(module, (image(device),))
     program = fuse_elementwise(captured)
     if expected is not None:
         assert names(program) == expected
     else:
         assert len(program.graph) < len(captured.graph)
-    agrees(module, program, image())
+    agrees(module, program, image(device))
 
 
 def test_equal_groups_share_a_kernel() -> None:
@@ -229,15 +239,21 @@ VENDOR = {
     "residual first": lambda p, x: (x + p["conv"](x)).relu(),
     "two convolutions": lambda p, x: (p["conv"](x) + p["other"](x)).relu(),
 }
+CUDNN = ("relu", "residual", "residual first", "two convolutions")
 
 
 @pytest.mark.parametrize("pattern", VENDOR)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_the_vendors_fused_convolutions(pattern: str, channels_last: bool) -> None:
-    module = Function(VENDOR[pattern], conv=nn.Conv2d(4, 4, 3, padding=1), other=nn.Conv2d(4, 4, 1, bias=False)).eval()
-    x = image().contiguous(memory_format=torch.channels_last) if channels_last else image()
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_vendors_fused_convolutions(pattern: str, channels_last: bool, device: str) -> None:
+    parts = {"conv": nn.Conv2d(4, 4, 3, padding=1), "other": nn.Conv2d(4, 4, 1, bias=False)}
+    module = Function(VENDOR[pattern], **parts).eval().to(device)
+    x = image(device).contiguous(memory_format=torch.channels_last) if channels_last else image(device)
     captured = capture(module, (x,))
     program, fusions = fuse_convolution(captured, always(True))
+    if device == "cuda" and pattern not in CUDNN:
+        assert fusions == []
+        return
     assert (
         len(fusions) == 1 and fusions[0].chosen and len(program.graph) == len(captured.graph) - len(fusions[0].operators) + 1
     )
@@ -317,12 +333,13 @@ def network() -> nn.Module:
     return Function(forward, **parts, norm=batch_norm(6), head=nn.Linear(17 * 64, 3)).eval()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["opweave.native_conv2d", "channels_last", "contiguous"])
-def test_kernels_and_layouts_are_those_that_were_faster(kind: str) -> None:
-    module = network()
-    captured = capture(module, (image(),))
+def test_kernels_and_layouts_are_those_that_were_faster(kind: str, device: str) -> None:
+    module = network().to(device)
+    captured = capture(module, (image(device),))
     program, choices = select_kernels(captured, prefers(kind))
-    agrees(module, program, image())
+    agrees(module, program, image(device))
     clones = names(program).count("clone")
     if kind == "channels_last":
         # In at the input, out before the view; the mean needs no copy of its own beside the view's.
@@ -330,7 +347,8 @@ def test_kernels_and_layouts_are_those_that_were_faster(kind: str) -> None:
     elif kind == "contiguous":
         assert clones == 0 and all(c.chosen == "library contiguous" and c.gain == 1 for c in choices)
     else:
-        assert [c.chosen for c in choices] == ["native contiguous"] * 2 + ["library contiguous"]
+        depthwise = "native" if device == "cuda" else "library"
+        assert [c.chosen for c in choices] == ["native contiguous"] * 2 + [f"{depthwise} contiguous"]
     assert sorted(v for c in choices for v in c.operators) == [v for v, n in enumerate(names(captured)) if n == "conv2d"]
 
 
