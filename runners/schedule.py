@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 import models
 import systems
@@ -21,7 +22,7 @@ def run(cell: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
 
 
 def shape_of(cell: dict[str, Any], device: str) -> models.Model:
-    """The cell's model as far as a schedule asks for it: on `device`, but with whatever lay in memory for weights.
+    """The cell's model as far as a schedule asks for it: on `device`, but with weights that mean nothing.
 
     Nothing of the zoo is computed for it. A custom model is as its factory makes it, since capture may read its buffers.
     Raises BadModel.
@@ -30,5 +31,17 @@ def shape_of(cell: dict[str, Any], device: str) -> models.Model:
     model = models.load(name, cell["batch"], device=device if name == "custom" else "meta", **options)
     if name != "custom":
         inputs = tuple(torch.zeros_like(x, device=device) for x in model.inputs)
-        model = replace(model, module=model.module.to_empty(device=device), inputs=inputs)
+        model = replace(model, module=_filled(model.module.to_empty(device=device)), inputs=inputs)
     return models.place(model, device=device, precision=cell["precision"], layout=cell["layout"])
+
+
+@torch.no_grad()
+def _filled(module: nn.Module) -> nn.Module:
+    """With numbers of ordinary size: what lay in memory may be denormal, which a CPU computes with much more slowly, and
+    some schedulers measure.
+    """
+    for parameter in module.parameters():
+        parameter.fill_(0.01)
+    for buffer in module.buffers():
+        buffer.fill_(1)
+    return module

@@ -48,7 +48,7 @@ class Rewriting:
 
 def _choice(choice: Choice) -> dict[str, Any]:
     return {
-        "operator": choice.signature,
+        "operator": choice.convolution,
         "count": len(choice.operators),
         "chosen": choice.chosen,
         "gain": round(choice.gain, 3),
@@ -57,15 +57,15 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def _fusions(fusions: list[Fusion]) -> list[dict[str, Any]]:
-    equal: dict[str, list[Fusion]] = {}
+    equal: dict[tuple[str, float, float], list[Fusion]] = {}
     for fusion in fusions:
-        equal.setdefault(fusion.signature, []).append(fusion)
+        equal.setdefault((fusion.pattern, fusion.separate_ms, fusion.fused_ms), []).append(fusion)
     return [
         {
-            "operators": signature,
+            "operators": pattern,
             "count": len(members),
             "chosen": "fused" if members[0].chosen else "separate",
-            "milliseconds": {"separate": round(members[0].separate_ms, 5), "fused": round(members[0].fused_ms, 5)},
+            "milliseconds": {"separate": round(separate, 5), "fused": round(fused, 5)},
         }
-        for signature, members in equal.items()
+        for (pattern, separate, fused), members in equal.items()
     ]

@@ -11,7 +11,7 @@ from systems.scheduling.part import alone, part
 from systems.scheduling.program import Call, Input, Output, Program
 from systems.scheduling.rewrite import Replacement, only_user, replace, users
 
-from .select_kernels import CONVOLUTION, Cost, cudnn_conv2d
+from .select_kernels import CONVOLUTION, Cost, cudnn_conv2d, describe
 
 aten = torch.ops.aten
 # What oneDNN calls the activations that it can append; it takes their bounds as scalars.
@@ -32,7 +32,7 @@ class Fusion:
     """What was measured at one place. operators: of the convolution, the addition if there is one, and the activation."""
 
     operators: tuple[int, ...]
-    signature: str
+    pattern: str
     separate_ms: float
     fused_ms: float
 
@@ -58,7 +58,8 @@ def fuse_convolution(
         signature = "; ".join(apart.signature(i) for i in range(len(operators)))
         if signature not in times:
             times[signature] = cost(separately(apart)), cost(_together(program, operators, call))
-        fusion = Fusion(operators, signature, *times[signature])
+        pattern = " + ".join([describe(program, operators[0]), *(program.graph.operators[v].name for v in operators[1:])])
+        fusion = Fusion(operators, pattern, *times[signature])
         fusions.append(fusion)
         if fusion.chosen:
             name = "_".join(program.graph.operators[v].name for v in operators)

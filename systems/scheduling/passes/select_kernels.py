@@ -29,7 +29,7 @@ Cost = Callable[[Program], float]  # milliseconds of a program, its operators on
 class Choice:
     """What was chosen for equal convolutions. milliseconds: of every candidate, by name ("library channels_last")."""
 
-    signature: str
+    convolution: str
     chosen: str
     milliseconds: dict[str, float]
     operators: tuple[int, ...]
@@ -269,15 +269,27 @@ def _to_channels_last(weight: Tensor) -> Tensor:
     return weight.contiguous(memory_format=torch.channels_last)
 
 
+def describe(program: Program, v: int) -> str:
+    """A convolution for people: "1x192x16x16, weight 192x1x3x3, stride 2, groups 192"."""
+    call = program.calls[v]
+    parts = ["x".join(map(str, program.value(call.args[0]).shape)), "weight " + "x".join(map(str, call.args[1].shape))]
+    for i, name, default in ((3, "stride", 1), (5, "dilation", 1), (6, "groups", 1)):
+        value = call.args[i] if len(call.args) > i else default
+        values = [value] if isinstance(value, int) else list(value)
+        if set(values) != {default}:
+            parts.append(f"{name} {'x'.join(map(str, values[:1] if len(set(values)) == 1 else values))}")
+    return ", ".join(parts)
+
+
 def _choices(program: Program, assigned: list[int], tables: dict[int, dict[tuple[str, int], float]]) -> list[Choice]:
     """One for each set of equal convolutions of one layout, in the order of capture."""
     operators: dict[tuple[str, int], list[int]] = {}
     for v in tables:
         operators.setdefault((program.signature(v), assigned[v]), []).append(v)
     choices = []
-    for (signature, layout), members in operators.items():
+    for (_, layout), members in operators.items():
         table = tables[members[0]]
         chosen = min((t, name) for (name, at), t in table.items() if at == layout)[1]
         times = {f"{name} {LAYOUTS[at]}": t for (name, at), t in table.items()}
-        choices.append(Choice(signature, f"{chosen} {LAYOUTS[layout]}", times, tuple(members)))
+        choices.append(Choice(describe(program, members[0]), f"{chosen} {LAYOUTS[layout]}", times, tuple(members)))
     return choices
