@@ -13,6 +13,7 @@ SYSTEMS = {
     "torch_compile": "systems.torch_compile:TorchCompile",
     "cuda_graph": "systems.cuda_graph:CudaGraph",
     "nimble": "systems.nimble.system:NimbleSystem",
+    "opara": "systems.opara.system:Opara",
 }
 
 
