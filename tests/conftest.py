@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,14 @@ def no_module(batch): return 3, image(batch)
 def no_tensor(batch): return Branches(), (3,)
 number = 3
 '''
+
+
+@pytest.fixture(autouse=True, scope="session")
+def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever is measured and kept is kept in a folder of this test run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPWEAVE_CACHE", str(tmp_path_factory.mktemp("measured")))
+        yield
 
 
 @pytest.fixture

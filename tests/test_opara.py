@@ -21,12 +21,12 @@ import systems
 from runners.correctness import relative_error
 from systems.base import BadOption, Unsupported
 from systems.opara import intensity, launch_order, profiler
-from systems.opara.cache import Cache
 from systems.opara.kernel_trace import launched_under, on_device, outermost_operators
 from systems.opara.profiler import Capacity, Kernel, OperatorProfile, Profile, from_trace, profile
 from systems.opara.stream_allocator import allocate_streams, needed_waits
 from systems.opara.system import Opara
 from systems.scheduling.capture import capture
+from systems.scheduling.costs import Cache
 from systems.scheduling.cpu_executor import CpuExecutor
 from systems.scheduling.operator_graph import OperatorGraph
 from systems.scheduling.schedule import Schedule
@@ -425,38 +425,38 @@ def test_a_profile_is_measured_once_for_each_operator(monkeypatch: pytest.Monkey
     assert first is not None and first.capacity is None and all(o.milliseconds > 0 for o in first.operators)
     monkeypatch.setattr(profiler.limits, "host_times", lambda *_: pytest.fail("measured again"))
     assert profile(program) == profile(program, measure=False) == first
-    (file,) = cache_folder.iterdir()
+    (file,) = cache_folder.glob("*.json")
     assert json.loads(file.read_text())["of"]["torch"] == torch.__version__
     monkeypatch.setattr(torch, "__version__", "0.1")
     assert profile(program, measure=False) is None
 
 
 def test_kernels_come_back_from_the_cache_as_they_were() -> None:
-    Cache(CPU).add({"x": profiler.asdict(PROFILE[0])})
-    assert OperatorProfile.from_json(Cache(CPU)["x"]) == PROFILE[0]
+    Cache("opara", CPU).add({"x": profiler.asdict(PROFILE[0])})
+    assert OperatorProfile.from_json(Cache("opara", CPU)["x"]) == PROFILE[0]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"of": {}, "measured": {"x": 2}}'])
 def test_a_cache_that_cannot_be_read_is_made_anew(content: str) -> None:
-    cache = Cache(CPU)
+    cache = Cache("opara", CPU)
     cache.add({"x": 1})
     cache.file.write_text(content)
-    assert "x" not in Cache(CPU)
-    Cache(CPU).add({"y": 3})
-    assert "y" in Cache(CPU) and [f.suffix for f in cache.file.parent.iterdir()] == [".json"]
+    assert "x" not in Cache("opara", CPU)
+    Cache("opara", CPU).add({"y": 3})
+    assert "y" in Cache("opara", CPU) and {f.suffix for f in cache.file.parent.iterdir()} == {".json", ".lock"}
 
 
 def test_two_processes_keep_what_each_has_measured() -> None:
-    first, second = Cache(CPU), Cache(CPU)
+    first, second = Cache("opara", CPU), Cache("opara", CPU)
     first.add({"a": 1})
     second.add({"b": 2})
-    assert Cache(CPU).measured == {"a": 1, "b": 2}
+    assert Cache("opara", CPU).measured == {"a": 1, "b": 2}
 
 
 def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "file"))
-    cache = Cache(CPU)
+    cache = Cache("opara", CPU)
     with pytest.warns(UserWarning, match="cannot be written"):
         cache.add({"a": 1})
     assert cache["a"] == 1

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from systems.base import Unsupported
 from systems.scheduling.program import Program
 
-from .cache import Cache
+from systems.scheduling.costs import Cache
 
 # The paper classifies by an "offline-collected operator table" (Section 3.3) that it does not print. Of what it names, Conv,
 # Sgemm, Embedding and Arange are compute-intensive, Relu, Add, To and Ones memory-intensive; the released prototype counts
@@ -137,7 +137,7 @@ def ridge_point(device: torch.device, dtype: torch.dtype, tf32: bool = False) ->
     """
     if device.type not in MATRIX:
         raise Unsupported(f"arithmetic intensity is measured against the device's ridge point, and nothing runs on {device}")
-    kept, name = Cache(device), f"ridge point of {dtype}{' as TF32' if tf32 else ''}"
+    kept, name = Cache("opara", device), f"ridge point of {dtype}{' as TF32' if tf32 else ''}"
     if name not in kept:
         kept.add({name: _measured_ridge_point(device, dtype, tf32)})
     return float(kept[name])

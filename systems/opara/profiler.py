@@ -12,7 +12,7 @@ from torch.profiler import profile as torch_profile
 from systems.scheduling import limits
 from systems.scheduling.program import Program
 
-from .cache import Cache
+from systems.scheduling.costs import Cache
 from .kernel_trace import exported, launched_under
 
 WARM_UP_PASSES = 2
@@ -90,7 +90,7 @@ def profile(program: Program, measure: bool = True) -> Profile | None:
     """
     device = program.examples[0].device
     names = [f"operator {program.signature(v)}" for v in range(len(program.graph))]
-    cache = Cache(device)
+    cache = Cache("opara", device)
     if any(name not in cache for name in names):
         if not measure:
             return None

@@ -1,4 +1,4 @@
-"""What was measured on a device, kept from one run to the next."""
+"""Measured costs, kept from one run to the next, so that a search by measuring is paid for once."""
 
 import hashlib
 import json
@@ -7,24 +7,30 @@ import platform
 import tempfile
 import warnings
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
+from filelock import FileLock
+
+SECONDS = 5.0  # after which what was measured since the last writing is written
 
 
 class Cache:
-    """Measurements by name, in one JSON file for each device, library version and setting of the arithmetic.
+    """Measurements by name, in one JSON file for each kind, device, library version and setting of the arithmetic.
 
     The file lies in the folder that the environment variable OPWEAVE_CACHE names, else in ~/.cache/opweave. One that cannot
     be read is made anew; one that cannot be written is warned of, and what it would keep is measured again next time.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, kind: str, device: torch.device):
         self.of = conditions(device)
         digest = hashlib.sha256(json.dumps(self.of, sort_keys=True).encode()).hexdigest()[:16]
         folder = os.environ.get("OPWEAVE_CACHE")
-        self.file = (Path(folder) if folder else Path.home() / ".cache" / "opweave") / f"opara-{device.type}-{digest}.json"
+        self.file = (Path(folder) if folder else Path.home() / ".cache" / "opweave") / f"{kind}-{device.type}-{digest}.json"
         self.measured = self._read()
+        self.unwritten: dict[str, Any] = {}
+        self.written = perf_counter()
 
     def __contains__(self, name: str) -> bool:
         return name in self.measured
@@ -32,16 +38,32 @@ class Cache:
     def __getitem__(self, name: str) -> Any:
         return self.measured[name]
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Keep a measurement; it is written with others within SECONDS of the next one, or by `write`."""
+        self.measured[name] = self.unwritten[name] = value
+        if perf_counter() - self.written > SECONDS:
+            self.write()
+
     def add(self, measured: dict[str, Any]) -> None:
-        """Keep more, beside what other processes have written meanwhile. The file is replaced whole."""
-        self.measured = {**self._read(), **self.measured, **measured}
+        """Keep several, and write them."""
+        self.measured |= measured
+        self.unwritten |= measured
+        self.write()
+
+    def write(self) -> None:
+        """Write what is new, beside what other processes have written meanwhile. The file is replaced whole."""
+        if not self.unwritten:
+            return
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, suffix=".partial", delete=False) as partial:
-                json.dump({"of": self.of, "measured": self.measured}, partial)
-            os.replace(partial.name, self.file)
+            with FileLock(f"{self.file}.lock"):
+                self.measured = {**self._read(), **self.measured}
+                with tempfile.NamedTemporaryFile("w", dir=self.file.parent, suffix=".partial", delete=False) as partial:
+                    json.dump({"of": self.of, "measured": self.measured}, partial)
+                os.replace(partial.name, self.file)
         except OSError as error:
             warnings.warn(f"{self.file} cannot be written, so this is measured anew each time: {error}", stacklevel=2)
+        self.unwritten, self.written = {}, perf_counter()
 
     def _read(self) -> dict[str, Any]:
         try:

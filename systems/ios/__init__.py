@@ -1,0 +1,1 @@
+"""IOS: the inter-operator scheduler (Ding et al., MLSys 2021)."""

@@ -1,0 +1,163 @@
+"""IOS: stages found by a dynamic programme over measured latencies (Ding et al., MLSys 2021)."""
+
+import json
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from time import perf_counter
+
+from torch import Tensor, nn
+
+from systems.base import BadOption, Prepared, System
+from systems.scheduling.capture import capture
+from systems.scheduling.execute import execute
+from systems.scheduling.program import Program
+from systems.scheduling.schedule import Schedule
+from systems.scheduling.timing import Timer
+from systems.scheduling.verify import InvalidSchedule, verify
+
+from .blocks import find_blocks
+from .costs import StageTimer, Unit
+from .search import find_schedule
+from .stages import Stage, greedy, lower, to_schedule
+from .units import KINDS, find_units, unit_graph
+
+STRATEGIES = ("both", "parallel", "merge", "sequential", "greedy")
+
+
+class Ios(System):
+    """strategy: one of STRATEGIES (Section 6.1). r, s: at most s groups of at most r units a stage, 0 for no such limit
+    (Section 4.3). units: one of KINDS. max_part_size: units above which a block is split. capture: into one CUDA Graph, or
+    launched by every call as the original does. schedule: a file to execute, searched elsewhere, in the place of a search.
+    Raises BadOption for any other value, or for a file that is no schedule.
+    """
+
+    name = "ios"
+
+    def __init__(
+        self,
+        strategy: str = "both",
+        r: int = 3,
+        s: int = 8,
+        units: str = "auto",
+        max_part_size: int = 24,
+        capture: bool = True,
+        schedule: str = "",
+    ):
+        for option, value, valid in (("strategy", strategy, STRATEGIES), ("units", units, KINDS)):
+            if value not in valid:
+                raise BadOption(f"system.{option} is {value}, not one of {', '.join(valid)}")
+        for option, number, least in (("r", r, 0), ("s", s, 0), ("max_part_size", max_part_size, 2)):
+            if number < least:
+                raise BadOption(f"system.{option} is {number}, and must be at least {least}")
+        self.strategy, self.r, self.s, self.units = strategy, r, s, units
+        self.max_part_size, self.capture = max_part_size, capture
+        self.file = Path(schedule) if schedule else None
+        self.given = _read(self.file) if self.file else None
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        program = capture(module, inputs)
+        schedule = self.plan(program)
+        lowered, executed = lower(program, schedule)
+        if not self.capture and inputs[0].is_cuda:
+            from systems.scheduling.stream_executor import StreamExecutor
+
+            return StreamExecutor(lowered, executed)
+        return execute(lowered, executed)
+
+    def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
+        return self.plan(capture(module, inputs))
+
+    def plan(self, program: Program) -> Schedule:
+        """The schedule of a captured model, by the file or by a search. Raises BadOption where the file is of another."""
+        if self.given is not None:
+            try:
+                verify(program.graph, self.given)
+                lower(program, self.given)
+            except (InvalidSchedule, ValueError) as error:
+                raise BadOption(f"system.schedule={self.file} does not fit this model: {error}") from error
+            return self.given
+        begin = perf_counter()
+        units = find_units(program, self.units)
+        predecessors = unit_graph(program.graph, units)
+        timer = Timer(program.examples[0].device)
+        costs = StageTimer(program, timer, lambda count: self.report(f"scheduling: {count} stages measured"))
+        try:
+            stages, search = self._stages(units, predecessors, costs)
+        finally:
+            timer.close()  # also when it is interrupted: what was measured is kept
+        return to_schedule(program.graph, stages, {"seconds": perf_counter() - begin, **search, "measured": timer.taken})
+
+    def _stages(
+        self, units: Sequence[Unit], predecessors: Sequence[Sequence[int]], costs: StageTimer
+    ) -> tuple[list[Stage], dict[str, float]]:
+        if self.strategy == "sequential":
+            return [Stage((unit,)) for unit in units], {"states": 0, "transitions": 0, "units": len(units)}
+        if self.strategy == "greedy":
+            levels = greedy(predecessors)
+            return [Stage(tuple(units[i] for i in level)) for level in levels], {
+                "states": 0,
+                "transitions": 0,
+                "units": len(units),
+            }
+        blocks = find_blocks(predecessors, self.max_part_size)
+        stages: list[Stage] = []
+        states = transitions = 0
+        for number, block in enumerate(blocks.parts, 1):
+            self.report(f"scheduling: block {number} of {len(blocks.parts)}")
+            found, counts = self._block(units, predecessors, block, costs)
+            stages += found
+            states += counts[0]
+            transitions += counts[1]
+        return stages, {
+            "states": states,
+            "transitions": transitions,
+            "units": len(units),
+            "blocks": len(blocks.parts),
+            "largest_block": max(len(block) for block in blocks.parts),
+            "splits": blocks.splits,
+        }
+
+    def _block(
+        self, units: Sequence[Unit], predecessors: Sequence[Sequence[int]], block: Sequence[int], costs: StageTimer
+    ) -> tuple[list[Stage], tuple[int, int]]:
+        place = {v: i for i, v in enumerate(block)}
+        inner = [[place[u] for u in predecessors[v] if u in place] for v in block]
+        known: dict[int, tuple[float, bool]] = {}
+
+        def members(group: int) -> list[Unit]:
+            return [units[block[i]] for i in range(group.bit_length()) if group >> i & 1]
+
+        def cost(ending: int, groups: tuple[int, ...]) -> float:
+            if ending not in known:
+                known[ending] = self._stage_cost([members(g) for g in groups], costs)
+            return known[ending][0]
+
+        found = find_schedule(inner, cost, self.r or None, self.s or None)
+        stages = []
+        for groups in found.stages:
+            as_operators = tuple(tuple(sorted(v for unit in members(g) for v in unit)) for g in groups)
+            if known[sum(groups)][1]:
+                stages.append(Stage((tuple(sorted(v for group in as_operators for v in group)),), merged=True))
+            else:
+                stages.append(Stage(as_operators))
+        return stages, (found.counts.states, found.counts.transitions)
+
+    def _stage_cost(self, groups: list[list[Unit]], costs: StageTimer) -> tuple[float, bool]:
+        """The better of the two ways of parallelisation, and whether it is the merge (Algorithm 1, GenerateStage)."""
+        merged = concurrent = inf
+        alone = all(len(group) == 1 for group in groups)
+        if self.strategy in ("both", "merge") and alone and len(groups) > 1:
+            merged = costs.merged([group[0] for group in groups]) or inf
+        if self.strategy != "merge" or (alone and len(groups) == 1):
+            concurrent = costs.concurrent(groups)
+        return min(merged, concurrent), merged < concurrent
+
+
+def _read(file: Path) -> Schedule:
+    try:
+        return Schedule.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise BadOption(f"system.schedule={file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise BadOption(f"system.schedule={file}: {error}") from error

@@ -1,0 +1,77 @@
+"""Runs any schedule on a GPU without capturing it: every call launches every operator, as frameworks without graphs do."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.base import Prepared
+
+from .cuda_streams import Event, Streams
+from .program import Program
+from .schedule import Schedule
+from .verify import verify
+
+WARM_UP_RUNS = 2
+
+
+class StreamExecutor(Prepared):
+    """Real streams and events, launched from Python by each call (what IOS's own engine does in C++).
+
+    Every output is kept until all is launched: torch's allocator, which reuses memory within a stream, knows nothing of the
+    other streams that read it. The streams begin after what the caller's stream has been given, and end before what it is
+    given next, so that memory of one call is free for the next.
+
+    Raises InvalidSchedule where the schedule fails verification.
+    """
+
+    schedule: Schedule
+    program: Program
+
+    def __init__(self, program: Program, schedule: Schedule):
+        verify(program.graph, schedule)
+        self.program, self.schedule = program, schedule
+        self.device = program.examples[0].device
+        self.streams: Streams | None = Streams(schedule.stream_count, self.device)
+        self.waits: dict[int, list[int]] = {}
+        for u, v in schedule.waits:
+            self.waits.setdefault(v, []).append(u)
+        self.events = {u: Event() for u in {u for u, _ in schedule.waits}}
+        self.fork, self.joins = Event(), [Event() for _ in range(schedule.stream_count)]
+        for _ in range(WARM_UP_RUNS):
+            self(*program.examples)
+        torch.cuda.synchronize(self.device)
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Any:
+        self.program.check(inputs)
+        if self.streams is None:
+            raise RuntimeError("this executor is closed")
+        self.program.derived.refresh()
+        current = torch.cuda.current_stream(self.device).cuda_stream
+        self.fork.record(current)
+        for handle in self.streams.handles:
+            self.fork.block(handle)
+        values: list[Any] = [None] * len(self.program.graph)
+        for v in self.schedule.order:
+            s = self.schedule.streams[v]
+            for u in self.waits.get(v, ()):
+                self.events[u].block(self.streams.handles[s])
+            with torch.cuda.stream(self.streams.torch[s]):
+                values[v] = self.program.execute(v, values, inputs)
+            if v in self.events:
+                self.events[v].record(self.streams.handles[s])
+        for handle, join in zip(self.streams.handles, self.joins, strict=True):
+            join.record(handle)
+            join.block(current)
+        outputs = self.program.result(values, inputs)
+        # Theirs is the memory of another stream, which may get it back as soon as the caller lets go of them.
+        return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in outputs])
+
+    def close(self) -> None:
+        if self.streams is not None:
+            torch.cuda.synchronize(self.device)
+            for event in (self.fork, *self.joins, *self.events.values()):
+                event.close()
+            self.streams.close()
+            self.streams = None
