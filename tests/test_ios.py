@@ -309,7 +309,9 @@ def test_every_strategy_agrees_with_eager(strategy: str) -> None:
 
 def test_a_merge_that_was_found_is_written_and_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = Branches().eval(), torch.randn(2, 8, 12, 12)
-    monkeypatch.setattr("systems.ios.costs.StageTimer.concurrent", lambda self, groups: 10.0 * sum(map(len, groups)))
+    monkeypatch.setattr(
+        "systems.ios.costs.StageTimer.concurrent", lambda self, groups, numbers: 10.0 * sum(map(len, groups))
+    )
     monkeypatch.setattr("systems.ios.costs.StageTimer.merged", _merge_costs_little)
     schedule = systems.load("ios").schedule(module, (x,))
     assert schedule.merges and schedule.search["transitions"] > 0

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from torch import Tensor, nn
 
 from systems.base import BadOption, Prepared, System
 from systems.scheduling.capture import capture
 from systems.scheduling.execute import execute
-from systems.scheduling.program import Program
+from systems.scheduling.program import Input, Output, Program
 from systems.scheduling.schedule import Schedule
 from systems.scheduling.timing import Timer
 from systems.scheduling.verify import InvalidSchedule, verify
@@ -101,6 +102,7 @@ class Ios(System):
                 "units": len(units),
             }
         blocks = find_blocks(predecessors, self.max_part_size)
+        self.solved: dict[Any, Any] = {}
         stages: list[Stage] = []
         states = transitions = 0
         for number, block in enumerate(blocks.parts, 1):
@@ -122,36 +124,60 @@ class Ios(System):
         self, units: Sequence[Unit], predecessors: Sequence[Sequence[int]], block: Sequence[int], costs: StageTimer
     ) -> tuple[list[Stage], tuple[int, int]]:
         place = {v: i for i, v in enumerate(block)}
-        inner = [[place[u] for u in predecessors[v] if u in place] for v in block]
-        known: dict[int, tuple[float, bool]] = {}
-
-        def members(group: int) -> list[Unit]:
-            return [units[block[i]] for i in range(group.bit_length()) if group >> i & 1]
-
-        def cost(ending: int, groups: tuple[int, ...]) -> float:
-            if ending not in known:
-                known[ending] = self._stage_cost([members(g) for g in groups], costs)
-            return known[ending][0]
-
-        found = find_schedule(inner, cost, self.r or None, self.s or None)
+        inner = tuple(tuple(place[u] for u in predecessors[v] if u in place) for v in block)
+        kinds = tuple(costs.number([units[v]]) for v in block)
+        inputs = [_read_by(costs.program, units[v][0]) for v in block]
+        same = tuple(inputs.index(read) for read in inputs)
+        if (inner, kinds, same) not in self.solved:  # cells of a network repeat
+            self.solved[inner, kinds, same] = self._search([units[v] for v in block], inner, inputs, costs)
+        found, counts = self.solved[inner, kinds, same]
         stages = []
-        for groups in found.stages:
-            as_operators = tuple(tuple(sorted(v for unit in members(g) for v in unit)) for g in groups)
-            if known[sum(groups)][1]:
-                stages.append(Stage((tuple(sorted(v for group in as_operators for v in group)),), merged=True))
-            else:
-                stages.append(Stage(as_operators))
+        for groups, merged in found:
+            operators = [tuple(sorted(v for i in group for v in units[block[i]])) for group in groups]
+            stages.append(Stage((tuple(sorted(sum(operators, ()))),) if merged else tuple(operators), merged))
+        return stages, counts
+
+    def _search(
+        self, units: Sequence[Unit], inner: Sequence[Sequence[int]], inputs: Sequence[Any], costs: StageTimer
+    ) -> tuple[list[tuple[list[list[int]], bool]], tuple[int, int]]:
+        """The stages of a block as groups of places in it, and whether each is merged; states and transitions."""
+        numbers: dict[int, int] = {}
+        known: dict[tuple[Any, ...], tuple[float, bool]] = {}
+
+        def members(group: int) -> list[int]:
+            return [i for i in range(group.bit_length()) if group >> i & 1]
+
+        def choice(ending: int, groups: tuple[int, ...]) -> tuple[float, bool]:
+            for g in groups:
+                if g not in numbers:
+                    numbers[g] = costs.number([units[i] for i in members(g)])
+            ours = [numbers[g] for g in groups]
+            key: tuple[Any, ...] = tuple(sorted(ours))
+            mergeable = len(groups) > 1 and ending.bit_count() == len(groups) and self.strategy in ("both", "merge")
+            if mergeable and len({inputs[g.bit_length() - 1] for g in groups}) == 1:
+                key = (*key, "one input")
+            if key not in known:
+                known[key] = self._stage_cost([[units[i] for i in members(g)] for g in groups], ours, costs)
+            return known[key]
+
+        found = find_schedule(inner, lambda ending, groups: choice(ending, groups)[0], self.r or None, self.s or None)
+        stages = [([members(g) for g in groups], choice(sum(groups), groups)[1]) for groups in found.stages]
         return stages, (found.counts.states, found.counts.transitions)
 
-    def _stage_cost(self, groups: list[list[Unit]], costs: StageTimer) -> tuple[float, bool]:
+    def _stage_cost(self, groups: list[list[Unit]], numbers: Sequence[int], costs: StageTimer) -> tuple[float, bool]:
         """The better of the two ways of parallelisation, and whether it is the merge (Algorithm 1, GenerateStage)."""
         merged = concurrent = inf
         alone = all(len(group) == 1 for group in groups)
         if self.strategy in ("both", "merge") and alone and len(groups) > 1:
             merged = costs.merged([group[0] for group in groups]) or inf
         if self.strategy != "merge" or (alone and len(groups) == 1):
-            concurrent = costs.concurrent(groups)
+            concurrent = costs.concurrent(groups, numbers)
         return min(merged, concurrent), merged < concurrent
+
+
+def _read_by(program: Program, operator: int) -> Any:
+    """What the operator reads first: a merge needs it to be one for all."""
+    return next((a for a in program.calls[operator].leaves() if isinstance(a, Output | Input)), operator)
 
 
 def _read(file: Path) -> Schedule:
