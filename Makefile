@@ -10,7 +10,7 @@ bench: $(STAMP)
 	$(BIN)/python run.py model=nasnet system=nimble batch=1
 
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -47,14 +47,17 @@ def warm_up(call: Callable[[], Any], device: str) -> int:
     return calls
 
 
-def measure(call: Callable[[], Any], device: str, samples: int) -> dict[str, Any]:
-    """Host latency and, on a GPU, the device's own time between events around the call; every sample, in milliseconds."""
-    warm = warm_up(call, device)
+def measure(call: Callable[[], Any], device: str, samples: int, warm: bool = False) -> dict[str, Any]:
+    """Host latency and, on a GPU, the device's own time between events around the call; every sample, in milliseconds.
+
+    warm: it has been called often enough.
+    """
+    warm_up_calls = 0 if warm else warm_up(call, device)
     host = sample(call, device, samples, LONG_ENOUGH)
     events = _device_times(call, samples) if device == "cuda" else None
     return {
         "unit": "ms",
-        "warmup_calls": warm,
+        "warmup_calls": warm_up_calls,
         "host_ms": host,
         "device_ms": events,
         "statistics": {"host": describe(host), "device": describe(events) if events else None},

@@ -1,4 +1,4 @@
-"""The runners that measure nothing: `schedule` writes a schedule file, `list` shows what there is."""
+"""The runners that keep no record: `schedule` writes a schedule file, `timeline` a trace, `list` shows what there is."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results.store import write_json
+from results.timeline import Timeline, to_trace
 
 from . import environment
 from .bad_request import BadRequest
@@ -21,13 +22,7 @@ CATALOGUE = environment.ROOT / "results" / "cache"
 
 def run_schedule(cell: dict[str, Any], output: str | None, timeout: float) -> int:
     """Write the cell's schedule to the file `output`, or to standard output. Raises BadRequest."""
-    if output is not None:
-        path = Path(output)
-        if path.exists() and not path.is_file():
-            raise BadRequest(f"output={output} is {'a folder' if path.is_dir() else 'a device'}, not a file")
-        if not path.parent.exists():
-            raise BadRequest(f"output={output} is in a folder that is not there")
-        check_writable(path.parent, "output")
+    _check_output(output)
     answer = _ask("schedule", cell, timeout)
     if answer.get("status") == "unsupported":
         print(f"opweave: {cell['system']['name']} on {cell['model']['name']}: {answer['reason']}", file=sys.stderr)
@@ -35,19 +30,57 @@ def run_schedule(cell: dict[str, Any], output: str | None, timeout: float) -> in
     if "schedule" not in answer:
         print(f"opweave: {answer['status']}: {answer['reason']}", file=sys.stderr)
         return 1
-    if output is None:
-        print_json(answer["schedule"])
-        return 0
-    try:
-        write_json(Path(output), answer["schedule"])
-    except OSError as error:
-        raise BadRequest(f"output={output} cannot be written: {error.strerror or error}") from error
     schedule = answer["schedule"]
+    if not _write(output, schedule):
+        return 0
     print(
         f"{output}: {len(schedule['operators'])} operators, width {schedule['width']}, {schedule['streams']} streams, "
         f"{len(schedule['waits'])} waits, found in {schedule['search']['seconds'] * 1e3:.1f} ms"
     )
+    _print_rewriting(schedule.get("rewriting", {}))
     return 0
+
+
+def _print_rewriting(rewriting: dict[str, Any]) -> None:
+    """What passes made of the model before it was scheduled, and by how much what was chosen won."""
+    console = Console()
+    if "fold_batch_norm" in rewriting:
+        console.print(f"fold_batch_norm: {rewriting['fold_batch_norm']['folded']} batch norms folded", highlight=False)
+    for name, heading in (("select_kernels", "gain"), ("fuse_convolution", "separate / fused")):
+        if not rewriting.get(name):
+            continue
+        table = Table(title=name)
+        for column in ("operator", "count", "chosen", heading):
+            left = column in ("operator", "chosen")
+            table.add_column(column, justify="left" if left else "right", no_wrap=column != "operator", overflow="fold")
+        for row in rewriting[name]:
+            times = row["milliseconds"]
+            gain = row["gain"] if "gain" in row else times["separate"] / times["fused"]
+            table.add_row(row.get("operator") or row["operators"], str(row["count"]), row["chosen"], f"{gain:.2f}x")
+        console.print(table)
+    if "fuse_elementwise" in rewriting:
+        console.print("fuse_elementwise: {operators} operators in {kernels} kernels".format(**rewriting["fuse_elementwise"]))
+
+
+def run_timeline(cells: list[dict[str, Any]], output: str | None, timeout: float) -> int:
+    """Write the timelines of all cells, one trace, to the file `output`, or to standard output. Raises BadRequest."""
+    _check_output(output)
+    timelines, failed = [], False
+    for cell in cells:
+        answer = _ask("timeline", cell, timeout)
+        if "timeline" in answer:
+            timelines.append(Timeline.from_json(answer["timeline"]))
+            continue
+        name = f"{cell['system']['name']} on {cell['model']['name']}"
+        print(f"opweave: {name}: {answer['status']}: {answer['reason']}", file=sys.stderr)
+        failed |= answer["status"] != "unsupported"
+    if timelines and _write(output, to_trace(timelines)):
+        for timeline in timelines:
+            print(
+                f"{output}: {timeline.title}: {len(timeline.bars)} operators on {len(timeline.streams)} streams "
+                f"in {max(bar.end for bar in timeline.bars):.3f} ms"
+            )
+    return 1 if failed else 0
 
 
 def run_list(cell: dict[str, Any], timeout: float) -> int:
@@ -83,6 +116,30 @@ def run_list(cell: dict[str, Any], timeout: float) -> int:
         table.add_row(row["system"], "yes" if row["reason"] is None else f"no: {row['reason']}")
     console.print(table)
     return 0
+
+
+def _check_output(output: str | None) -> None:
+    """Raise BadRequest unless the file `output` can be written."""
+    if output is None:
+        return
+    path = Path(output)
+    if path.exists() and not path.is_file():
+        raise BadRequest(f"output={output} is {'a folder' if path.is_dir() else 'a device'}, not a file")
+    if not path.parent.exists():
+        raise BadRequest(f"output={output} is in a folder that is not there")
+    check_writable(path.parent, "output")
+
+
+def _write(output: str | None, document: dict[str, Any]) -> bool:
+    """Write to the file, or to standard output; tells whether it was to the file. Raises BadRequest."""
+    if output is None:
+        print_json(document)
+        return False
+    try:
+        write_json(Path(output), document)
+    except OSError as error:
+        raise BadRequest(f"output={output} cannot be written: {error.strerror or error}") from error
+    return True
 
 
 def _ask(command: str, cell: dict[str, Any], timeout: float) -> dict[str, Any]:

@@ -19,7 +19,9 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 LAYOUTS = ("contiguous", "channels_last")
 DEVICES = ("auto", "cpu", "cuda")
 SM_METHODS = ("auto", "counters", "estimated", "off")
-MEASURE_NOTHING = ("schedule", "list")
+OPTIMIZERS = ("sgd", "adamw")
+NO_RECORD = ("schedule", "timeline", "list")
+CLASSIFIED = ("measured", "table")
 # Of a composed config, what is about the sweep and not about a cell.
 SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
 
@@ -34,13 +36,15 @@ def execute(configs: list[DictConfig]) -> int:
             raise BadRequest(f"{key} holds for a whole sweep: give it one value")
     runners = sorted({cell["runner"]["name"] for cell in cells})
     runner = runners[0]
-    if alone := [r for r in runners if r in MEASURE_NOTHING and len(runners) > 1]:
-        raise BadRequest(f"runner={alone[0]} measures nothing and shares no sweep with others: run it alone")
-    if runner in MEASURE_NOTHING:
-        from .once import run_list, run_schedule
+    if alone := [r for r in runners if r in NO_RECORD and len(runners) > 1]:
+        raise BadRequest(f"runner={alone[0]} keeps no record and shares no sweep with others: run it alone")
+    if runner in NO_RECORD:
+        from .once import run_list, run_schedule, run_timeline
 
         if runner == "list":
             return run_list(cells[0], options["timeout"])
+        if runner == "timeline":
+            return run_timeline(cells, options["output"], options["timeout"])
         if options["output"] is not None and len(cells) > 1:
             raise BadRequest(f"output={options['output']} names one file, for {len(cells)} schedules")
         return max(run_schedule(cell, options["output"], options["timeout"]) for cell in cells)
@@ -81,6 +85,13 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         _positive_integer("runner.samples", request["runner"]["samples"])
     if "sm_efficiency" in request["runner"]:
         _one_of("runner.sm_efficiency", request["runner"]["sm_efficiency"], SM_METHODS)
+    if "classify" in request["runner"]:
+        _one_of("runner.classify", request["runner"]["classify"], CLASSIFIED)
+    if "optimizer" in request["runner"]:
+        _one_of("runner.optimizer", request["runner"]["optimizer"], OPTIMIZERS)
+        for option in ("learning_rate", "momentum", "weight_decay"):
+            if not 0 <= request["runner"][option] < math.inf:
+                raise BadRequest(f"runner.{option}={request['runner'][option]} is not a number of at least 0")
     if request["model"]["name"] == "custom" and not request["model"].get("factory"):
         raise BadRequest("model=custom needs model.factory=package.module:function")
     _check_device(request)
@@ -90,7 +101,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         if not isinstance(request[key], str) or not request[key]:
             raise BadRequest(f"{key}={request[key]} is not a path")
         request[key] = os.path.abspath(os.path.expanduser(request[key]))
-    if request["runner"]["name"] not in MEASURE_NOTHING:
+    if request["runner"]["name"] not in NO_RECORD:
         check_writable(Path(request["results"]), "results")
     return request
 

@@ -17,7 +17,9 @@ def run(cell: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
     model = shape_of(cell, cell["device"])
     options = {k: v for k, v in cell["system"].items() if k != "name"}
     report("scheduling")
-    schedule = systems.load(cell["system"]["name"], **options).schedule(model.module, model.inputs)
+    system = systems.load(cell["system"]["name"], **options)
+    system.report = report
+    schedule = system.schedule(model.module, model.inputs)
     return {"schedule": schedule.to_json(model=cell["model"]["name"], batch=cell["batch"], device=cell["device"])}
 
 

@@ -33,8 +33,19 @@ AWAKE_SECONDS = 0.3
 ROUND_CALLS, ROUND_SECONDS, ROUND_MOST = 10, 0.15, 60
 
 
+def open_session(cell: dict[str, Any], visible_device: str, phase: Callable[[str], None]) -> "Session":
+    """The session that the cell's runner asks for; raises as Session."""
+    if cell["runner"]["name"] == "training":
+        from .training import TrainingSession
+
+        return TrainingSession(cell, visible_device, phase)
+    return Session(cell, visible_device, phase)
+
+
 class Session:
     """A cell that is loaded and can be prepared, measured, and called in rounds."""
+
+    training = False  # the form of the model
 
     def __init__(self, cell: dict[str, Any], visible_device: str, phase: Callable[[str], None]):
         """cell: the resolved config. phase: told what is being done now.
@@ -45,13 +56,14 @@ class Session:
         self.device: str = cell["device"]
         options = {k: v for k, v in cell["system"].items() if k != "name"}
         self.system = systems.load(cell["system"]["name"], **options)
+        self.system.report = phase
         if reason := self.system.unsupported(self.device):
             raise Unsupported(reason)
         self._set_precision(cell["precision"])
         phase("loading the model")
         options = {k: v for k, v in cell["model"].items() if k != "name"}
         torch.manual_seed(cell["seed"])
-        loaded = models.load(cell["model"]["name"], cell["batch"], device=self.device, **options)
+        loaded = models.load(cell["model"]["name"], cell["batch"], training=self.training, device=self.device, **options)
         self.model = models.place(loaded, device=self.device, precision=cell["precision"], layout=cell["layout"])
         self.inputs = self.model.fresh_inputs(cell["seed"])
         if self.device == "cuda":
@@ -76,10 +88,14 @@ class Session:
             awake = torch.tanh(awake @ awake)
             torch.cuda.synchronize()
         del awake
-        with torch.no_grad():
-            for _ in range(3):
-                self._eager(*self.inputs)
+        for _ in range(3):
+            self._run_eagerly()
         torch.cuda.synchronize()
+
+    @torch.no_grad()
+    def _run_eagerly(self) -> None:
+        """What cuDNN is to choose algorithms for."""
+        self._eager(*self.inputs)
 
     def prepare(self) -> float:
         """Make the system ready; returns the seconds it took. Raises Unsupported."""
@@ -105,6 +121,7 @@ class Session:
         record["preparation_s"] = self.prepare()
         assert self.prepared is not None
         record["schedule"] = self.prepared.schedule.summary() if self.prepared.schedule else None
+        record["compilation"] = self.prepared.compilation or None
         if meter is not None:
             self.phase("memory")
             record["memory"] = meter.measure(self.call, self.prepared.memory)

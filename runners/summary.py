@@ -87,11 +87,12 @@ def _print_table(records: list[dict[str, Any]], console: Console) -> None:
 def _table(records: list[dict[str, Any]], detail: int) -> Table:
     eager = {group_key(r["config"]): r for r in records if r["config"]["system"]["name"] == "eager"}
     latency, ratio = (_interval, _over) if detail > 0 else (_median, _ratio)
+    training = any(r["config"]["runner"]["name"] == "training" for r in records)  # what counts there is throughput
     columns: list[tuple[str, int, Any]] = [  # heading, the detail from which it is shown, what stands in it
         ("status", 0, lambda r: r["status"]),
         ("latency ms", 0, lambda r: latency(_statistics(r, "host"))),
         ("device ms", 3, lambda r: _median(_statistics(r, "device"))),
-        ("samples/s", 2, _throughput),
+        ("samples/s", 0 if training else 2, _throughput),
         ("MiB", 3, _memory),
         ("SM", 4, _sm_efficiency),
         ("error", 2, _error),

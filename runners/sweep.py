@@ -25,7 +25,7 @@ from .requests import defaults_only
 from .summary import print_summary
 
 IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
-COMPARED = ("bench", "latency")  # runners whose cells take part in the interleaved rounds
+COMPARED = ("bench", "latency", "training")  # runners whose cells take part in the interleaved rounds
 NO_RATIO = "no ratio"  # how the warning of a cell begins that could not take part in them
 BAD = ("failed", "timeout", "out_of_memory", "incorrect")
 

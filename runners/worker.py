@@ -21,9 +21,9 @@ class Worker:
     """Carries out commands, each of which names what to `do`:
 
     check: try the options of a model or a system. measure: answers {"record": ..., "environment": ...}. prepare: as measure
-    does before it measures. round: {"host_ms": [...]} of the cell that was prepared. schedule, list: what runners of that
-    name show. import: PyTorch and all, with no answer. Lines {"phase": ...} come before the answer. In its place may stand
-    {"status": ..., "reason": ...}, or {"bad_request": ...}.
+    does before it measures. round: {"host_ms": [...]} of the cell that was prepared. schedule, timeline, list: what runners
+    of that name show. import: PyTorch and all, with no answer. Lines {"phase": ...} come before the answer. In its place may
+    stand {"status": ..., "reason": ...}, or {"bad_request": ...}.
     """
 
     def __init__(self, answers: IO[str]):
@@ -59,15 +59,19 @@ class Worker:
         from systems.base import Unsupported
 
         from . import environment
-        from .session import Session
+        from .session import open_session
 
         cell, visible_device = command["cell"], command["visible_device"]
         if do == "prepare":
-            self.session = Session(cell, visible_device, self.report)
+            self.session = open_session(cell, visible_device, self.report)
             self.session.prepare()
             return {"prepared": True}
+        if do == "timeline":
+            from . import timeline
+
+            return timeline.run(cell, visible_device, self.report)
         try:
-            self.session = Session(cell, visible_device, self.report)
+            self.session = open_session(cell, visible_device, self.report)
             record = self.session.measure(command["limits"])
         except Unsupported as error:
             record = {"status": "unsupported", "reason": str(error)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from systems.scheduling.schedule import Schedule
 
-if TYPE_CHECKING:  # it needs what is defined here
+if TYPE_CHECKING:  # they need what is defined here
     from systems.scheduling.program import Program
+    from systems.training import Loss
 
 
 class Unsupported(Exception):
@@ -31,6 +33,7 @@ class Prepared(ABC):
     schedule: Schedule | None = None
     program: Program | None = None  # the module as captured, where the system captures operators
     captured: bool = False  # a call is one replay of one CUDA Graph
+    compilation: dict[str, Any] = {}  # what a record shall say of a compiler's part in it: seconds, trials, what was tried
 
     @property
     def memory(self) -> dict[str, int]:
@@ -62,6 +65,8 @@ class System(ABC):
     """One way of executing a model. `prepare` may take long; calling what it returns is what is measured."""
 
     name: str
+    report: Callable[[str], None] = staticmethod(lambda message: None)  # told what a long preparation is at
+    own_randomness = False  # in training it draws other random numbers than eager execution from the same state
 
     def unsupported(self, device: str) -> str | None:
         """Why this system cannot run on this kind of device ("cpu" or "cuda") or installation, or None."""
@@ -73,6 +78,16 @@ class System(ABC):
 
         Raises Unsupported where this system cannot run this module.
         """
+
+    def prepare_training(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
+    ) -> Prepared:
+        """Make one step of training of `module` (in training form) ready for inputs and target like these.
+
+        Calling it with (*inputs, target) updates the module by the optimizer, and returns the loss. Preparing changes
+        neither of them. Raises Unsupported where this system cannot train, or not this module.
+        """
+        raise Unsupported(f"{self.name} runs inference only")
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """The schedule alone, without executing the model. Raises Unsupported where a system has none."""

@@ -1,5 +1,7 @@
 """The eager module captured into one CUDA Graph on one stream: no scheduling at run time, no concurrency."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -7,7 +9,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from systems.base import Prepared, System, Unsupported
+from systems.optimizers import StaticOptimizer
 from systems.scheduling.program import check_inputs
+from systems.training import Loss, undone
 
 WARM_UP_RUNS = 3
 
@@ -21,6 +25,11 @@ class CudaGraph(System):
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         return CapturedModule(module, inputs)
 
+    def prepare_training(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
+    ) -> Prepared:
+        return CapturedStep(module, optimizer, loss, (*inputs, target))
+
 
 class CapturedModule(Prepared):
     """Replays a captured module. Inputs are copied into static buffers; outputs are copied out, so that they stay valid."""
@@ -28,12 +37,18 @@ class CapturedModule(Prepared):
     captured = True
 
     @torch.no_grad()
-    def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...]):
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        warming_up: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        """warming_up: what the runs before the capture are done under."""
         self.device = inputs[0].device
         self.inputs = [torch.empty_like(x).copy_(x) for x in inputs]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), warming_up():
             for _ in range(WARM_UP_RUNS):
                 module(*self.inputs)
         torch.cuda.current_stream(self.device).wait_stream(side)
@@ -68,3 +83,40 @@ class CapturedModule(Prepared):
 
     def close(self) -> None:
         self.graph, self.inputs, self.outputs = None, [], None
+
+
+class CapturedStep(CapturedModule):
+    """A whole step of training, captured: forward, loss, backward and the optimizer's update."""
+
+    @torch.no_grad()
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...]):
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+        def differentiate(*inputs: Tensor) -> tuple[Tensor, dict[Tensor, Tensor]]:
+            with torch.enable_grad():
+                value = loss(module(*inputs[:-1]), inputs[-1])
+                gradients = torch.autograd.grad(value, trained, allow_unused=True)
+            return value.detach(), {p: g for p, g in zip(trained, gradients, strict=True) if g is not None}
+
+        with undone(module):
+            static = StaticOptimizer.of(optimizer, differentiate(*inputs)[1])
+        self.optimizer = static
+
+        def step(*inputs: Tensor) -> Tensor:
+            value, gradients = differentiate(*inputs)
+            for i, members in enumerate(static.groups):
+                if members:
+                    static.update(i, members, [gradients[p] for p in members], static.moments_of(members), static.rates[i])
+            return value
+
+        moments = [t for named in static.moments.values() for t in named.values()]
+        super().__init__(step, inputs, lambda: undone(module, *moments))
+        self.changed = [*static.moments, *moments, *module.buffers()]
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Any:
+        check_inputs(inputs, self.inputs)
+        self.optimizer.refresh()
+        value = super().__call__(*inputs)
+        torch.autograd.graph.increment_version(self.changed)  # a replay passes autograd by
+        return value

@@ -13,6 +13,7 @@ SYSTEMS = {
     "torch_compile": "systems.torch_compile:TorchCompile",
     "cuda_graph": "systems.cuda_graph:CudaGraph",
     "nimble": "systems.nimble.system:NimbleSystem",
+    "ios": "systems.ios.system:Ios",
     "opara": "systems.opara.system:Opara",
 }
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from systems.base import BadOption, Prepared, PreparedModule, System, Unsupported
+from systems.training import Loss, ModuleStep, undone
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WARM_UP_RUNS = 3  # CUDA Graph Trees warm up, record and replay in the first three calls
@@ -16,6 +17,7 @@ class TorchCompile(System):
     """mode: one of MODES. channels_last: compile a channels-last copy of the module; the call then converts its inputs."""
 
     name = "torch_compile"
+    own_randomness = True  # Inductor has a generator of its own
 
     def __init__(self, mode: str = "reduce-overhead", channels_last: bool = False):
         if mode not in MODES:
@@ -39,6 +41,40 @@ class TorchCompile(System):
         except torch._dynamo.exc.BackendCompilerFailed as error:
             raise Unsupported(f"Inductor cannot compile it: {str(error).strip().splitlines()[0]}") from error
         return prepared
+
+    def prepare_training(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
+    ) -> Prepared:
+        """Module and loss compiled together, forward and backward; the optimizer in its fused form."""
+        if self.channels_last:
+            module.to(memory_format=torch.channels_last)
+        if not optimizer.state:
+            for group in optimizer.param_groups:
+                group["foreach"], group["fused"] = False, True
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *given: loss(module(*given[:-1]), given[-1]), mode=self.mode, dynamic=False)
+        step = CompiledStep(compiled, optimizer, self.channels_last)
+        try:
+            with undone(module):
+                for _ in range(WARM_UP_RUNS):
+                    step.differentiate(*inputs, target)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            raise Unsupported(f"Inductor cannot compile it: {str(error).strip().splitlines()[0]}") from error
+        return step
+
+
+class CompiledStep(ModuleStep):
+    """forward: compiled, of inputs and target, to the loss."""
+
+    def __init__(self, forward: Any, optimizer: torch.optim.Optimizer, channels_last: bool):
+        super().__init__(forward, optimizer, lambda value, _: value)
+        self.channels_last = channels_last
+
+    def differentiate(self, *inputs: Tensor) -> Tensor:
+        if self.channels_last:
+            inputs = tuple(_to_channels_last(x) for x in inputs)
+        torch.compiler.cudagraph_mark_step_begin()
+        return super().differentiate(*inputs, inputs[-1]).clone()  # the next step overwrites what a CUDA Graph returns
 
 
 class PreparedCompiled(PreparedModule):

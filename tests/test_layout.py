@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "scripts": {"results"},
 }
 # The benchmark of the scheduling algorithms runs them on graphs, never on a model.
-ALGORITHMS = ("systems.scheduling", "systems.nimble.stream_assignment")
+ALGORITHMS = ("systems.scheduling", "systems.nimble.stream_assignment", "systems.opara.stream_allocator")
 
 
 def python_files() -> list[Path]:

@@ -39,6 +39,14 @@ def test_the_table_fits_the_terminal(width: int) -> None:
         assert all(word in table for word in ("50% (c)", "1.2e-05", "8,192.0", "123,456.7", "(12345.7x)", "[12345.678,"))
 
 
+def test_training_shows_its_throughput_however_narrow_the_terminal() -> None:
+    rows = [record(s, **MEASURED) for s in ("eager", "nimble")]
+    assert "123,456.7" not in shown(rows, 80)
+    for row in rows:
+        row["config"] = row["config"] | {"runner": {"name": "training"}}
+    assert "samples/s" in shown(rows, 80) and "123,456.7" in shown(rows, 80)
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_one_cell_is_shown_downwards(width: int) -> None:
     table = shown([record("eager", **MEASURED)], width)

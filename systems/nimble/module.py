@@ -50,7 +50,7 @@ class Nimble(nn.Module):
         The module is captured in eval form, whatever form it is in. It, its statistics and the random state stay as they
         are. With training=True it is one step of training that is made ready, and what is returned is a function
         `step(*inputs, target) -> loss`: pass `optimizer`, `loss` (a function of the module's output and the target) and
-        `target` (an example of it).
+        `example_target`, as to `prepare_training`.
 
         Raises Unsupported where the module cannot be captured, TypeError for inputs that are no tensors.
         """
@@ -60,7 +60,7 @@ class Nimble(nn.Module):
         if training:
             from .training import prepare_training
 
-            return prepare_training(self.module, example_inputs=inputs, **of_training)
+            return prepare_training(self.module, example_inputs=inputs, assign=self.system.assign, **of_training)
         if of_training:
             raise TypeError(f"{', '.join(of_training)}: for training=True alone")
         shape = _shape(inputs)

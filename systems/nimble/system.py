@@ -13,10 +13,12 @@ from systems.scheduling.execute import execute
 from systems.scheduling.operator_graph import OperatorGraph
 from systems.scheduling.program import Program
 from systems.scheduling.schedule import Schedule
-from systems.scheduling.timing import milliseconds
+from systems.scheduling.timing import Timer
+from systems.training import Loss
 
 from .rewriting import Rewriting
 from .stream_assignment import assign_streams, single_stream
+from .training import prepare_training
 
 
 class NimbleSystem(System):
@@ -36,7 +38,11 @@ class NimbleSystem(System):
 
     def plan(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
         """The model as it will be executed, and its schedule."""
-        program, report = self.rewriting.apply(capture(module, inputs), milliseconds)
+        timer = Timer(inputs[0].device)
+        try:
+            program, report = self.rewriting.apply(capture(module, inputs), timer)
+        finally:
+            timer.close()
         return program, replace(self.assign(program.graph), rewriting=report)
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Prepared:
@@ -44,6 +50,13 @@ class NimbleSystem(System):
         if self.rewriting.fuse_elementwise:
             program.run(program.examples)  # compiles the fused kernels here, and not in the threads of a CPU's streams
         return execute(program, schedule, arena)
+
+    def prepare_training(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
+    ) -> Prepared:
+        if self.rewriting != Rewriting():
+            raise Unsupported("the rewriting passes are for inference: a step of training is scheduled as autograd has it")
+        return prepare_training(module, optimizer, loss, inputs, target, assign=self.assign)
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         return self.plan(module, inputs)[1]

@@ -13,9 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from systems.base import Unsupported
-from systems.scheduling.program import Program
-
 from systems.scheduling.costs import Cache
+from systems.scheduling.program import Program
 
 # The paper classifies by an "offline-collected operator table" (Section 3.3) that it does not print. Of what it names, Conv,
 # Sgemm, Embedding and Arange are compute-intensive, Relu, Add, To and Ones memory-intensive; the released prototype counts

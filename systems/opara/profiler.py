@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 from systems.scheduling import limits
+from systems.scheduling.costs import Cache
 from systems.scheduling.program import Program
 
-from systems.scheduling.costs import Cache
 from .kernel_trace import exported, launched_under
 
 WARM_UP_PASSES = 2

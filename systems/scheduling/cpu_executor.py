@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ class CpuExecutor(Prepared):
 
     Nothing orders two operators but their stream and the schedule's waits, so that a schedule that lacks a wait fails here
     (MissingDependency) as it would give a wrong answer on a GPU. `delay(operator)`, called before each operator, lets a
-    test stretch the races.
+    test stretch the races. `observe(operator, begin, end)`, where it is set, is told when each one ran, in perf_counter's
+    seconds, by the thread that ran it.
 
     Raises InvalidSchedule from the constructor unless `unverified`, which exists so that tests can run wrong schedules.
     """
@@ -60,6 +62,7 @@ class CpuExecutor(Prepared):
         if not unverified:
             verify(program.graph, schedule)
         self.program, self.schedule, self.delay = program, schedule, delay
+        self.observe: Callable[[int, float, float], None] | None = None
         self.streams: list[list[int]] = [[] for _ in range(schedule.stream_count)]
         for v in schedule.order:
             self.streams[schedule.streams[v]].append(v)
@@ -69,7 +72,7 @@ class CpuExecutor(Prepared):
         self.signalled = {u for u, _ in schedule.waits}
         kept = program.kept_operators()
         # A kept output has one reader more, which never comes.
-        self.reader_counts = [len(s) + (v in kept) for v, s in enumerate(program.graph.successors)]
+        self.reader_counts = [len(s) + (v in kept) for v, s in enumerate(program.graph.consumers)]
         # Operators of concurrent streams share the cores.
         self.intra_op_threads = max(1, (os.cpu_count() or 1) // min(program.graph.width, schedule.stream_count))
         self.queues: list[SimpleQueue[_Run | None]] = []
@@ -133,11 +136,16 @@ class CpuExecutor(Prepared):
             self.delay(v)
         for u in graph.predecessors[v]:
             if run.values[u] is _UNWRITTEN:
-                raise MissingDependency(
-                    f"operator {graph.label(v)} reads the output of {graph.label(u)} before it is written"
-                )
+                if u in graph.producers[v]:
+                    why = f"reads the output of {graph.label(u)} before it is written"
+                else:
+                    why = f"begins before {graph.label(u)}, which touches the same state, has ended"
+                raise MissingDependency(f"operator {graph.label(v)} {why}")
+        begin = perf_counter()
         run.values[v] = self.program.execute(v, run.values, run.inputs)
-        for u in graph.predecessors[v]:
+        if self.observe is not None:
+            self.observe(v, begin, perf_counter())
+        for u in graph.producers[v]:
             with run.lock:
                 run.readers[u] -= 1
                 dead = run.readers[u] == 0

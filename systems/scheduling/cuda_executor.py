@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from systems.base import Prepared, Unsupported
 
 from .arena import Arena
 from .cuda_memory import SPARE, AllocationMismatch, PoolAllocator, record_requests
+from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Streams, begin_capture, checked
 from .memory_plan import ALIGNMENT, MemoryPlan, Request, plan_memory
 from .program import Program
 from .schedule import Schedule, sequential
+from .stateful_program import StatefulProgram
 from .verify import verify
 
 WARM_UP_RUNS = 2  # the first loads kernels and lets cuDNN choose its algorithms; the second sees them chosen
@@ -26,7 +28,7 @@ class CudaExecutor(Prepared):
     """A schedule captured into one CUDA Graph over one arena of planned memory.
 
     Inputs are copied into static buffers, outputs out of the arena, so that a result stays valid after the next call.
-    Calls of one executor must not overlap: they share the arena.
+    Calls of one executor must not overlap: they share the arena. Preparing runs the program, and undoes what it changes.
 
     Raises InvalidSchedule where the schedule or the memory plan fails verification, Unsupported where an operator cannot
     be captured (it waits for the device, say).
@@ -41,10 +43,13 @@ class CudaExecutor(Prepared):
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
         self.device = program.examples[0].device
+        self.index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         self.graph_exec: Any = None
         self.shared = arena or Arena()
         self.arena: Tensor | None = None
         self.outputs: list[Any] = []
+        self.stateful = program if isinstance(program, StatefulProgram) else None
+        self.randomness = GraphRandomness(self.device) if self.stateful and self.stateful.random else None
         with torch.no_grad(), torch.cuda.device(self.device):
             self.inputs = [torch.empty_like(x).copy_(x) for x in program.examples]
             self._prepare()
@@ -67,6 +72,8 @@ class CudaExecutor(Prepared):
         for static, x in zip(self.inputs, inputs, strict=True):
             static.copy_(x, non_blocking=True)
         self.replay()
+        if self.stateful:  # a replay passes autograd by, which counts who writes a tensor
+            torch.autograd.graph.increment_version(self.stateful.changed)
         # Asked while the GPU is busy, so that it costs no time; on the rare yes all is done again.
         if self.program.derived.refresh():
             self.replay()
@@ -74,7 +81,9 @@ class CudaExecutor(Prepared):
 
     def replay(self) -> None:
         """Launch the graph on the current stream, on what lies in the static inputs."""
-        checked(cudart.cudaGraphLaunch(self.graph_exec, torch.cuda.current_stream(self.device).cuda_stream))
+        if self.randomness:
+            self.randomness.advance()
+        checked(cudart.cudaGraphLaunch(self.graph_exec, torch._C._cuda_getCurrentRawStream(self.index)))
 
     def close(self) -> None:
         if self.graph_exec is not None:
@@ -82,11 +91,13 @@ class CudaExecutor(Prepared):
             checked(cudart.cudaGraphExecDestroy(self.graph_exec))
             self.graph_exec = None
             self.arena, self.outputs, self.inputs, self.shared = None, [], [], Arena()
+            self.randomness = None
 
     def _prepare(self) -> None:
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        undone = self.stateful.undone() if self.stateful else nullcontext()
+        with torch.cuda.stream(side), undone:
             for _ in range(WARM_UP_RUNS):
                 before = torch.cuda.memory_allocated(self.device)
                 torch.cuda.reset_peak_memory_stats(self.device)
@@ -96,7 +107,7 @@ class CudaExecutor(Prepared):
         with _collector_off():
             # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
             # thrown away; nothing of it has run.
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(side), self._drawing():
                 discard = begin_capture(side.cuda_stream)
                 try:
                     segments, requests = record_requests(self.program, self.inputs, scratch)
@@ -105,6 +116,11 @@ class CudaExecutor(Prepared):
                 finally:
                     discard()
             self._plan_and_capture(segments, requests)
+        if self.randomness:
+            self.randomness.check()
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        return self.randomness.counting() if self.randomness else nullcontext()
 
     def _plan_and_capture(self, segments: Sequence[Sequence[int]], requests: Sequence[Request]) -> None:
         before = self.schedule.happens_before()
@@ -126,15 +142,16 @@ class CudaExecutor(Prepared):
         fork = Event()
         allocator = PoolAllocator(self.device)
         origin = streams.handles[self.schedule.streams[self.schedule.order[0]]]
-        discard = begin_capture(origin)
         try:
-            try:
-                fork.record(origin)
-                self._launch_all(streams, events, fork, origin, allocator, placed)
-            except BaseException:
-                discard()
-                raise
-            graph = checked(cudart.cudaStreamEndCapture(origin))
+            with self._drawing():
+                discard = begin_capture(origin)
+                try:
+                    fork.record(origin)
+                    self._launch_all(streams, events, fork, origin, allocator, placed)
+                except BaseException:
+                    discard()
+                    raise
+                graph = checked(cudart.cudaStreamEndCapture(origin))
             try:
                 self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, 0))
             finally:
@@ -160,7 +177,7 @@ class CudaExecutor(Prepared):
         for u, v in schedule.waits:
             waits.setdefault(v, []).append(u)
         signalled = {u for u, _ in schedule.waits}
-        readers = [len(s) for s in program.graph.successors]
+        readers = [len(s) for s in program.graph.consumers]
         kept = program.kept_operators()
         started: set[int] = set()
         last: dict[int, int] = {}
@@ -182,9 +199,9 @@ class CudaExecutor(Prepared):
                 events[v].record(handle)
             last[s] = v
             # Dropped once launched: an address may be given out again only when torch no longer knows a tensor there.
-            for u in program.graph.predecessors[v]:
+            for u in program.graph.producers[v]:
                 readers[u] -= 1
-            for u in (*program.graph.predecessors[v], v):
+            for u in (*program.graph.producers[v], v):
                 if readers[u] == 0 and u not in kept:
                     values[u] = None
         for s, v in last.items():

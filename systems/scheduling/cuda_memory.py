@@ -155,7 +155,7 @@ def record_requests(program: Program, inputs: Sequence[Tensor], scratch: int) ->
     touched = [1 << v for v, _, _ in served]
     kept = [False] * len(served)
     for v in range(n):
-        for u in (*program.graph.predecessors[v], v):
+        for u in (*program.graph.producers[v], v):
             for segment in looks_into[u]:
                 touched[segment] |= 1 << v
     for v in program.kept_operators():

@@ -1,6 +1,6 @@
-"""The operators of one model at one input shape, and the data dependencies between them."""
+"""The operators of one model at one input shape, and the dependencies between them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,11 +18,34 @@ class Operator:
     target: str  # aten.conv2d.default
 
 
+@dataclass(frozen=True)
+class State:
+    """Something that operators change in place: a parameter, a moment of an optimizer, the random generator.
+
+    readers, writers: bit masks of the operators that read it only, and of those that write it. The order of capture says
+    which of two operators sees the other's value.
+    """
+
+    name: str
+    readers: int
+    writers: int
+
+    def accesses(self) -> Iterator[tuple[int, bool]]:
+        """(operator, whether it writes), in the order of capture."""
+        touched = self.readers | self.writers
+        while touched:
+            v = (touched & -touched).bit_length() - 1
+            touched ^= 1 << v
+            yield v, bool(self.writers >> v & 1)
+
+
 class OperatorGraph:
     """A directed acyclic graph of operators, G = (V, E) in the papers.
 
-    `predecessors[v]` are the producers of operator v's arguments, in argument order, each once. Every producer's id is
-    smaller than its consumer's: the order of capture is a topological order.
+    `predecessors[v]` are the operators that v has to come after, each once: first the producers of its arguments, in
+    argument order. `producers[v]` are these alone; in a graph without state that is all of them. Every predecessor's id is
+    smaller than its successor's: the order of capture is a topological order. `state` declares what operators change in
+    place; `with_state` makes the dependencies that follow from it, and `verify` proves every schedule against it.
 
     Sets of operators are bit masks in Python integers (bit v stands for operator v): unions of whole reachability sets
     then cost n/64 machine operations, which is what keeps a 20,000-operator graph within seconds.
@@ -30,15 +53,23 @@ class OperatorGraph:
     Raises ValueError where a dependency points forward or outside the graph.
     """
 
-    def __init__(self, operators: Sequence[Operator], predecessors: Sequence[Iterable[int]]):
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        predecessors: Sequence[Iterable[int]],
+        producers: Sequence[Iterable[int]] | None = None,
+        state: Sequence[State] = (),
+    ):
         self.operators = tuple(operators)
         self.predecessors = tuple(tuple(dict.fromkeys(p)) for p in predecessors)
+        self.producers = self.predecessors if producers is None else tuple(tuple(dict.fromkeys(p)) for p in producers)
+        self.state = tuple(state)
         if len(self.operators) != len(self.predecessors):
             raise ValueError(f"{len(self.operators)} operators but {len(self.predecessors)} lists of predecessors")
-        for v, (operator, producers) in enumerate(zip(self.operators, self.predecessors, strict=True)):
+        for v, (operator, before) in enumerate(zip(self.operators, self.predecessors, strict=True)):
             if operator.id != v:
                 raise ValueError(f"operator {operator.id} stands at place {v} of the order of capture")
-            for u in producers:
+            for u in before:
                 if not 0 <= u < v:
                     raise ValueError(f"operator {v} ({operator.name}) depends on {u}, which is not captured before it")
 
@@ -49,6 +80,39 @@ class OperatorGraph:
         for u, v in edges:
             predecessors[v].append(u)
         return cls([Operator(i, name, name) for i in range(n)], predecessors)
+
+    @classmethod
+    def with_state(
+        cls, operators: Sequence[Operator], producers: Sequence[Iterable[int]], state: Sequence[State]
+    ) -> "OperatorGraph":
+        """A graph in which operators that touch the same state keep the order of capture, unless all of them only read it.
+
+        What orders them is added to the data dependencies as further edges, none where a path is there already.
+        """
+        predecessors = [list(dict.fromkeys(p)) for p in producers]
+        after: list[set[int]] = [set() for _ in operators]
+        for piece in state:
+            last_writer: int | None = None
+            readers: list[int] = []  # since then
+            for v, writes in piece.accesses():
+                if last_writer is not None:
+                    after[v].add(last_writer)
+                if writes:
+                    after[v].update(readers)
+                    last_writer, readers = v, []
+                else:
+                    readers.append(v)
+        ancestors: list[int] = []
+        for v, before in enumerate(predecessors):
+            reached = 0
+            for u in before:
+                reached |= ancestors[u] | 1 << u
+            for u in sorted(after[v], reverse=True):  # nearest first: it may lie behind the others
+                if not reached >> u & 1:
+                    before.append(u)
+                    reached |= ancestors[u] | 1 << u
+            ancestors.append(reached)
+        return cls(operators, predecessors, producers, state)
 
     def __len__(self) -> int:
         return len(self.operators)
@@ -66,14 +130,23 @@ class OperatorGraph:
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """(producer, consumer) pairs, by consumer, in argument order."""
-        return tuple((u, v) for v, producers in enumerate(self.predecessors) for u in producers)
+        """(predecessor, successor) pairs, by successor; those that carry data first, in argument order."""
+        return tuple((u, v) for v, before in enumerate(self.predecessors) for u in before)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         out: list[list[int]] = [[] for _ in self.operators]
         for u, v in self.edges:
             out[u].append(v)
+        return tuple(map(tuple, out))
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each operator those that read its output; the successors may be more."""
+        out: list[list[int]] = [[] for _ in self.operators]
+        for v, producers in enumerate(self.producers):
+            for u in producers:
+                out[u].append(v)
         return tuple(map(tuple, out))
 
     @cached_property

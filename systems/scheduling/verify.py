@@ -29,6 +29,9 @@ class Buffer:
 def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] = ()) -> None:
     """Prove that every dependency of `graph` is ordered by a stream or a wait, and that no buffer is reused too early.
 
+    What operators change in place is proved from `graph.state`, whichever dependencies the graph has: each writer comes
+    after all that touch the state before it in the order of capture, and before all that touch it later.
+
     Raises InvalidSchedule naming the two operators of the first violation.
     """
     if schedule.graph != graph:
@@ -49,6 +52,7 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
         if position[u] >= position[v]:
             raise InvalidSchedule(f"operator {graph.label(v)} waits for {graph.label(u)}, which is launched after it")
     before = schedule.happens_before()
+    _verify_state(graph, before)
     for u, v in graph.edges:
         if not before[v] >> u & 1:
             raise InvalidSchedule(
@@ -56,6 +60,21 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
                 f"stream {schedule.streams[u]}, and neither a stream nor a wait orders them"
             )
     _verify_buffers(graph, before, buffers)
+
+
+def _verify_state(graph: OperatorGraph, before: list[int]) -> None:
+    for piece in graph.state:
+        touched = writers = 0  # so far, in the order of capture
+        for v, writes in piece.accesses():
+            if late := (touched if writes else writers) & ~before[v]:
+                u = late.bit_length() - 1
+                verb, other = ("writes" if yes else "reads" for yes in (writes, writers >> u & 1))
+                raise InvalidSchedule(
+                    f"operator {graph.label(v)} {verb} {piece.name} after {graph.label(u)}, which {other} it, and neither a "
+                    "stream nor a wait orders them"
+                )
+            touched |= 1 << v
+            writers |= writes << v
 
 
 def _verify_buffers(graph: OperatorGraph, before: list[int], buffers: Sequence[Buffer]) -> None:

@@ -1,0 +1,209 @@
+"""runner=timeline: when each operator of one call ran, and on which stream; under any system."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
+
+from results.record import system_label
+from results.timeline import COMPUTE, MEMORY, UNKNOWN, Bar, Timeline
+from systems.base import Prepared, Unsupported
+from systems.opara import intensity, profiler
+from systems.opara.kernel_trace import exported, on_device, outermost_operators
+from systems.scheduling.capture import capture
+from systems.scheduling.cpu_executor import CpuExecutor
+from systems.scheduling.program import Program
+
+from . import correctness, latency
+from .requests import defaults_only
+from .session import Session
+
+WARM_UP_CALLS = 5
+CALLS = 9  # of which the one of median length is drawn
+TABLE = "table"
+Calls = Callable[[], Any]
+
+
+def run(cell: dict[str, Any], visible_device: str, report: Callable[[str], None]) -> dict[str, Any]:
+    """The timeline of one call of a cell, as data. Raises Unsupported, BadModel and BadOption as Session does."""
+    session = Session(cell, visible_device, report)
+    session.prepare()
+    prepared, module = session.prepared, session.model.module
+    assert prepared is not None
+    report("correctness")
+    draws = [session.model.fresh_inputs(cell["seed"] + 1 + i) for i in range(correctness.DRAWS)]
+    judged = correctness.measure(module, prepared, draws, cell["precision"])
+    if not judged["correct"]:
+        return {"status": "incorrect", "reason": judged["reason"]}
+    report("classifying operators")
+    try:
+        program = prepared.program or capture(module, session.inputs)
+    except Unsupported:  # its operators are then known by the names that the profiler gives them
+        program = None
+    how = cell["runner"]["classify"]
+    report("recording")
+    system = cell["system"]["name"] if defaults_only(cell, "system") else system_label(cell)
+    title = f"{cell['model']['name']}, {system}, batch {cell['batch']}, {cell['device']}"
+    return {"timeline": record(prepared, program, session.inputs, how, title).to_json()}
+
+
+def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ...], classify: str, title: str) -> Timeline:
+    """One call of `prepared`, the one of median length among a few.
+
+    On a GPU the kernels and copies as torch.profiler saw them run, each on its stream. On a CPU, for a schedule, the
+    operators as its worker threads ran them; for any other system the operators that torch.profiler saw called by no other,
+    a stream a thread. program: the module as captured, by whose operators the kinds are told (classify: measured or table).
+    """
+    call = partial(prepared, *inputs)
+    for _ in range(WARM_UP_CALLS):
+        call()
+    if inputs[0].is_cuda:
+        latency.synchronize("cuda")
+        source, one = "kernels of torch.profiler", partial(_kernels, call, _by_kernel(program, classify))
+        one()  # the profiler's first turn is slow
+    elif isinstance(prepared, CpuExecutor):
+        source, one = "worker threads", partial(_scheduled, prepared, call, kinds(prepared.program, classify))
+    else:
+        source, one = "operators of torch.profiler", partial(_profiled, call, _by_shapes(program, classify), classify)
+    calls = sorted((one() for _ in range(CALLS)), key=lambda bars: max((bar.end for bar in bars), default=0.0))
+    return Timeline(title, source, tuple(calls[CALLS // 2]))
+
+
+def kinds(program: Program, classify: str) -> list[str]:
+    """For each operator of a program whether it is compute- or memory-intensive."""
+    return [MEMORY if memory else COMPUTE for memory in intensity.memory_intensive(program, classify)]
+
+
+def _scheduled(executor: CpuExecutor, call: Calls, kind: list[str]) -> list[Bar]:
+    seen: list[tuple[int, float, float]] = []
+    executor.observe = lambda *ran: seen.append(ran)
+    try:
+        call()
+    finally:
+        executor.observe = None
+    zero = min(begin for _, begin, _ in seen)
+    operators, streams = executor.program.graph.operators, executor.schedule.streams
+    return [
+        Bar(
+            stream=streams[v],
+            name=operators[v].name,
+            start=(begin - zero) * 1e3,
+            duration=(end - begin) * 1e3,
+            kind=kind[v],
+            details={"operator": v, "target": operators[v].target},
+        )
+        for v, begin, end in seen
+    ]
+
+
+def _profiled(call: Calls, by_shapes: dict[Any, str], classify: str) -> list[Bar]:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        call()
+    events = outermost_operators(exported(profiled))
+    threads = list(dict.fromkeys(e["tid"] for e in events))
+    bars = []
+    for event in events:
+        name = event["name"].rpartition("::")[2].rstrip("_")
+        shapes = tuple(_shapes(event["args"].get("Input Dims", [])))
+        if classify == TABLE:
+            kind = MEMORY if intensity.in_table(name) else COMPUTE
+        else:
+            kind = by_shapes.get((name, shapes), UNKNOWN)
+        details = {"target": event["name"], "shapes": [list(s) for s in shapes]}
+        bars.append(_bar(event, events[0]["ts"], threads.index(event["tid"]), name, kind, details))
+    return bars
+
+
+def _kernels(call: Calls, by_kernel: dict[Any, tuple[str, str]]) -> list[Bar]:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    return kernel_bars(on_device(exported(profiled)), by_kernel)
+
+
+def kernel_bars(events: list[dict[str, Any]], by_kernel: dict[Any, tuple[str, str]]) -> list[Bar]:
+    """A bar for each event on the device, in the order of time, a row for each lane of a stream.
+
+    by_kernel: name and kind of the operators that launch a kernel, by its name, blocks and threads. A kernel that is not
+    among them goes by its own name; copies are memory-intensive.
+    """
+    lanes = apart(events)
+    rows = sorted(set(lanes))
+    bars = []
+    for event, lane in zip(events, lanes, strict=True):
+        arguments = event["args"]
+        name, kind = event["name"].partition("<")[0].rpartition("::")[2], MEMORY
+        if event["cat"] == "kernel":
+            key = event["name"], prod(arguments["grid"]), prod(arguments["block"])
+            name, kind = by_kernel.get(key, (name, UNKNOWN))
+        details = {"kernel": event["name"], **arguments}
+        bars.append(_bar(event, events[0]["ts"], rows.index(lane), name, kind, details))
+    return bars
+
+
+def apart(events: Iterable[dict[str, Any]]) -> list[tuple[int, int]]:
+    """For each event on the device, in the order of time, its stream and a lane: 0, or more where the profiler puts several
+    that overlap on one stream, as it may for the branches of one CUDA Graph.
+    """
+    ends: dict[int, list[float]] = {}  # stream -> when each of its lanes is free
+    found = []
+    for event in events:
+        stream = event["args"]["stream"]
+        free = ends.setdefault(stream, [])
+        lane = next((i for i, end in enumerate(free) if end <= event["ts"]), len(free))
+        free[lane : lane + 1] = [event["ts"] + event["dur"]]
+        found.append((stream, lane))
+    return found
+
+
+def _bar(event: dict[str, Any], zero: float, stream: int, name: str, kind: str, details: dict[str, Any]) -> Bar:
+    return Bar(stream, name, (event["ts"] - zero) / 1e3, event["dur"] / 1e3, kind, details)
+
+
+def _by_shapes(program: Program | None, classify: str) -> dict[Any, str]:
+    """What kind an operator is, by its name and the shapes of its tensors, from the operators of the captured program."""
+    if program is None or classify == TABLE:
+        return {}
+    found = {}
+    for operator, kind in zip(program.graph.operators, kinds(program, classify), strict=True):
+        arguments = [program.value(a) for a in tree_leaves(program.calls[operator.id].args)]
+        shapes = tuple(tuple(a.shape) for a in arguments if isinstance(a, Tensor) and a.dim())
+        found[operator.name, shapes] = kind
+    return found
+
+
+def _shapes(dimensions: Any) -> Iterable[tuple[int, ...]]:
+    """The shapes in a trace's "Input Dims", one after another; a list of tensors is a list of shapes there."""
+    for entry in dimensions:
+        if entry and isinstance(entry[0], list):
+            yield from _shapes(entry)
+        elif entry:
+            yield tuple(entry)
+
+
+def _by_kernel(program: Program | None, classify: str) -> dict[Any, tuple[str, str]]:
+    """The operators that launch a kernel with this many blocks and threads, by name, and the kind of most of them.
+
+    A replayed CUDA Graph does not say which operator a kernel is from, so its kernels are recognised by those that the
+    operators launch one by one. Two operators that launch the very same kernel are then told apart by nothing.
+    """
+    if program is None:
+        return {}
+    profiled = profiler.profile(program)
+    assert profiled is not None
+    launching: dict[Any, list[int]] = {}
+    for v, operator in enumerate(profiled.operators):
+        for kernel in operator.kernels:
+            launching.setdefault((kernel.name, kernel.blocks, kernel.threads), []).append(v)
+    kind = kinds(program, classify)
+    found = {}
+    for key, operators in launching.items():
+        names = dict.fromkeys(program.graph.operators[v].name for v in operators)
+        found[key] = "/".join(names), Counter(kind[v] for v in operators).most_common(1)[0][0]
+    return found

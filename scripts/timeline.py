@@ -1,0 +1,112 @@
+"""Draws timelines, one above the other on a common time axis: streams as rows, operators as bars.
+
+python scripts/timeline.py TRACE.json [TRACE.json ...] [--output PICTURE.png PICTURE.svg] [--window BEGIN END]
+
+Traces come from `python run.py -m runner=timeline model=... system=nimble,opara output=TRACE.json`; one may hold several
+systems. Without --output the pictures are TRACE.png and TRACE.svg beside the first trace. Compute-intensive operators are
+red and memory-intensive ones blue, as in Opara's figures 6 and 7. --window draws from BEGIN to END milliseconds only.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+
+import matplotlib.pyplot as plt
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
+
+WIDTH = 14.0  # inches
+ROW, TALLEST = 0.16, 7.0  # inches of a stream, and of a whole panel
+COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#d1495b", "#3d7ab5", "#a8a8a8"), strict=True))
+EDGES = dict(zip(COLOURS, ("#7d1f2d", "#1b4470", "#666666"), strict=True))  # darker, so that the shortest bars are seen
+LETTER = 0.052  # inches of width; a name is written into a bar that has room for it
+
+
+def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = None) -> Figure:
+    """A panel for each timeline. window: the milliseconds to draw, all of the longest timeline if None."""
+    begin, end = window or (0.0, max(bar.end for timeline in timelines for bar in timeline.bars))
+    rows = {id(t): sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines}
+    heights = [min(TALLEST, ROW * len(rows[id(t)]) + 0.3) for t in timelines]
+    with sns.axes_style("ticks"), plt.rc_context({"svg.hashsalt": "opweave", "font.size": 9}):
+        figure, panels = plt.subplots(
+            *(len(timelines), 1),
+            figsize=(WIDTH, sum(heights) + 0.5 * len(timelines) + 0.8),
+            gridspec_kw={"height_ratios": heights},
+            sharex=True,
+            squeeze=False,
+            layout="constrained",
+        )
+        for axes, timeline in zip(panels[:, 0], timelines, strict=True):
+            streams = rows[id(timeline)]
+            shown = [bar for bar in timeline.bars if bar.end > begin and bar.start < end]
+            for kind in KINDS:
+                bars = [bar for bar in shown if bar.kind == kind]
+                axes.barh(
+                    [streams.index(bar.stream) for bar in bars],
+                    [bar.duration for bar in bars],
+                    left=[bar.start for bar in bars],
+                    height=0.85,
+                    color=COLOURS[kind],
+                    edgecolor=EDGES[kind],
+                    linewidth=0.25,
+                    label=kind,
+                )
+            for bar in shown:
+                left, right = max(bar.start, begin), min(bar.end, end)
+                if (right - left) / (end - begin) * (WIDTH - 1.0) > LETTER * (len(bar.name) + 1):
+                    place = (left + right) / 2, streams.index(bar.stream)
+                    axes.annotate(bar.name, place, ha="center", va="center", color="white", fontsize=6)
+            whole = max((bar.end for bar in timeline.bars), default=0.0)
+            axes.set_title(f"{timeline.title}: {whole:.3f} ms ({timeline.source})", loc="left", fontsize=9)
+            step = max(1, round(len(streams) / 20))
+            axes.set_yticks(range(0, len(streams), step), [str(s) for s in streams[::step]], fontsize=6)
+            axes.set(ylabel="stream", ylim=(len(streams) - 0.4, -0.6), xlim=(begin, end))
+            if window is None:
+                axes.axvline(whole, color="0.4", linewidth=0.8, linestyle=":")
+            sns.despine(ax=axes)
+        panels[-1, 0].set_xlabel("milliseconds")
+        seen = [kind for kind in KINDS if any(bar.kind == kind for t in timelines for bar in t.bars)]
+        patches = [Patch(color=COLOURS[kind], label=kind) for kind in seen]
+        figure.legend(handles=patches, loc="outside upper right", ncols=len(seen), frameon=False)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.json")
+    parser.add_argument("--output", nargs="+", type=Path, metavar="PICTURE", help="files to write: .png, .svg, .pdf")
+    parser.add_argument("--window", nargs=2, type=float, metavar=("BEGIN", "END"), help="milliseconds to draw")
+    arguments = parser.parse_args()
+    timelines: list[Timeline] = []
+    for file in arguments.traces:
+        try:
+            timelines += from_trace(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            parser.error(f"{file}: {error}")
+    window: Any = arguments.window and tuple(arguments.window)
+    if not any(timeline.bars for timeline in timelines):
+        parser.error("there is nothing to draw in them")
+    if window and not window[0] < window[1]:
+        parser.error(f"--window {window[0]:g} {window[1]:g} is empty")
+    figure = draw(timelines, window)
+    for picture in arguments.output or [arguments.traces[0].with_suffix(suffix) for suffix in (".png", ".svg")]:
+        # A fixed date makes an SVG of the same trace the same file.
+        options: dict[str, Any] = {"metadata": {"Date": None}} if picture.suffix == ".svg" else {"dpi": 150}
+        try:
+            figure.savefig(picture, **options)
+        except (OSError, ValueError) as error:
+            parser.error(f"{picture}: {error}")
+        print(picture)
+
+
+if __name__ == "__main__":
+    main()
