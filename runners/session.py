@@ -15,6 +15,7 @@ from systems.base import Prepared, Unsupported
 from systems.scheduling import limits
 
 from . import card, correctness, latency, sm_efficiency, throughput
+from .arithmetic import set_precision
 from .memory import MemoryMeter
 from .statistics import spread
 
@@ -59,7 +60,7 @@ class Session:
         self.system.report = phase
         if reason := self.system.unsupported(self.device):
             raise Unsupported(reason)
-        self._set_precision(cell["precision"])
+        set_precision(cell["precision"])
         phase("loading the model")
         options = {k: v for k, v in cell["model"].items() if k != "name"}
         torch.manual_seed(cell["seed"])
@@ -69,12 +70,6 @@ class Session:
         if self.device == "cuda":
             self._choose_algorithms()
         self.prepared: Prepared | None = None
-
-    def _set_precision(self, precision: str) -> None:
-        """The same arithmetic for every system. tf32 is PyTorch's default: TF32 in convolutions, not in matrix products."""
-        torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.benchmark = True
 
     def _choose_algorithms(self) -> None:
         """Have cuDNN choose its algorithms on a GPU that is awake, in the same way for every system.

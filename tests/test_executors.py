@@ -72,6 +72,19 @@ def test_agrees_with_the_module_on_new_inputs(scheduler, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_matrix_product_comes_first(device: str) -> None:
+    """Its workspace is memory that it asks for, and that the warm-up must not have left behind."""
+    module, x = (
+        nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).eval().to(device),
+        torch.randn(512, 512, device=device),
+    )
+    program = capture(module, (x,))
+    prepared = execute(program, assign_streams(program.graph))
+    torch.testing.assert_close(prepared(x), module(x))
+    prepared.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_new_weights_are_used_and_the_module_is_left_alone(device: str) -> None:
     module, inputs = example(device)
     state = {k: v.clone() for k, v in module.state_dict().items()}

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from systems.base import Prepared, Unsupported
 
 from .arena import Arena
-from .cuda_memory import SPARE, AllocationMismatch, PoolAllocator, record_requests
+from .cuda_memory import REQUESTS, SPARE, AllocationMismatch, PoolAllocator, record_requests, release_workspaces
 from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Streams, begin_capture, checked
 from .memory_plan import ALIGNMENT, MemoryPlan, Request, plan_memory
@@ -104,13 +104,15 @@ class CudaExecutor(Prepared):
                 self.program.run(self.inputs)
         torch.cuda.synchronize(self.device)
         scratch = torch.cuda.max_memory_allocated(self.device) - before + SPARE
+        release_workspaces()  # or the first matrix product would find the warm-up's and not ask
         with _collector_off():
             # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
             # thrown away; nothing of it has run.
-            with torch.cuda.stream(side), self._drawing():
+            allocator = PoolAllocator(self.device, scratch, REQUESTS * (len(self.program.graph) + 1))
+            with closing(allocator), torch.cuda.stream(side), self._drawing():
                 discard = begin_capture(side.cuda_stream)
                 try:
-                    segments, requests = record_requests(self.program, self.inputs, scratch)
+                    segments, requests = record_requests(self.program, self.inputs, allocator)
                 except RuntimeError as error:
                     raise _uncapturable(error) from error
                 finally:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from .memory_plan import ALIGNMENT, Request
 from .program import Program
 
+REQUESTS = 64  # of an operator, on the average, at most
 SPARE = 128 << 20  # bytes of scratch beyond the warm-up's peak: an operator may ask for more under capture
 
 
@@ -41,18 +42,21 @@ class PoolAllocator:
     The pools, and so torch's belief that they hold memory, last until `close`: emptying one during capture would not do.
     """
 
-    def __init__(self, device: torch.device, scratch: Tensor | None = None):
-        """scratch: memory that serves operators without chosen addresses, each request at the next multiple of ALIGNMENT.
-
-        Such requests overlap; that is for runs under capture whose graph never runs.
+    def __init__(self, device: torch.device, scratch: int = 0, requests: int = 0):
+        """scratch: bytes to serve operators without chosen addresses from, each of so many requests at the next multiple of
+        ALIGNMENT. Such requests overlap; that is for runs under capture whose graph never runs.
         """
         self.device = device
         self.chosen: Sequence[tuple[int, int]] | None = None  # (segment bytes, address) in the order of asking
         self.served: list[tuple[int, int]] = []
         self.pools: list[Any] = []
-        self.next, self.end = (
-            (scratch.data_ptr() + ALIGNMENT, scratch.data_ptr() + scratch.numel()) if scratch is not None else (0, 0)
+        self.scratch = (
+            torch.empty(scratch + ALIGNMENT * (requests + 1), dtype=torch.uint8, device=device) if scratch else None
         )
+        self.next, self.end = 0, 0
+        if self.scratch is not None:
+            self.next = self.scratch.data_ptr() + ALIGNMENT
+            self.end = self.scratch.data_ptr() + self.scratch.numel()
 
     @contextmanager
     def operator(self, name: str, chosen: Sequence[tuple[int, int]] | None = None) -> Iterator[list[tuple[int, int]]]:
@@ -73,6 +77,7 @@ class PoolAllocator:
             raise AllocationMismatch(self._mismatch(name))
 
     def close(self) -> None:
+        """Must not come while torch knows of a capture: giving up a pool would end the process."""
         self.pools.clear()
 
     def serve(self, size: int) -> int:
@@ -115,17 +120,17 @@ def _source() -> _Source:
 
 
 @torch.no_grad()
-def record_requests(program: Program, inputs: Sequence[Tensor], scratch: int) -> tuple[list[list[int]], list[Request]]:
+def record_requests(
+    program: Program, inputs: Sequence[Tensor], allocator: PoolAllocator
+) -> tuple[list[list[int]], list[Request]]:
     """Run `program` once, under stream capture, and record what memory each operator asks for.
 
-    scratch: bytes that no single operator's requests exceed. Returns the bytes of each segment that torch asks for, by
+    allocator: with scratch for what any single operator asks for. Returns the bytes of each segment that torch asks for, by
     operator, in the order of asking; and for every segment of every operator, in the same order, a Request with the bytes
     that are used of it. A view's consumers count as consumers of the memory that it looks into. Must come after a warm-up,
-    so that cuDNN has chosen its algorithms. Raises AllocationMismatch where scratch is too small.
+    so that cuDNN has chosen its algorithms. Raises AllocationMismatch where the scratch is too small.
     """
     device, n = inputs[0].device, len(program.graph)
-    room = torch.empty(scratch + ALIGNMENT * 64 * (n + 1), dtype=torch.uint8, device=device)
-    allocator = PoolAllocator(device, room)
     values: list[Any] = [None] * n
     last = program.last_consumers()
     served: list[tuple[int, int, int]] = []  # (operator, bytes, address), every address once
@@ -146,7 +151,6 @@ def record_requests(program: Program, inputs: Sequence[Tensor], scratch: int) ->
     finally:
         torch.cuda.memory._record_memory_history(None)
         values.clear()
-        allocator.close()
     used = [0] * len(served)
     for event in trace:
         if event["action"] == "alloc" and event["addr"] in number:

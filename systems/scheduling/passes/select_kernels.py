@@ -255,7 +255,7 @@ def _apply(program: Program, assigned: list[int], tables: dict[int, dict[tuple[s
         if layout == 1:
             new = changed(new, produces=call.produces.contiguous(memory_format=torch.channels_last))
         if v in tables:
-            name = min((t, name) for (name, at), t in tables[v].items() if at == layout)[1]
+            name = _fastest(tables[v], layout)
             if name != "library":
                 new, target = changed(new, function=IMPLEMENTATIONS[name]), f"opweave.{name}_conv2d"
             if layout == 1:
@@ -263,6 +263,11 @@ def _apply(program: Program, assigned: list[int], tables: dict[int, dict[tuple[s
                 new, derived = changed(new, args=(new.args[0], laid.tensor, *new.args[2:])), (laid,)
         replacements.append(Replacement((v,), operator.name, target, new, {v: None}, derived))
     return replace(program, replacements, [read(0)(o) for o in program.outputs])[0]
+
+
+def _fastest(table: dict[tuple[str, int], float], layout: int) -> str:
+    """The implementation that won in a layout; PyTorch's own choice where another is no faster."""
+    return min((t, name != "library", name) for (name, at), t in table.items() if at == layout)[2]
 
 
 def _to_channels_last(weight: Tensor) -> Tensor:
@@ -289,7 +294,7 @@ def _choices(program: Program, assigned: list[int], tables: dict[int, dict[tuple
     choices = []
     for (_, layout), members in operators.items():
         table = tables[members[0]]
-        chosen = min((t, name) for (name, at), t in table.items() if at == layout)[1]
+        chosen = _fastest(table, layout)
         times = {f"{name} {LAYOUTS[at]}": t for (name, at), t in table.items()}
         choices.append(Choice(describe(program, members[0]), f"{chosen} {LAYOUTS[layout]}", times, tuple(members)))
     return choices
