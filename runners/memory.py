@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ class MemoryMeter:
         self.device = device
         if device == "cpu":
             # What systems import to capture and compile is code, 200 MiB of it; it is no memory of the model's.
-            import torch._dynamo
-            import torch._inductor.compile_fx
+            for module in ("torch._dynamo", "torch._inductor.compile_fx"):
+                import_module(module)
         gc.collect()
         if device == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # building the model may have left one, which is not the model's own

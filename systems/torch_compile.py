@@ -57,6 +57,7 @@ class TorchCompile(System):
         try:
             with undone(module):
                 for _ in range(WARM_UP_RUNS):
+                    optimizer.zero_grad()  # a gradient lies where the next run of a CUDA Graph writes
                     step.differentiate(*inputs, target)
         except torch._dynamo.exc.BackendCompilerFailed as error:
             raise Unsupported(f"Inductor cannot compile it: {str(error).strip().splitlines()[0]}") from error

@@ -48,7 +48,7 @@ def memory_intensive(program: Program, method: str) -> list[bool]:
     """
     if method == "table":
         return [in_table(o.name) for o in program.graph.operators]
-    device = program.examples[0].device
+    device = program.device
     found: dict[str, bool] = {}
     for v in range(len(program.graph)):
         signature = program.signature(v)
@@ -90,7 +90,7 @@ def work(program: Program, v: int) -> tuple[int, int]:
 
 def _counted(program: Program, v: int) -> int:
     """What torch's counter says, on tensors without data."""
-    device = program.examples[0].device
+    device = program.device
 
     def fake(argument: Any) -> Any:
         value = program.value(argument)
@@ -121,7 +121,7 @@ def _arithmetic(program: Program, v: int) -> torch.dtype:
 
 
 def _uses_tf32(program: Program, v: int) -> bool:
-    if program.examples[0].device.type != "cuda":
+    if program.device.type != "cuda":
         return False
     convolution = "conv" in program.graph.operators[v].name
     return torch.backends.cudnn.allow_tf32 if convolution else torch.backends.cuda.matmul.allow_tf32

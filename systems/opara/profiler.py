@@ -88,7 +88,7 @@ def profile(program: Program, measure: bool = True) -> Profile | None:
     The cache knows an operator by its signature, whichever model it is in. With measure=False nothing runs; then None where
     the cache does not know all of them.
     """
-    device = program.examples[0].device
+    device = program.device
     names = [f"operator {program.signature(v)}" for v in range(len(program.graph))]
     cache = Cache("opara", device)
     if any(name not in cache for name in names):

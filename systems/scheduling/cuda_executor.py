@@ -42,7 +42,7 @@ class CudaExecutor(Prepared):
         """arena: where its memory comes from, if other executors that never run at the same time use it too."""
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
-        self.device = program.examples[0].device
+        self.device = program.device
         self.index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         self.graph_exec: Any = None
         self.shared = arena or Arena()

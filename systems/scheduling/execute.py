@@ -12,7 +12,7 @@ def execute(program: Program, schedule: Schedule, arena: Arena | None = None) ->
 
     arena: on a GPU, memory to share with other schedules, if their calls and this one's never overlap.
     """
-    if program.examples[0].device.type == "cuda":
+    if program.device.type == "cuda":
         from .cuda_executor import CudaExecutor
 
         return CudaExecutor(program, schedule, arena)

@@ -28,7 +28,7 @@ def part(program: Program, operators: Sequence[int], channels_last: bool = False
             return argument
         if argument not in inputs:
             inputs[argument] = Input(len(examples))
-            examples.append(_example(program.value(argument), program.examples[0].device, channels_last))
+            examples.append(_example(program.value(argument), program.device, channels_last))
         return inputs[argument]
 
     calls = [program.calls[v].map(inside) for v in operators]

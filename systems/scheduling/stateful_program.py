@@ -35,7 +35,7 @@ class StatefulProgram(Program):
     @contextmanager
     def undone(self) -> Iterator[None]:
         """What runs of the program change within, the random state among it, is as before afterwards."""
-        device = self.examples[0].device
+        device = self.device
         kept = [t.detach().clone() for t in self.changed]
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield

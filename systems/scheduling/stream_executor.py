@@ -31,7 +31,7 @@ class StreamExecutor(Prepared):
     def __init__(self, program: Program, schedule: Schedule):
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
-        self.device = program.examples[0].device
+        self.device = program.device
         self.streams: Streams | None = Streams(schedule.stream_count, self.device)
         self.waits: dict[int, list[int]] = {}
         for u, v in schedule.waits:

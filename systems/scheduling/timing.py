@@ -57,7 +57,7 @@ def milliseconds(program: Program, groups: Groups | None = None) -> float:
         groups = [range(len(program.graph))]
     for _ in range(WARM_UP_RUNS):
         program.run(program.examples)
-    if program.examples[0].is_cuda:
+    if program.device.type == "cuda":
         return _replayed(program, groups)
     if len(groups) == 1:
         return _sampled(lambda: program.run(program.examples))
@@ -81,7 +81,7 @@ def _sampled(call: Callable[[], Any]) -> float:
 
 
 def _replayed(program: Program, groups: Groups) -> float:
-    device = program.examples[0].device
+    device = program.device
     sides = [torch.cuda.Stream(device) for _ in groups]
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()

@@ -49,7 +49,7 @@ def fuse_convolution(
     cuDNN's ReLU kernels on a GPU, oneDNN's on a CPU (Nimble, Appendix B, "a subset of TensorRT's" fusions). Each distinct
     place is measured both ways; `separately` is what a later pass would make of the operators if they stay apart.
     """
-    device = program.examples[0].device.type
+    device = program.device.type
     times: dict[str, tuple[float, float]] = {}
     replacements, fusions = [], []
     for operators, residual in _places(program, device):

@@ -30,7 +30,7 @@ def fuse_elementwise(program: Program) -> Program:
     readers = users(program)
     groups = _groups(program, readers)
     replacements = []
-    cuda = program.examples[0].is_cuda
+    cuda = program.device.type == "cuda"
     for members in groups:
         biased = _convolutions_before(program, readers, members) if cuda else []
         if len(members) + len(biased) < 2:

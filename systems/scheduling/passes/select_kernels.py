@@ -207,7 +207,7 @@ def _conversion(program: Program, value: Any, milliseconds: Callable[[Program], 
     times = []
     for source, layout in ((1, 0), (0, 1)):
         call = _convert(Input(0), value, layout)
-        example = torch.zeros(value.shape, dtype=value.dtype, device=program.examples[0].device)
+        example = torch.zeros(value.shape, dtype=value.dtype, device=program.device)
         example = example.contiguous(memory_format=_memory_format(source))
         times.append(milliseconds(alone("clone", "aten.clone.default", call, (example,))))
     return times[0], times[1]
