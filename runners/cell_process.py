@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ class CellProcess:
     The worker leads a process group of its own, so that what it has started ends with it.
     """
 
-    def __init__(self, device: str, visible_device: str):
+    def __init__(self, device: str, visible_device: str, cores: Collection[int] = ()):
+        """cores: of the machine's, those that the worker and all it starts may use; every one if empty."""
         self.visible_device = visible_device
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getcwd(), environment.get("PYTHONPATH")]))
@@ -38,6 +39,8 @@ class CellProcess:
             env=environment,
             start_new_session=True,
         )
+        if cores:
+            os.sched_setaffinity(self.process.pid, cores)  # long before it imports what starts threads
         os.close(write_end)
         self.answers = read_end
         self.pending = b""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -45,6 +46,7 @@ class Sweep:
         self.force, self.timeout, self.rounds = force, timeout, rounds
         self.cells = list({repr(sorted(cell.items())): cell for cell in cells}.values())
         self.gpus = [visible(gpu) for gpu in gpus] if cells[0]["device"] == "cuda" else ["0"]
+        self.cores = dict(zip(self.gpus, shares(len(self.gpus)), strict=True))
         sources = self._check_options()
         self.identities = {
             id(c): environment.identity(c, self.gpus[0], sources.get(_options(c, "model"))) for c in self.cells
@@ -116,6 +118,18 @@ class Sweep:
         return sources
 
 
+def shares(count: int) -> list[list[int]]:
+    """The cores for each of `count` GPUs measured at once: what is compiled for one must not hold up launches on another.
+
+    Empty ones, which stand for every core, for one GPU and where there is less than a core for each.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if count == 1 or len(cores) < count:
+        return [[] for _ in range(count)]
+    bounds = [i * len(cores) // count for i in range(count + 1)]
+    return [cores[begin:end] for begin, end in pairwise(bounds)]
+
+
 def _options(cell: dict[str, Any], group: str) -> str:
     """What of a cell its model or its system checks."""
     return ", ".join(f"{group}.{key}={value}" for key, value in cell[group].items())
@@ -132,8 +146,8 @@ class CellProcesses:
     ending = False
 
     @classmethod
-    def start(cls, device: str, gpu: str) -> CellProcess:
-        process = CellProcess(device, gpu)
+    def start(cls, device: str, gpu: str, cores: list[int]) -> CellProcess:
+        process = CellProcess(device, gpu, cores)
         cls.alive.add(process)
         if cls.ending:  # set before the others were killed, so this one is either among those or seen here
             process.kill()
@@ -205,10 +219,10 @@ class GroupRun:
 
     def _process(self) -> CellProcess:
         """A process for the next cell, begun ahead of time where cores enough are idle beside the one that measures."""
-        process, self.ahead = self.ahead or CellProcesses.start(self.device, self.gpu), None
+        process, self.ahead = self.ahead or CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu]), None
         self.to_measure -= 1
         if self.to_measure > 0 and self.device == "cuda" and (os.cpu_count() or 1) >= IDLE_CORES * len(self.sweep.gpus):
-            self.ahead = CellProcesses.start(self.device, self.gpu)
+            self.ahead = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
             self.ahead.tell({"do": "import"})
         return process
 
@@ -270,7 +284,7 @@ class GroupRun:
         for i in list(taking_part):
             if i in self.parked:
                 continue
-            process = self.parked[i] = CellProcesses.start(self.device, self.gpu)
+            process = self.parked[i] = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
             self.progress.phase(self.gpu, cells[i], "preparing again for the rounds")
             answer = self._ask(process, {"do": "prepare", "cell": cells[i]}, cells[i])
             if not answer.get("prepared"):

@@ -1,12 +1,14 @@
 """The measurements, each against something that is known."""
 
 import json
+import os
 import random
 import subprocess
 import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import ROOT, gone
@@ -17,6 +19,7 @@ from runners import correctness, latency, sm_efficiency, throughput
 from runners.cell_process import CellProcess
 from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.statistics import describe, spread
+from runners.sweep import shares
 
 MIB = 2**20
 
@@ -150,6 +153,17 @@ def test_no_worker_outlives_a_killed_parent() -> None:
     process.kill()
     process.wait()
     assert gone([worker], within=5)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores")
+def test_gpus_measured_at_once_have_cores_of_their_own() -> None:
+    cores = os.sched_getaffinity(0)
+    assert shares(1) == [[]] and shares(len(cores) + 1) == [[]] * (len(cores) + 1)
+    shared = shares(len(cores)) if len(cores) > 1 else [[*cores]]
+    assert all(shared) and sorted(c for share in shared for c in share) == sorted(cores)
+    worker = CellProcess("cpu", "0", shared[-1])
+    assert psutil.Process(worker.process.pid).cpu_affinity() == shared[-1]
+    worker.close()
 
 
 def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None:

@@ -3,6 +3,7 @@
 import logging
 import operator
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ ASSERTIONS = ("aten._assert", "aten._assert_async", "aten._assert_scalar", "aten
 
 
 def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
-    """Capture `module` (in eval form) at the shapes of `inputs` as a Program, without running its arithmetic.
+    """Capture `module` (in eval form) at the shapes of `inputs` as a Program.
 
-    Mutation is functionalised away, so that a dependency is a data dependency and nothing else. Raises Unsupported, with
-    the reason in one line, for a module that torch.export refuses or that changes its own state or inputs.
+    Mutation is functionalised away, so that a dependency is a data dependency and nothing else. On a GPU it is run once, to
+    see how its tensors lie in memory. Raises Unsupported, with the reason in one line, for a module that torch.export
+    refuses or that changes its own state or inputs.
     """
     try:
         with torch.no_grad(), warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
@@ -32,7 +34,8 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     except Exception as error:  # export raises whatever the model's own Python does
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
         raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {lines[0][:300]}") from error
-    return from_exported(exported, module, inputs)
+    program = from_exported(exported, module, inputs)
+    return _observed(program) if program.device.type == "cuda" else program
 
 
 def from_exported(exported: ExportedProgram, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
@@ -78,6 +81,18 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             calls.append(Call(target, *arguments, produces if target is node.target else produces[0]))
             predecessors.append([o.operator for o in calls[v].references()])
     return Program(OperatorGraph(operators, predecessors), calls, outputs, output_spec, inputs)
+
+
+def _observed(program: Program) -> Program:
+    """With what its operators return when they run: export takes cuDNN's convolutions to be contiguous always."""
+    produced: dict[int, Any] = {}
+
+    def note(operator: int, output: Any) -> None:
+        produced[operator] = _on_meta(output)
+
+    program.run(program.examples, note)
+    calls = [replace(call, produces=produced[v]) for v, call in enumerate(program.calls)]
+    return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
 
 
 def _placeholders(exported: ExportedProgram, module: nn.Module) -> list[Any]:
