@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -21,6 +22,7 @@ import seaborn as sns
 from results.comparison import Speedup, speedup
 from results.record import group_key
 from results.store import Store
+from scripts.charts.style import LOOKS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
@@ -28,7 +30,7 @@ README = ROOT / "README.md"
 CHART = RESULTS / "speedup.svg"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
-COLOURS = dict(zip(SYSTEMS, sns.color_palette("colorblind", len(SYSTEMS)), strict=True))
+COLOURS = {system: LOOKS[system].colour for system in SYSTEMS}
 
 
 def groups(records: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
