@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # The runners that measure a call as it is used; any other runner's records are a kind of their own.
-CALLS = ("bench", "latency", "throughput", "memory", "sm_efficiency", "correctness", "limits")
+CALLS = ("bench", "latency", "throughput", "memory", "sm_efficiency", "correctness", "limits", "active_warps")
 
 
 @dataclass(frozen=True, order=True)
