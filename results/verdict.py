@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from .finding import VERDICTS as VERDICTS
 from .store import write_json
-
-VERDICTS = ("holds", "holds in part", "does not hold", "cannot be run here")
 
 
 @dataclass(frozen=True)

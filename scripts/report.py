@@ -40,7 +40,7 @@ from scripts.page.schedule_graph import NoSchedule, ScheduleGraph
 from scripts.plot import CHARTS, add_selection, draw_all, selected
 
 PAGE = Path(__file__).resolve().parent / "page"
-VERDICTS = Path("results") / "verdicts.json"
+VERDICTS = Path("results") / "exhibits" / "verdicts.json"  # of scripts/reproduce.py
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from .measured import Measured, Row
-from .style import INK, PAPERS, WIDTH, above, look, note
+from .style import FONT, INK, PAPERS, WIDTH, above, look, note
 
 SLOTS = 50  # bars, and the gaps between groups, across a page
 GAP = 0.9  # of a bar, between two groups
@@ -48,8 +48,11 @@ def draw_bars(
     title: str,
     line: float | None = None,
     top: float | None = None,
+    legend: bool = True,
 ) -> Figure:
-    """bar: of a cell, None where it has none; `why` then stands there. line: a level to draw. top: of every panel's axis."""
+    """bar: of a cell, None where it has none; `why` then stands there. line: a level to draw. top: of every panel's axis.
+    legend: without one the systems are not told apart, for what is a model's own.
+    """
     group = len(systems) + GAP
     across = max(1, min(len(rows), int(SLOTS / group)))
     panels = -(-len(rows) // across)
@@ -82,7 +85,7 @@ def draw_bars(
         axes.set_ylabel(ylabel)
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
-    _legend(figure, systems, marks, title)
+    _legend(figure, systems if legend else (), marks, title)
     return figure
 
 
@@ -129,7 +132,10 @@ def _legend(figure: Figure, systems: Sequence[str], marks: Mapping[tuple[Row, st
                 label=mark[1],
             )
         )
-    above(figure, handles, title)
+    if handles:
+        above(figure, handles, title)
+    else:
+        figure.suptitle(title, fontsize=FONT)
 
 
 def wrapped(text: str, most: int = 15) -> str:
