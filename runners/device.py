@@ -26,3 +26,7 @@ def visible(index: int) -> str:
     """The value of CUDA_VISIBLE_DEVICES that leaves a process only the `index`-th of the devices visible here."""
     listed = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip()]
     return listed[index].strip() if listed else str(index)
+
+
+if __name__ == "__main__":
+    print(cuda_device_count())

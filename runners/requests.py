@@ -22,6 +22,7 @@ SM_METHODS = ("auto", "counters", "estimated", "off")
 OPTIMIZERS = ("sgd", "adamw")
 NO_RECORD = ("schedule", "timeline", "list")
 CLASSIFIED = ("measured", "table")
+NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
 # Of a composed config, what is about the sweep and not about a cell.
 SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
 
@@ -55,7 +56,7 @@ def execute(configs: list[DictConfig]) -> int:
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The request as plain data, with every value checked and device=auto decided. Raises BadRequest."""
-    ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    ours = OmegaConf.masked_copy(config, [str(key) for key in config if key not in NOT_OURS])
     try:
         request: dict[str, Any] = OmegaConf.to_container(ours, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
@@ -63,7 +64,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     for key in request:
         if key not in top_keys():
             raise BadRequest(unknown_key(key))
-    for key in set(top_keys()) - {"experiment"}:
+    for key in set(top_keys()) - {"experiment", *NOT_OURS}:
         if key not in request:
             raise BadRequest(f"{key} was taken out of the config; it is needed: {key}=...")
     for group in ("model", "system", "runner"):

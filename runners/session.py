@@ -14,7 +14,7 @@ import systems
 from systems.base import Prepared, Unsupported
 from systems.scheduling import limits
 
-from . import card, correctness, latency, sm_efficiency, throughput
+from . import active_warps, card, correctness, latency, sm_efficiency, throughput
 from .arithmetic import set_precision
 from .memory import MemoryMeter
 from .statistics import spread
@@ -28,6 +28,7 @@ MEASUREMENTS = {
     "sm_efficiency": ("sm_efficiency",),
     "correctness": (),
     "limits": ("limits",),
+    "active_warps": ("active_warps",),
 }
 WIDE = 0.1  # a spread (p90 - p10) / median above this is reported
 AWAKE_SECONDS = 0.3
@@ -140,6 +141,10 @@ class Session:
             profiled = partial(sm_efficiency.measure, self.call, self.cell, self.prepared.captured)
             undisturbed = latency.sample(self.call, self.device, ROUND_CALLS, ROUND_SECONDS, ROUND_MOST)
             record["sm_efficiency"] = profiled(runner["sm_efficiency"], median(undisturbed))
+        if "active_warps" in wanted:
+            self.phase("active warps")
+            undisturbed = latency.sample(self.call, self.device, ROUND_CALLS, ROUND_SECONDS, ROUND_MOST)
+            record["active_warps"] = active_warps.measure(self.call, self.cell, self.prepared.captured, median(undisturbed))
         if "limits" in wanted:
             self.phase("limits")
             record["limits"] = known_limits or self._limits()
@@ -157,9 +162,18 @@ class Session:
     def _limits(self) -> dict[str, Any]:
         assert self.prepared is not None
         try:
-            return limits.measure(self.model.module, self.inputs, self.prepared.program)
+            found = limits.measure(self.model.module, self.inputs, self.prepared.program)
         except Unsupported as error:
-            return {"critical_path_ms": None, "busy_ms": None, "reason": str(error)}
+            found = {"critical_path_ms": None, "busy_ms": None, "reason": str(error)}
+        return found | {"macs": self._macs()}
+
+    def _macs(self) -> int | None:
+        """Multiply-accumulates of a call; None for a custom model, whose operators may not run without data."""
+        name, options = self.cell["model"]["name"], {k: v for k, v in self.cell["model"].items() if k != "name"}
+        if name == "custom":
+            return None
+        shape = models.load(name, self.cell["batch"], device="meta", **options)
+        return models.count(shape.module, shape.inputs).macs
 
     def _doubts(self, samples: list[float]) -> list[str]:
         """What speaks against trusting these samples."""

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,19 @@ def from_counters(cell: dict[str, Any], captured: bool, call_ms: float) -> float
     between their launches many times over, so the time that SMs were active is put over `call_ms`. Raises
     CountersUnavailable.
     """
+    active_ns, elapsed_ns = parse_counters(profiled(cell, captured, (METRIC, DURATION)))
+    return active_ns / (elapsed_ns if captured else call_ms * 1e6)
+
+
+def profiled(cell: dict[str, Any], captured: bool, metrics: Sequence[str]) -> str:
+    """What Nsight Compute prints of these metrics, as CSV, for one call of a cell. Raises CountersUnavailable."""
     # A range begins and ends with the profiler by itself; graphs are profiled wherever they run unless told when.
     replay = ["--graph-profiling", "graph", "--profile-from-start", "off"] if captured else ["--replay-mode", "app-range"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
             *(sys.executable, "-m", "runners.tether", "ncu", *replay, "--clock-control", "none", "--cache-control", "none"),
-            *("--metrics", f"{METRIC},{DURATION}", "--csv", "--page", "raw", "--print-units", "base"),
+            *("--metrics", ",".join(metrics), "--csv", "--page", "raw", "--print-units", "base"),
             *("--log-file", str(log), "--target-processes", "all"),
             *(sys.executable, "-m", "runners.profiled", json.dumps(cell)),
         ]
@@ -75,8 +81,7 @@ def from_counters(cell: dict[str, Any], captured: bool, call_ms: float) -> float
         if run.returncode != 0:
             last = [line for line in "\n".join((run.stdout, run.stderr, text)).splitlines() if line.strip()] or ["no output"]
             raise CountersUnavailable(f"Nsight Compute failed: {last[-1].strip()}")
-        active_ns, elapsed_ns = parse_counters(text)
-        return active_ns / (elapsed_ns if captured else call_ms * 1e6)
+        return text
 
 
 def parse_counters(text: str) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -21,14 +22,17 @@ import seaborn as sns
 from results.comparison import Speedup, speedup
 from results.record import group_key
 from results.store import Store
+from scripts.charts.style import LOOKS
+from scripts.exhibits.gallery import gallery
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
 CHART = RESULTS / "speedup.svg"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
+EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
-COLOURS = dict(zip(SYSTEMS, sns.color_palette("colorblind", len(SYSTEMS)), strict=True))
+COLOURS = {system: LOOKS[system].colour for system in SYSTEMS}
 
 
 def groups(records: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
@@ -156,11 +160,17 @@ def main() -> None:
     measured = groups(list(contents.records.values()))
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    wanted = {README: f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}", CHART: chart(measured)}
+    text = f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}"
+    before, _, rest = text.partition(EXHIBITS)
+    _, _, after = rest.partition(END_EXHIBITS)
+    shown, pictures = gallery(RESULTS, RESULTS / "exhibits", ROOT)
+    text = f"{before}{EXHIBITS}\n\n{shown}\n\n{END_EXHIBITS}{after}"
+    wanted = {README: text, CHART: chart(measured), **pictures}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)} {'differs from the results' if check else 'written'}")
         if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(wanted[path], encoding="utf-8")
     sys.exit(1 if check and stale else 0)
 

@@ -22,8 +22,9 @@ RUNNERS = {  # latency and correctness run alone in the tests of sweeps and belo
     "memory": {"memory"},
     "sm_efficiency": {"sm_efficiency"},
     "limits": {"limits"},
+    "active_warps": {"active_warps"},
 }
-MEASURED = {"latency", "throughput", "memory", "sm_efficiency", "limits"}
+MEASURED = {"latency", "throughput", "memory", "sm_efficiency", "limits", "active_warps"}
 BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("model=nasne", "no model is named 'nasne': did you mean nasnet?"),
     ("model=", "no model is named ''"),

@@ -367,6 +367,21 @@ def test_each_distinct_stage_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
     assert systems.load("ios").schedule(module, (x,)).search["measured"] == 0
 
 
+def test_a_search_tells_of_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups at once take as long as the longest, so that a stage of several is told to gain by it."""
+    monkeypatch.setattr("systems.ios.costs.StageTimer.concurrent", lambda self, groups, _: float(max(map(len, groups))))
+    module, x = nn.Sequential(Branches(), nn.Conv2d(8, 8, 1)).eval(), torch.randn(2, 8, 12, 12)
+    search = systems.load("ios", strategy="parallel").schedule(module, (x,)).search
+    parts = search["parts"]
+    assert len(parts) == search["blocks"] and sum(part["units"] for part in parts) == search["units"]
+    assert sum(part["transitions"] for part in parts) == search["transitions"]
+    for part in parts:
+        assert part["sequential_milliseconds"] == part["units"] >= part["milliseconds"] > 0
+        assert (part["milliseconds"] < part["sequential_milliseconds"]) == (part["width"] > 1)
+    plain = systems.load("ios", strategy="sequential").schedule(module, (x,)).search
+    assert [part["width"] for part in plain["parts"]] == [part["width"] for part in parts]
+
+
 def test_an_interrupted_search_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = Branches().eval(), torch.randn(2, 8, 12, 12)
     interrupted = systems.load("ios")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from systems.scheduling.operator_graph import OperatorGraph
 from systems.scheduling.program import Program
@@ -31,7 +32,7 @@ def greedy(predecessors: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     return [tuple(v for v, d in enumerate(depth) if d == level) for level in range(max(depth, default=-1) + 1)]
 
 
-def to_schedule(graph: OperatorGraph, stages: Sequence[Stage], search: dict[str, float]) -> Schedule:
+def to_schedule(graph: OperatorGraph, stages: Sequence[Stage], search: dict[str, Any]) -> Schedule:
     """A stream for each group of a stage, and before each stage a barrier: its groups wait for all groups of the last.
 
     What shares a stream needs no wait, and a group that begins after a wait for one operator waits for all before it.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from systems.base import BadOption, Prepared, System
 from systems.scheduling.capture import capture
 from systems.scheduling.execute import execute
+from systems.scheduling.operator_graph import Operator, OperatorGraph
 from systems.scheduling.program import Input, Output, Program
 from systems.scheduling.schedule import Schedule
 from systems.scheduling.timing import Timer
@@ -91,38 +92,40 @@ class Ios(System):
 
     def _stages(
         self, units: Sequence[Unit], predecessors: Sequence[Sequence[int]], costs: StageTimer
-    ) -> tuple[list[Stage], dict[str, float]]:
-        if self.strategy == "sequential":
-            return [Stage((unit,)) for unit in units], {"states": 0, "transitions": 0, "units": len(units)}
-        if self.strategy == "greedy":
-            levels = greedy(predecessors)
+    ) -> tuple[list[Stage], dict[str, Any]]:
+        """The stages of the model, and what the schedule's `search` keeps of finding them: totals, and
+        in `parts` of each block its units and width and, where it was searched, its transitions and the milliseconds of its
+        stages and of its units one after the other.
+        """
+        blocks = find_blocks(predecessors, self.max_part_size)
+        known = {"units": len(units), "blocks": len(blocks.parts)}
+        known |= {"largest_block": max(len(block) for block in blocks.parts), "splits": blocks.splits}
+        if self.strategy in ("sequential", "greedy"):
+            levels = greedy(predecessors) if self.strategy == "greedy" else [(i,) for i in range(len(units))]
+            shapes = [_shape(predecessors, block) for block in blocks.parts]
             return [Stage(tuple(units[i] for i in level)) for level in levels], {
                 "states": 0,
                 "transitions": 0,
-                "units": len(units),
+                **known,
+                "parts": shapes,
             }
-        blocks = find_blocks(predecessors, self.max_part_size)
         self.solved: dict[Any, Any] = {}
         stages: list[Stage] = []
+        parts: list[dict[str, Any]] = []
         states = transitions = 0
         for number, block in enumerate(blocks.parts, 1):
             self.report(f"scheduling: block {number} of {len(blocks.parts)}")
-            found, counts = self._block(units, predecessors, block, costs)
+            found, counts, times = self._block(units, predecessors, block, costs)
             stages += found
             states += counts[0]
             transitions += counts[1]
-        return stages, {
-            "states": states,
-            "transitions": transitions,
-            "units": len(units),
-            "blocks": len(blocks.parts),
-            "largest_block": max(len(block) for block in blocks.parts),
-            "splits": blocks.splits,
-        }
+            parts.append(_shape(predecessors, block) | {"transitions": counts[1], **times})
+        return stages, {"states": states, "transitions": transitions, **known, "parts": parts}
 
     def _block(
         self, units: Sequence[Unit], predecessors: Sequence[Sequence[int]], block: Sequence[int], costs: StageTimer
-    ) -> tuple[list[Stage], tuple[int, int]]:
+    ) -> tuple[list[Stage], tuple[int, int], dict[str, float]]:
+        """The stages of a block, its states and transitions, and what it takes in stages and unit by unit."""
         place = {v: i for i, v in enumerate(block)}
         inner = tuple(tuple(place[u] for u in predecessors[v] if u in place) for v in block)
         kinds = tuple(costs.number([units[v]]) for v in block)
@@ -135,7 +138,10 @@ class Ios(System):
         for groups, merged in found:
             operators = [tuple(sorted(v for i in group for v in units[block[i]])) for group in groups]
             stages.append(Stage((tuple(sorted(sum(operators, ()))),) if merged else tuple(operators), merged))
-        return stages, counts
+        staged = [[[units[block[i]] for i in group] for group in groups] for groups, _ in found]
+        whole = sum(self._stage_cost(groups, [costs.number(g) for g in groups], costs)[0] for groups in staged)
+        alone = sum(costs.concurrent([[units[v]]], [kind]) for v, kind in zip(block, kinds, strict=True))
+        return stages, counts, {"milliseconds": whole, "sequential_milliseconds": alone}
 
     def _search(
         self, units: Sequence[Unit], inner: Sequence[Sequence[int]], inputs: Sequence[Any], costs: StageTimer
@@ -173,6 +179,14 @@ class Ios(System):
         if self.strategy != "merge" or (alone and len(groups) == 1):
             concurrent = costs.concurrent(groups, numbers)
         return min(merged, concurrent), merged < concurrent
+
+
+def _shape(predecessors: Sequence[Sequence[int]], block: Sequence[int]) -> dict[str, int]:
+    """How many units a block has, and how many of them at most could run at once."""
+    place = {v: i for i, v in enumerate(block)}
+    operators = [Operator(i, "unit", "unit") for i in range(len(block))]
+    inner = OperatorGraph(operators, [[place[u] for u in predecessors[v] if u in place] for v in block])
+    return {"units": len(block), "width": inner.width}
 
 
 def _read_by(program: Program, operator: int) -> Any:

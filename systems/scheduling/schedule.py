@@ -25,7 +25,7 @@ class Schedule:
     waits: tuple[tuple[int, int], ...]
     stages: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     merges: tuple[tuple[int, ...], ...] | None = None
-    search: dict[str, float] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
     rewriting: dict[str, Any] = field(default_factory=dict)
 
     @cached_property

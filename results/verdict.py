@@ -1,0 +1,47 @@
+"""How a paper's claim stands: one verdict for each exhibit, and the file that keeps them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from .finding import VERDICTS as VERDICTS
+from .store import write_json
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """exhibit: "nimble/figure7". claim: what the paper says, in a line. published, measured: the figures, as a reader would
+    write them; measured is "" where nothing was. verdict: of VERDICTS. reason: why, in a line or two. command: what
+    reproduces it. place: the GPU or CPU that it was measured on.
+    """
+
+    exhibit: str
+    claim: str
+    published: str
+    measured: str
+    verdict: str
+    reason: str
+    command: str
+    place: str
+
+
+def read_verdicts(file: Path) -> list[Verdict]:
+    """The verdicts in a JSON file, a list of objects with Verdict's fields. Raises OSError; ValueError where it is none."""
+    document = json.loads(file.read_text(encoding="utf-8"))
+    names = {field.name for field in fields(Verdict)}
+    if not isinstance(document, list):
+        raise ValueError("not a list of verdicts")
+    found = []
+    for entry in document:
+        if not isinstance(entry, dict) or set(entry) != names or not all(isinstance(text, str) for text in entry.values()):
+            raise ValueError(f"a verdict has the texts {', '.join(sorted(names))}, and no others: {entry}")
+        if entry["verdict"] not in VERDICTS:
+            raise ValueError(f"the verdict on {entry['exhibit']} is {entry['verdict']!r}, not one of {', '.join(VERDICTS)}")
+        found.append(Verdict(**entry))
+    return found
+
+
+def write_verdicts(file: Path, verdicts: Sequence[Verdict]) -> None:
+    """Write the file whole or not at all. Raises OSError."""
+    write_json(file, [asdict(verdict) for verdict in verdicts])

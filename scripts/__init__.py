@@ -1,0 +1,1 @@
+"""What reads results: it draws, reports and compares, and runs no model."""

@@ -1,0 +1,147 @@
+"""Bars grouped by model, a bar a system, over as many rows of panels as stay legible."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from .measured import Measured, Row
+from .style import FONT, INK, PAPERS, WIDTH, above, look, note
+
+SLOTS = 50  # bars, and the gaps between groups, across a page
+GAP = 0.9  # of a bar, between two groups
+PANEL = 1.75  # inches of height
+ABOVE = 1.35  # a mark higher than so many times the highest bar of its panel is drawn at the edge, with its number
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A height and the ends of its 95 % interval, None where it has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A published value: what the legend calls it, and the paper whose mark it wears."""
+
+    value: float
+    paper: str
+    legend: str
+
+
+def draw_bars(
+    measured: Measured,
+    rows: Sequence[Row],
+    systems: Sequence[str],
+    bar: Callable[[Row, str], Bar | None],
+    why: Callable[[Row, str], str],
+    marks: Mapping[tuple[Row, str], Sequence[Mark]],
+    ylabel: str,
+    title: str,
+    line: float | None = None,
+    top: float | None = None,
+    legend: bool = True,
+) -> Figure:
+    """bar: of a cell, None where it has none; `why` then stands there. line: a level to draw. top: of every panel's axis.
+    legend: without one the systems are not told apart, for what is a model's own.
+    """
+    group = len(systems) + GAP
+    across = max(1, min(len(rows), int(SLOTS / group)))
+    panels = -(-len(rows) // across)
+    across = -(-len(rows) // panels)  # as many in each
+    figure, grid = plt.subplots(panels, 1, figsize=(WIDTH, PANEL * panels + 0.75), squeeze=False, layout="constrained")
+    for panel, axes in enumerate(grid[:, 0]):
+        shown = rows[panel * across : (panel + 1) * across]
+        # A panel that is not full keeps the width of a bar.
+        axes.set_xlim(-0.5 - GAP / 2, across * group - 0.5 - GAP / 2)
+        bars = {(row, s): found for row in shown for s in systems if (found := bar(row, s)) is not None}
+        highest = max((b.high or b.value for b in bars.values()), default=1.0)
+        there = [mark.value for row in shown for s in systems for mark in marks.get((row, s), ())]
+        high = top or 1.08 * max([highest, line or 0, *(m for m in there if m <= ABOVE * highest)])
+        axes.set_ylim(0, high)
+        for number, row in enumerate(shown):
+            for place, system in enumerate(systems):
+                x = number * group + place
+                if (found := bars.get((row, system))) is not None:
+                    _bar(axes, x, found, system, systems)
+                else:
+                    note(axes, why(row, system), (x, 0), (0, 2), rotation=90, ha="center", va="bottom")
+                for mark in marks.get((row, system), ()):
+                    _mark(axes, x, mark, high)
+        middles = [number * group + (len(systems) - 1) / 2 for number in range(len(shown))]
+        axes.set_xticks(middles, [wrapped(text) for text in measured.row_labels(shown)])
+        axes.tick_params(axis="x", length=0, pad=2)
+        axes.grid(False, axis="x")
+        if line is not None:
+            axes.axhline(line, color=INK, linewidth=0.7, zorder=2.5)
+        axes.set_ylabel(ylabel)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+    _legend(figure, systems if legend else (), marks, title)
+    return figure
+
+
+def _bar(axes: Axes, x: float, bar: Bar, system: str, systems: Sequence[str]) -> None:
+    style = look(system, systems)
+    axes.bar(x, bar.value, 0.92, color=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, zorder=2)
+    if bar.low is not None and bar.high is not None:
+        errors = [[bar.value - bar.low], [bar.high - bar.value]]
+        axes.errorbar(x, bar.value, yerr=errors, fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.4, capthick=0.8, zorder=3)
+
+
+def _mark(axes: Axes, x: float, mark: Mark, high: float) -> None:
+    style: Any = {
+        "marker": PAPERS.get(mark.paper, "o"),
+        "markersize": 4,
+        "mfc": "white",
+        "mec": "black",
+        "linestyle": "none",
+    }
+    if mark.value <= high:
+        axes.plot(x, mark.value, zorder=4, clip_on=False, **style)
+        return
+    axes.plot(x, high * 0.93, zorder=4, **style)
+    arrow = {"arrowstyle": "-|>", "mutation_scale": 5, "linewidth": 0.6, "color": INK}
+    axes.annotate("", (x, high), (x, high * 0.955), arrowprops=arrow, zorder=4, annotation_clip=False)
+    note(axes, f"{mark.value:g}", (x, high * 0.93), (4, 0), color=INK)
+
+
+def _legend(figure: Figure, systems: Sequence[str], marks: Mapping[tuple[Row, str], Sequence[Mark]], title: str) -> None:
+    handles: list[Patch | Line2D] = []
+    for system in systems:
+        style = look(system, systems)
+        handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, label=system))
+    for mark in dict.fromkeys((mark.paper, mark.legend) for found in marks.values() for mark in found):
+        handles.append(
+            Line2D(
+                [],
+                [],
+                marker=PAPERS.get(mark[0], "o"),
+                linestyle="none",
+                markersize=4,
+                markerfacecolor="white",
+                markeredgecolor="black",
+                label=mark[1],
+            )
+        )
+    if handles:
+        above(figure, handles, title)
+    else:
+        figure.suptitle(title, fontsize=FONT)
+
+
+def wrapped(text: str, most: int = 15) -> str:
+    """A model's name over two lines where it is long, at an underscore."""
+    lines = []
+    for line in text.split("\n"):
+        cut = line.rfind("_", 0, most) + 1 if len(line) > most else 0
+        lines += [line[:cut], line[cut:]] if cut > 1 else [line]
+    return "\n".join(lines)

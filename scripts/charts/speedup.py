@@ -1,0 +1,66 @@
+"""Speedup over one system: bars grouped by model, 95 % intervals, and the papers' values as marks."""
+
+from collections.abc import Sequence
+
+from results.published.value import Value
+
+from .bars import Bar, Mark, draw_bars
+from .chart import Chart
+from .measured import Measured, NoResults, Row
+from .style import house
+
+
+def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value] = ()) -> Chart:
+    """published: speedups; those over this baseline, of a model, batch and system that are shown, are marked.
+
+    Models stand in the order of the largest speedup that was measured. Raises NoResults where no system shares rounds with
+    the baseline.
+    """
+    systems = [system for system in measured.systems if system != baseline]
+    ratios = {(row, s): r for row in measured.rows for s in systems if (r := measured.over(row, s, baseline)) is not None}
+    rows = [row for row in measured.rows if any((row, s) in ratios for s in systems)]
+    if not rows:
+        raise NoResults(f"nothing was measured in turn with {baseline}")
+    rows.sort(key=lambda row: (row[1], -max(ratios[row, s].ratio for s in systems if (row, s) in ratios), row[0]))
+
+    def bar(row: Row, system: str) -> Bar | None:
+        found = ratios.get((row, system))
+        return Bar(found.ratio, found.low, found.high) if found is not None else None
+
+    def why(row: Row, system: str) -> str:
+        missing = measured.missing(row, system, "latency")
+        measured_alone = missing == "not measured" and measured.record(row, system, "latency") is not None
+        return "not in turn" if measured_alone else missing
+
+    marks = published_marks(published, baseline, rows, systems)
+    with house():
+        figure = draw_bars(
+            measured, rows, systems, bar, why, marks, f"speedup over {baseline}", measured.title_of(rows), line=1.0
+        )
+    caption = (
+        f"Speedup over {baseline}: systems measured in turn on one machine, in interleaved rounds. A bar is the median over "
+        "rounds, the line on it the bootstrap 95 % interval."
+    )
+    if marks:
+        caption += " Open marks are the papers' values, on the papers' GPUs; one that would leave the axis has its number."
+    return Chart("speedup", f"Speedup over {baseline}", caption, figure)
+
+
+def published_marks(
+    published: Sequence[Value], baseline: str, rows: Sequence[Row], systems: Sequence[str]
+) -> dict[tuple[Row, str], list[Mark]]:
+    """The published speedups over `baseline` of these rows and systems."""
+    found: dict[tuple[Row, str], list[Mark]] = {}
+    for value in published:
+        if (
+            value.metric != "speedup"
+            or value.our_baseline != baseline
+            or value.zoo_model is None
+            or not value.batch.isdigit()
+        ):
+            continue
+        row = value.zoo_model, int(value.batch)
+        if row in rows and value.our_system in systems:
+            mark = Mark(value.value, value.paper, f"{value.paper} paper, {value.device}")
+            found.setdefault((row, value.our_system), []).append(mark)
+    return found

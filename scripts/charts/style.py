@@ -1,0 +1,181 @@
+"""How every chart looks: a colour, a marker and a hatch fixed for each system, type that is legible in print, files."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+WIDTH = 7.2  # inches: the text of a two-column paper, or a screen
+FONT, SMALL, TINY = 8, 7, 6  # points
+DOTS = 200  # an inch, in a PNG
+ENTRY, LETTER = 0.5, 0.062  # inches of an entry of a legend beside its words, and of a letter
+FORMATS = ("png", "svg")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Systems that share a hue (the variants of one) differ in their hatch, and all in their marker."""
+
+    colour: Any  # what matplotlib takes for one
+    marker: Any
+    hatch: str = ""
+
+
+# Told apart under each kind of colour blindness (tests/test_plot.py simulates them); variants of one system share its hue.
+# In the order in which charts show systems.
+_HUES = sns.color_palette("colorblind", 5)
+LOOKS = {
+    "eager": Look(_HUES[0], "o"),
+    "torchscript": Look(_HUES[1], "s"),
+    "torch_compile": Look(_HUES[2], "^"),
+    "onnxruntime": Look("#b9b9b9", "v"),
+    "tvm": Look("#a6f0a6", "<"),
+    "tensorrt": Look("#ece133", ">"),
+    "cuda_graph": Look(_HUES[3], "D"),
+    "sequential": Look("#000000", "d"),
+    "greedy": Look("#000000", "h", "/////"),
+    "nimble_single_stream": Look(_HUES[4], (4, 1, 45), "/////"),
+    "nimble": Look(_HUES[4], "P"),
+    "nimble_fused": Look(_HUES[4], "*", "....."),
+    "ios_merge": Look("#6c2400", (3, 1, 0), "/////"),
+    "ios_parallel": Look("#6c2400", (3, 1, 180), "....."),
+    "ios": Look("#6c2400", "p"),
+    "opara": Look("#3b0f8f", "X"),
+}
+# Of a system's labels with options, in turn.
+HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")
+MARKERS = ((6, 1, 0), "8", "H", (5, 1, 180), (8, 1, 0), (3, 0, 90))
+OTHER = Look("#707a8a", (6, 0, 30))  # a system that is not there
+PAPERS = {"nimble": "D", "ios": "s", "opara": "^"}  # the mark of a published value
+INK, FAINT = "0.2", "0.45"
+
+
+def base(system: str) -> str:
+    """The system that a label is of: "nimble" of "nimble (fold_batch_norm=true)"."""
+    return system.partition(" (")[0]
+
+
+def look(system: str, among: Sequence[str] = ()) -> Look:
+    """The colour, marker and hatch of a system by its label.
+
+    A label with options has its system's hue with a hatch of its own among the labels of that system in `among`.
+    """
+    if system in LOOKS:
+        return LOOKS[system]
+    name = base(system)
+    plain = LOOKS.get(name, OTHER)
+    if name == system:
+        return plain
+    variants = [label for label in among if base(label) == name and label not in LOOKS]
+    number = variants.index(system) if system in variants else 0
+    return Look(plain.colour, MARKERS[number % len(MARKERS)], HATCHES[number % len(HATCHES)])
+
+
+def order(systems: Sequence[str]) -> list[str]:
+    """In the order of LOOKS, the variants of a system after it, what is not there last."""
+    known = list(LOOKS)
+
+    def place(system: str) -> tuple[int, str]:
+        nearest = system if system in known else base(system)
+        return known.index(nearest) if nearest in known else len(known), system
+
+    return sorted(set(systems), key=place)
+
+
+@contextmanager
+def house() -> Iterator[None]:
+    """The settings that every chart is drawn and saved under."""
+    settings: Any = {
+        "svg.hashsalt": "opweave",
+        "svg.fonttype": "path",  # looks the same on a machine without this font
+        "font.size": FONT,
+        "axes.titlesize": FONT,
+        "axes.labelsize": FONT,
+        "legend.fontsize": SMALL,
+        "xtick.labelsize": SMALL,
+        "ytick.labelsize": SMALL,
+        "hatch.linewidth": 0.6,
+        "figure.dpi": 100,
+        "figure.max_open_warning": 0,  # a report draws all of its charts before it writes them
+    }
+    with sns.axes_style("whitegrid"), plt.rc_context(settings):
+        yield
+
+
+def log_ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """Ticks of a logarithmic axis from `low` to `high`: the densest of 1-2-5, 1-3, 1 a decade with at most `most`.
+
+    At least two, whatever the range: a range within one step is ticked at round steps of its own width.
+    """
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        decades = range(int(np.floor(np.log10(low))) - 1, int(np.ceil(np.log10(high))) + 1)
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        inside = [tick for tick in ticks if low <= tick * 1.0001 and tick <= high * 1.0001]
+        if len(inside) <= most:
+            break
+    if len(inside) < 2:
+        step = 10.0 ** np.floor(np.log10(high - low)) if high > low else low / 10
+        while (high - low) / step < 2:
+            step /= 2
+        inside = [float(t) for t in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step]
+    while len(inside) > most:
+        inside = inside[::2]
+    return inside
+
+
+def plain(value: float, _: object = None) -> str:
+    """0.05, 0.5, 12, 1,234: a tick's number without an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+
+
+def set_log(axes: Axes, which: str, low: float, high: float, most: int = 8) -> None:
+    """Make the axis `which` ("x" or "y") logarithmic from `low` to `high`, with ticks that say their numbers."""
+    getattr(axes, f"set_{which}scale")("log")
+    getattr(axes, f"set_{which}lim")(low, high)
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(FixedLocator(log_ticks(low, high, most)))
+    axis.set_major_formatter(FuncFormatter(plain))
+    axis.set_minor_locator(NullLocator())
+
+
+def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **more: Any) -> None:
+    """A few small words beside a point. at: in the axes' data, offset: in points, more: as matplotlib's annotate has it."""
+    plain_note: dict[str, Any] = {"fontsize": TINY, "color": FAINT, "va": "center", "annotation_clip": False}
+    plain_note["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}
+    axes.annotate(text, at, offset, textcoords="offset points", **(plain_note | more))
+
+
+def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
+    """The chart's title and under it the legend, over the panels, where neither covers any of them."""
+    widths = [ENTRY + LETTER * len(str(handle.get_label())) for handle in handles]
+    for lines in range(1, len(handles) + 1):
+        columns = -(-len(handles) // lines)
+        # matplotlib fills one column after another, the first ones with one entry more.
+        if sum(max(column) for column in np.array_split(widths, columns)) < WIDTH:
+            break
+    figure.legend(
+        handles=handles,
+        title=title,
+        title_fontsize=FONT,
+        loc="outside upper center",
+        ncols=columns,
+        frameon=False,
+        columnspacing=1.4,
+        handletextpad=0.5,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write `figure` in the format that the suffix names; the same figure is the same file. Raises OSError, ValueError."""
+    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": DOTS}
+    with house():
+        figure.savefig(path, **options)

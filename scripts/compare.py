@@ -1,0 +1,116 @@
+"""Compares two sets of results: two versions, or two machines. The regressions come first.
+
+python scripts/compare.py BEFORE AFTER [--threshold 0.05] [--metric latency|throughput|memory|preparation|speedup]
+
+BEFORE and AFTER are folders of records. Cells are matched by what was asked (model, batch, system with its options, device,
+precision, layout); "times worse" is the ratio of the medians with its bootstrap 95 % interval, above 1 where AFTER is worse.
+A cell is a regression where that whole interval is beyond the threshold, or where a system that ran no longer does. On two
+machines, or on two days, latencies say as much of the machine as of the code: --metric speedup compares what each set
+measured in turn, over --baseline.
+
+Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rich.console import Console
+from rich.table import Table
+
+from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in
+from results.store import Store
+from scripts.arguments import Parser
+
+UNITS = {"latency": "ms", "throughput": "samples/s", "memory": "MiB", "preparation": "s", "speedup": "x"}
+WORDS = {
+    REGRESSION: "regressions",
+    IMPROVEMENT: "improvements",
+    UNCERTAIN: "uncertain (the interval reaches within the threshold)",
+    SAME: "unchanged",
+}
+NO_TERMINAL = 160  # columns where nobody's terminal sets a width
+
+
+def read(folder: Path, parser: Parser) -> list[dict[str, Any]]:
+    if not folder.is_dir():
+        parser.error(f"{folder} is {'a file' if folder.exists() else 'not there'}: results are in a folder")
+    contents = Store(folder).read()
+    for file, reason in contents.skipped.items():
+        print(f"skipped {file}: {reason}", file=sys.stderr)
+    if not contents.records:
+        parser.error(f"no record in {folder}")
+    return list(contents.records.values())
+
+
+def places(records: Sequence[dict[str, Any]]) -> str:
+    """The machines and versions of a set, in a line."""
+    found = set()
+    for record in records:
+        environment = record["environment"]
+        commit = (environment.get("commit") or "no commit")[:12]
+        torch = environment.get("libraries", {}).get("torch", "?")
+        place = environment.get("gpu") or environment.get("cpu")
+        found.add(f"{place}, {environment.get('host')}, torch {torch}, {commit}")
+    return "; ".join(sorted(found))
+
+
+def table(found: Sequence[Change], metric: str, threshold: float) -> Table:
+    """A row for each change. What all of them share (the device, the precision, ...) is left out of their names."""
+    varied = [i for i in range(3, 7) if len({change.key[i] for change in found}) > 1]
+    shown = Table(box=None)
+    for heading in ("model", "batch", "system", *("" for _ in varied)):
+        shown.add_column(heading, no_wrap=heading != "system", overflow="fold")
+    for heading in (f"before, {UNITS[metric]}", f"after, {UNITS[metric]}", "times worse", "verdict"):
+        shown.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
+    for change in found:
+        if change.worse is None:
+            numbers = [change.statuses[0], change.statuses[1], "–"]
+        else:
+            interval = f"{change.worse:.3f} [{change.low:.3f}, {change.high:.3f}]"
+            numbers = [f"{change.before:,.3f}", f"{change.after:,.3f}", interval]
+        shown.add_row(*change.key[:3], *(change.key[i] for i in varied), *numbers, change.verdict(threshold))
+    return shown
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("before", type=Path, metavar="BEFORE")
+    parser.add_argument("after", type=Path, metavar="AFTER")
+    parser.add_argument("--threshold", type=float, default=0.05, metavar="SHARE", help="how much worse is allowed; 0.05")
+    parser.add_argument("--metric", default="latency", choices=list(METRICS))
+    parser.add_argument("--baseline", default="eager", metavar="SYSTEM", help="of --metric speedup; eager")
+    parser.add_argument("--all", action="store_true", help="show the unchanged cells too")
+    arguments = parser.parse_args()
+    threshold: float = arguments.threshold
+    if not 0 <= threshold < math.inf:
+        parser.error(f"--threshold {threshold:g} is not a share like 0.05")
+    before, after = (read(folder, parser) for folder in (arguments.before, arguments.after))
+    found = changes(before, after, arguments.metric, arguments.baseline)
+    if not found:
+        what = "speedups over " + arguments.baseline if arguments.metric == "speedup" else arguments.metric
+        parser.error(f"{arguments.before} and {arguments.after} have no cell in common that tells of {what}")
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, NO_TERMINAL)
+    verdicts = [change.verdict(threshold) for change in found]
+    say = {"markup": False, "highlight": False, "soft_wrap": True}
+    console.print(f"before: {places(before)}", **say)  # type: ignore[arg-type]
+    console.print(f"after:  {places(after)}", **say)  # type: ignore[arg-type]
+    shown = [change for change, verdict in zip(found, verdicts, strict=True) if arguments.all or verdict != SAME]
+    if shown:
+        console.print(table(shown, arguments.metric, threshold))
+    for folder, one, other in ((arguments.before, before, after), (arguments.after, after, before)):
+        if lacking := only_in(one, other):
+            console.print(f"only in {folder}: {len(lacking)} cells, {', '.join(lacking[0][:3])} the first", **say)  # type: ignore[arg-type]
+    counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in WORDS.items() if verdict in verdicts]
+    console.print(f"{arguments.metric}, threshold {threshold:.1%}: {', '.join(counts)}", **say)  # type: ignore[arg-type]
+    sys.exit(1 if REGRESSION in verdicts else 0)
+
+
+if __name__ == "__main__":
+    main()

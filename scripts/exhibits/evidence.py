@@ -1,0 +1,104 @@
+"""What was measured for an exhibit: records, schedules and timelines."""
+
+import json
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from results.record import label
+from results.timeline import Timeline, from_trace
+from scripts.charts.measured import Measured, Record, by_setting
+from scripts.charts.style import base
+
+Cell = tuple[str, int, str]  # model, batch and system, as labels
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """measured: the records of one setting, None for none. schedules: schedule files by cell. timelines: in their order."""
+
+    measured: Measured | None = None
+    schedules: dict[Cell, dict[str, Any]] = field(default_factory=dict)
+    timelines: list[Timeline] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        """The GPU, or the CPU, that all of it was measured on; "" where there is none of it."""
+        if self.measured is not None:
+            return self.measured.setting.place
+        devices = sorted({document["device"] for document in self.schedules.values()})
+        return ", ".join(devices) if devices else "cpu" if any(" cpu" in t.title for t in self.timelines) else ""
+
+    @property
+    def on_gpu(self) -> bool:
+        devices = {document["device"] for document in self.schedules.values()}
+        devices |= {timeline.title.rpartition(", ")[2] for timeline in self.timelines}
+        if self.measured is not None:
+            devices.add(self.measured.setting.device)
+        return devices == {"cuda"}
+
+
+def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Measured | None:
+    """The records that these sweeps ask for, of one setting: of this host where it has any, and of those the setting with
+    the most cells, then the newest. A system with options belongs to a sweep that varies its options.
+    """
+    found = [record for record in records if any(_asked(record, sweep) for sweep in sweeps)]
+    if not found:
+        return None
+
+    def rank(measured: Measured) -> tuple[bool, int, str]:
+        here = measured.setting.host == platform.node()
+        return here, len(measured.rows) * len(measured.systems), measured.records[0]["when"]
+
+    return max(by_setting(found).values(), key=rank)
+
+
+def _asked(record: Record, sweep: Mapping[str, str]) -> bool:
+    config = record["config"]
+    if config["runner"]["name"] != sweep.get("runner", "bench"):
+        return False
+    if "batch" in sweep and str(config["batch"]) not in parts(sweep["batch"]):
+        return False
+    if "batch" not in sweep and config["batch"] != 1:
+        return False
+    if any(key in sweep and config[key] not in parts(sweep[key]) for key in ("precision", "layout")):
+        return False
+    if sweep.get("device", "auto") not in ("auto", config["device"]):
+        return False
+    return all(_chosen(label(config[group]), group, sweep) for group in ("model", "system"))
+
+
+def _chosen(name: str, group: str, sweep: Mapping[str, str]) -> bool:
+    if group not in sweep:
+        return False
+    if any(key.startswith(f"{group}.") for key in sweep):
+        return base(name) in parts(sweep[group])
+    return name in parts(sweep[group])
+
+
+def short(system: str) -> str:
+    """A label whose schedule file is told by its name alone: "ios (schedule=inception_v3@ios@b32)"."""
+    return re.sub(r"schedule=(?:[^,)]*/)?([^,)/]*?)(?:\.schedule)?\.json", r"schedule=\1", system)
+
+
+def parts(text: str) -> list[str]:
+    """ "a,b" as a list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def read_schedules(folder: Path) -> dict[Cell, dict[str, Any]]:
+    """The schedule files of an exhibit's folder. A file's name holds the cell; see `scripts.exhibits.running`."""
+    found = {}
+    for file in sorted(folder.glob("*.schedule.json")):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        model, system, _ = file.name.removesuffix(".schedule.json").split("@")
+        found[model, int(document["batch"]), system] = document
+    return found
+
+
+def read_timelines(file: Path) -> list[Timeline]:
+    """Raises ValueError where the file is no trace."""
+    return from_trace(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []

@@ -1,0 +1,378 @@
+"""What each metric of a published value is here: a number with its interval, or why there is none."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any
+
+from results.finding import Finding
+from results.published.names import NO_MODEL
+from results.published.value import Value
+from scripts.charts.measured import Measured, Row
+
+from .evidence import Evidence, short
+from .preset import Preset, systems_here
+
+WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
+PERCENT = 100.0
+WORDS = {
+    "gpu_idle": "GPU idle",
+    "macs": "MACs",
+    "parallelism": "GPU active time over critical path",
+    "sm_efficiency": "SM efficiency",
+    "block_speedup": "its fastest block over sequential",
+}
+
+
+class Missing(Exception):
+    """A figure is not there; the message says why, in a line."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value with the ends of its 95 % interval, which are the value where it has none."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float) -> "Number":
+        return cls(value, value, value)
+
+
+def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
+    """Every figure of the exhibit beside ours."""
+    found = (_Figure(preset, evidence, value, rule).finding() for value, rule in preset.figures)
+    return [finding for finding in found if finding is not None]
+
+
+class _Figure:
+    """One published value, and what stands for it here."""
+
+    def __init__(self, preset: Preset, evidence: Evidence, value: Value, rule: str | None):
+        self.preset, self.evidence, self.value, self.rule = preset, evidence, value, rule
+        self.system = self._label(value.system, value.our_system)
+        self.baseline = self._label(value.baseline, value.our_baseline)
+        self.model = None if value.zoo_model is None else preset.models.get(value.model, value.zoo_model)
+
+    def _label(self, theirs: str, ours: str) -> str:
+        return self.preset.systems.get(theirs, ours)
+
+    def finding(self) -> Finding | None:
+        """None for a value that only serves as the other side of a ratio."""
+        metric = self.value.metric
+        if metric in RATIOS:
+            published = _as_ratio(metric, self.value.value)
+            what, rule, unit = f"{short(self.system)} over {short(self.baseline)}", self.rule or "ratio", "x"
+            compute: Callable[[], Number] = self._direct
+            what += {"sm_efficiency_gain": ", SM efficiency", "active_warps": ", active warps"}.get(metric, "")
+        elif metric in PLAIN:
+            published, unit, rule = self.value.value, self.value.unit, self.rule or PLAIN[metric][1]
+            what, compute = ", ".join(filter(None, [self.system, WORDS.get(metric, metric.replace("_", " "))])), self._plain
+        elif metric in COMPARED and self.preset.ratio:
+            ((side, other),) = self.preset.ratio.items()
+            if self.value.system == other:
+                return None
+            partner = self._partner(other)
+            if partner is None:
+                return None
+            better, worse = (partner, self.value) if side == "of" else (self.value, partner)
+            published = worse.value / better.value if metric in WORSE else better.value / worse.value
+            fast, slow = (self._label(v.system, v.our_system) for v in (better, worse))
+            what, rule, unit = f"{short(fast)} over {short(slow)}", self.rule or "ratio", "x"
+            what += "" if metric == "latency" else f", {metric.replace('_', ' ')}"
+            compute = lambda: self._over(COMPARED[metric], fast, slow)  # noqa: E731
+        else:
+            raise ValueError(f"{self.preset.name}: the metric {metric} is none that can be reproduced")
+        what = ": ".join(filter(None, [self._where(), what]))
+        try:
+            self._refuse_what_is_absent()
+            ours = compute()
+        except Missing as error:
+            return Finding(what, rule, unit, published, reason=str(error))
+        return Finding(what, rule, unit, published, ours.value, ours.low, ours.high, self._doubt())
+
+    def _doubt(self) -> str:
+        """What a reader has to know of a figure that was not counted as the paper's was."""
+        metric = self.value.metric
+        quantity = PLAIN[metric][0] if metric in PLAIN else RATIOS.get(metric)
+        if quantity is makespan:
+            return "the call of median length"
+        if quantity not in SOURCED:
+            return ""
+        source = _part(self.evidence, self._rows()[0], self.system, SOURCED[quantity])["source"]
+        return "" if source == "counters" else str(source)
+
+    def _where(self) -> str:
+        batch = "" if self.value.batch == "1" and not self._several_batches else f"batch {self.value.batch}"
+        device = self.value.device if self.value.metric == "latency_reduction" else ""
+        return ", ".join(filter(None, [self.model or self._several_models, batch, device]))
+
+    @property
+    def _several_models(self) -> str:
+        """What a value of no single model is of several."""
+        if self.value.model == "geomean":
+            return "geometric mean"
+        if self.rule == "direction":
+            return "every network"
+        return "smallest" if self.value.metric.endswith("_min") else "largest"
+
+    @property
+    def _several_batches(self) -> bool:
+        return len({value.batch for value, _ in self.preset.figures}) > 1
+
+    def _partner(self, other: str) -> Value | None:
+        """The same figure of the system that the preset compares with."""
+        same = ("model", "batch", "device", "metric", "task")
+        for value, _ in self.preset.figures:
+            if value.system == other and all(getattr(value, key) == getattr(self.value, key) for key in same):
+                return value
+        return None
+
+    def _refuse_what_is_absent(self) -> None:
+        for name in (self.value.system, self.value.baseline, self.value.device):
+            if name in self.preset.absent:
+                raise Missing(self.preset.absent[name])
+        for name in filter(None, (self.system, self.baseline)):
+            if (plain := name.partition(" (")[0]) not in systems_here():
+                raise Missing(f"{plain} is no system here")
+
+    # Which rows of ours a value is about, and what becomes of several.
+
+    def _rows(self) -> list[Row]:
+        measured = self._measured()
+        if "-" in self.value.batch:
+            first, last = map(int, self.value.batch.split("-"))
+            batches: Iterable[int] = [b for b in measured.batches if first <= b <= last]
+        else:
+            batches = [int(self.value.batch)] if self.value.batch.isdigit() else measured.batches
+        models = measured.models if self.model is None else [self.model]
+        rows = [row for row in measured.rows if row[0] in models and row[1] in batches]
+        if not rows:
+            raise Missing(f"{self.model or 'no model'} was not measured at batch {self.value.batch}")
+        return rows
+
+    def _networks(self) -> set[str]:
+        """Of the figures of this exhibit: what a mean of it is over."""
+        return {v.zoo_model for v, _ in self.preset.figures if v.exhibit == self.value.exhibit and v.zoo_model}
+
+    def _measured(self) -> Measured:
+        if self.evidence.measured is None:
+            raise Missing("not measured")
+        return self.evidence.measured
+
+    def _over_rows(self, of: Callable[[Row], Number]) -> Number:
+        """Of the rows of a value: the one, or as the value says their extreme or geometric mean. A mean is over all of the
+        paper's networks or it is none; an extreme is over those that are there.
+        """
+        found, reasons = [], []
+        for row in self._rows():
+            try:
+                found.append(of(row))
+            except Missing as error:
+                reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
+        if not found:
+            raise Missing(reasons[0])
+        if self.value.model == "geomean":
+            if lacking := self._networks() - {row[0] for row in self._rows()}:
+                raise Missing(f"it is over {len(self._networks())} networks, and {min(lacking)} was not measured")
+            if reasons:
+                raise Missing(reasons[0])
+            ends = zip(*((n.value, n.low, n.high) for n in found), strict=True)
+            return Number(*(exp(sum(map(log, end)) / len(found)) for end in ends))
+        smallest = self.value.metric.endswith("_min")
+        if self.rule == "direction":  # holds for all, so for the worst of them
+            return min(found, key=lambda number: number.low)
+        return (min if smallest else max)(found, key=lambda number: number.value)
+
+    # Kinds of figures.
+
+    def _direct(self) -> Number:
+        return self._over(RATIOS[self.value.metric], self.system, self.baseline)
+
+    def _over(self, quantity: "Quantity", better: str, worse: str) -> Number:
+        if quantity is speedup:
+            return self._over_rows(lambda row: _speedup(self._measured(), row, better, worse))
+        if quantity in SOURCED and self.model is not None:
+            row = self.model, int(self.value.batch)
+            sources = [_part(self.evidence, row, s, SOURCED[quantity]).get("source") for s in (better, worse)]
+            if sources[0] != sources[1]:
+                raise Missing(f"{better} is {sources[0]} and {worse} {sources[1]}, which are not comparable")
+        of = self._values(quantity, better), self._values(quantity, worse)
+        ratio = of[1] / of[0] if quantity in COSTS else of[0] / of[1]
+        return Number.exact(ratio)
+
+    def _values(self, quantity: "Quantity", system: str) -> float:
+        if self.model is None:
+            raise Missing("of no single model")
+        return quantity(self.evidence, (self.model, int(self.value.batch)), system)
+
+    def _plain(self) -> Number:
+        quantity, _ = PLAIN[self.value.metric]
+        if self.model is not None:
+            return Number.exact(quantity(self.evidence, (self.model, int(self.value.batch)), self.system))
+        return self._over_rows(lambda row: Number.exact(quantity(self.evidence, row, self.system)))
+
+
+Quantity = Callable[[Evidence, Row, str], float]
+
+
+def _as_ratio(metric: str, value: float) -> float:
+    if metric == "latency_reduction":
+        return 1 / (1 - value / PERCENT)
+    return 1 + value / PERCENT if metric == "sm_efficiency_gain" else value
+
+
+def _speedup(measured: Measured, row: Row, system: str, baseline: str) -> Number:
+    found = measured.over(row, system, baseline)
+    if found is None:
+        reasons = [_why(measured, row, s) for s in (system, baseline)]
+        raise Missing(next(filter(None, reasons), f"{system} and {baseline} were not measured in turn"))
+    return Number(found.ratio, found.low, found.high)
+
+
+def _why(measured: Measured, row: Row, system: str) -> str:
+    """Why a system has no speed; "" where it has."""
+    records = measured.records_of(row, system)
+    if not records:
+        return f"{system} was not measured"
+    record = records[0]
+    return "" if record["status"] == "ok" else f"{system} is {record['status']}: {record['reason']}"
+
+
+def _part(evidence: Evidence, row: Row, system: str, part: str) -> dict[str, Any]:
+    """A measurement of a cell; of any system where `system` is "": the model's own."""
+    if evidence.measured is None:
+        raise Missing("not measured")
+    systems: Sequence[str] = [system] if system else evidence.measured.systems
+    for one in systems:
+        for record in evidence.measured.records_of(row, one):
+            if record["status"] == "ok" and record.get(part):
+                return dict(record[part])
+    raise Missing(_why(evidence.measured, row, systems[0]) or f"no record of {systems[0]} holds it")
+
+
+def speedup(evidence: Evidence, row: Row, system: str) -> float:
+    """Stands for the ratio of systems measured in turn; see `_speedup`."""
+    raise NotImplementedError
+
+
+def sm_efficiency(evidence: Evidence, row: Row, system: str) -> float:
+    found = _part(evidence, row, system, "sm_efficiency")
+    if found["value"] is None:
+        raise Missing(found["reason"] or "no SM efficiency")
+    return PERCENT * float(found["value"])
+
+
+def active_warps(evidence: Evidence, row: Row, system: str) -> float:
+    found = _part(evidence, row, system, "active_warps")
+    if found["value"] is None:
+        raise Missing(found["reason"])
+    return float(found["value"])
+
+
+def idle(evidence: Evidence, row: Row, system: str) -> float:
+    """The share of a call in which the GPU has nothing to do, %: all but the time that its kernels take."""
+    busy = limit(evidence, row, "busy_ms")
+    latency = _part(evidence, row, system, "latency")["statistics"]["host"]["median"]
+    return PERCENT * max(0.0, 1 - busy / latency)
+
+
+def limit(evidence: Evidence, row: Row, key: str) -> float:
+    """One of the limits of a model, which are the same for every system."""
+    found = _part(evidence, row, "", "limits").get(key)
+    if found is None:
+        raise Missing(f"no record holds {key}")
+    return float(found)
+
+
+def parallelism(evidence: Evidence, row: Row, _: str) -> float:
+    """How many times shorter than the kernels' time the critical path is: what full parallelism would gain."""
+    return limit(evidence, row, "busy_ms") / limit(evidence, row, "critical_path_ms")
+
+
+def schedule_of(evidence: Evidence, row: Row, system: str) -> dict[str, Any]:
+    """The schedule file of a cell, or the summary in its record."""
+    if (found := evidence.schedules.get((*row, system))) is not None:
+        return found
+    if evidence.schedules:
+        raise Missing(f"no schedule of {system} for {row[0]} at batch {row[1]}")
+    return _part(evidence, row, system, "schedule")
+
+
+def search_seconds(evidence: Evidence, row: Row, system: str) -> float:
+    return float(schedule_of(evidence, row, system)["search"]["seconds"])
+
+
+def assignment_ms(evidence: Evidence, row: Row, system: str) -> float:
+    """What assigning streams took, without what a scheduler does beside it."""
+    search = schedule_of(evidence, row, system)["search"]
+    return 1e3 * float(search.get("allocation_seconds", search["seconds"]))
+
+
+def streams(evidence: Evidence, row: Row, system: str) -> float:
+    for timeline in evidence.timelines:
+        model, of, *_ = timeline.title.split(", ")
+        if (model, of) == (row[0], system):
+            return len(timeline.streams)
+    return float(schedule_of(evidence, row, system)["streams"])
+
+
+def makespan(evidence: Evidence, row: Row, system: str) -> float:
+    """Milliseconds from the beginning of a call's first operator to the end of its last."""
+    for timeline in evidence.timelines:
+        model, of, *_ = timeline.title.split(", ")
+        if (model, of) == (row[0], system):
+            return max(bar.end for bar in timeline.bars)
+    raise Missing(f"no timeline of {system} on {row[0]}")
+
+
+def _blocks(evidence: Evidence, row: Row, system: str) -> list[dict[str, Any]]:
+    """The blocks of several units that IOS cut a model into."""
+    search = schedule_of(evidence, row, system or "ios")["search"]
+    if "parts" not in search:
+        raise Missing("its search does not tell of blocks")
+    return [part for part in search["parts"] if part["units"] > 1]
+
+
+def _largest(evidence: Evidence, row: Row, system: str) -> dict[str, Any]:
+    return max(_blocks(evidence, row, system), key=lambda part: (part.get("transitions", 0), part["units"]))
+
+
+def block_gain(evidence: Evidence, row: Row, system: str) -> float:
+    """The largest gain of a block's stages over its units one after the other."""
+    return max(part["sequential_milliseconds"] / part["milliseconds"] for part in _blocks(evidence, row, system))
+
+
+# A metric -> the quantity whose ratio it is; in COSTS less is better.
+SOURCED: dict[Quantity, str] = {sm_efficiency: "sm_efficiency", active_warps: "active_warps"}
+COSTS: tuple[Quantity, ...] = (assignment_ms, search_seconds, makespan)
+RATIOS: dict[str, Quantity] = {
+    **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction"), speedup),
+    "sm_efficiency_gain": sm_efficiency,
+    "active_warps": active_warps,
+    "makespan": makespan,
+}
+# A metric of one system that becomes a ratio where the preset says to which.
+COMPARED: dict[str, Quantity] = {
+    "latency": speedup,
+    "stream_assignment_time": assignment_ms,
+    "optimization_cost": search_seconds,
+    "streams": streams,
+}
+# A metric -> what it is, and the rule that it stands by.
+PLAIN: dict[str, tuple[Quantity, str]] = {
+    "sm_efficiency": (sm_efficiency, "at_most"),
+    "gpu_idle": (idle, "at_least"),
+    "parallelism": (parallelism, "at_least"),
+    "degree_of_logical_concurrency": (lambda evidence, row, _: limit(evidence, row, "width"), "count"),
+    "macs": (lambda evidence, row, _: limit(evidence, row, "macs") / 1e9, "count"),
+    "blocks": (lambda evidence, row, system: len(_blocks(evidence, row, system)), "count"),
+    "operators": (lambda evidence, row, system: schedule_of(evidence, row, system or "ios")["search"]["units"], "count"),
+    "largest_block_operators": (lambda evidence, row, system: _largest(evidence, row, system)["units"], "count"),
+    "largest_block_width": (lambda evidence, row, system: _largest(evidence, row, system)["width"], "count"),
+    "transitions": (lambda evidence, row, system: _largest(evidence, row, system)["transitions"], "count"),
+    "block_speedup": (block_gain, "at_least"),
+}
+assert set(NO_MODEL) >= {"geomean", "up to", "geometric range"}

@@ -1,0 +1,179 @@
+"""Runs what an exhibit lacks through run.py, each sweep a process of its own; what is there already is not run again."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from results.record import CONF, label
+from results.store import Store
+
+from .evidence import Evidence, parts, read_schedules, read_timelines, select
+from .preset import OUTPUT, Parameters, Preset, systems_here
+
+ROOT = CONF.parent
+SMALL = {"device": "cpu", "rounds": "2"}
+# Of runners that have the option: few samples, and no attempt at what a CPU cannot.
+SMALL_OPTIONS = {
+    "bench": {"runner.samples": "5", "runner.sm_efficiency": "off"},
+    "training": {"runner.samples": "3"},
+    "sm_efficiency": {"runner.sm_efficiency": "off"},
+}
+NOT_CELLS = ("results", "force", "timeout", "rounds", "gpus")
+BAD_REQUEST = 2
+
+
+class CannotRun(Exception):
+    """run.py refused the request; the message is its one line."""
+
+
+class Run:
+    """One exhibit: preset with the user's changes made, and the folders of its records and of its other files."""
+
+    def __init__(self, preset: Preset, overrides: Mapping[str, str], results: Path, output: Path, small: bool):
+        self.results, self.small = results, small
+        self.folder = output / (preset.name.replace("/", "-") + ("-small" if small else ""))
+        self.preset = self._changed(preset, overrides)
+
+    def _changed(self, preset: Preset, overrides: Mapping[str, str]) -> Preset:
+        sweep = dict(preset.sweep)
+        further = [sweep | change for change in preset.also]
+        schedules, timeline = dict(preset.schedules), dict(preset.timeline)
+        if self.small:
+            runner = sweep.get("runner", "bench")
+            sweep |= preset.small | SMALL | SMALL_OPTIONS.get(runner, {})
+            further = []
+            for step in filter(None, (schedules, timeline)):
+                step |= {key: value for key, value in preset.small.items() if key in step} | {"device": "cpu"}
+        steps = [
+            {key: self._in_folder(preset, value) for key, value in {**step, **overrides}.items()}
+            for step in (sweep, *further, *filter(None, (schedules, timeline)))
+        ]
+        count = 1 + len(further)
+        return replace(
+            preset,
+            sweep=steps[0],
+            also=steps[1:count],
+            schedules=steps[count] if schedules else {},
+            timeline=steps[-1] if timeline else {},
+            systems={theirs: self._in_folder(preset, ours) for theirs, ours in preset.systems.items()},
+            baseline=self._in_folder(preset, preset.baseline),
+        )
+
+    def _in_folder(self, preset: Preset, text: str) -> str:
+        """A path under the folder that presets call results/exhibits, as it is here."""
+        return text.replace(f"{OUTPUT}/{preset.name.replace('/', '-')}", str(self.folder))
+
+    @property
+    def sweeps(self) -> list[Parameters]:
+        """Those that leave records."""
+        return [sweep for sweep in (self.preset.sweep, *self.preset.also) if _runner(sweep) not in ("schedule", "timeline")]
+
+    @property
+    def schedules(self) -> Parameters:
+        return self.preset.sweep if _runner(self.preset.sweep) == "schedule" else self.preset.schedules
+
+    @property
+    def timeline(self) -> Parameters:
+        return self.preset.sweep if _runner(self.preset.sweep) == "timeline" else self.preset.timeline
+
+    def run(self) -> None:
+        """Raises CannotRun."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.schedules:
+            for cell in cells(self.schedules):
+                self._schedule(cell)
+        for sweep in self.sweeps:
+            if parts(sweep.get("system", "")):
+                self._sweep(sweep)
+        if self.timeline and not self._trace.exists():
+            _run_py(["-m", *_words(self.timeline | {"runner": "timeline"}), f"output={quoted(self._trace)}"])
+
+    def _sweep(self, sweep: Parameters) -> None:
+        _run_py(["-m", *_words(sweep), f"results={quoted(self.results)}"])
+
+    def _schedule(self, cell: Parameters) -> None:
+        file = self.folder / f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
+        if file.exists():
+            return
+        words = _words({key: value for key, value in cell.items() if key != "rounds"} | {"runner": "schedule"})
+        with tempfile.TemporaryDirectory() as nothing:
+            known = {"OPWEAVE_CACHE": nothing} if self.preset.cold else {}
+            _run_py([*words, f"output={quoted(file)}"], known)
+
+    @property
+    def _trace(self) -> Path:
+        return self.folder / "trace.json"
+
+    def evidence(self) -> Evidence:
+        """What there is by now."""
+        records = list(Store(self.results).read().records.values()) if self.results.is_dir() else []
+        measured = select(records, [_expected(sweep) for sweep in self.sweeps]) if self.sweeps else None
+        schedules = read_schedules(self.folder) if self.schedules else {}
+        return Evidence(measured, schedules, read_timelines(self._trace) if self.timeline else [])
+
+    def missing_systems(self) -> list[str]:
+        """What the preset names and conf/system/ does not have."""
+        named = {s for step in (*self.sweeps, self.schedules, self.timeline) for s in parts(step.get("system", ""))}
+        return sorted(named - set(systems_here()))
+
+
+def cells(parameters: Parameters) -> Iterator[Parameters]:
+    """Every combination of the values, as a sweep has them, of systems that are here."""
+    keys = list(parameters)
+    for values in product(*(parts(parameters[key]) or [""] for key in keys)):
+        cell = dict(zip(keys, values, strict=True))
+        if cell["system"] in systems_here():
+            yield cell
+
+
+def system_of(cell: Parameters) -> str:
+    """The label of a cell's system."""
+    choice: dict[str, Any] = yaml.safe_load((CONF / "system" / f"{cell['system']}.yaml").read_text(encoding="utf-8"))
+    options = {key.partition(".")[2]: yaml.safe_load(value) for key, value in cell.items() if key.startswith("system.")}
+    return label(choice | options)
+
+
+def _runner(parameters: Parameters) -> str:
+    return parameters.get("runner", "bench")
+
+
+def _expected(sweep: Parameters) -> Parameters:
+    return {key: value for key, value in sweep.items() if key not in NOT_CELLS}
+
+
+def _words(parameters: Parameters) -> list[str]:
+    """As run.py takes them, without the systems that are not here."""
+    here = {**parameters, "system": ",".join(s for s in parts(parameters["system"]) if s in systems_here())}
+    if "system.schedule" in here:
+        here["system.schedule"] = ",".join(map(quoted, parts(here["system.schedule"])))
+    return [f"{key}={value}" for key, value in here.items()]
+
+
+def quoted(path: Path | str) -> str:
+    """A path as Hydra's grammar takes one with spaces and parentheses."""
+    return "'" + str(path).replace("'", "\\'") + "'"
+
+
+def _run_py(arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
+    """Its progress goes on to standard error. A cell that fails is told by its record, so that only a request that was
+    refused is an error here: raises CannotRun. An interrupt goes on too.
+    """
+    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    with tempfile.TemporaryFile("w+") as told:  # what a person at run.py would want to see once it has ended
+        done = subprocess.run(command, stdout=told, env={**os.environ, **(environment or {})}, check=False)
+        told.seek(0)
+        if done.returncode not in (0, 1):
+            shutil.copyfileobj(told, sys.stderr)
+    if done.returncode == BAD_REQUEST:
+        raise CannotRun("run.py refused what it was asked, as it says above")
+    if done.returncode not in (0, 1):
+        raise KeyboardInterrupt

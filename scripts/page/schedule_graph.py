@@ -1,0 +1,205 @@
+"""A schedule as a picture: operators in layers from top to bottom, a lane for each live stream, streams as colours."""
+
+import colorsys
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+KEYS = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")
+LAYER, LANE = 26, 108  # pixels between layers, and between lanes
+BOX = 92, 17  # pixels, of an operator
+LETTERS = 14  # of an operator's name in its box
+MARGIN, STAGES = 8, 58  # pixels around the picture, and beside it where it has stages
+GOLDEN_ANGLE = 137.50776405 / 360  # hues that far apart stay apart however many there are
+
+
+class NoSchedule(ValueError):
+    """A file holds no schedule; the message is one line."""
+
+
+@dataclass(frozen=True)
+class ScheduleGraph:
+    """The schedule file of `runner=schedule`, read and checked."""
+
+    document: dict[str, Any]
+
+    @classmethod
+    def read(cls, file: Path) -> "ScheduleGraph":
+        """Raises NoSchedule where the file cannot be read or is no schedule."""
+        try:
+            document = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise NoSchedule(f"{file}: {error}") from error
+        missing = [key for key in KEYS if not isinstance(document, dict) or key not in document]
+        if missing:
+            raise NoSchedule(f"{file} is no schedule: it lacks {', '.join(missing)}")
+        graph = cls(document)
+        try:
+            operators = [(o["id"], o["name"], o["target"], o["stream"], o["position"]) for o in document["operators"]]
+            pairs = [(u, v) for key in ("edges", "waits") for u, v in document[key]]
+            staged = [v for stage in document.get("stages") or [] for group in stage for v in group]
+        except (KeyError, TypeError, ValueError) as error:
+            raise NoSchedule(f"{file} is no schedule: {type(error).__name__}: {error}") from error
+        known = {identifier for identifier, *_ in operators}
+        if strange := {*(v for pair in pairs for v in pair), *staged} - known:
+            raise NoSchedule(f"{file} is no schedule: it names the operator {min(strange)}, which it does not have")
+        return graph
+
+    @property
+    def title(self) -> str:
+        d = self.document
+        return f"{d['model']}, {d['system']}, batch {d['batch']}, {d['device']}"
+
+    @property
+    def summary(self) -> str:
+        d = self.document
+        found = f"{len(d['operators'])} operators, width {d['width']}, {d['streams']} streams, {len(d['waits'])} waits"
+        if d.get("stages"):
+            found += f", {len(d['stages'])} stages"
+        if d.get("merges"):
+            found += f", {len(d['merges'])} merges"
+        if d.get("search"):
+            found += f", found in {d['search']['seconds'] * 1e3:,.1f} ms"
+        return found
+
+    def layers(self) -> dict[int, int]:
+        """The layer of each operator, by id: below all that it has to wait for, so no two of one stream share a layer.
+
+        What it has to wait for: its producers, the operator before it on its stream, and every operator of an earlier stage.
+        Raises NoSchedule where that has a cycle.
+        """
+        operators = sorted(self.document["operators"], key=lambda o: o["position"])
+        before: dict[int, set[int]] = {o["id"]: set() for o in operators}
+        for u, v in (*self.document["edges"], *self.document["waits"]):
+            before[v].add(u)
+        last: dict[int, int] = {}
+        for o in operators:
+            if (previous := last.get(o["stream"])) is not None:
+                before[o["id"]].add(previous)
+            last[o["stream"]] = o["id"]
+        stage = self.stage_of()
+        found: dict[int, int] = {}
+        floor = 0  # below every earlier stage
+        for _, members in sorted(by_stage(before, stage).items()):
+            waiting = list(members)
+            while waiting:
+                ready = [v for v in waiting if before[v] <= found.keys()]
+                if not ready:
+                    raise NoSchedule(f"the schedule of {self.title} has a cycle through the operator {waiting[0]}")
+                for v in ready:
+                    found[v] = max([floor, *(found[u] + 1 for u in before[v])])
+                waiting = [v for v in waiting if v not in found]
+            floor = max(found[v] for v in members) + 1
+        return found
+
+    def stage_of(self) -> dict[int, int]:
+        """The stage of each operator that is in one."""
+        stages = self.document.get("stages") or []
+        return {v: number for number, stage in enumerate(stages) for group in stage for v in group}
+
+    def lanes(self, layer: dict[int, int]) -> dict[int, int]:
+        """A lane for each stream, from its first operator to its last: of the free ones the nearest to its producers."""
+        streams: dict[int, list[int]] = {}
+        for o in self.document["operators"]:
+            streams.setdefault(o["stream"], []).append(o["id"])
+        stream = {o["id"]: o["stream"] for o in self.document["operators"]}
+        spans = {s: (min(layer[v] for v in members), max(layer[v] for v in members)) for s, members in streams.items()}
+        found: dict[int, int] = {}
+        free_from: list[int] = []  # by lane: the first layer at which it is free again
+        for s in sorted(streams, key=lambda s: (spans[s][0], -spans[s][1])):
+            first, last = spans[s]
+            producers = [u for u, v in self.document["edges"] if stream[v] == s and stream[u] in found and stream[u] != s]
+            wish = sum(found[stream[u]] for u in producers) / len(producers) if producers else 0.0
+            free = [lane for lane, layer_ in enumerate(free_from) if layer_ <= first]
+            lane = min(free, key=lambda lane: (abs(lane - wish), lane), default=len(free_from))
+            free_from[lane : lane + 1] = [last + 1]
+            found[s] = lane
+        return found
+
+    def to_svg(self) -> str:
+        """The picture, an SVG element. Raises NoSchedule where the schedule has a cycle."""
+        d = self.document
+        layer = self.layers()
+        lane = self.lanes(layer)
+        operators = {o["id"]: o for o in d["operators"]}
+        waits = {(u, v) for u, v in d["waits"]}
+        left = MARGIN + (STAGES if d.get("stages") else 0)
+        width = left + LANE * (max(lane.values(), default=0) + 1) + MARGIN
+        height = 2 * MARGIN + LAYER * (max(layer.values(), default=0) + 1)
+        merged = {v: number for number, merge in enumerate(d.get("merges") or []) for v in merge}
+
+        def place(v: int) -> tuple[float, float]:
+            return left + LANE * (lane[operators[v]["stream"]] + 0.5), MARGIN + LAYER * (layer[v] + 0.5)
+
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="schedule" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img" font-family="sans-serif" font-size="10">',
+            f"<title>{escape(self.title)}: {escape(self.summary)}</title>",
+            f'<rect width="{width}" height="{height}" fill="white"/>',
+            *self._bands(layer, width),
+        ]
+        for u, v in sorted({(u, v) for u, v in d["edges"]} | waits, key=lambda pair: pair in waits):
+            parts.append(_edge(place(u), place(v), (u, v) in waits, operators[u]["stream"] == operators[v]["stream"]))
+        for v, o in operators.items():
+            parts.append(_operator(place(v), o, merged.get(v)))
+        return "\n".join([*parts, "</svg>"])
+
+    def _bands(self, layer: dict[int, int], width: int) -> Iterable[str]:
+        """A band behind the operators of each stage, with its number."""
+        stages: dict[int, list[int]] = {}
+        for v, number in self.stage_of().items():
+            stages.setdefault(number, []).append(layer[v])
+        for number, members in sorted(stages.items()):
+            top = MARGIN + LAYER * min(members)
+            tall = LAYER * (max(members) - min(members) + 1)
+            yield f'<rect x="0" y="{top}" width="{width}" height="{tall}" fill="{"#f0f0f0" if number % 2 else "#fafafa"}"/>'
+            yield f'<text x="{MARGIN}" y="{top + 13}" fill="#555">stage {number + 1}</text>'
+
+
+def by_stage(operators: Iterable[int], stage: dict[int, int]) -> dict[int, list[int]]:
+    """The operators of each stage; what is in none counts as in the first."""
+    found: dict[int, list[int]] = {}
+    for v in operators:
+        found.setdefault(stage.get(v, 0), []).append(v)
+    return found
+
+
+def colour(stream: int) -> tuple[str, str]:
+    """The colour of a stream's boxes, and of the letters on them."""
+    red, green, blue = colorsys.hls_to_rgb((0.58 + stream * GOLDEN_ANGLE) % 1, (0.72, 0.45, 0.6)[stream % 3], 0.6)
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}", "white" if dark else "black"
+
+
+def _operator(at: tuple[float, float], o: dict[str, Any], merge: int | None) -> str:
+    (x, y), (wide, tall) = at, BOX
+    fill, ink = colour(o["stream"])
+    name = o["name"] if len(o["name"]) <= LETTERS else o["name"][: LETTERS - 1] + "…"
+    about = f"{o['id']}: {o['name']} ({o['target']}), stream {o['stream']}, launched as number {o['position']}"
+    border = 'stroke="black" stroke-width="2"' if merge is not None else 'stroke="none"'
+    if merge is not None:
+        about += f", in merge {merge + 1}"
+    return (
+        f'<g class="operator" data-stream="{o["stream"]}"><title>{escape(about)}</title>'
+        f'<rect x="{x - wide / 2:g}" y="{y - tall / 2:g}" width="{wide}" height="{tall}" rx="3" fill="{fill}" {border}/>'
+        f'<text x="{x:g}" y="{y + 3.5:g}" text-anchor="middle" fill="{ink}">{escape(name)}</text></g>'
+    )
+
+
+def _edge(start: tuple[float, float], end: tuple[float, float], wait: bool, same_stream: bool) -> str:
+    """A wait is dashed and dark, an edge along a stream solid, any other (which other waits already order) faint."""
+    (x0, y0), (x1, y1) = (start[0], start[1] + BOX[1] / 2), (end[0], end[1] - BOX[1] / 2)
+    bend = max(6.0, (y1 - y0) / 2)
+    if x0 == x1 and y1 - y0 > LAYER:  # around the boxes between the two, which would hide it
+        x0, x1 = x0 + BOX[0] / 2 - 6, x1 + BOX[0] / 2 - 6
+        side = x0 + 22
+        path = f"M{x0:g} {y0:g}C{side:g} {y0 + 12:g} {side:g} {y1 - 12:g} {x1:g} {y1:g}"
+    else:
+        path = f"M{x0:g} {y0:g}C{x0:g} {y0 + bend:g} {x1:g} {y1 - bend:g} {x1:g} {y1:g}"
+    look = 'stroke="#666"' if same_stream else 'stroke="#c4c4c4"'
+    if wait:
+        look = 'stroke="#111" stroke-dasharray="4 2"'
+    return f'<path d="{path}" fill="none" {look}/>'

@@ -1,0 +1,200 @@
+"""One page of everything that was measured: HTML that needs no network, and Markdown.
+
+python scripts/report.py [--results FOLDER ...] [--output REPORT.html] [--markdown REPORT.md] [--schedules SCHEDULE.json ...]
+
+The page holds the environment, a table of every cell that sorts by its columns, every chart of scripts/plot.py, each
+schedule drawn as a graph with a colour for each stream, and how the papers' claims stand where there are verdicts. Schedules
+come from
+
+    python run.py runner=schedule model=googlenet system=nimble output=googlenet.json
+
+Exit status 2 for a bad request.
+"""
+
+import io
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jinja2
+import matplotlib.pyplot as plt
+
+from results.published.value import Value
+from results.published.values import NoSuchValue
+from results.verdict import Verdict, read_verdicts
+from scripts.arguments import Parser
+from scripts.charts import style
+from scripts.charts.chart import Chart
+from scripts.charts.measured import Measured, NoResults
+from scripts.charts.setting import Setting
+from scripts.page import content
+from scripts.page.content import Column, Entry, Table
+from scripts.page.schedule_graph import NoSchedule, ScheduleGraph
+from scripts.plot import CHARTS, add_selection, draw_all, selected
+
+PAGE = Path(__file__).resolve().parent / "page"
+VERDICTS = Path("results") / "exhibits" / "verdicts.json"  # of scripts/reproduce.py
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart as an SVG element, and the file that a Markdown page shows it from."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """All that was measured in one setting. refused: why a chart is not there, by its name."""
+
+    title: str
+    environment: Sequence[tuple[str, str]]
+    cells: Table
+    remarks: Table
+    figures: Sequence[Figure]
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class DrawnSchedule:
+    title: str
+    summary: str
+    svg: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+    verdicts: Table | None
+    sections: Sequence[Section]
+    schedules: Sequence[DrawnSchedule]
+
+    def html(self) -> str:
+        """The page: its style, its script and its pictures are in it."""
+        loader = jinja2.FileSystemLoader(PAGE)
+        environment = jinja2.Environment(
+            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        parts = {"style": "page.css", "script": "page.js"}
+        inlined = {name: (PAGE / file).read_text(encoding="utf-8") for name, file in parts.items()}
+        safe = {name: jinja2.filters.Markup(text) for name, text in inlined.items()}
+        return environment.get_template("page.html.j2").render(report=self, **safe)
+
+    def markdown(self) -> str:
+        """The page for Markdown, whose pictures are files of their own (write_pictures)."""
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(PAGE), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        environment.filters["cell"] = lambda text: text.replace("|", "\\|").replace("\n", " ")
+        text = environment.get_template("page.md.j2").render(report=self)
+        return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+    def write_pictures(self, folder: Path) -> None:
+        """Write each picture to where the Markdown page in `folder` looks for it. Raises OSError."""
+        pictures: list[Figure | DrawnSchedule] = [figure for section in self.sections for figure in section.figures]
+        for picture in (*pictures, *self.schedules):
+            path = folder / picture.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(picture.svg, encoding="utf-8")
+
+
+def inlined(chart: Chart, number: int) -> str:
+    """A chart as an SVG element whose ids are the page's own. number: of the chart on the page."""
+    out = io.StringIO()
+    with style.house():
+        chart.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    plt.close(chart.figure)
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :].strip()  # without the declarations of a file
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1c{number}-", svg)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" ', 1)
+
+
+def make(
+    settings: dict[Setting, Measured],
+    baseline: str,
+    published: Sequence[Value],
+    schedules: Sequence[ScheduleGraph],
+    verdicts: Sequence[Verdict],
+    pictures: str,
+    title: str = "Opweave: what was measured",
+) -> Report:
+    """pictures: the folder that a Markdown page names its pictures in. Raises NoSchedule for a schedule with a cycle."""
+    sections: list[Section] = []
+    number = 0
+    for setting, measured in settings.items():
+        charts, refused = draw_all(measured, CHARTS, baseline, published)
+        figures = []
+        for name, chart in charts.items():
+            number += 1
+            (batch,) = re.findall(r"-b(\d+)$", name) or [""]
+            heading = chart.title + (f", batch {batch}" if batch else "")
+            file = f"{pictures}/{name}{f'-{setting.slug}' if len(settings) > 1 else ''}.svg"
+            figures.append(Figure(name, heading, chart.caption, inlined(chart, number), file))
+        cells, remarks = content.cells(measured, baseline), content.remarks(measured)
+        sections.append(Section(setting.label, content.environment(measured), cells, remarks, figures, refused))
+    drawn = [
+        DrawnSchedule(graph.title, graph.summary, graph.to_svg(), f"{pictures}/schedule-{position}.svg")
+        for position, graph in enumerate(schedules, start=1)
+    ]
+    return Report(title, verdict_table(verdicts), sections, drawn)
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+    """A row for each verdict; None for none."""
+    if not verdicts:
+        return None
+    names = [field.name for field in fields(Verdict)]
+    rows = [[Entry(getattr(verdict, name) or content.DASH) for name in names] for verdict in verdicts]
+    return Table([Column(name, number=False, words=name in ("claim", "reason", "command")) for name in names], rows)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    add_selection(parser)
+    parser.add_argument("--output", type=Path, metavar="REPORT.html", help="report.html in the first folder of results")
+    parser.add_argument("--markdown", type=Path, metavar="REPORT.md", help="its pictures go to REPORT_files beside it")
+    parser.add_argument("--schedules", nargs="+", type=Path, default=[], metavar="SCHEDULE.json")
+    parser.add_argument("--verdicts", type=Path, metavar="VERDICTS.json", help=f"{VERDICTS} if it is there")
+    parser.add_argument("--title", default="Opweave: what was measured")
+    arguments = parser.parse_args()
+    output: Path = arguments.output or arguments.results[0] / "report.html"
+    file: Path = arguments.verdicts or VERDICTS
+    try:
+        settings, published = selected(arguments)
+        schedules = [ScheduleGraph.read(schedule) for schedule in arguments.schedules]
+        verdicts = read_verdicts(file) if arguments.verdicts or file.exists() else []
+        pictures = f"{arguments.markdown.stem}_files" if arguments.markdown else "pictures"
+        report = make(settings, arguments.baseline, published, schedules, verdicts, pictures, arguments.title)
+    except (NoResults, NoSuchValue, NoSchedule) as error:
+        parser.error(str(error))
+    except (OSError, ValueError) as error:
+        parser.error(f"{file}: {error}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(report.html(), encoding="utf-8")
+        print(output)
+        if arguments.markdown:
+            arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+            report.write_pictures(arguments.markdown.parent)
+            arguments.markdown.write_text(report.markdown(), encoding="utf-8")
+            print(arguments.markdown)
+    except OSError as error:
+        parser.error(f"{error.filename or output} cannot be written: {error.strerror or error}")
+
+
+if __name__ == "__main__":
+    main()

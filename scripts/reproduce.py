@@ -1,0 +1,195 @@
+"""Reproduces a paper's exhibits: runs what is missing, draws it, and says how the paper's figures stand here.
+
+python scripts/reproduce.py PAPER/EXHIBIT ... | all [+size=small] [--judge] [--output FOLDER] [KEY=VALUE ...]
+
+    python scripts/reproduce.py nimble/figure7
+    python scripts/reproduce.py all
+    python scripts/reproduce.py opara/table1 model=googlenet
+    python scripts/reproduce.py nimble/figure7 +size=small        # on the CPU, with small models and few samples
+
+KEY=VALUE are run.py's, and take the place of the preset's (conf/experiment/PAPER/EXHIBIT.yaml); results=FOLDER is where the
+records go (results/runs). What has a record is not measured again, so an interrupted run goes on where it stopped. --judge
+runs nothing and goes by what is there. Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, all
+verdicts to results/exhibits/verdicts.json, where scripts/report.py finds them. --list shows every exhibit.
+
+Exit status 0 when all that was asked for ran, whatever the verdicts; 1 where an exhibit could not be run; 2 for a bad
+request, or for an exhibit that needs a GPU on a machine without one (`all` runs the others, and says at once which it leaves
+out).
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import matplotlib.pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+from results.finding import Finding
+from results.published.values import NoSuchValue
+from results.verdict import Verdict, read_verdicts, write_verdicts
+from scripts.arguments import Parser
+from scripts.charts import style
+from scripts.exhibits import judgement
+from scripts.exhibits.evidence import Evidence
+from scripts.exhibits.pictures import pictures
+from scripts.exhibits.preset import OUTPUT, NoPreset, Preset, names
+from scripts.exhibits.quantities import findings
+from scripts.exhibits.running import ROOT, CannotRun, Run
+
+ALL, SMALL, SIZES = "all", "small", ("small", "full")
+NO_TERMINAL = 200  # columns where nobody's terminal sets a width
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    presets: Sequence[Preset]
+    overrides: dict[str, str]
+    results: Path
+    output: Path
+    small: bool
+    judge: bool
+
+
+def gpu_here() -> bool:
+    """Asked of the runners in a process of its own, since scripts do not import them."""
+    asked = subprocess.run([sys.executable, "-m", "runners.device"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return int(asked.stdout) > 0
+
+
+def reproduce(run: Run, judge_only: bool, console: Console) -> Verdict:
+    """Run what is missing of one exhibit, draw it, print it. Raises CannotRun, ValueError for a file that is broken."""
+    if not judge_only:
+        run.run()
+    evidence = run.evidence()
+    found = findings(run.preset, evidence)
+    verdict = judgement.judge(run.preset, evidence, found, run.small)
+    show(run, evidence, found, verdict, console)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    charts, refused = pictures(run.preset, evidence, found)
+    for name, chart in charts.items():
+        for suffix in style.FORMATS:
+            path = run.folder / f"{name}.{suffix}"
+            style.save(chart.figure, path)
+        console.print(f"drawn: {run.folder / name}.png, .svg", highlight=False, markup=False, soft_wrap=True)
+        plt.close(chart.figure)
+    for name, reason in refused.items():
+        console.print(f"not drawn: {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    write_verdicts(run.folder / "verdict.json", [verdict])
+    return verdict
+
+
+def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdict, console: Console) -> None:
+    """The paper's figures, ours, and how they stand."""
+    say = {"markup": False, "highlight": False, "soft_wrap": True}
+    console.print(f"\n{run.preset.name}: {run.preset.title}", style="bold", **say)  # type: ignore[arg-type]
+    console.print(f"claim: {run.preset.claim}", **say)  # type: ignore[arg-type]
+    console.print(f"measured on: {evidence.place or 'nothing yet'}", **say)  # type: ignore[arg-type]
+    table = Table(box=None)
+    for heading in ("figure", "paper", "here", "verdict"):
+        table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
+    for f in found:
+        paper = "in words" if f.rule == "direction" else judgement.number(f.published, f.unit)
+        told = f"{f.verdict}: {f.reason}" if f.reason else f.verdict
+        table.add_row(f.what, paper, judgement.interval(f), told)
+    console.print(table)
+    for line in judgement.explanation(evidence.measured):
+        console.print(line, **say)  # type: ignore[arg-type]
+    for rule in judgement.rules(found):
+        console.print(f"rule: {rule}", style="dim", **say)  # type: ignore[arg-type]
+    console.print(f"verdict: {verdict.verdict}: {verdict.reason}", style="bold", **say)  # type: ignore[arg-type]
+
+
+def keep(file: Path, verdict: Verdict) -> None:
+    """Put the verdict among those in the file, in the place of an older one of the same exhibit."""
+    kept = [other for other in (read_verdicts(file) if file.exists() else []) if other.exhibit != verdict.exhibit]
+    order = names()
+    write_verdicts(file, sorted([*kept, verdict], key=lambda v: order.index(v.exhibit) if v.exhibit in order else -1))
+
+
+def request(parser: Parser) -> Request:
+    """What the command line asks for; a bad request ends the program."""
+    parser.add_argument("words", nargs="*", metavar="PAPER/EXHIBIT | all | +size=small | KEY=VALUE")
+    parser.add_argument("--judge", action="store_true", help="run nothing: judge and draw what is there")
+    parser.add_argument("--output", type=Path, default=Path(OUTPUT), metavar="FOLDER", help=f"{OUTPUT} if left out")
+    parser.add_argument("--list", action="store_true", help="show every exhibit")
+    arguments = parser.parse_args()
+    if arguments.list:
+        for name in names():
+            preset = Preset.read(name)
+            print(f"{name}: {preset.title}{' (needs a GPU)' if preset.needs == 'gpu' else ''}")
+        sys.exit(0)
+    asked = [word for word in arguments.words if "=" not in word]
+    pairs = [word.partition("=")[::2] for word in arguments.words if "=" in word]
+    overrides = {key: value for key, value in pairs if key not in ("+size", "results")}
+    given = dict(pairs)
+    if given.get("+size", "full") not in SIZES:
+        parser.error(f"+size={given['+size']} is neither small nor full")
+    if strange := [key for key in overrides if key.startswith(("+", "~", "-")) or key in ("experiment", "output")]:
+        parser.error(f"{strange[0]}= is nothing that a preset can be given; write KEY=VALUE as run.py has it")
+    if not asked:
+        parser.error(f"name an exhibit, or all: {', '.join(names())}")
+    try:
+        wanted = names() if asked == [ALL] else asked
+        presets = [Preset.read(name) for name in dict.fromkeys(wanted)]
+    except (NoPreset, NoSuchValue) as error:
+        parser.error(str(error))
+    results = Path(given.get("results", "results/runs"))
+    return Request(presets, overrides, results, arguments.output, given.get("+size") == SMALL, arguments.judge)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    asked = request(parser)
+    presets = list(asked.presets)
+    if not (asked.small or asked.judge or gpu_here()):
+        without = [preset.name for preset in presets if preset.needs == "gpu"]
+        if without and len(presets) < len(names()):
+            parser.error(f"{', '.join(without)}: needs a GPU, and none is visible here; +size=small runs it on the CPU")
+        if without:
+            told = f"no GPU is visible here, so these are left out (+size=small runs them on the CPU): {', '.join(without)}"
+            print(f"{parser.prog}: {told}", file=sys.stderr)
+            presets = [preset for preset in presets if preset.name not in without]
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, NO_TERMINAL)
+    begin, failed = time.monotonic(), False
+    verdicts: list[Verdict] = []
+    try:
+        for place, preset in enumerate(presets, start=1):
+            passed = f", {time.monotonic() - begin:.0f} s so far" if place > 1 else ""
+            print(f"[{place}/{len(presets)}] {preset.name}{passed}", file=sys.stderr, flush=True)
+            run = Run(preset, asked.overrides, asked.results, asked.output, asked.small)
+            for system in run.missing_systems():
+                print(f"{parser.prog}: {preset.name}: {system} is no system here", file=sys.stderr)
+            try:
+                verdicts.append(reproduce(run, asked.judge, console))
+                keep(asked.output / "verdicts.json", verdicts[-1])
+            except (CannotRun, ValueError) as error:
+                print(f"{parser.prog}: {preset.name}: {error}", file=sys.stderr)
+                failed = True
+            except OSError as error:
+                parser.error(f"{error.filename or asked.output} cannot be written: {error.strerror or error}")
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if len(presets) > 1:
+        console.print()
+        for verdict in verdicts:
+            console.print(f"{verdict.exhibit}: {verdict.verdict}", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

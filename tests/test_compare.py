@@ -1,0 +1,198 @@
+"""Two sets of results side by side."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_results import CONFIG, record, rounds
+
+from results.record import identity
+from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, changes, only_in
+from results.store import Store
+
+WHEN = "2026-01-01"
+SAMPLES = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=20)
+
+
+def cell(system: str = "nimble", host: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
+    """A record of a system on a host, with every measurement that may be compared."""
+    config = CONFIG | {"system": {"name": system}, "batch": batch}
+    environment = {"host": host, "cpu": "a CPU", "libraries": {"torch": "2.11"}}
+    parts: dict[str, Any] = {
+        "latency": {"host_ms": [1.0, 1.01, 0.99, 1.0]},
+        "throughput": {"runs": [100.0, 101.0, 99.0]},
+        "memory": {"peak_bytes": 2**20},
+        "preparation_s": 2.0,
+        "comparison": rounds("g", [1.0], [1.0], [1.0]),
+    }
+    own = {"config": config, "environment": environment, "id": identity(config, environment), "when": WHEN}
+    return record(system, **(own | parts | more))
+
+
+def latency(samples: list[float], **more: Any) -> dict[str, Any]:
+    return cell(latency={"host_ms": samples}, **more)
+
+
+@settings(deadline=None, max_examples=50)
+@given(SAMPLES, st.floats(0.2, 5.0), st.floats(0.0, 0.5))
+def test_a_cell_that_is_slower_by_more_than_the_threshold_is_a_regression(
+    samples: list[float], factor: float, threshold: float
+) -> None:
+    (change,) = changes([latency(samples)], [latency([x * factor for x in samples], host="b")], "latency", "eager")
+    assert change.worse == pytest.approx(factor) and change.low is not None and change.high is not None
+    assert change.low <= factor * 1.0001 and factor <= change.high * 1.0001
+    verdict = change.verdict(threshold)
+    if factor < 1 / (1 + threshold):
+        assert verdict in (IMPROVEMENT, UNCERTAIN)
+    elif factor <= 1 + threshold:
+        assert verdict == SAME
+    else:
+        assert verdict in (REGRESSION, UNCERTAIN)
+    assert (verdict == REGRESSION) == (change.low > 1 + threshold)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SAMPLES, SAMPLES)
+def test_the_other_way_round_it_is_the_inverse(a: list[float], b: list[float]) -> None:
+    (there,) = changes([latency(a)], [latency(b)], "latency", "eager")
+    (back,) = changes([latency(b)], [latency(a)], "latency", "eager")
+    assert there.worse is not None and back.worse == pytest.approx(1 / there.worse)
+    assert (there.before, there.after) == (back.after, back.before)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_set_is_the_same_as_itself(metric: str) -> None:
+    records = [cell("eager"), cell("nimble"), cell("nimble", batch=8)]
+    found = changes(records, copy.deepcopy(records), metric, "eager")
+    assert found and all(change.verdict(0.0) == SAME for change in found)
+
+
+def test_what_is_better_depends_on_the_metric() -> None:
+    before, after = cell(), cell(throughput={"runs": [80.0, 80.0]}, memory={"peak_bytes": 2**21}, preparation_s=1.0)
+    verdicts = {m: changes([before], [after], m, "eager")[0].verdict(0.05) for m in ("throughput", "memory", "preparation")}
+    assert verdicts == {"throughput": REGRESSION, "memory": REGRESSION, "preparation": IMPROVEMENT}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.1, 10.0))
+def test_a_speedup_is_compared_whatever_the_machine(machine: float) -> None:
+    """The whole machine is slower by a factor; within it, nimble lost a fifth of its speed."""
+    slow = [[4.0], [4.4], [4.0]]
+    before = [cell("eager", comparison=rounds("g", *slow)), cell(comparison=rounds("g", [1.0], [1.1], [1.0]))]
+    after = [
+        cell("eager", "b", comparison=rounds("h", *([x * machine for x in r] for r in slow))),
+        cell("nimble", "b", comparison=rounds("h", *([x * machine * 1.25] for x in (1.0, 1.1, 1.0)))),
+    ]
+    found = changes(before, after, "speedup", "eager")
+    (change,) = [c for c in found if c.key[2] == "nimble"]
+    assert (change.before, change.after) == (pytest.approx(4.0), pytest.approx(3.2))
+    assert change.worse == pytest.approx(1.25) and change.verdict(0.05) == REGRESSION
+
+
+def test_regressions_come_first_and_the_surest_of_them() -> None:
+    before = [cell(batch=b) for b in (1, 2, 4, 8, 16)]
+    after = [
+        cell(batch=1),
+        latency([1.5, 1.5, 1.5, 1.5], batch=2),
+        latency([0.5, 0.5, 0.5, 0.5], batch=4),
+        cell(batch=8, status="incorrect", reason="wrong"),
+        latency([1.2, 1.2, 1.2, 1.2], batch=16),
+    ]
+    found = changes(before, after, "latency", "eager")
+    assert [(change.key[1], change.verdict(0.05)) for change in found] == [
+        ("8", REGRESSION),
+        ("2", REGRESSION),
+        ("16", REGRESSION),
+        ("1", SAME),
+        ("4", IMPROVEMENT),
+    ]
+    assert found[0].after is None and found[0].statuses == ("ok", "incorrect")  # an incorrect system has no speed
+
+
+def test_a_system_that_began_to_run_is_an_improvement_and_one_that_never_did_is_the_same() -> None:
+    broken = cell(status="failed", reason="no")
+    assert changes([broken], [cell()], "latency", "eager")[0].verdict(0.05) == IMPROVEMENT
+    assert changes([broken], [cell(status="failed", reason="x")], "latency", "eager")[0].verdict(0.05) == SAME
+
+
+def test_the_newest_record_of_a_cell_counts_and_what_one_side_lacks_is_named() -> None:
+    old, new = latency([9.0, 9.0, 9.0]), latency([1.0, 1.0, 1.0], host="newer", when="2026-02-01")
+    (change,) = changes([old, new], [cell()], "latency", "eager")
+    assert change.before == 1.0
+    assert [key[:3] for key in only_in([cell(), cell(batch=8)], [cell(host="b")])] == [("nasnet", "8", "nimble")]
+
+
+Compare = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Compare:
+    """Runs the script over two sets of records."""
+
+    def compare(a: list[dict[str, Any]], b: list[dict[str, Any]], *more: str) -> "subprocess.CompletedProcess[str]":
+        for name, records in (("a", a), ("b", b)):
+            store = Store(tmp_path / name)
+            store.make()
+            for one in records:
+                store.write(one)
+        command = [sys.executable, "scripts/compare.py", str(tmp_path / "a"), str(tmp_path / "b"), *more]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    return compare
+
+
+def test_exit_status_1_beyond_the_threshold(compare: Compare) -> None:
+    slower = latency([1.1, 1.11, 1.09, 1.1], host="b")
+    done = compare([cell()], [slower])
+    assert done.returncode == 1 and "1 regressions" in done.stdout and "1.100 [" in done.stdout, done.stdout + done.stderr
+    assert "before: a CPU, a, torch 2.11" in done.stdout and "after:  a CPU, b, torch 2.11" in done.stdout
+    done = compare([cell()], [slower], "--threshold", "0.2")
+    assert done.returncode == 0 and "1 unchanged" in done.stdout and "nimble" not in done.stdout
+    assert "nimble" in compare([cell()], [slower], "--threshold", "0.2", "--all").stdout
+
+
+def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
+    done = compare([cell(), cell(batch=8)], [cell(host="b")])
+    assert done.returncode == 0 and "1 cells, nasnet, 8, nimble the first" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("b", "more", "told"),
+    [
+        ([cell()], ["--threshold", "-1"], "--threshold -1 is not a share"),
+        ([cell()], ["--threshold", "nan"], "--threshold nan is not a share"),
+        ([cell()], ["--threshold", "much"], "invalid float value: 'much'"),
+        ([cell()], ["--metric", "beauty"], "invalid choice: 'beauty'"),
+        ([cell(batch=8)], [], "have no cell in common that tells of latency"),
+        ([cell()], ["--metric", "speedup", "--baseline", "tvm"], "tells of speedups over tvm"),
+        ([], [], "no record in"),
+    ],
+)
+def test_a_bad_request_is_a_line(compare: Compare, b: list[dict[str, Any]], more: list[str], told: str) -> None:
+    done = compare([cell()], b, *more)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compare, tmp_path: Path) -> None:
+    command = [sys.executable, "scripts/compare.py", "nowhere", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr == "compare.py: nowhere is not there: results are in a folder\n"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "foreign.json").write_text(json.dumps({"mine": 1}))
+    done = compare([cell()], [cell(host="b")])
+    assert done.returncode == 0 and "foreign.json: its schema is None" in done.stderr
+
+
+def test_the_reference_is_as_good_as_itself() -> None:
+    records = list(Store(ROOT / "results" / "reference" / "h200").read().records.values())
+    for metric in METRICS:
+        found = changes(records, records, metric, "eager")
+        assert len(found) > 100 and {change.verdict(0.0) for change in found} <= {SAME, UNCERTAIN}, metric

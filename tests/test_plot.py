@@ -1,0 +1,346 @@
+"""Charts: what they show, what they must not show, and that they can be read."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from results.published.values import exhibit
+from results.record import label
+from scripts import plot, readme
+from scripts.charts import bars, dots, latency, limits, memory, search, sm_efficiency, speedup, style, throughput
+from scripts.charts.measured import WORDS, Measured, NoResults, by_setting, read
+from systems import registry
+
+REFERENCE = ROOT / "results" / "reference" / "h200"
+# Machado, Oliveira and Fernandes 2009: how the dichromat sees, on linear RGB.
+DICHROMATS = (
+    ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+)
+TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+@cache
+def reference() -> list[dict[str, Any]]:
+    return read([REFERENCE])
+
+
+def measured(batches: tuple[int, ...] = (1,)) -> Measured:
+    return Measured(reference()).only(batches=batches)
+
+
+def changed(model: str, system: str, **new: Any) -> Measured:
+    """The reference at batch 1 with something of one record replaced."""
+    records = []
+    for record in measured().records:
+        config = record["config"]
+        same = config["model"]["name"] == model and config["system"]["name"] == system
+        records.append(copy.deepcopy(record) | new if same else record)
+    return Measured(records)
+
+
+def seen_as(colour: Any, dichromat: Any) -> np.ndarray:
+    """L*a*b* of a colour as such an eye sees it."""
+    rgb = np.asarray(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(np.asarray(dichromat) @ linear, 0, 1) / (0.95047, 1.0, 1.08883)
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def test_colours_differ_for_every_eye_or_hatches_do() -> None:
+    for (a, x), (b, y) in combinations(style.LOOKS.items(), 2):
+        for eye in DICHROMATS:
+            apart = float(np.linalg.norm(seen_as(x.colour, eye) - seen_as(y.colour, eye)))
+            assert apart > 12 or x.hatch != y.hatch, (a, b, apart)
+    for name, look in style.LOOKS.items():
+        assert all(np.linalg.norm(seen_as(look.colour, eye) - seen_as("white", eye)) > 20 for eye in DICHROMATS), name
+    assert len({repr(look.marker) for look in style.LOOKS.values()}) == len(style.LOOKS)
+
+
+def test_every_system_has_a_look_of_its_own_everywhere() -> None:
+    assert set(registry.SYSTEMS) <= set(style.LOOKS)
+    assert {s: style.LOOKS[s].colour for s in readme.SYSTEMS} == readme.COLOURS
+    variants = ["nimble (fold_batch_norm=true)", "nimble (fuse_elementwise=true)", "nimble", "eager"]
+    looks = [style.look(label, variants) for label in variants]
+    assert len({(look.colour, look.hatch) for look in looks}) == len({repr(look.marker) for look in looks}) == 4
+    assert looks[0].colour == looks[1].colour == looks[2].colour
+    assert style.order(variants) == ["eager", "nimble", *variants[:2]]
+    assert style.look("nobody's", ["nobody's"]) == style.OTHER
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.0001, 1e8), st.integers(2, 12))
+def test_a_logarithmic_axis_has_ticks(low: float, factor: float, most: int) -> None:
+    high = low * factor
+    ticks = style.log_ticks(low, high, most)
+    assert 2 <= len(ticks) <= max(most, 2)
+    assert ticks == sorted(set(ticks)) and low * 0.999 <= ticks[0] and ticks[-1] <= high * 1.001
+
+
+def texts(figure: Figure) -> list[Text]:
+    """The words that a figure shows, drawn, without the ticks that lie outside of an axis."""
+    figure.canvas.draw()
+    found = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]  # type: ignore[attr-defined]
+    hidden: set[int] = set()
+    for axes in figure.axes:
+        for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                if not min(low, high) <= tick.get_loc() <= max(low, high) or not axes.axison:
+                    hidden |= {id(tick.label1), id(tick.label2)}
+    return [t for t in found if id(t) not in hidden]  # type: ignore[misc]
+
+
+def drawn(figure: Figure) -> str:
+    return "\n".join(t.get_text() for t in texts(figure))
+
+
+CHARTS: dict[str, Callable[[], Figure]] = {
+    "speedup": lambda: speedup.draw(measured(), "eager", exhibit("nimble/figure7")).figure,
+    "speedup over several batches": lambda: speedup.draw(measured((8, 32)), "cuda_graph").figure,
+    "throughput": lambda: throughput.draw(Measured(reference())).figure,
+    "latency, first page": lambda: latency.draw(latency.pages(measured())[0]).figure,
+    "latency, last page": lambda: latency.draw(latency.pages(measured())[-1]).figure,
+    "memory": lambda: memory.draw(measured()).figure,
+    "counted": lambda: sm_efficiency.draw(measured(), "counters").figure,
+    "estimated": lambda: sm_efficiency.draw(measured(), "estimated").figure,
+    "search": lambda: search.draw(measured()).figure,
+    "limits": lambda: limits.draw(measured()).figure,
+    "limits of one": lambda: limits.draw(measured().only(models=["nasnet"])).figure,
+    "speedup of one": lambda: speedup.draw(measured().only(models=["nasnet"], systems=["nimble", "eager"])).figure,
+}
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_can_be_read(name: str) -> None:
+    """In print: no word is under 5.5 points, none is cut off at the paper's edge, and none lies on another."""
+    with style.house():
+        figure = CHARTS[name]()
+        shown = texts(figure)
+        assert figure.get_figwidth() == style.WIDTH and figure.get_figheight() < 11
+        boxes = [(t.get_text(), t.get_window_extent()) for t in shown]
+        edge = figure.bbox
+        for text, box in boxes:
+            assert box.x0 >= edge.x0 - 1 and box.x1 <= edge.x1 + 1 and box.y0 >= edge.y0 - 1 and box.y1 <= edge.y1 + 1, text
+        assert min(t.get_fontsize() for t in shown) >= 5.5
+        for (a, x), (b, y) in combinations(boxes, 2):
+            wide, tall = min(x.x1, y.x1) - max(x.x0, y.x0), min(x.y1, y.y1) - max(x.y0, y.y0)
+            assert wide < 2 or tall < 2, f"{a!r} lies on {b!r}"
+
+
+def test_a_figure_is_the_same_file_again(tmp_path: Path) -> None:
+    for number in (1, 2):
+        figure = speedup.draw(measured().only(models=["nasnet", "bert"])).figure
+        style.save(figure, tmp_path / f"{number}.svg")
+        style.save(figure, tmp_path / f"{number}.png")
+    for suffix in ("svg", "png"):
+        assert (tmp_path / f"1.{suffix}").read_bytes() == (tmp_path / f"2.{suffix}").read_bytes()
+
+
+def heights(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tuple[str, str], bars.Bar]:
+    """What a chart of bars is given to draw, by model and system."""
+    found: dict[tuple[str, str], bars.Bar] = {}
+    original = bars.draw_bars
+
+    def spy(m: Any, rows: Any, systems: Any, bar: Any, *more: Any, **named: Any) -> Figure:
+        found.update({(row[0], s): b for row in rows for s in systems if (b := bar(row, s)) is not None})
+        return original(m, rows, systems, bar, *more, **named)
+
+    for module in (speedup, sm_efficiency):
+        monkeypatch.setattr(module, "draw_bars", spy)
+    draw()
+    return found
+
+
+def points(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tuple[str, str], Any]:
+    """The same of a chart of dots."""
+    found: dict[tuple[str, str], Any] = {}
+    original = dots.draw_dots
+
+    def spy(m: Any, rows: Any, systems: Any, of: Any, *more: Any, **named: Any) -> Figure:
+        found.update({(row[0], s): of(row, s) for row in rows for s in systems if of(row, s)})
+        return original(m, rows, systems, of, *more, **named)
+
+    for module in (limits, memory, search):
+        monkeypatch.setattr(module, "draw_dots", spy)
+    draw()
+    return found
+
+
+def test_bars_are_the_speedups_and_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = heights(monkeypatch, lambda: speedup.draw(measured(), "cuda_graph"))
+    groups = readme.groups(reference())
+    for group in groups:
+        config = next(iter(group.values()))["config"]
+        if config["batch"] == 1:
+            ratio = readme.over(group, "nimble", "cuda_graph")
+            bar = found[config["model"]["name"], "nimble"]
+            assert ratio is not None and (bar.value, bar.low, bar.high) == (ratio.ratio, ratio.low, ratio.high)
+    assert ("nasnet", "cuda_graph") not in found
+
+
+def test_dots_are_the_distances_to_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = points(monkeypatch, lambda: limits.draw(measured()))
+    for record in measured().records:
+        (dot,) = found[label(record["config"]["model"]), label(record["config"]["system"])]
+        host = record["latency"]["statistics"]["host"]
+        path = limits.limits_of(measured(), (record["config"]["model"]["name"], 1))
+        assert path is not None and dot.value == pytest.approx(host["median"] / path[0])
+        assert (dot.low, dot.high) == (pytest.approx(host["ci95"][0] / path[0]), pytest.approx(host["ci95"][1] / path[0]))
+
+
+@pytest.mark.parametrize("status", ["incorrect", "unsupported", "failed", "out_of_memory", "timeout"])
+def test_what_is_not_ok_has_no_speed_in_any_chart(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    """Even where its record holds measurements; and every chart says what it is."""
+    wrong = changed("nasnet", "nimble", status=status, reason="because").only(models=["nasnet", "bert"])
+    for name in ("speedup", "sm_efficiency"):
+        draw = plot.drawings(name, wrong, "eager", ())[-1]
+        found = heights(monkeypatch, draw)
+        assert ("nasnet", "nimble") not in found and ("nasnet", "cuda_graph") in found
+        assert drawn(draw().figure).count(WORDS[status]) == 1
+    for name in ("memory", "search", "limits"):
+        draw = plot.drawings(name, wrong, "eager", ())[0]
+        found = points(monkeypatch, draw)
+        assert ("nasnet", "nimble") not in found and ("nasnet", "cuda_graph") in found
+        assert f"nimble: {WORDS[status]}" in drawn(draw().figure)
+    assert WORDS[status] in drawn(latency.draw(wrong).figure)
+    both = Measured([*wrong.records, *measured((8, 32)).records])
+    assert f"batch 1 {WORDS[status]}: nimble" in drawn(throughput.draw(both).figure).replace("\n", " ")
+
+
+def test_an_older_speed_of_what_is_incorrect_now_is_not_shown() -> None:
+    (record,) = [r for r in measured().records if r["config"]["model"]["name"] == "vgg16" and "nimble" in str(r["config"])]
+    newer = copy.deepcopy(record) | {"status": "incorrect", "reason": "wrong", "when": "2999-01-01", "id": "new"}
+    both = Measured([*measured().records, newer])
+    assert both.over(("vgg16", 1), "nimble", "eager") is None
+    assert both.missing(("vgg16", 1), "nimble", "latency") == "incorrect"
+    assert measured().over(("vgg16", 1), "nimble", "eager") is not None
+
+
+def test_what_was_not_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [r for r in measured().records if r["config"]["model"]["name"] in ("nasnet", "bert")]
+    lacking = [r for r in records if (r["config"]["model"]["name"], r["config"]["system"]["name"]) != ("bert", "nimble")]
+    assert "not measured" in drawn(speedup.draw(Measured(lacking)).figure)
+    alone = changed("bert", "nimble", comparison=None).only(models=["nasnet", "bert"])
+    assert "not in turn" in drawn(speedup.draw(alone).figure)
+    with pytest.raises(NoResults, match="measured in turn with nobody"):
+        speedup.draw(measured(), "nobody")
+
+
+def test_counted_and_estimated_efficiency_never_share_a_chart(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {
+        (label(r["config"]["model"]), label(r["config"]["system"])): r["sm_efficiency"]["source"] for r in measured().records
+    }
+    assert set(sources.values()) == {"counters", "estimated"}
+    for source in sm_efficiency.SOURCES:
+        found = heights(monkeypatch, lambda source=source: sm_efficiency.draw(measured(), source))  # type: ignore[misc]
+        assert {sources[cell] for cell in found} == {source} and len(found) == list(sources.values()).count(source)
+    with pytest.raises(NoResults, match="was counted"):
+        sm_efficiency.draw(measured((8,)), "counters")
+
+
+def test_published_values_are_marked_where_they_belong() -> None:
+    rows, systems = [("nasnet", 1), ("resnet50", 1), ("nasnet", 8)], ["nimble", "cuda_graph"]
+    found = speedup.published_marks(exhibit("nimble/figure7"), "eager", rows, systems)
+    assert {place: [mark.value for mark in marks] for place, marks in found.items()} == {
+        (("nasnet", 1), "nimble"): [22.34],
+        (("resnet50", 1), "nimble"): [4.32],
+    }
+    assert speedup.published_marks(exhibit("nimble/figure7"), "cuda_graph", rows, systems) == {}
+    single = speedup.published_marks(exhibit("nimble/table1"), "nimble_single_stream", rows, systems)
+    assert {place: [mark.value for mark in marks] for place, marks in single.items()} == {(("nasnet", 1), "nimble"): [1.88]}
+    everything = [v for source in ("nimble/figure7", "opara/figure5", "opara/figure9") for v in exhibit(source)]
+    figure = speedup.draw(measured(), "eager", everything).figure
+    assert "nimble paper, V100" in drawn(figure) and "opara" not in drawn(figure)
+    # A mark that would leave the axis is at its edge, with its number.
+    small = measured().only(models=["mobilenet_v2"])
+    assert "9.99" in drawn(speedup.draw(small, "eager", exhibit("nimble/figure7")).figure)
+
+
+def test_machines_are_not_mixed() -> None:
+    other = [copy.deepcopy(r) for r in measured((8,)).records]
+    for record in other:
+        record["environment"]["gpu"], record["id"] = "NVIDIA V100", "v" + record["id"]
+    found = by_setting([*reference(), *other])
+    assert [setting.place for setting in found] == ["NVIDIA H200", "NVIDIA V100"]
+    assert [len(m.records) for m in found.values()] == [145, len(other)]
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "scripts/plot.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
+    asked = (
+        "speedup",
+        "sm_efficiency",
+        "--results",
+        str(REFERENCE),
+        "--models",
+        "nasnet,randwire",
+        "--output",
+        str(tmp_path),
+    )
+    done = run(*asked, "-p", "nimble/figure7")
+    assert done.returncode == 0, done.stderr
+    names = {f"speedup-b{batch}" for batch in (1, 8, 32)} | {f"sm_efficiency-estimated-b{b}" for b in (1, 8, 32)}
+    names |= {"sm_efficiency-counters-b1"}
+    assert {file.name for file in tmp_path.iterdir()} == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+    assert sorted(done.stdout.split()) == sorted(str(file) for file in tmp_path.iterdir())
+    assert all(file.read_bytes()[:4] == b"\x89PNG" for file in tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["speedupp"], "no chart is named speedupp: there is speedup"),
+        (["--results", "nowhere"], "nowhere is not there"),
+        (["--results", "README.md"], "README.md is a file"),
+        (["--results", "scripts"], "no record in scripts"),
+        (["--results", str(REFERENCE), "--models", "nasnot"], "no record of the model nasnot"),
+        (["--results", str(REFERENCE), "-p", "nimble/figure70"], "did you mean figure7?"),
+        (["--results", str(REFERENCE), "--formats", "gif"], "--formats gif is none of"),
+        (["memory", "--results", str(REFERENCE), "--output", "README.md"], "cannot be written"),
+    ],
+)
+def test_a_bad_request_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        plot.main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and told in error and len(error.splitlines()) == 1, error
+
+
+def test_a_chart_that_was_asked_for_and_cannot_be_drawn_is_told() -> None:
+    done = run("speedup", "--results", str(REFERENCE), "--baseline", "opara")
+    assert done.returncode == 1 and "nothing was measured in turn with opara" in done.stderr

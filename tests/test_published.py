@@ -1,0 +1,116 @@
+"""What the papers report, as committed."""
+
+import csv
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import models
+from results.published import values
+from results.published.value import Value
+from results.published.values import COLUMNS, NoSuchValue, everything, exhibit, exhibits, papers, reproduced, select
+
+# Of the rows as they were transcribed from the papers, all of them, in one order.
+TRANSCRIBED = 260, "f2eceb8e33677d92"
+
+
+def text(value: Value) -> str:
+    return "|".join(str(getattr(value, column)) for column in COLUMNS)
+
+
+def test_every_value_is_as_it_was_transcribed() -> None:
+    lines = sorted(text(value) for value in everything())
+    assert (len(lines), hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]) == TRANSCRIBED
+    assert papers() == ["ios", "nimble", "opara", "orca", "windtunnel"]
+
+
+def test_a_few_that_the_papers_print() -> None:
+    (nasnet,) = select("nimble/figure7", model="nasnet_a_mobile", baseline="eager")
+    assert (nasnet.value, nasnet.unit, nasnet.device, nasnet.batch) == (22.34, "x", "V100", "1")
+    assert {v.model: v.value for v in select("nimble/table1", metric="speedup")}["amoebanet"] == 1.45
+    assert [v.value for v in select("ios/batch_size_figure", system="ios_both")] == [3.94, 15.17, 27.0, 51.11, 102.74]
+    assert [v.value for v in select("ios/batch_size_figure", system="ios_both", batch=[1, 128])] == [3.94, 102.74]
+    (googlenet,) = select("opara/table1", model="googlenet", system="opara")
+    assert (googlenet.value, googlenet.unit) == (0.27, "ms")
+
+
+def test_networks_have_an_entry_in_the_zoo() -> None:
+    inference = [v for v in everything() if v.paper in ("nimble", "ios", "opara")]
+    zoo = {v.zoo_model for v in inference} - {None}
+    assert zoo <= set(models.names()), zoo - set(models.names())
+    assert {v.zoo_model for v in select("nimble/figure8")} == {
+        "mobilenet_v2_cifar10",
+        "efficientnet_b0_cifar10",
+        "resnet50_cifar10",
+    }
+    assert {v.zoo_model for v in select("ios/frameworks_figure", model="geomean")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("source", "criteria", "told"),
+    [
+        ("nimbel/figure7", {}, "no paper is named 'nimbel': did you mean nimble?"),
+        ("nimble/figure77", {}, "did you mean figure7?"),
+        ("nimble", {}, "there is figure7, figure2b"),
+        ("nimble/figure7", {"modle": "resnet50"}, "no column 'modle': did you mean model?"),
+        ("nimble/figure7", {"model": "resnet5"}, "no value with model=resnet5: did you mean resnet50?"),
+        ("nimble/figure7", {"model": "resnet50", "baseline": "tvm"}, "no value with baseline=tvm: there is eager"),
+        ("nimble/figure7", {"model": []}, "no value with model=[]"),
+    ],
+)
+def test_what_is_not_there_is_told_in_a_line(source: str, criteria: dict[str, str], told: str) -> None:
+    with pytest.raises(NoSuchValue) as raised:
+        select(source, **criteria)
+    assert told in str(raised.value) and "\n" not in str(raised.value)
+
+
+@given(st.sampled_from([(v.source, c) for v in everything() for c in COLUMNS]), st.data())
+def test_select_is_a_filter(place: tuple[str, str], data: st.DataObject) -> None:
+    source, column = place
+    there = sorted({str(getattr(v, column)) for v in everything() if v.source == source})
+    wanted = data.draw(st.lists(st.sampled_from(there), min_size=1, unique=True))
+    expected = [v for v in everything() if v.source == source and str(getattr(v, column)) in wanted]
+    assert select(source, **{column: wanted}) == expected  # type: ignore[arg-type]
+
+
+def test_a_preset_names_rows() -> None:
+    rows = [
+        {"exhibit": "nimble/figure7", "baseline": "eager"},
+        {"exhibit": "nimble/figure7", "model": "resnet50"},
+        {"exhibit": "nimble/table1", "metric": "speedup", "model": ["darts", "amoebanet"]},
+    ]
+    found = reproduced(rows)
+    assert len(found) == 8 + 0 + 2 and len(set(found)) == len(found)
+    with pytest.raises(NoSuchValue, match="named by their exhibit"):
+        reproduced([{"paper": "nimble"}])
+
+
+def test_every_exhibit_can_be_named() -> None:
+    names = [f"{paper}/{name}" for paper in papers() for name in exhibits(paper)]
+    assert sum(len(exhibit(name)) for name in names) == len(everything()) and "opara/section5.2" in names
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("paper,value\n", "its columns are"),
+        (",".join(COLUMNS) + "\nnimble,f,m,s,b,t,1,V100,speedup,fast,x,\n", "'fast' is not a number"),
+        (",".join(COLUMNS) + "\nios,f,m,s,b,t,1,V100,speedup,1.0,x,\n", "line 2: not a row"),
+        (",".join(COLUMNS) + "\nnimble,f,m\n", "line 2: not a row"),
+        (",".join(COLUMNS) + "\nnimble,f,m,s,b,t,1,V100,speedup,1.0,x,note,more\n", "line 2: not a row"),
+    ],
+)
+def test_a_broken_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, told: str) -> None:
+    (tmp_path / "nimble.csv").write_text(broken)
+    monkeypatch.setattr(values, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=told):
+        everything.__wrapped__()
+
+
+def test_files_are_plain_csv() -> None:
+    for file in sorted(values.FOLDER.glob("*.csv")):
+        with file.open(newline="") as lines:
+            assert {len(row) for row in csv.reader(lines)} == {len(COLUMNS)}
