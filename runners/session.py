@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,6 +16,7 @@ from systems.scheduling import limits
 from . import active_warps, card, correctness, latency, sm_efficiency, throughput
 from .arithmetic import set_precision
 from .memory import MemoryMeter
+from .pending import AGAIN, PROFILED
 from .statistics import spread
 
 # Which measurements a runner makes; correctness goes before all of them.
@@ -105,10 +105,14 @@ class Session:
         assert self.prepared is not None, "prepare comes first"
         return self.prepared(*self.inputs)
 
-    def measure(self, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
+    def measure(
+        self, known_limits: dict[str, Any] | None = None, profile: bool = True, again: bool = False
+    ) -> dict[str, Any]:
         """Prepare and measure what the cell's runner asks for: the part of a record that comes out of the run.
 
-        known_limits: the model's limits if a sibling has measured them; they are not the system's. Raises Unsupported.
+        known_limits: the model's limits if a sibling has measured them; they are not the system's. profile: False leaves
+        what needs a profiler for a later call of `profile`. Where preparing itself has used one, the status is AGAIN and
+        nothing is measured: another process, told so by `again`, finds on disk what was learned. Raises Unsupported.
         """
         runner = self.cell["runner"]
         wanted = MEASUREMENTS[runner["name"]]
@@ -116,6 +120,10 @@ class Session:
         meter = MemoryMeter(self.device) if "memory" in wanted else None
         record["preparation_s"] = self.prepare()
         assert self.prepared is not None
+        if self.system.profiled:
+            if not again:
+                return record | {"status": AGAIN}
+            record["warnings"].append("its process was profiled while it was prepared, which slows its launches")
         record["schedule"] = self.prepared.schedule.summary() if self.prepared.schedule else None
         record["compilation"] = self.prepared.compilation or None
         if meter is not None:
@@ -136,19 +144,29 @@ class Session:
                 latency.warm_up(self.call, self.device)
             expected = min(latency.sample(self.call, self.device, 3))
             record["throughput"] = throughput.measure(self.call, self.device, self.cell["batch"], expected)
+        return record | (self.profile(known_limits) if profile else {n: PROFILED[n] for n in wanted if n in PROFILED})
+
+    def profile(self, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What of the cell's measurements takes a profiler. Nothing is timed in this process afterwards: once a profiler was
+        in it, each launch takes longer for as long as it lives.
+        """
+        assert self.prepared is not None, "prepare comes first"
+        wanted = [name for name in MEASUREMENTS[self.cell["runner"]["name"]] if name in PROFILED]
+        found: dict[str, Any] = {}
+        asked = self.call, self.cell, self.prepared.captured
+        if wanted:
+            undisturbed = median(latency.sample(self.call, self.device, ROUND_CALLS, ROUND_SECONDS, ROUND_MOST))
         if "sm_efficiency" in wanted:
             self.phase("SM efficiency")
-            profiled = partial(sm_efficiency.measure, self.call, self.cell, self.prepared.captured)
-            undisturbed = latency.sample(self.call, self.device, ROUND_CALLS, ROUND_SECONDS, ROUND_MOST)
-            record["sm_efficiency"] = profiled(runner["sm_efficiency"], median(undisturbed))
+            method = self.cell["runner"]["sm_efficiency"]
+            found["sm_efficiency"] = sm_efficiency.measure(*asked, method, undisturbed) | _now()
         if "active_warps" in wanted:
             self.phase("active warps")
-            undisturbed = latency.sample(self.call, self.device, ROUND_CALLS, ROUND_SECONDS, ROUND_MOST)
-            record["active_warps"] = active_warps.measure(self.call, self.cell, self.prepared.captured, median(undisturbed))
+            found["active_warps"] = active_warps.measure(*asked, undisturbed) | _now()
         if "limits" in wanted:
             self.phase("limits")
-            record["limits"] = known_limits or self._limits()
-        return record
+            found["limits"] = known_limits or self._limits()
+        return found
 
     def round(self) -> list[float]:
         """One turn in the interleaved rounds: host milliseconds of a few calls, after two to wake up."""
@@ -183,3 +201,7 @@ class Session:
         if self.device == "cuda" and (throttled := card.clocks(self.visible_device)["throttled"]):
             doubts.append(f"the GPU is throttled: {', '.join(throttled)}")
         return doubts
+
+
+def _now() -> dict[str, str]:
+    return {"when": datetime.now(UTC).isoformat()}

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from . import card, environment
 from .bad_request import BadRequest
 from .cell_process import CellProcess
 from .device import visible
+from .pending import AGAIN, NOT_YET, PROFILED
 from .progress import Progress
 from .requests import defaults_only
 from .summary import print_summary
@@ -28,6 +30,7 @@ from .summary import print_summary
 IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
 COMPARED = ("bench", "latency", "training")  # runners whose cells take part in the interleaved rounds
 NO_RATIO = "no ratio"  # how the warning of a cell begins that could not take part in them
+APART = 1.25  # a cell whose time in the rounds differs by more from that alone is doubtful
 BAD = ("failed", "timeout", "out_of_memory", "incorrect")
 
 
@@ -185,6 +188,7 @@ class GroupRun:
                 for cell in self.cells:
                     self._cell(cell)
                 self._compare()
+                self._profile()
             finally:
                 for process in (*self.parked.values(), *([self.ahead] if self.ahead else [])):
                     CellProcesses.close(process)
@@ -245,8 +249,16 @@ class GroupRun:
         process = self._process()
         self.progress.start(cell, self.gpu)
         started = datetime.now(UTC).isoformat()
-        command = {"do": "measure", "cell": cell, "limits": self._known_limits()}
+        # What takes a profiler waits until after the rounds.
+        rounds = cell["runner"]["name"] in COMPARED and len(self.cells) > 1 and self.sweep.rounds > 0
+        command = {"do": "measure", "cell": cell, "limits": self._known_limits(), "profile": not rounds, "again": False}
         answer = self._ask(process, command, cell)
+        before_s = 0.0
+        if (answer.get("record") or answer).get("status") == AGAIN:
+            before_s = answer["record"]["preparation_s"]
+            CellProcesses.close(process)
+            process = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
+            answer = self._ask(process, command | {"again": True}, cell)
         if "bad_request" in answer:
             raise BadRequest(answer["bad_request"])
         outcome = answer.get("record") or answer
@@ -262,7 +274,9 @@ class GroupRun:
             **{k: v for k, v in outcome.items() if k not in ("status", "reason", "when", "warnings")},
             "warnings": [*(f"not alone on the GPU: {p}" for p in self.foreign), *outcome.get("warnings", [])],
         }
-        if record["status"] == "ok" and cell["runner"]["name"] in COMPARED and len(self.cells) > 1 and self.sweep.rounds:
+        if before_s and "preparation_s" in record:
+            record["preparation_s"] += before_s
+        if record["status"] == "ok" and rounds:
             self.parked[identifier] = process
         else:
             CellProcesses.close(process)
@@ -303,7 +317,31 @@ class GroupRun:
         group = uuid4().hex[:16]
         for i in taking_part:
             shared = {"group": group, "cells": taking_part, "when": datetime.now(UTC).isoformat(), "rounds": rounds[i]}
-            self._write(self.records[i] | {"comparison": shared})
+            record = self.records[i]
+            alone, beside = median(record["latency"]["host_ms"]), median(x for turn in rounds[i] for x in turn)
+            if not 1 / APART < beside / alone < APART:
+                doubt = f"in the rounds it took {beside / alone:.2f} times as long as when it was measured alone"
+                record = record | {"warnings": [*record["warnings"], doubt]}
+            self._write(record | {"comparison": shared})
+
+    def _profile(self) -> None:
+        """What takes a profiler, of the cells that have waited with it, or that an earlier sweep left without it."""
+        for cell in self.cells:
+            identifier = self.sweep.ids[id(cell)]
+            record = self.records[identifier]
+            waiting = [name for name in PROFILED if (record.get(name) or {}).get("reason") == NOT_YET]
+            if record["status"] != "ok" or not waiting:
+                continue
+            answer: dict[str, Any] = {"prepared": True}
+            if identifier not in self.parked:
+                self.parked[identifier] = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
+                self.progress.phase(self.gpu, cell, "preparing again for the profiler")
+                answer = self._ask(self.parked[identifier], {"do": "prepare", "cell": cell}, cell)
+            if answer.get("prepared"):
+                answer = self._ask(self.parked[identifier], {"do": "profile", "limits": self._known_limits()}, cell)
+            failed = {"reason": f"measuring it ended as {answer.get('status')} ({answer.get('reason')})"}
+            found = answer.get("profiled") or {name: record[name] | failed for name in waiting}
+            self._write(record | found)
 
     def _leave_out(self, identifier: str, taking_part: list[str], answer: dict[str, Any]) -> None:
         """A cell that cannot run beside its siblings keeps its record, with a warning that says why it has no ratio."""

@@ -81,7 +81,9 @@ class TrainingSession(Session):
         assert self.prepared is not None, "prepare comes first"
         return self.prepared(*self.inputs, self.target)
 
-    def measure(self, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
+    def measure(
+        self, known_limits: dict[str, Any] | None = None, profile: bool = True, again: bool = False
+    ) -> dict[str, Any]:
         """Prepare, compare a few steps with eager's from the same state, and measure: the part of a record that comes out.
 
         Raises Unsupported.

@@ -21,9 +21,10 @@ class Worker:
     """Carries out commands, each of which names what to `do`:
 
     check: try the options of a model or a system. measure: answers {"record": ..., "environment": ...}. prepare: as measure
-    does before it measures. round: {"host_ms": [...]} of the cell that was prepared. schedule, timeline, list: what runners
-    of that name show. import: PyTorch and all, with no answer. Lines {"phase": ...} come before the answer. In its place may
-    stand {"status": ..., "reason": ...}, or {"bad_request": ...}.
+    does before it measures. round: {"host_ms": [...]} of the cell that was prepared. profile: {"profiled": ...}, what takes
+    a profiler, after which its process must not be timed. schedule, timeline, list: what runners of that name show. import:
+    PyTorch and all, with no answer. Lines {"phase": ...} come before the answer. In its place may stand {"status": ...,
+    "reason": ...}, or {"bad_request": ...}.
     """
 
     def __init__(self, answers: IO[str]):
@@ -51,6 +52,9 @@ class Worker:
         if do == "round":
             assert self.session is not None, "a cell is prepared first"
             return {"host_ms": self.session.round()}
+        if do == "profile":
+            assert self.session is not None, "a cell is prepared first"
+            return {"profiled": self.session.profile(command["limits"])}
         self.report("importing PyTorch")
         if do in ("check", "schedule", "list"):
             from . import catalogue, check, schedule
@@ -72,7 +76,7 @@ class Worker:
             return timeline.run(cell, visible_device, self.report)
         try:
             self.session = open_session(cell, visible_device, self.report)
-            record = self.session.measure(command["limits"])
+            record = self.session.measure(command["limits"], command["profile"], command["again"])
         except Unsupported as error:
             record = {"status": "unsupported", "reason": str(error)}
         return {"record": record, "environment": environment.describe(cell["device"], visible_device)}

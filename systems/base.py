@@ -66,6 +66,7 @@ class System(ABC):
 
     name: str
     report: Callable[[str], None] = staticmethod(lambda message: None)  # told what a long preparation is at
+    profiled = False  # whether preparing has run a profiler in this process, which slows launches ever after
     own_randomness = False  # in training it draws other random numbers than eager execution from the same state
 
     def unsupported(self, device: str) -> str | None:

@@ -13,6 +13,7 @@ import pytest
 from conftest import Run, command, environment
 
 from results.comparison import speedup
+from runners.pending import NOT_YET, PROFILED
 
 MODEL = '''
 import os, signal, subprocess, time
@@ -228,6 +229,23 @@ def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin
     assert all(len(r["comparison"]["rounds"]) == 10 for r in finished.values())
     assert made(folder) == 3  # to check, and once a cell for the rounds
     assert set(contents(folder)) == set(finished) and living(folder) == []
+
+
+def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: Path) -> None:
+    asked = ["-m", *ASKED[:4], "runner.samples=5", "system=eager,nimble", "rounds=2"]
+    assert run(*asked, TMPDIR=str(folder / "tmp")).returncode == 0
+    whole = kept(folder)
+    for record in whole.values():
+        assert record["limits"]["critical_path_ms"] > 0
+        assert record["sm_efficiency"]["when"] > record["comparison"]["when"]
+    for name, record in whole.items():  # what a sweep leaves that is killed between the rounds and the profiler
+        (folder / "r" / name).write_text(json.dumps(record | {n: PROFILED[n] for n in ("sm_efficiency", "limits")}))
+    done = run(*asked, TMPDIR=str(folder / "tmp"))
+    assert done.returncode == 0 and done.stderr.count("measured before") == 2, done.stderr
+    again = kept(folder)
+    profiled = {"sm_efficiency": None, "limits": None}
+    assert {name: r | profiled for name, r in again.items()} == {name: r | profiled for name, r in whole.items()}
+    assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
 
 
 def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Callable[..., Any], folder: Path) -> None:

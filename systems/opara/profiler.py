@@ -58,10 +58,14 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Profile:
-    """An OperatorProfile for each operator, and what a multiprocessor holds; None on a CPU, which has no such resources."""
+    """An OperatorProfile for each operator, and what a multiprocessor holds; None on a CPU, which has no such resources.
+
+    fresh: measured now, and not found in the cache.
+    """
 
     operators: tuple[OperatorProfile, ...]
     capacity: Capacity | None
+    fresh: bool = False
 
     def demand(self, resource: str) -> list[float]:
         """How much of the device each operator asks for, in a measure that only compares them.
@@ -91,13 +95,14 @@ def profile(program: Program, measure: bool = True) -> Profile | None:
     device = program.device
     names = [f"operator {program.signature(v)}" for v in range(len(program.graph))]
     cache = Cache("opara", device)
-    if any(name not in cache for name in names):
+    fresh = any(name not in cache for name in names)
+    if fresh:
         if not measure:
             return None
         measured = _on_gpu(program) if device.type == "cuda" else _on_cpu(program)
         cache.add({name: asdict(operator) for name, operator in zip(names, measured, strict=True)})
     operators = tuple(OperatorProfile.from_json(cache[name]) for name in names)
-    return Profile(operators, _capacity(device) if device.type == "cuda" else None)
+    return Profile(operators, _capacity(device) if device.type == "cuda" else None, fresh)
 
 
 def from_trace(trace: dict[str, Any], operators: int) -> list[OperatorProfile]:

@@ -62,6 +62,7 @@ class Opara(System):
             memory = memory_intensive(program, self.classify)
             if found := profile(program, measure):
                 demand, occupancy = found.demand(self.resource), found.occupancy()
+                self.profiled |= found.fresh and program.device.type == "cuda"
         profiled = perf_counter()
         order = ORDERS[self.launch_order](graph, memory, demand)
         search = {
