@@ -20,7 +20,7 @@ import pandas as pd
 import seaborn as sns
 
 from results.comparison import Speedup, speedup
-from results.record import group_key
+from results.record import group_key, label
 from results.store import Store
 from scripts.charts.style import LOOKS
 from scripts.exhibits.gallery import gallery
@@ -28,7 +28,9 @@ from scripts.exhibits.gallery import gallery
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
+TURNS = ROOT / "results" / "reference" / "h200-turns"  # a few models, with rewriting too, and no profiler before the rounds
 CHART = RESULTS / "speedup.svg"
+BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
@@ -39,7 +41,7 @@ def groups(records: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """Records by system, one entry for each set that was measured in turn, ordered by batch and by Nimble's speedup."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for record in records:
-        found.setdefault(group_key(record["config"]), {})[record["config"]["system"]["name"]] = record
+        found.setdefault(group_key(record["config"]), {})[label(record["config"]["system"])] = record
 
     def order(group: dict[str, dict[str, Any]]) -> tuple[int, float, str]:
         config = next(iter(group.values()))["config"]
@@ -74,7 +76,8 @@ def table(measured: list[dict[str, dict[str, Any]]]) -> str:
         config = any_record["config"]
         row = [config["model"]["name"], str(config["batch"]), *(latency(group.get(s)) for s in SYSTEMS)]
         ratio = over(group, "nimble", "cuda_graph")
-        row.append(f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–")
+        alone = "" if ratio is None or ratio.in_turn else " *"
+        row.append(f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]{alone}" if ratio else "–")
         row.append(f"{any_record['limits']['critical_path_ms']:.2f}")
         row += [
             memory(group.get("cuda_graph"), "peak"),
@@ -82,6 +85,18 @@ def table(measured: list[dict[str, dict[str, Any]]]) -> str:
             memory(group.get("nimble"), "all"),
         ]
         lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def turns(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """What rewriting adds to Nimble, as a Markdown table of ratios."""
+    pairs = [("nimble", "cuda_graph"), ("nimble_fused", "nimble"), ("nimble_fused", "torch_compile")]
+    head = ["model", *(f"{better} over {worse}" for better, worse in pairs)]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(pairs)]
+    for group in measured:
+        ratios = [over(group, better, worse) for better, worse in pairs]
+        cells = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
+        lines.append("| " + " | ".join([next(iter(group.values()))["config"]["model"]["name"], *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -161,6 +176,10 @@ def main() -> None:
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     text = f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}"
+    before, _, rest = text.partition(BEGIN_TURNS)
+    _, _, after = rest.partition(END_TURNS)
+    in_turn = groups(list(Store(TURNS).read().records.values()))
+    text = f"{before}{BEGIN_TURNS}\n\n{turns(in_turn)}\n\n{END_TURNS}{after}"
     before, _, rest = text.partition(EXHIBITS)
     _, _, after = rest.partition(END_EXHIBITS)
     shown, pictures = gallery(RESULTS, RESULTS / "exhibits", ROOT)

@@ -186,6 +186,19 @@ def test_speedup_is_the_median_over_rounds_of_ratios_within_a_round() -> None:
 ROUND = st.lists(st.floats(0.01, 100), min_size=1, max_size=5)
 
 
+def test_rounds_after_a_profiler_give_way_to_latencies_alone() -> None:
+    """In the process that a profiler was in, eager took twice as long as before."""
+    profiled = {"sm_efficiency": {"value": 0.5, "source": "estimated", "reason": None}}
+    eager = record("eager", comparison=rounds("g", [8.0], [8.0]), latency={"host_ms": [4.0, 4.0, 9.0]}) | profiled
+    nimble = record("nimble", comparison=rounds("g", [2.0], [2.0]), latency={"host_ms": [2.0, 2.0]}) | profiled
+    measured = speedup(nimble, eager)
+    assert measured is not None and measured.ratio == 2.0 and measured.low <= 2.0 <= measured.high and not measured.in_turn
+    for r in (eager, nimble):
+        r["sm_efficiency"]["when"] = "later"
+    measured = speedup(nimble, eager)
+    assert measured is not None and measured.ratio == 4.0 and measured.in_turn
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(ROUND, ROUND), min_size=1, max_size=8), st.floats(0.01, 100))
 def test_speedup_of_any_rounds(pairs: list[tuple[list[float], list[float]]], factor: float) -> None:
@@ -224,7 +237,7 @@ def test_no_speedup_without_shared_rounds(other: dict[str, Any]) -> None:
 def test_labels_are_what_a_person_would_write() -> None:
     assert label({"name": "eager"}) == "eager"
     assert label({"name": "nimble", "multi_stream": False}) == "nimble_single_stream"
-    assert label({"name": "ios", "strategy": "greedy"}) == "ios (strategy=greedy)"
+    assert label({"name": "ios", "r": 2}) == "ios (r=2)"
     assert label({"name": "nimble", "multi_stream": True}) == "nimble"
     fused = {"fold_batch_norm", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise"}
     every = {"name": "nimble", "multi_stream": True, **dict.fromkeys(fused, True)}
