@@ -10,8 +10,8 @@ python scripts/reproduce.py PAPER/EXHIBIT ... | all [+size=small] [--judge] [--o
 KEY=VALUE are run.py's, and take the place of the preset's (conf/experiment/PAPER/EXHIBIT.yaml); results=FOLDER is where
 records go (results/runs). What has a record, a schedule or a timeline is not run again, so that an interrupted run goes on
 where it stopped; force=true runs it again. --judge runs nothing and goes by what is there. --list shows every exhibit.
-Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, all verdicts to results/exhibits/verdicts.json,
-where scripts/report.py finds them.
+Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, all verdicts to verdicts.json beside it, where
+scripts/report.py finds them.
 
 Exit status 0 when all that was asked for ran, whatever the verdicts; 1 where an exhibit could not be run; 2 for a bad
 request, or for an exhibit that needs a GPU on a machine without one (`all` runs the others, and says at once which it leaves

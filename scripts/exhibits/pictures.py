@@ -17,6 +17,7 @@ OWN = {"idle": shares.draw_idle, "critical_path": shares.draw_critical_path, "bl
 
 def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tuple[dict[str, Chart], dict[str, str]]:
     """The charts by file name, the preset's own first, and why some of them are not there."""
+    stands = preset.needs == "nothing" or evidence.on_gpu
     charts: dict[str, Chart] = {}
     refused: dict[str, str] = {}
     if evidence.measured is not None:
@@ -32,7 +33,7 @@ def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tu
         caption = "Each stream a row, each operator a bar: red where it is bound by arithmetic, blue by memory."
         charts["timeline"] = Chart("timeline", preset.title, caption, draw_timelines(evidence.timelines))
     try:
-        charts["claims"] = claims.draw(found, preset.name.partition("/")[0], f"{preset.title}; {evidence.place}")
+        charts["claims"] = claims.draw(found, preset.name.partition("/")[0], f"{preset.title}; {evidence.place}", stands)
     except NoResults as error:
         refused["claims"] = str(error)
     return charts, refused

@@ -10,14 +10,11 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from results.record import CONF, label
+from results.record import CONF
 from results.store import Store
 
-from .evidence import Evidence, parts, read_schedules, read_timelines, select
+from .evidence import Evidence, labels, parts, read_schedules, read_timelines, select
 from .preset import OUTPUT, Parameters, Preset, systems_here
 
 ROOT = CONF.parent
@@ -138,9 +135,8 @@ def cells(parameters: Parameters) -> Iterator[Parameters]:
 
 def system_of(cell: Parameters) -> str:
     """The label of a cell's system."""
-    choice: dict[str, Any] = yaml.safe_load((CONF / "system" / f"{cell['system']}.yaml").read_text(encoding="utf-8"))
-    options = {key.partition(".")[2]: yaml.safe_load(value) for key, value in cell.items() if key.startswith("system.")}
-    return label(choice | options)
+    (found,) = labels("system", cell)
+    return found
 
 
 def _any_here(parameters: Parameters) -> bool:
