@@ -97,12 +97,14 @@ def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdic
     console.print(f"\n{run.preset.name}: {run.preset.title}", style="bold", **say)  # type: ignore[arg-type]
     console.print(f"claim: {run.preset.claim}", **say)  # type: ignore[arg-type]
     console.print(f"measured on: {evidence.place or 'nothing yet'}", **say)  # type: ignore[arg-type]
+    stands = judgement.stands(run.preset, evidence)
     table = Table(box=None)
     for heading in ("figure", "paper", "here", "verdict"):
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
     for f in found:
         paper = "in words" if f.rule == "direction" else judgement.number(f.published, f.unit)
-        told = f"{f.verdict}: {f.reason}" if f.reason else f.verdict
+        how = f.verdict if stands or f.ours is None else "not on a GPU"
+        told = f"{how}: {f.reason}" if f.reason else how
         table.add_row(f.what, paper, judgement.interval(f), told)
     console.print(table)
     for line in judgement.explanation(evidence.measured):

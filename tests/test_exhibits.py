@@ -19,7 +19,7 @@ from results.store import Store
 from scripts.charts.measured import Measured, NoResults
 from scripts.charts.setting import CALLS
 from scripts.exhibits import judgement, preset, quantities
-from scripts.exhibits.evidence import Evidence, parts, select, short
+from scripts.exhibits.evidence import Evidence, labels, parts, select, short
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
 from scripts.exhibits.running import Run, cells, quoted, system_of
@@ -226,7 +226,7 @@ def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
         record["config"]["device"] = "cpu"
     read, evidence, found = judged("nimble/figure7", records)
     verdict = judgement.judge(read, evidence, found, small=True)
-    assert verdict.verdict == CANNOT and "about a GPU" in verdict.reason and "8 of 10 figures" in verdict.reason
+    assert verdict.verdict == CANNOT and "about a GPU" in verdict.reason and "8 of its 10 figures" in verdict.reason
 
 
 def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
@@ -234,6 +234,9 @@ def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
     chosen = select(RECORDS, [sweep])
     assert chosen is not None and chosen.rows == [("bert", 8), ("nasnet", 8), ("bert", 32), ("nasnet", 32)]
     assert chosen.systems == ["eager", "nimble"]
+    bert = {"model": "bert", "system": "eager"}
+    assert select(RECORDS, [bert]) is not None and select(RECORDS, [{**bert, "model.sequence": "32"}]) is None
+    assert labels("system", {"system": "ios,greedy", "system.r": "1,3"}) == {"ios (r=1)", "ios", "greedy (r=1)", "greedy"}
     assert (
         select(RECORDS, [{**sweep, "runner": "training"}]) is None and select(RECORDS, [{**sweep, "device": "cpu"}]) is None
     )

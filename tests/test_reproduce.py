@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, environment
 
 from results.finding import CANNOT, VERDICTS
@@ -41,8 +42,8 @@ def test_a_figure_of_nimble(tmp_path: Path) -> None:
     assert sorted(label(r["config"]["system"]) for r in records) == ["eager", "nimble"]
     assert {(r["status"], r["config"]["device"]) for r in records} == {("ok", "cpu")}
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(" mobilenet_v2: nimble over eager")]
-    assert "9.99x" in line and "cannot be run here" not in line  # a figure was taken
-    assert "1 of 10 figures were taken on a CPU with small settings" in done.stdout
+    assert "9.99x" in line and line.rstrip().endswith("not on a GPU")
+    assert "1 of its 10 figures could be taken on a CPU with small settings" in done.stdout
     folder = tmp_path / "out" / "nimble-figure7-small"
     for name in ("speedup.png", "speedup.svg", "claims.png", "claims.svg"):
         assert (folder / name).stat().st_size > 5000
@@ -134,6 +135,24 @@ def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> No
         "no GPU is visible here, so these are left out" in first and "nimble/figure7" in first and "ios/table2" not in first
     )
     assert "[3/3] opara/table1" in refused.stderr and refused.returncode == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
+    """Figure 2a of Nimble on one network, and the warps that a captured and an uncaptured call keep active."""
+    places = f"results={tmp_path / 'runs'}", "--output", str(tmp_path / "out")
+    gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    done = reproduce("nimble/figure2a", "model=squeezenet", "system=eager", *places, **gpu)
+    assert done.returncode == 0, done.stderr
+    (verdict,) = read_verdicts(tmp_path / "out" / "verdicts.json")
+    assert verdict.verdict in VERDICTS[:3] and verdict.place == torch.cuda.get_device_name()
+    done = reproduce("ios/active_warps", "model=squeezenet", "system=eager,sequential", *places, **gpu)
+    assert done.returncode == 0, done.stderr
+    found = [r["active_warps"] for r in Store(tmp_path / "runs").read().records.values() if "active_warps" in r]
+    properties = torch.cuda.get_device_properties(0)
+    most = properties.multi_processor_count * properties.max_threads_per_multi_processor / 32
+    assert len(found) == 2 and all(0 < warps["value"] <= most for warps in found), found
 
 
 def test_exhibits_are_listed() -> None:
