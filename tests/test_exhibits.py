@@ -279,6 +279,11 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
     small = Run(Preset.read("ios/pruning"), {}, tmp_path, tmp_path / "out", small=True)
     assert small.preset.sweep["device"] == small.schedules["device"] == "cpu" and small.folder.name == "ios-pruning-small"
     assert [system_of(cell) for cell in cells(small.schedules)] == ["ios (r=1)", "ios"]
+    both = Run(Preset.read("opara/figure1"), {"batch": "1"}, tmp_path, tmp_path / "out", small=False)
+    assert [sweep["model"] for sweep in both.sweeps] == ["googlenet,inception_v3", "bert"]
+    assert [sweep["batch"] for sweep in both.sweeps] == ["1", "1"] and both.sweeps[1]["model.sequence"] == "32"
+    one = Run(Preset.read("opara/figure1"), {"model": "googlenet"}, tmp_path, tmp_path / "out", small=False)
+    assert [sweep["model"] for sweep in one.sweeps] == ["googlenet"]
     other = {"runner.samples": "9", "force": "true", "gpus": "all"}
     asked = Run(Preset.read("opara/figure6"), other, tmp_path, tmp_path / "out", small=False)
     assert asked.force and asked._trace != Run(asked.preset, {"model": "bert"}, tmp_path, tmp_path / "out", False)._trace

@@ -44,7 +44,8 @@ class Run:
 
     def _changed(self, preset: Preset, overrides: Mapping[str, str]) -> Preset:
         sweep = dict(preset.sweep)
-        further = [sweep | change for change in preset.also]
+        # One that changes what the user names too would be of that, and not of what it is there for.
+        further = [sweep | change for change in preset.also if not change.keys() & overrides.keys()]
         schedules, timeline = dict(preset.schedules), dict(preset.timeline)
         if self.small:
             runner = overrides.get("runner", _runner(sweep))
