@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import product
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from results.record import CONF
 from results.store import Store
+from scripts.charts.measured import Record
 
 from .evidence import Evidence, labels, parts, read_schedules, read_timelines, select
 from .preset import OUTPUT, Parameters, Preset, systems_here
@@ -112,9 +113,10 @@ class Run:
         asked = " ".join(sorted(_words(_without_a_record(self.timeline, "timeline"))))
         return self.folder / f"{sha256(asked.encode()).hexdigest()[:8]}.trace.json"
 
-    def evidence(self) -> Evidence:
-        """What there is by now."""
-        records = list(Store(self.results).read().records.values()) if self.results.is_dir() else []
+    def evidence(self, records: Sequence[Record] | None = None) -> Evidence:
+        """What there is by now. records: those of the folder, where they have been read."""
+        if records is None:
+            records = list(Store(self.results).read().records.values()) if self.results.is_dir() else []
         measured = select(records, [_expected(sweep) for sweep in self.sweeps]) if self.sweeps else None
         schedules = read_schedules(self.folder) if self.schedules else {}
         return Evidence(measured, schedules, read_timelines(self._trace) if self.timeline else [])
