@@ -7,10 +7,11 @@ python scripts/reproduce.py PAPER/EXHIBIT ... | all [+size=small] [--judge] [--o
     python scripts/reproduce.py opara/table1 model=googlenet
     python scripts/reproduce.py nimble/figure7 +size=small        # on the CPU, with small models and few samples
 
-KEY=VALUE are run.py's, and take the place of the preset's (conf/experiment/PAPER/EXHIBIT.yaml); results=FOLDER is where the
-records go (results/runs). What has a record is not measured again, so an interrupted run goes on where it stopped. --judge
-runs nothing and goes by what is there. Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, all
-verdicts to results/exhibits/verdicts.json, where scripts/report.py finds them. --list shows every exhibit.
+KEY=VALUE are run.py's, and take the place of the preset's (conf/experiment/PAPER/EXHIBIT.yaml); results=FOLDER is where
+records go (results/runs). What has a record, a schedule or a timeline is not run again, so that an interrupted run goes on
+where it stopped; force=true runs it again. --judge runs nothing and goes by what is there. --list shows every exhibit.
+Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, all verdicts to verdicts.json beside it, where
+scripts/report.py finds them.
 
 Exit status 0 when all that was asked for ran, whatever the verdicts; 1 where an exhibit could not be run; 2 for a bad
 request, or for an exhibit that needs a GPU on a machine without one (`all` runs the others, and says at once which it leaves
@@ -96,12 +97,14 @@ def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdic
     console.print(f"\n{run.preset.name}: {run.preset.title}", style="bold", **say)  # type: ignore[arg-type]
     console.print(f"claim: {run.preset.claim}", **say)  # type: ignore[arg-type]
     console.print(f"measured on: {evidence.place or 'nothing yet'}", **say)  # type: ignore[arg-type]
+    stands = judgement.stands(run.preset, evidence)
     table = Table(box=None)
     for heading in ("figure", "paper", "here", "verdict"):
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
     for f in found:
         paper = "in words" if f.rule == "direction" else judgement.number(f.published, f.unit)
-        told = f"{f.verdict}: {f.reason}" if f.reason else f.verdict
+        how = f.verdict if stands or f.ours is None else "not on a GPU"
+        told = f"{how}: {f.reason}" if f.reason else how
         table.add_row(f.what, paper, judgement.interval(f), told)
     console.print(table)
     for line in judgement.explanation(evidence.measured):
@@ -124,7 +127,7 @@ def request(parser: Parser) -> Request:
     parser.add_argument("--judge", action="store_true", help="run nothing: judge and draw what is there")
     parser.add_argument("--output", type=Path, default=Path(OUTPUT), metavar="FOLDER", help=f"{OUTPUT} if left out")
     parser.add_argument("--list", action="store_true", help="show every exhibit")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.list:
         for name in names():
             preset = Preset.read(name)

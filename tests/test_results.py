@@ -237,7 +237,7 @@ def test_no_speedup_without_shared_rounds(other: dict[str, Any]) -> None:
 def test_labels_are_what_a_person_would_write() -> None:
     assert label({"name": "eager"}) == "eager"
     assert label({"name": "nimble", "multi_stream": False}) == "nimble_single_stream"
-    assert label({"name": "ios", "r": 2}) == "ios (r=2)"
+    assert label({"name": "ios", "strategy": "greedy"}) == "greedy" and label({"name": "ios", "r": 1}) == "ios (r=1)"
     assert label({"name": "nimble", "multi_stream": True}) == "nimble"
     fused = {"fold_batch_norm", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise"}
     every = {"name": "nimble", "multi_stream": True, **dict.fromkeys(fused, True)}

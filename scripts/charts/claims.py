@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, Finding
+from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, VERDICTS, Finding
 
 from .chart import Chart
 from .measured import NoResults
@@ -19,12 +19,15 @@ NARROW = 4  # an axis over less than this factor is linear: a logarithmic one wo
 TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara"}
 AXES = {"x": "times", "G": "10⁹ multiply-accumulates"}
 # Told apart by their fill as well, so that print without colours keeps them.
-COLOURS = {HOLDS: "#0b7a4b", IN_PART: "#e0a100", DOES_NOT_HOLD: "#b3261e"}
-FILLS = {HOLDS: "full", IN_PART: "left", DOES_NOT_HOLD: "none"}
+COLOURS = {HOLDS: "#0b7a4b", IN_PART: "#e0a100", DOES_NOT_HOLD: "#b3261e", CANNOT: "#707a8a"}
+FILLS = {HOLDS: "full", IN_PART: "left", DOES_NOT_HOLD: "none", CANNOT: "full"}
 
 
-def draw(findings: Sequence[Finding], paper: str, title: str) -> Chart:
-    """A panel for each unit. Raises NoResults where none was measured."""
+def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = True) -> Chart:
+    """A panel for each unit. stands: whether what was measured says how the figures stand; a CPU does not of a GPU's.
+
+    Raises NoResults where none was measured.
+    """
     if not any(finding.ours is not None for finding in findings):
         raise NoResults("none of the paper's figures was measured")
     units = list(dict.fromkeys(finding.unit for finding in findings))
@@ -39,7 +42,7 @@ def draw(findings: Sequence[Finding], paper: str, title: str) -> Chart:
             layout="constrained",
         )
         for axes, (unit, found) in zip(grid[:, 0], panels.items(), strict=True):
-            _panel(axes, found, unit, paper)
+            _panel(axes, found, unit, paper, stands)
         shape = PAPERS.get(paper, "o")
         hollow: dict[str, Any] = {
             "linestyle": "none",
@@ -47,9 +50,13 @@ def draw(findings: Sequence[Finding], paper: str, title: str) -> Chart:
             "markerfacecolor": "white",
             "markeredgecolor": "black",
         }
-        handles = [Line2D([], [], marker=shape, label=f"{TITLES.get(paper, paper)} paper", **hollow)]
-        there = [verdict for verdict in COLOURS if any(finding.verdict == verdict for finding in findings)]
-        handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in there]
+        numbers = any(finding.rule != "direction" for finding in findings)
+        handles = [Line2D([], [], marker=shape, label=f"{TITLES.get(paper, paper)} paper", **hollow)] if numbers else []
+        there = [verdict for verdict in VERDICTS[:3] if any(finding.verdict == verdict for finding in findings)]
+        if stands:
+            handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in there]
+        else:
+            handles.append(Line2D([], [], label="here, not on a GPU", **_look(CANNOT)))
         above(figure, handles, title)
     caption = (
         "The paper's figures (open marks) and ours (round) with their 95 % intervals, which may be narrower than the mark. "
@@ -72,7 +79,7 @@ def _look(verdict: str) -> dict[str, Any]:
     }
 
 
-def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str) -> None:
+def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str, stands: bool) -> None:
     shown = [v for f in findings for v in (f.published, f.ours, f.low, f.high) if v is not None and v > 0]
     low, high = min(shown) / 1.15, max(shown) * 1.15
     if unit == "x":
@@ -95,9 +102,10 @@ def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str) -> No
         ours = max(finding.ours or 0.0, low)
         if finding.rule != "direction":
             axes.plot([finding.published, ours], [place, place], color="0.75", linewidth=0.8, zorder=1.5)
-        axes.plot(ours, place, zorder=4, **_look(finding.verdict))
+        look = _look(finding.verdict if stands else CANNOT)
+        axes.plot(ours, place, zorder=4, **look)
         if finding.low is not None and finding.high is not None and finding.high > finding.low:
-            axes.hlines(place, finding.low, finding.high, color=COLOURS[finding.verdict], linewidth=1.4, zorder=3)
+            axes.hlines(place, finding.low, finding.high, color=look["color"], linewidth=1.4, zorder=3)
     axes.set_yticks(range(len(findings)), [finding.what for finding in findings], fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")

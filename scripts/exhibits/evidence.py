@@ -5,13 +5,15 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from results.record import label
+import yaml
+
+from results.record import CONF, label
 from results.timeline import Timeline, from_trace
 from scripts.charts.measured import Measured, Record, by_setting
-from scripts.charts.style import base
 
 Cell = tuple[str, int, str]  # model, batch and system, as labels
 
@@ -43,7 +45,7 @@ class Evidence:
 
 def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Measured | None:
     """The records that these sweeps ask for, of one setting: of this host where it has any, and of those the setting with
-    the most cells, then the newest. A system with options belongs to a sweep that varies its options.
+    the most cells, then the newest.
     """
     found = [record for record in records if any(_asked(record, sweep) for sweep in sweeps)]
     if not found:
@@ -68,15 +70,20 @@ def _asked(record: Record, sweep: Mapping[str, str]) -> bool:
         return False
     if sweep.get("device", "auto") not in ("auto", config["device"]):
         return False
-    return all(_chosen(label(config[group]), group, sweep) for group in ("model", "system"))
+    return all(label(config[group]) in labels(group, sweep) for group in ("model", "system"))
 
 
-def _chosen(name: str, group: str, sweep: Mapping[str, str]) -> bool:
-    if group not in sweep:
-        return False
-    if any(key.startswith(f"{group}.") for key in sweep):
-        return base(name) in parts(sweep[group])
-    return name in parts(sweep[group])
+def labels(group: str, sweep: Mapping[str, str]) -> set[str]:
+    """Of the models or systems that a sweep asks for, with every combination of their options."""
+    options = [key for key in sweep if key.startswith(f"{group}.")]
+    found = set()
+    for choice in parts(sweep.get(group, "")):
+        file = CONF / group / f"{choice}.yaml"
+        plain: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {"name": choice}
+        for values in product(*(parts(sweep[key]) for key in options)):
+            given = {key.partition(".")[2]: yaml.safe_load(value) for key, value in zip(options, values, strict=True)}
+            found.add(label(plain | given))
+    return found
 
 
 def short(system: str) -> str:

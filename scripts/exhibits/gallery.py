@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from results.finding import CANNOT
+from results.store import Store
 from scripts.charts import style
 
 from . import judgement
@@ -21,10 +22,11 @@ def gallery(results: Path, folder: Path, root: Path) -> tuple[str, dict[Path, st
     An exhibit is shown by its first chart, and not at all where no figure of the paper's was measured for it.
     """
     parts, files, missing = [], {}, []
+    records = list(Store(results).read().records.values())
     for name in names():
         preset = Preset.read(name)
         run = Run(preset, {}, results, folder, small=False)
-        evidence = run.evidence()
+        evidence = run.evidence(records)
         found = findings(preset, evidence)
         verdict = judgement.judge(preset, evidence, found, small=False)
         if verdict.verdict == CANNOT:

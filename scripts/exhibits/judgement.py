@@ -18,12 +18,13 @@ ONE = {HOLDS: HOLDS, IN_PART: IN_PART, DOES_NOT_HOLD: DOES_NOT_HOLD, CANNOT: "wa
 def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small: bool) -> Verdict:
     """By the rules of results.finding. What is about a GPU cannot be run on a CPU, whatever a CPU gave."""
     verdict, reason = overall(findings), _reason(findings)
-    if preset.needs == "gpu" and not evidence.on_gpu and verdict != CANNOT:
+    if not stands(preset, evidence):
         settings = "a CPU with small settings" if small else "a CPU"
         taken = sum(finding.ours is not None for finding in findings)
-        verdict, reason = CANNOT, f"It is about a GPU; {taken} of {len(findings)} figures were taken on {settings}"
-    elif preset.needs == "gpu" and not evidence.on_gpu and small:
-        reason = f"It is about a GPU, and this was a CPU with small settings. {reason}"
+        reason = (
+            f"It is about a GPU; {taken} of its {len(findings)} figures could be taken on {settings}" if taken else reason
+        )
+        verdict = CANNOT
     if preset.remark:
         reason += f". {preset.remark}"
     measured = [finding for finding in findings if finding.ours is not None]
@@ -37,6 +38,11 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
         command=f"python scripts/reproduce.py {preset.name}" + (" +size=small" if small else ""),
         place=evidence.place,
     )
+
+
+def stands(preset: Preset, evidence: Evidence) -> bool:
+    """Whether what was measured says how the paper's figures stand: a CPU does not say it of a GPU's."""
+    return preset.needs == "nothing" or evidence.on_gpu
 
 
 def rules(findings: Sequence[Finding]) -> list[str]:

@@ -10,6 +10,7 @@ from scripts.plot import CHARTS, draw_all
 from scripts.timeline import draw as draw_timelines
 
 from .evidence import Evidence
+from .judgement import stands
 from .preset import Preset
 
 OWN = {"idle": shares.draw_idle, "critical_path": shares.draw_critical_path, "blocks": blocks.draw}
@@ -32,7 +33,9 @@ def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tu
         caption = "Each stream a row, each operator a bar: red where it is bound by arithmetic, blue by memory."
         charts["timeline"] = Chart("timeline", preset.title, caption, draw_timelines(evidence.timelines))
     try:
-        charts["claims"] = claims.draw(found, preset.name.partition("/")[0], f"{preset.title}; {evidence.place}")
+        charts["claims"] = claims.draw(
+            found, preset.name.partition("/")[0], f"{preset.title}; {evidence.place}", stands(preset, evidence)
+        )
     except NoResults as error:
         refused["claims"] = str(error)
     return charts, refused

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -94,11 +96,14 @@ class Preset:
 
 def names() -> list[str]:
     """Every exhibit that has a preset, paper by paper."""
-    found = []
-    for file in sorted(EXPERIMENTS.rglob("*.yaml")):
-        if "exhibit" in (yaml.safe_load(file.read_text(encoding="utf-8")) or {}):
-            found.append(file.relative_to(EXPERIMENTS).with_suffix("").as_posix())
-    return found
+    return list(_names(EXPERIMENTS))
+
+
+@cache
+def _names(folder: Path) -> tuple[str, ...]:
+    files = sorted(folder.rglob("*.yaml"))
+    presets = [file for file in files if "exhibit" in (yaml.safe_load(file.read_text(encoding="utf-8")) or {})]
+    return tuple(file.relative_to(folder).with_suffix("").as_posix() for file in presets)
 
 
 def systems_here() -> list[str]:

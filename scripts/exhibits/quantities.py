@@ -15,6 +15,7 @@ from .preset import Preset, systems_here
 
 WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
 PERCENT = 100.0
+EXTREMES = {"speedup_min": "smallest", "speedup_max": "largest"}
 WORDS = {
     "gpu_idle": "GPU idle",
     "macs": "MACs",
@@ -67,6 +68,8 @@ class _Figure:
             what, rule, unit = f"{short(self.system)} over {short(self.baseline)}", self.rule or "ratio", "x"
             compute: Callable[[], Number] = self._direct
             what += {"sm_efficiency_gain": ", SM efficiency", "active_warps": ", active warps"}.get(metric, "")
+            if self.model and metric in EXTREMES:
+                what += f", {EXTREMES[metric]}"
         elif metric in PLAIN:
             published, unit, rule = self.value.value, self.value.unit, self.rule or PLAIN[metric][1]
             what, compute = ", ".join(filter(None, [self.system, WORDS.get(metric, metric.replace("_", " "))])), self._plain
@@ -76,7 +79,7 @@ class _Figure:
                 return None
             partner = self._partner(other)
             if partner is None:
-                return None
+                return self._alone(other)
             better, worse = (partner, self.value) if side == "of" else (self.value, partner)
             published = worse.value / better.value if metric in WORSE else better.value / worse.value
             fast, slow = (self._label(v.system, v.our_system) for v in (better, worse))
@@ -104,6 +107,16 @@ class _Figure:
         source = _part(self.evidence, self._rows()[0], self.system, SOURCED[quantity])["source"]
         return "" if source == "counters" else str(source)
 
+    def _alone(self, other: str) -> Finding:
+        """A value that the paper gives no other side of a ratio for."""
+        reason = f"the paper prints no {self.value.metric} of {other} to compare it with"
+        try:
+            self._refuse_what_is_absent()
+        except Missing as error:
+            reason = str(error)
+        what = f"{self._where()}, {self.value.device}: {short(self.system)}"
+        return Finding(what, "ratio", self.value.unit, self.value.value, reason=reason)
+
     def _where(self) -> str:
         batch = "" if self.value.batch == "1" and not self._several_batches else f"batch {self.value.batch}"
         device = self.value.device if self.value.metric == "latency_reduction" else ""
@@ -116,7 +129,7 @@ class _Figure:
             return "geometric mean"
         if self.rule == "direction":
             return "every network"
-        return "smallest" if self.value.metric.endswith("_min") else "largest"
+        return EXTREMES.get(self.value.metric, "largest")
 
     @property
     def _several_batches(self) -> bool:
@@ -181,7 +194,7 @@ class _Figure:
                 raise Missing(reasons[0])
             ends = zip(*((n.value, n.low, n.high) for n in found), strict=True)
             return Number(*(exp(sum(map(log, end)) / len(found)) for end in ends))
-        smallest = self.value.metric.endswith("_min")
+        smallest = EXTREMES.get(self.value.metric) == "smallest"
         if self.rule == "direction":  # holds for all, so for the worst of them
             return min(found, key=lambda number: number.low)
         return (min if smallest else max)(found, key=lambda number: number.value)

@@ -5,18 +5,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from results.record import CONF, label
+from results.record import CONF
 from results.store import Store
+from scripts.charts.measured import Record
 
-from .evidence import Evidence, parts, read_schedules, read_timelines, select
+from .evidence import Evidence, labels, parts, read_schedules, read_timelines, select
 from .preset import OUTPUT, Parameters, Preset, systems_here
 
 ROOT = CONF.parent
@@ -24,6 +23,7 @@ SMALL = {"device": "cpu", "rounds": "2"}
 # Of runners that have the option: few samples, and no attempt at what a CPU cannot.
 SMALL_OPTIONS = {
     "bench": {"runner.samples": "5", "runner.sm_efficiency": "off"},
+    "latency": {"runner.samples": "5"},
     "training": {"runner.samples": "3"},
     "sm_efficiency": {"runner.sm_efficiency": "off"},
 }
@@ -39,16 +39,17 @@ class Run:
     """One exhibit: preset with the user's changes made, and the folders of its records and of its other files."""
 
     def __init__(self, preset: Preset, overrides: Mapping[str, str], results: Path, output: Path, small: bool):
-        self.results, self.small = results, small
+        self.results, self.small, self.force = results, small, overrides.get("force") == "true"
         self.folder = output / (preset.name.replace("/", "-") + ("-small" if small else ""))
         self.preset = self._changed(preset, overrides)
 
     def _changed(self, preset: Preset, overrides: Mapping[str, str]) -> Preset:
         sweep = dict(preset.sweep)
-        further = [sweep | change for change in preset.also]
+        # One that changes what the user names too would be of that, and not of what it is there for.
+        further = [sweep | change for change in preset.also if not change.keys() & overrides.keys()]
         schedules, timeline = dict(preset.schedules), dict(preset.timeline)
         if self.small:
-            runner = sweep.get("runner", "bench")
+            runner = overrides.get("runner", _runner(sweep))
             sweep |= preset.small | SMALL | SMALL_OPTIONS.get(runner, {})
             further = []
             for step in filter(None, (schedules, timeline)):
@@ -92,30 +93,30 @@ class Run:
             for cell in cells(self.schedules):
                 self._schedule(cell)
         for sweep in self.sweeps:
-            if parts(sweep.get("system", "")):
-                self._sweep(sweep)
-        if self.timeline and not self._trace.exists():
-            _run_py(["-m", *_words(self.timeline | {"runner": "timeline"}), f"output={quoted(self._trace)}"])
-
-    def _sweep(self, sweep: Parameters) -> None:
-        _run_py(["-m", *_words(sweep), f"results={quoted(self.results)}"])
+            if _any_here(sweep):
+                _run_py(["-m", *_words(sweep), f"results={quoted(self.results)}"])
+        if _any_here(self.timeline) and (self.force or not self._trace.exists()):
+            _run_py(["-m", *_words(_without_a_record(self.timeline, "timeline")), f"output={quoted(self._trace)}"])
 
     def _schedule(self, cell: Parameters) -> None:
         file = self.folder / f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
-        if file.exists():
+        if file.exists() and not self.force:
             return
-        words = _words({key: value for key, value in cell.items() if key != "rounds"} | {"runner": "schedule"})
+        words = _words(_without_a_record(cell, "schedule"))
         with tempfile.TemporaryDirectory() as nothing:
             known = {"OPWEAVE_CACHE": nothing} if self.preset.cold else {}
             _run_py([*words, f"output={quoted(file)}"], known)
 
     @property
     def _trace(self) -> Path:
-        return self.folder / "trace.json"
+        """A file for each request, so that another's timelines are not taken for this one's."""
+        asked = " ".join(sorted(_words(_without_a_record(self.timeline, "timeline"))))
+        return self.folder / f"{sha256(asked.encode()).hexdigest()[:8]}.trace.json"
 
-    def evidence(self) -> Evidence:
-        """What there is by now."""
-        records = list(Store(self.results).read().records.values()) if self.results.is_dir() else []
+    def evidence(self, records: Sequence[Record] | None = None) -> Evidence:
+        """What there is by now. records: those of the folder, where they have been read."""
+        if records is None:
+            records = list(Store(self.results).read().records.values()) if self.results.is_dir() else []
         measured = select(records, [_expected(sweep) for sweep in self.sweeps]) if self.sweeps else None
         schedules = read_schedules(self.folder) if self.schedules else {}
         return Evidence(measured, schedules, read_timelines(self._trace) if self.timeline else [])
@@ -137,9 +138,18 @@ def cells(parameters: Parameters) -> Iterator[Parameters]:
 
 def system_of(cell: Parameters) -> str:
     """The label of a cell's system."""
-    choice: dict[str, Any] = yaml.safe_load((CONF / "system" / f"{cell['system']}.yaml").read_text(encoding="utf-8"))
-    options = {key.partition(".")[2]: yaml.safe_load(value) for key, value in cell.items() if key.startswith("system.")}
-    return label(choice | options)
+    (found,) = labels("system", cell)
+    return found
+
+
+def _any_here(parameters: Parameters) -> bool:
+    return any(system in systems_here() for system in parts(parameters.get("system", "")))
+
+
+def _without_a_record(parameters: Parameters, runner: str) -> Parameters:
+    """For a runner that keeps none: without what is about records, or an option of another runner."""
+    kept = {k: v for k, v in parameters.items() if k not in ("rounds", "force", "gpus") and not k.startswith("runner.")}
+    return kept | {"runner": runner}
 
 
 def _runner(parameters: Parameters) -> str:

@@ -1,0 +1,326 @@
+"""Presets against what there is, and figures and verdicts against the committed records."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT
+
+import models
+from results.finding import CANNOT, HOLDS, VERDICTS, Finding
+from results.published.values import everything
+from results.record import CONF, label
+from results.store import Store
+from scripts.charts.measured import Measured, NoResults
+from scripts.charts.setting import CALLS
+from scripts.exhibits import judgement, preset, quantities
+from scripts.exhibits.evidence import Evidence, labels, parts, select, short
+from scripts.exhibits.pictures import OWN, pictures
+from scripts.exhibits.preset import NoPreset, Preset, names
+from scripts.exhibits.running import Run, cells, quoted, system_of
+from scripts.plot import CHARTS
+
+H200 = ROOT / "results" / "reference" / "h200"
+RECORDS = list(Store(H200).read().records.values())
+ISSUED = {
+    "nimble": [
+        "figure2a",
+        "figure2b",
+        "figure2c",
+        "figure7",
+        "figure8",
+        "supplement_figure1",
+        "supplement_figure2",
+        "table1",
+    ],
+    "ios": [
+        *("schedules", "frameworks", "batch_sizes", "pruning", "specialization", "active_warps", "blockwise"),
+        *("table1", "table2", "autotune"),
+    ],
+    "opara": ["figure1", "figure2", "figure5", "figure6", "figure7", "figure8", "figure9", "table1"],
+}
+# Systems of optional packages, which a preset may name before they are installed.
+OPTIONAL = {"tvm", "tvm_tuned", "tensorrt", "onnxruntime"}
+
+
+def judged(name: str, records: list[dict[str, Any]] = RECORDS) -> tuple[Preset, Evidence, list[Finding]]:
+    read = Preset.read(name)
+    evidence = Evidence(select(records, [read.sweep, *({**read.sweep, **change} for change in read.also)]))
+    return read, evidence, quantities.findings(read, evidence)
+
+
+def test_every_exhibit_has_a_preset() -> None:
+    assert sorted(names()) == sorted(f"{paper}/{exhibit}" for paper, found in ISSUED.items() for exhibit in found)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_preset_asks_for_what_there_is(name: str) -> None:
+    read = Preset.read(name)
+    assert read.title and read.claim and read.figures and read.small
+    for sweep in (read.sweep, *({**read.sweep, **change} for change in read.also), {**read.sweep, **read.small}):
+        assert set(parts(sweep["model"])) <= set(models.names())
+        assert set(parts(sweep["system"])) <= set(preset.systems_here()) | OPTIONAL
+        runner = sweep.get("runner", "bench")
+        assert (CONF / "runner" / f"{runner}.yaml").exists() and runner in (*CALLS, "training", "schedule", "timeline")
+        for key in sweep:
+            group, _, option = key.partition(".")
+            for choice in parts(sweep[group]) if option else []:
+                assert option in yaml.safe_load((CONF / group / f"{choice}.yaml").read_text()), (key, choice)
+    assert set(read.charts) <= {*CHARTS, *OWN}
+    # Every figure has a quantity here, and a model, a system and a batch that the sweep asks for.
+    asked = set(parts(read.sweep["model"]))
+    batches = set(parts(read.sweep.get("batch", "1")))
+    for value, _ in read.figures:
+        metric = value.metric
+        assert metric in quantities.RATIOS or metric in quantities.PLAIN or (metric in quantities.COMPARED and read.ratio)
+        our = value.zoo_model and read.models.get(value.model, value.zoo_model)
+        assert our is None or our.partition(" (")[0] in asked | {change.get("model", "") for change in read.also}, our
+        assert not value.batch.isdigit() or value.batch in batches
+    if read.ratio:
+        (other,) = read.ratio.values()
+        assert any(value.system == other for value, _ in read.figures)
+
+
+def test_the_published_values_of_the_three_papers_are_all_in_some_preset() -> None:
+    used = {value for name in names() for value in Preset.read(name).rows}
+    assert {value for value in everything() if value.paper in ISSUED} == used
+
+
+def test_no_figure_of_a_preset_is_left_out_but_the_other_sides_of_ratios() -> None:
+    for name in names():
+        read, _, found = judged(name)
+        sides = [v for v, _ in read.figures if read.ratio and v.metric in quantities.COMPARED]
+        others = [v for v in sides if v.system in read.ratio.values()]
+        assert len(found) == len(read.figures) - len(others), name
+
+
+def test_speedups_are_those_of_the_rounds_that_were_shared() -> None:
+    _, _, found = judged("nimble/figure7")
+    (resnet,) = [f for f in found if f.what == "resnet50: nimble over eager"]
+    cell = {label(r["config"]["system"]): r for r in RECORDS if label(r["config"]["model"]) == "resnet50"}
+    rounds = zip(cell["eager"]["comparison"]["rounds"], cell["nimble"]["comparison"]["rounds"], strict=True)
+    assert resnet.ours == pytest.approx(median(median(slow) / median(fast) for slow, fast in rounds))
+    assert resnet.low is not None and resnet.high is not None and resnet.low <= resnet.ours <= resnet.high
+    assert resnet.published == 4.32 and resnet.rule == "ratio" and resnet.verdict == HOLDS
+
+
+def test_a_bound_is_the_extreme_over_the_networks() -> None:
+    _, _, (idle, tensorflow) = judged("nimble/figure2a")
+    eager = {
+        r["config"]["model"]["name"]: r
+        for r in RECORDS
+        if r["config"]["system"]["name"] == "eager" and r["config"]["batch"] == 1
+    }
+    shares = [
+        100 * (1 - eager[m]["limits"]["busy_ms"] / eager[m]["latency"]["statistics"]["host"]["median"])
+        for m in ("nasnet", "inception_v3", "resnet50", "mobilenet_v2", "efficientnet_b0")
+    ]
+    assert idle.ours == pytest.approx(max(shares)) and idle.published == 91
+    assert tensorflow.verdict == CANNOT and "TensorFlow" in tensorflow.reason
+    _, _, (path,) = judged("nimble/figure2c")
+    assert path.ours == pytest.approx(
+        max(
+            eager[m]["limits"]["busy_ms"] / eager[m]["limits"]["critical_path_ms"]
+            for m in ("nasnet_large", "amoebanet", "darts", "nasnet", "inception_v3")
+        )
+    )
+
+
+def test_a_direction_is_told_by_the_worst_network() -> None:
+    _, evidence, found = judged("nimble/supplement_figure1")
+    assert evidence.measured is not None and all(f.verdict == HOLDS for f in found)
+    ratios = [evidence.measured.over(row, "nimble", "eager") for row in evidence.measured.rows]
+    assert found[0].low == min(r.low for r in ratios if r is not None)
+    slowed = copy.deepcopy(RECORDS)
+    for record in slowed:
+        if record["config"]["model"]["name"] == "resnet50" and label(record["config"]["system"]) == "nimble":
+            record["comparison"]["rounds"] = [[100 * t for t in turn] for turn in record["comparison"]["rounds"]]
+    assert all(f.verdict != HOLDS for f in judged("nimble/supplement_figure1", slowed)[2])
+
+
+def made(system: str, batch: int, scale: float, model: str = "inception_v3") -> dict[str, Any]:
+    """A record as that of a batch, under another system and `scale` times as slow."""
+    (known,) = [
+        r
+        for r in RECORDS
+        if (label(r["config"]["model"]), r["config"]["batch"], label(r["config"]["system"])) == (model, 1, "nimble")
+    ]
+    record = copy.deepcopy(known)
+    record["config"]["system"] = yaml.safe_load((CONF / "system" / f"{system}.yaml").read_text())
+    record["config"]["batch"] = batch
+    record["comparison"]["group"] = f"{model}{batch}"
+    record["comparison"]["rounds"] = [[scale]] * 5
+    record["id"] = f"{model}-{system}-{batch}"
+    return record
+
+
+def test_latencies_become_ratios() -> None:
+    """Of each system over the one that the preset names, and of IOS over each."""
+    networks = ("inception_v3", "randwire", "nasnet", "squeezenet")
+    scales = {"sequential": 4.0, "greedy": 3.0, "ios": 2.0}
+    records = [made(system, 1, scale, model) for model in networks for system, scale in scales.items()]
+    _, _, found = judged("ios/schedules", records)
+    by_name = {f.what: f for f in found}
+    assert by_name["inception_v3: ios over sequential"].ours == pytest.approx(2)
+    assert by_name["inception_v3: ios over sequential"].published == pytest.approx(6.51 / 4.03)
+    assert by_name["geometric mean: greedy over sequential"].ours == pytest.approx(4 / 3)
+    assert by_name["geometric mean: ios_merge over sequential"].verdict == CANNOT
+    _, _, found = judged("ios/schedules", [r for r in records if r["config"]["model"]["name"] != "nasnet"])
+    (mean,) = [f for f in found if f.what == "geometric mean: ios over sequential"]
+    assert mean.verdict == CANNOT and "4 networks, and nasnet" in mean.reason
+    batches = [made(system, batch, scale * batch) for batch in (1, 16) for system, scale in scales.items()]
+    _, _, found = judged("ios/batch_sizes", batches)
+    (at_16,) = [f for f in found if f.what == "inception_v3, batch 16: ios over sequential"]
+    assert at_16.ours == pytest.approx(2) and at_16.published == pytest.approx(17.95 / 15.17)
+
+
+def test_a_range_of_batches_has_its_extremes() -> None:
+    scales = {1: 1.1, 2: 1.3, 4: 1.2, 8: 1.05}
+    records = [made(s, b, scale) for b, gain in scales.items() for s, scale in (("nimble", gain), ("opara", 1.0))]
+    _, _, found = judged("opara/figure9", records)
+    assert {f.what.rpartition(", ")[2]: round(f.ours or 0, 6) for f in found} == {"smallest": 1.05, "largest": 1.3}
+
+
+def test_counted_and_estimated_values_are_not_compared() -> None:
+    records = [made("opara", 1, 1.0, "googlenet"), made("cuda_graph", 1, 1.0, "googlenet")]
+    for record, source, value in zip(records, ("counters", "counters"), (0.6, 0.4), strict=True):
+        record["sm_efficiency"] = {"value": value, "source": source, "reason": None}
+    what = "googlenet: opara over cuda_graph, SM efficiency"
+    (gain,) = [f for f in judged("opara/figure5", records)[2] if f.what == what]
+    assert gain.ours == pytest.approx(1.5) and gain.published == pytest.approx(1.58) and gain.verdict == HOLDS
+    records[1]["sm_efficiency"]["source"] = "estimated"
+    (gain,) = [f for f in judged("opara/figure5", records)[2] if f.what == what]
+    assert gain.verdict == CANNOT and "not comparable" in gain.reason
+
+
+@pytest.mark.parametrize("status", ["incorrect", "failed", "out_of_memory", "unsupported"])
+def test_what_is_not_ok_gives_no_figure(status: str) -> None:
+    records = copy.deepcopy(RECORDS)
+    for record in records:
+        if label(record["config"]["system"]) == "nimble":
+            record |= {"status": status, "reason": "for a reason"}
+    read, evidence, found = judged("nimble/figure7", records)
+    assert all(f.verdict == CANNOT for f in found)
+    assert any(f.reason == f"nimble is {status}: for a reason" for f in found)
+    assert judgement.judge(read, evidence, found, small=False).verdict == CANNOT
+
+
+def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
+    read, evidence, found = judged("nimble/figure7")
+    verdict = judgement.judge(read, evidence, found, small=False)
+    assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
+    assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
+    assert "published 9.99x" in verdict.reason and "mobilenet_v2: nimble over eager" in verdict.reason
+    lines = judgement.explanation(evidence.measured)
+    assert any(line.startswith("nasnet, batch 1: kernels take") and "critical path" in line for line in lines)
+
+
+def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
+    records = copy.deepcopy(RECORDS)
+    for record in records:
+        record["config"]["device"] = "cpu"
+    read, evidence, found = judged("nimble/figure7", records)
+    verdict = judgement.judge(read, evidence, found, small=True)
+    assert verdict.verdict == CANNOT and "about a GPU" in verdict.reason and "8 of its 10 figures" in verdict.reason
+
+
+def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
+    sweep = {"model": "nasnet,bert", "system": "eager,nimble", "batch": "8,32"}
+    chosen = select(RECORDS, [sweep])
+    assert chosen is not None and chosen.rows == [("bert", 8), ("nasnet", 8), ("bert", 32), ("nasnet", 32)]
+    assert chosen.systems == ["eager", "nimble"]
+    bert = {"model": "bert", "system": "eager"}
+    assert select(RECORDS, [bert]) is not None and select(RECORDS, [{**bert, "model.sequence": "32"}]) is None
+    assert labels("system", {"system": "ios,greedy", "system.r": "1,3"}) == {"ios (r=1)", "ios", "greedy (r=1)", "greedy"}
+    assert (
+        select(RECORDS, [{**sweep, "runner": "training"}]) is None and select(RECORDS, [{**sweep, "device": "cpu"}]) is None
+    )
+    other = copy.deepcopy([r for r in RECORDS if r["config"]["model"]["name"] == "nasnet"][:1])
+    other[0]["environment"]["host"] = "elsewhere"
+    assert (found := select([*RECORDS, *other], [sweep])) is not None and found.setting.host != "elsewhere"
+
+
+@pytest.mark.parametrize("name", ["nimble/figure2a", "nimble/figure2c", "nimble/table1"])
+def test_exhibits_are_drawn(name: str) -> None:
+    read, evidence, found = judged(name)
+    charts, refused = pictures(read, evidence, found)
+    assert "claims" in charts and set(read.charts) <= {n.partition("-")[0] for n in (*charts, *refused)}
+    texts = {text.get_text() for chart in charts.values() for axes in chart.figure.axes for text in axes.get_yticklabels()}
+    assert {f.what for f in found} <= texts
+
+
+def test_what_was_not_measured_is_not_drawn() -> None:
+    read, evidence, found = judged("ios/blockwise")
+    charts, refused = pictures(read, evidence, found)
+    assert not charts and "claims" in refused
+    with pytest.raises(NoResults):
+        Measured([])
+
+
+def test_blocks_are_drawn_from_the_search_of_a_record() -> None:
+    record = made("ios", 1, 1.0)
+    several = {"units": 3, "width": 2, "transitions": 9, "milliseconds": 1.0, "sequential_milliseconds": 1.5}
+    record["schedule"]["search"]["parts"] = [several, several | {"units": 1}, several | {"milliseconds": 0.5}]
+    read, evidence, found = judged("ios/blockwise", [record])
+    charts, _ = pictures(read, evidence, found)
+    assert len(charts["blocks"].figure.axes[0].patches) == 4  # two blocks of several units, two bars each
+    assert found[0].ours == pytest.approx(3.0) and found[0].verdict == HOLDS
+
+
+def test_changes_of_a_preset(tmp_path: Path) -> None:
+    plain = Run(Preset.read("ios/pruning"), {"model": "squeezenet"}, tmp_path, tmp_path / "out", small=False)
+    assert plain.preset.sweep["model"] == plain.schedules["model"] == "squeezenet"
+    assert len(list(cells(plain.schedules))) == 6
+    small = Run(Preset.read("ios/pruning"), {}, tmp_path, tmp_path / "out", small=True)
+    assert small.preset.sweep["device"] == small.schedules["device"] == "cpu" and small.folder.name == "ios-pruning-small"
+    assert [system_of(cell) for cell in cells(small.schedules)] == ["ios (r=1)", "ios"]
+    both = Run(Preset.read("opara/figure1"), {"batch": "1"}, tmp_path, tmp_path / "out", small=False)
+    assert [sweep["model"] for sweep in both.sweeps] == ["googlenet,inception_v3", "bert"]
+    assert [sweep["batch"] for sweep in both.sweeps] == ["1", "1"] and both.sweeps[1]["model.sequence"] == "32"
+    one = Run(Preset.read("opara/figure1"), {"model": "googlenet"}, tmp_path, tmp_path / "out", small=False)
+    assert [sweep["model"] for sweep in one.sweeps] == ["googlenet"]
+    other = {"runner.samples": "9", "force": "true", "gpus": "all"}
+    asked = Run(Preset.read("opara/figure6"), other, tmp_path, tmp_path / "out", small=False)
+    assert asked.force and asked._trace != Run(asked.preset, {"model": "bert"}, tmp_path, tmp_path / "out", False)._trace
+    assert asked._trace == Run(Preset.read("opara/figure6"), {}, tmp_path, tmp_path / "out", False)._trace
+    elsewhere = Run(Preset.read("ios/specialization"), {}, tmp_path, tmp_path / "out", small=False)
+    assert str(tmp_path) in elsewhere.preset.sweep["system.schedule"] and "results/exhibits" not in "".join(
+        elsewhere.preset.systems.values()
+    )
+    assert (
+        short("ios (schedule=a/b@ios@b1.schedule.json)") == "ios (schedule=b@ios@b1)" and short("ios (r=1)") == "ios (r=1)"
+    )
+    assert quoted("a b (c)'s") == "'a b (c)\\'s'"
+
+
+@pytest.mark.parametrize(
+    ("exhibit", "told"),
+    [
+        ({"title": "t", "claim": "c", "colour": "red"}, "an exhibit has no colour"),
+        ({"title": "t", "claim": "c", "needs": "luck"}, "needs is luck"),
+        ({"title": "t", "claim": "c", "claims": [{"metric": "speedup", "rule": "maybe"}]}, "rule is maybe"),
+        ({"title": "t", "claim": "c", "claims": [{"metrics": "speedup"}]}, "no metrics"),
+    ],
+)
+def test_a_preset_that_is_not_as_it_should_be_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exhibit: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "nimble").mkdir()
+    document = {"exhibit": exhibit, "hydra": {"sweeper": {"params": {"model": "vgg16", "system": "eager"}}}}
+    (tmp_path / "nimble" / "figure0.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.setattr(preset, "EXPERIMENTS", tmp_path)
+    with pytest.raises(NoPreset, match=told):
+        Preset.read("nimble/figure0")
+
+
+@pytest.mark.parametrize("name", ["ios/table2", "opara/figure2"])
+def test_run_py_takes_a_preset_too(name: str) -> None:
+    """As far as the first thing that is wrong with a cell that was composed from it."""
+    command = [sys.executable, "run.py", f"experiment={name}", "batch=0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "batch=0 is not a positive integer" in done.stderr, done.stderr

@@ -1,0 +1,169 @@
+"""scripts/reproduce.py as a person runs it, without a GPU: one exhibit of each paper, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, environment
+
+from results.finding import CANNOT, VERDICTS
+from results.record import label
+from results.store import Store
+from results.verdict import read_verdicts
+from scripts.exhibits.preset import names
+
+Done = subprocess.CompletedProcess[str]
+
+
+def reproduce(*arguments: str, **more: str) -> Done:
+    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(**more), capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def small(folder: Path, *arguments: str) -> Done:
+    """With a folder of its own for everything, what is measured and kept as well."""
+    own = {"TMPDIR": str(folder), "OPWEAVE_CACHE": str(folder / "cache")}
+    places = f"results={folder / 'runs'}", "--output", str(folder / "out")
+    return reproduce(*arguments, "+size=small", *places, **own)
+
+
+def test_a_figure_of_nimble(tmp_path: Path) -> None:
+    """Two systems of Figure 7 on a small network of its: records, pictures and figures, and no verdict on a GPU's claim."""
+    request = "nimble/figure7", "system=eager,nimble", "runner=latency"  # of what it measures, what gives a ratio
+    done = small(tmp_path, *request)
+    assert done.returncode == 0, done.stderr
+    records = Store(tmp_path / "runs").read().records.values()
+    assert sorted(label(r["config"]["system"]) for r in records) == ["eager", "nimble"]
+    assert {(r["status"], r["config"]["device"]) for r in records} == {("ok", "cpu")}
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(" mobilenet_v2: nimble over eager")]
+    assert "9.99x" in line and line.rstrip().endswith("not on a GPU")
+    assert "1 of its 10 figures could be taken on a CPU with small settings" in done.stdout
+    folder = tmp_path / "out" / "nimble-figure7-small"
+    for name in ("speedup.png", "speedup.svg", "claims.png", "claims.svg"):
+        assert (folder / name).stat().st_size > 5000
+    (verdict,) = read_verdicts(tmp_path / "out" / "verdicts.json")
+    assert verdict.exhibit == "nimble/figure7" and verdict.verdict == CANNOT and verdict.command.endswith("+size=small")
+    # The same command again measures nothing.
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").iterdir()}
+    again = small(tmp_path, *request)
+    assert again.returncode == 0 and "measured before" in again.stderr
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").iterdir()}
+
+
+def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
+    """Both need no GPU, so that their figures stand or fall; and each is seen to go on where it stopped."""
+    done = small(tmp_path, "ios/table1", "opara/table1")
+    assert done.returncode == 0, done.stderr
+    assert "[1/2] ios/table1" in done.stderr and "[2/2] opara/table1" in done.stderr
+    (search,) = (tmp_path / "out" / "ios-table1-small").glob("*.schedule.json")
+    largest = max(json.loads(search.read_text())["search"]["parts"], key=lambda part: part["transitions"])
+    lines = done.stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith(" squeezenet: ios (r=0, s=0), transitions")]
+    assert line.split()[-4:] == [str(largest["transitions"]), "does", "not", "hold"]  # of torchvision's, without bypasses
+    found = {}
+    for file in (tmp_path / "out" / "opara-table1-small").glob("googlenet@*.schedule.json"):
+        schedule = json.loads(file.read_text())
+        found[schedule["system"]] = schedule["search"].get("allocation_seconds", schedule["search"]["seconds"])
+    (line,) = [line for line in lines if line.startswith(" googlenet: opara over nimble, stream assignment time")]
+    assert f"{found['nimble'] / found['opara']:.2f}x" in line and "21.48x" in line
+    verdicts = {verdict.exhibit: verdict for verdict in read_verdicts(tmp_path / "out" / "verdicts.json")}
+    assert set(verdicts) == {"ios/table1", "opara/table1"}
+    assert all(verdict.verdict in VERDICTS[:3] and verdict.place == "cpu" for verdict in verdicts.values())
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.schedule.json")}
+    assert small(tmp_path, "ios/table1", "opara/table1").returncode == 0
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.schedule.json")}
+
+
+def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
+    """--judge runs nothing; on the committed records its verdicts are those of the README, and a report takes them."""
+    here = "results=results/reference/h200", "--output", str(tmp_path / "out")
+    before = sorted((ROOT / "results" / "reference" / "h200").iterdir())
+    done = reproduce("nimble/figure7", "nimble/figure2a", "--judge", *here)
+    assert done.returncode == 0, done.stderr
+    verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "out" / "verdicts.json")}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for verdict in verdicts.values():
+        assert f"Here: {verdict.reason}." in readme and verdict.place == "NVIDIA H200"
+    assert sorted((ROOT / "results" / "reference" / "h200").iterdir()) == before
+    page = tmp_path / "report.html"
+    arguments = ["--results", "results/reference/h200", "--output", str(page), "--models", "resnet18"]
+    arguments += ["--verdicts", str(tmp_path / "out" / "verdicts.json")]
+    command = [sys.executable, "scripts/report.py", *arguments]
+    report = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert report.returncode == 0, report.stderr
+    assert "nimble/figure2a" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nimble/figure7"], "nimble/figure7: needs a GPU, and none is visible here; +size=small runs it on the CPU"),
+        (["nimble/figure77"], "no exhibit is named 'nimble/figure77': did you mean nimble/figure7?"),
+        (["nimble/figure7", "+size=tiny"], "+size=tiny is neither small nor full"),
+        (["nimble/figure7", "+batch=1"], "+batch= is nothing that a preset can be given"),
+        (["nimble/figure7", "experiment=x"], "experiment= is nothing"),
+        ([], "name an exhibit, or all"),
+    ],
+)
+def test_a_bad_request_is_a_line_and_status_2(arguments: list[str], told: str) -> None:
+    done = reproduce(*arguments)
+    assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_what_run_py_refuses_is_told_by_it_and_the_others_go_on(tmp_path: Path) -> None:
+    places = f"results={tmp_path / 'runs'}", "--output", str(tmp_path / "out")
+    done = reproduce("ios/table2", "opara/figure6", "+size=small", "batch=0", *places)
+    assert done.returncode == 1 and done.stderr.count("batch=0 is not a positive integer") == 2
+    assert "[2/2] opara/figure6" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> None:
+    """Judged alone, so that nothing runs: every exhibit is gone through, and the last lines sum up."""
+    done = reproduce("all", "--judge", f"results={tmp_path / 'none'}", "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()[-len(names()) :]] == names()
+    assert {v.verdict for v in read_verdicts(tmp_path / "out" / "verdicts.json")} == {CANNOT}
+    refused = reproduce("all", "batch=0", f"results={tmp_path / 'none'}", "--output", str(tmp_path / "out"))
+    first = refused.stderr.splitlines()[0]
+    assert (
+        "no GPU is visible here, so these are left out" in first and "nimble/figure7" in first and "ios/table2" not in first
+    )
+    assert "[3/3] opara/table1" in refused.stderr and refused.returncode == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
+    """Figure 2a of Nimble on one network, and the warps that a captured and an uncaptured call keep active."""
+    places = f"results={tmp_path / 'runs'}", "--output", str(tmp_path / "out")
+    gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    done = reproduce("nimble/figure2a", "model=squeezenet", "system=eager", *places, **gpu)
+    assert done.returncode == 0, done.stderr
+    (verdict,) = read_verdicts(tmp_path / "out" / "verdicts.json")
+    assert verdict.verdict in VERDICTS[:3] and verdict.place == torch.cuda.get_device_name()
+    done = reproduce("ios/active_warps", "model=squeezenet", "system=eager,sequential", *places, **gpu)
+    assert done.returncode == 0, done.stderr
+    found = [r["active_warps"] for r in Store(tmp_path / "runs").read().records.values() if "active_warps" in r]
+    properties = torch.cuda.get_device_properties(0)
+    most = properties.multi_processor_count * properties.max_threads_per_multi_processor / 32
+    assert len(found) == 2 and all(0 < warps["value"] <= most for warps in found), found
+
+
+def test_exhibits_are_listed() -> None:
+    done = reproduce("--list")
+    assert done.returncode == 0
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == names()
+    assert "ios/table1: IOS, table 1: the largest blocks and their transitions\n" in done.stdout
+    assert "figure 7: inference at batch 1 (needs a GPU)\n" in done.stdout
+
+
+def test_help_is_the_docstring() -> None:
+    assert "+size=small" in reproduce("--help").stdout and os.path.exists(
+        ROOT / "conf" / "experiment" / "ios" / "table1.yaml"
+    )
