@@ -16,8 +16,11 @@ MAY_IMPORT = {
     "results": set(),
     "scripts": {"results"},
 }
-# The benchmark of the scheduling algorithms runs them on graphs, never on a model.
-ALGORITHMS = ("systems.scheduling", "systems.nimble.stream_assignment", "systems.opara.stream_allocator")
+# The benchmarks of the scheduling algorithms run them on graphs, never on a model.
+ALGORITHMS = (
+    *("systems.scheduling", "systems.nimble.stream_assignment", "systems.opara.stream_allocator"),
+    *("systems.ios.blocks", "systems.ios.endings", "systems.ios.search"),
+)
 
 
 def python_files() -> list[Path]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from systems.scheduling.operator_graph import OperatorGraph
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -13,6 +15,18 @@ class Blocks:
     parts: tuple[tuple[int, ...], ...]
     cuts: tuple[int, ...]
     splits: int
+
+
+def unit_graph(graph: OperatorGraph, units: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """For each unit those that it depends on directly, by their places in `units`. Raises ValueError for a forward one."""
+    place = {v: i for i, unit in enumerate(units) for v in unit}
+    predecessors = []
+    for i, unit in enumerate(units):
+        before = sorted({place[u] for v in unit for u in graph.predecessors[v]} - {i})
+        if before and before[-1] > i:
+            raise ValueError(f"unit {i} depends on unit {before[-1]}, which comes after it")
+        predecessors.append(tuple(before))
+    return predecessors
 
 
 def find_blocks(predecessors: Sequence[Sequence[int]], max_part_size: int) -> Blocks:

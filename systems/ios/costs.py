@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
-from systems.scheduling.part import part
+from systems.scheduling.part import Examples, part
 from systems.scheduling.program import Output, Program
 from systems.scheduling.rewrite import replace
-from systems.scheduling.timing import Timer, milliseconds
+from systems.scheduling.timing import WARM_UP_RUNS, Timer, milliseconds
 
 from .merge import merge
 
 Unit = tuple[int, ...]
+SECONDS = {"cuda": 0.005, "cpu": 0.03}  # of one measurement, of which a search makes thousands
 
 
 class StageTimer:
@@ -22,8 +23,12 @@ class StageTimer:
 
     def __init__(self, program: Program, timer: Timer, measured: Callable[[int], None] = lambda _: None):
         self.program, self.timer, self.measured = program, timer, measured
+        self.seconds = SECONDS[program.device.type]
         self.numbers: dict[str, int] = {}
         self.digests: list[str] = []
+        self.signatures: dict[int, str] = {}
+        self.warm: set[str] = set()  # what has run in this process
+        self.examples: Examples = {}
 
     def number(self, group: Sequence[Unit]) -> int:
         """The number of a group: of what its operators do and which of them feed which, not of where it stands."""
@@ -42,9 +47,17 @@ class StageTimer:
             members = sorted(v for group in ordered for unit in group for v in unit)
             place = {v: i for i, v in enumerate(members)}
             streams = [sorted(place[v] for unit in group for v in unit) for group in ordered]
-            return milliseconds(part(self.program, members), streams)
+            ours = {self._operator(v) for v in members}
+            warm_up_runs = 0 if ours <= self.warm else WARM_UP_RUNS
+            self.warm |= ours
+            stage = part(self.program, members, examples_of=self.examples)
+            return milliseconds(stage, streams, self.seconds, warm_up_runs)
 
-        return self._known(" | ".join(sorted(self.digests[n] for n in numbers)), measure)
+        return self._known(self._concurrent(numbers), measure)
+
+    def is_known(self, numbers: Sequence[int]) -> bool:
+        """Were groups with these numbers measured at once before?"""
+        return self.timer.is_known(self._concurrent(numbers))
 
     def merged(self, units: Sequence[Unit]) -> float | None:
         """Milliseconds of the units as one operator; None where they cannot be merged."""
@@ -54,9 +67,12 @@ class StageTimer:
 
         def measure() -> float:
             whole, place = replace(self.program, [replacement])
-            return milliseconds(part(whole, [place[replacement.operators[0]]]))
+            return milliseconds(part(whole, [place[replacement.operators[0]]]), seconds=self.seconds)
 
         return self._known("merged " + " | ".join(map(self._signature, units)), measure)
+
+    def _concurrent(self, numbers: Sequence[int]) -> str:
+        return " | ".join(sorted(self.digests[n] for n in numbers))
 
     def _known(self, signature: str, measure: Callable[[], float]) -> float:
         before = self.timer.taken
@@ -74,5 +90,10 @@ class StageTimer:
                 for a in self.program.calls[v].leaves()
                 if isinstance(a, Output) and a.operator in place
             ]
-            described.append(self.program.signature(v) + (f" of {','.join(inside)}" if inside else ""))
+            described.append(self._operator(v) + (f" of {','.join(inside)}" if inside else ""))
         return "; ".join(described)
+
+    def _operator(self, v: int) -> str:
+        if v not in self.signatures:
+            self.signatures[v] = self.program.signature(v)
+        return self.signatures[v]

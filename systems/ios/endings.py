@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,23 +23,20 @@ class TooManyTransitions(ValueError):
 class Endings:
     """The states of a block and the transitions between them; every set of operators is a bit mask.
 
-    states: each set that holds all its operators depend on, ascending, the empty one first: what remains of a state without
-    one of its endings has a smaller place. endings: each distinct ending of any state. groups: those of each ending. The
-    transitions of state i are the slice first[i]:first[i + 1] of `ending` (a place in `endings`) and `rest` (the place of
-    the state that remains).
+    states: each set that holds all its operators depend on, by size, the empty one first; levels: the place of the first of
+    each size, and their number. endings: each distinct ending of any state. groups: those of each ending. The transitions
+    of state i are the slice first[i]:first[i + 1] of `ending` (a place in `endings`) and `rest` (the place of the state that
+    remains). schedules: how many there are of the whole block.
     """
 
     states: Array
-    endings: tuple[int, ...]
+    levels: tuple[int, ...]
+    endings: Array
     groups: tuple[tuple[int, ...], ...]
     first: Array
     ending: Array
     rest: Array
-
-    def of(self, state: int) -> tuple[Array, Array]:
-        """The endings of the state at this place, and the states that remain without each."""
-        part = slice(self.first[state], self.first[state + 1])
-        return self.ending[part], self.rest[part]
+    schedules: int
 
 
 @lru_cache(maxsize=8)  # cells are repeated with other shapes, whose costs differ and whose endings do not
@@ -82,24 +80,33 @@ def enumerate_endings(predecessors: tuple[tuple[int, ...], ...], r: int | None, 
         if total > MOST_TRANSITIONS:
             raise TooManyTransitions(f"a block of {n} units has more than {MOST_TRANSITIONS:,} transitions")
     del sizes
-    lengths = np.array([len(f) - 1 for f in found])
-    first = np.concatenate([[0], np.cumsum(lengths)])
-    rest = np.concatenate(
-        [np.searchsorted(states, state ^ f[1:]).astype(np.int32) for state, f in zip(states, found, strict=True)]
-    )
-    distinct, ending = np.unique(np.concatenate([f[1:] for f in found]), return_inverse=True)
+    size = np.array([int(state).bit_count() for state in states])
+    order = np.argsort(size, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    first = np.concatenate([[0], np.cumsum([len(found[i]) - 1 for i in order])])
+    rest = np.concatenate([place[np.searchsorted(states, states[i] ^ found[i][1:])].astype(np.int32) for i in order])
+    distinct, ending = np.unique(np.concatenate([found[i][1:] for i in order]), return_inverse=True)
     del found
-    endings = tuple(distinct.tolist())
-    groups_of = tuple(_components(distinct, _linked(predecessors)))
-    if candidates is None and s is not None and any(len(g) > s for g in groups_of):
+    groups_of = _components(distinct, _linked(predecessors))
+    if candidates is None and s is not None:  # the groups were not counted above
         allowed = np.array([len(g) <= s for g in groups_of])
         fits = allowed[ending]
-        place = np.cumsum(allowed) - 1
         first = np.concatenate([[0], np.cumsum(fits)])[first]
-        ending, rest = place[ending[fits]], rest[fits]
-        endings = tuple(e for e, yes in zip(endings, allowed, strict=True) if yes)
-        groups_of = tuple(g for g, yes in zip(groups_of, allowed, strict=True) if yes)
-    return Endings(states, endings, groups_of, first, ending.astype(np.int32), rest)
+        ending, rest = (np.cumsum(allowed) - 1)[ending[fits]], rest[fits]
+        distinct, groups_of = distinct[allowed], [g for g in groups_of if len(g) <= s]
+    levels = tuple(np.searchsorted(size[order], np.arange(n + 2)).tolist())
+    whole = _schedules(first, rest)
+    return Endings(states[order], levels, distinct, tuple(groups_of), first, ending.astype(np.int32), rest, whole)
+
+
+def _schedules(first: Array, rest: Array) -> int:
+    """Exactly, for there may be more than a machine word or a floating-point number can tell."""
+    count = [1]
+    remain, bounds = rest.tolist(), first.tolist()
+    for start, end in pairwise(bounds[1:]):
+        count.append(sum(map(count.__getitem__, remain[start:end])))
+    return count[-1]
 
 
 def _states(before: Sequence[int], kind: Any) -> tuple[Array, Array]:

@@ -42,16 +42,10 @@ def merge(program: Program, units: Sequence[Sequence[int]]) -> Replacement | Non
     all to one size and one padding. The kernels are stacked along the output channels, and so are biases and batch norms;
     the outputs are views of the merged one's (copies where there are groups of channels, whose outputs interleave).
     """
-    if len(units) < 2:
+    together = _together(program, units)
+    if together is None:
         return None
-    parts = [_read(program, unit) for unit in units]
-    found = [p for p in parts if p is not None]
-    if len(found) < len(parts) or not _alike(found):
-        return None
-    frame = _frame(program, found)
-    if frame is None:
-        return None
-    kernel, padding = frame
+    found, (kernel, padding) = together
     first = found[0]
     derived = [Derived.of(partial(_stack, kernel, padding, _geometry(found), first.groups), *(p.weight for p in found))]
     arguments: list[Any] = [derived[0].tensor]
@@ -74,6 +68,25 @@ def merge(program: Program, units: Sequence[Sequence[int]]) -> Replacement | Non
     operators = tuple(sorted(v for unit in units for v in unit))
     results: dict[int, int | None] = {p.last: i for i, p in enumerate(found)}
     return Replacement(operators, "merged_conv2d", "opweave.merged_conv2d", call, results, tuple(derived))
+
+
+def mergeable(program: Program, units: Sequence[Sequence[int]]) -> bool:
+    """Would `merge` give an operator? No weights are stacked to find out."""
+    return _together(program, units) is not None
+
+
+def _together(
+    program: Program, units: Sequence[Sequence[int]]
+) -> tuple[list[_Convolution], tuple[tuple[int, int], tuple[int, int]]] | None:
+    """The convolutions, and the kernel size and padding that they have in common."""
+    if len(units) < 2:
+        return None
+    parts = [_read(program, unit) for unit in units]
+    found = [p for p in parts if p is not None]
+    if len(found) < len(parts) or not _alike(found):
+        return None
+    frame = _frame(program, found)
+    return None if frame is None else (found, frame)
 
 
 def run_merged(

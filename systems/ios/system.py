@@ -18,11 +18,13 @@ from systems.scheduling.schedule import Schedule
 from systems.scheduling.timing import Timer
 from systems.scheduling.verify import InvalidSchedule, verify
 
-from .blocks import find_blocks
+from .blocks import find_blocks, unit_graph
 from .costs import StageTimer, Unit
+from .endings import TooManyTransitions
+from .merge import mergeable
 from .search import find_schedule
 from .stages import Stage, greedy, lower, to_schedule
-from .units import KINDS, find_units, unit_graph
+from .units import KINDS, find_units
 
 STRATEGIES = ("both", "parallel", "merge", "sequential", "greedy")
 
@@ -30,8 +32,9 @@ STRATEGIES = ("both", "parallel", "merge", "sequential", "greedy")
 class Ios(System):
     """strategy: one of STRATEGIES (Section 6.1). r, s: at most s groups of at most r units a stage, 0 for no such limit
     (Section 4.3). units: one of KINDS. max_part_size: units above which a block is split. capture: into one CUDA Graph, or
-    launched by every call as the original does. schedule: a file to execute, searched elsewhere, in the place of a search.
-    Raises BadOption for any other value, or for a file that is no schedule.
+    launched by every call as the original does. exhaustive: measure every stage, as the original does, also those that
+    cannot be in the best schedule since a part of them takes too long already. schedule: a file to execute, searched
+    elsewhere, in the place of a search. Raises BadOption for any other value, or for a file that is no schedule.
     """
 
     name = "ios"
@@ -44,6 +47,7 @@ class Ios(System):
         units: str = "auto",
         max_part_size: int = 24,
         capture: bool = True,
+        exhaustive: bool = False,
         schedule: str = "",
     ):
         for option, value, valid in (("strategy", strategy, STRATEGIES), ("units", units, KINDS)):
@@ -53,7 +57,7 @@ class Ios(System):
             if number < least:
                 raise BadOption(f"system.{option} is {number}, and must be at least {least}")
         self.strategy, self.r, self.s, self.units = strategy, r, s, units
-        self.max_part_size, self.capture = max_part_size, capture
+        self.max_part_size, self.capture, self.exhaustive = max_part_size, capture, exhaustive
         self.file = Path(schedule) if schedule else None
         self.given = _read(self.file) if self.file else None
 
@@ -153,21 +157,46 @@ class Ios(System):
         def members(group: int) -> list[int]:
             return [i for i in range(group.bit_length()) if group >> i & 1]
 
-        def choice(ending: int, groups: tuple[int, ...]) -> tuple[float, bool]:
-            for g in groups:
-                if g not in numbers:
-                    numbers[g] = costs.number([units[i] for i in members(g)])
-            ours = [numbers[g] for g in groups]
-            key: tuple[Any, ...] = tuple(sorted(ours))
-            mergeable = len(groups) > 1 and ending.bit_count() == len(groups) and self.strategy in ("both", "merge")
-            if mergeable and len({inputs[g.bit_length() - 1] for g in groups}) == 1:
-                key = (*key, "one input")
+        def number(group: int) -> int:
+            if group not in numbers:
+                numbers[group] = costs.number([units[i] for i in members(group)])
+            return numbers[group]
+
+        def may_merge(groups: tuple[int, ...]) -> bool:
+            if self.strategy not in ("both", "merge") or len(groups) < 2 or any(g.bit_count() > 1 for g in groups):
+                return False
+            return len({inputs[g.bit_length() - 1] for g in groups}) == 1
+
+        def kind(groups: tuple[int, ...]) -> tuple[Any, ...]:
+            """Equal for stages that cost the same."""
+            return *sorted(map(number, groups)), may_merge(groups)
+
+        def choice(groups: tuple[int, ...]) -> tuple[float, bool]:
+            key = kind(groups)
             if key not in known:
-                known[key] = self._stage_cost([[units[i] for i in members(g)] for g in groups], ours, costs)
+                ours = [[units[i] for i in members(g)] for g in groups]
+                known[key] = self._stage_cost(ours, [number(g) for g in groups], costs)
             return known[key]
 
-        found = find_schedule(inner, lambda ending, groups: choice(ending, groups)[0], self.r or None, self.s or None)
-        stages = [([members(g) for g in groups], choice(sum(groups), groups)[1]) for groups in found.stages]
+        def at_once(groups: tuple[int, ...]) -> bool:
+            """Groups at once are no faster than some of them, but those that are merged into one operator may be."""
+            if may_merge(groups) and mergeable(costs.program, [units[g.bit_length() - 1] for g in groups]):
+                return True
+            return costs.is_known([number(g) for g in groups])
+
+        bounded = self.strategy in ("both", "parallel") and not self.exhaustive
+        try:
+            found = find_schedule(
+                inner,
+                lambda _, groups: choice(groups)[0],
+                self.r or None,
+                self.s or None,
+                at_once if bounded else None,
+                kind,
+            )
+        except TooManyTransitions as error:
+            raise BadOption(f"{error}: lower system.r, system.s or system.max_part_size") from error
+        stages = [([members(g) for g in groups], choice(groups)[1]) for groups in found.stages]
         return stages, (found.counts.states, found.counts.transitions)
 
     def _stage_cost(self, groups: list[list[Unit]], numbers: Sequence[int], costs: StageTimer) -> tuple[float, bool]:

@@ -10,16 +10,33 @@ from torch.utils._pytree import tree_structure
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 
+Examples = dict[Any, list[Tensor]]
 
-def part(program: Program, operators: Sequence[int], channels_last: bool = False) -> Program:
+
+def part(
+    program: Program, operators: Sequence[int], channels_last: bool = False, examples_of: Examples | None = None
+) -> Program:
     """`operators` (ids, in the order of capture) of `program`, reading the rest of it as inputs.
 
     Floating-point inputs are drawn at random, others are zero, all with the strides that the program knows of, or, if so
     asked, in channels_last where they have four dimensions. Its outputs are those that the rest of the program reads.
+    examples_of: inputs that other parts of the program had, which this one takes again and adds to: a search makes thousands
+    of parts with few shapes among them. Within one part no two inputs are the same memory.
     """
     place = {v: i for i, v in enumerate(operators)}
     examples: list[Tensor] = []
     inputs: dict[Any, Input] = {}
+
+    kept: Examples = {} if examples_of is None else examples_of
+    used: dict[Any, int] = {}
+
+    def example(value: Any) -> Tensor:
+        shape = (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else None
+        same, nth = kept.setdefault(shape, []), used.get(shape, 0)
+        if nth == len(same):
+            same.append(_example(value, program.device, channels_last))
+        used[shape] = nth + 1
+        return same[nth]
 
     def inside(argument: Any) -> Any:
         if isinstance(argument, Output) and argument.operator in place:
@@ -28,7 +45,7 @@ def part(program: Program, operators: Sequence[int], channels_last: bool = False
             return argument
         if argument not in inputs:
             inputs[argument] = Input(len(examples))
-            examples.append(_example(program.value(argument), program.device, channels_last))
+            examples.append(example(program.value(argument)))
         return inputs[argument]
 
     calls = [program.calls[v].map(inside) for v in operators]
@@ -36,8 +53,8 @@ def part(program: Program, operators: Sequence[int], channels_last: bool = False
         [Operator(i, program.graph.operators[v].name, program.graph.operators[v].target) for i, v in enumerate(operators)],
         [[place[u] for u in program.graph.predecessors[v] if u in place] for v in operators],
     )
-    kept = program.kept_operators()
-    outputs = [Output(place[v]) for v in operators if v in kept or any(r not in place for r in program.graph.successors[v])]
+    final = program.kept_operators()
+    outputs = [Output(place[v]) for v in operators if v in final or any(r not in place for r in program.graph.successors[v])]
     return Program(graph, calls, outputs, tree_structure([0] * len(outputs)), tuple(examples))
 
 

@@ -1,7 +1,9 @@
 """How long a small program takes on its device, measured by itself."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import sha256
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -35,71 +37,105 @@ class Timer:
 
     def known(self, signature: str, measure: Callable[[], float]) -> float:
         """What `measure` gives, if it was not measured before."""
-        name = sha256(signature.encode()).hexdigest()[:24]  # some are pages long
+        name = _name(signature)
         if name not in self.cache:
             self.cache[name] = measure()
             self.taken += 1
         return float(self.cache[name])
+
+    def is_known(self, signature: str) -> bool:
+        """Was it measured before, in this process or another?"""
+        return _name(signature) in self.cache
 
     def close(self) -> None:
         """Write what is new."""
         self.cache.write()
 
 
+def _name(signature: str) -> str:
+    return sha256(signature.encode()).hexdigest()[:24]  # some are pages long
+
+
 @torch.no_grad()
-def milliseconds(program: Program, groups: Groups | None = None) -> float:
+def milliseconds(
+    program: Program, groups: Groups | None = None, seconds: float = SECONDS, warm_up_runs: int = WARM_UP_RUNS
+) -> float:
     """Median time of `program` on its example inputs, groups of its operators at once, or all of them in one group.
 
     On a GPU by replaying a CUDA Graph of several copies of it, one after the other, so that no launch counts; on a CPU by
-    calling it. Raises RuntimeError where an operator fails or cannot be captured.
+    calling it. seconds: to go on for, within LEAST_SAMPLES and MOST_SAMPLES. warm_up_runs: 0 where all of its operators have
+    run in this process before. Raises RuntimeError where an operator fails or cannot be captured.
     """
     if groups is None:
         groups = [range(len(program.graph))]
-    for _ in range(WARM_UP_RUNS):
+    for _ in range(warm_up_runs):
         program.run(program.examples)
     if program.device.type == "cuda":
-        return _replayed(program, groups)
+        return _replayed(program, groups, seconds)
     if len(groups) == 1:
-        return _sampled(lambda: program.run(program.examples))
+        return _sampled(lambda: program.run(program.examples), seconds)
     order = tuple(v for group in groups for v in group)
     stream = {v: s for s, group in enumerate(groups) for v in group}
     executor = CpuExecutor(program, Schedule(program.graph, "stage", order, tuple(stream[v] for v in sorted(order)), ()))
     try:
-        return _sampled(lambda: executor(*program.examples))
+        return _sampled(lambda: executor(*program.examples), seconds)
     finally:
         executor.close()
 
 
-def _sampled(call: Callable[[], Any]) -> float:
+def _sampled(call: Callable[[], Any], seconds: float) -> float:
     samples: list[float] = []
     begin = perf_counter()
-    while len(samples) < LEAST_SAMPLES or (perf_counter() - begin < SECONDS and len(samples) < MOST_SAMPLES):
+    while len(samples) < LEAST_SAMPLES or (perf_counter() - begin < seconds and len(samples) < MOST_SAMPLES):
         start = perf_counter()
         call()
         samples.append((perf_counter() - start) * 1e3)
     return median(samples)
 
 
-def _replayed(program: Program, groups: Groups) -> float:
+def _replayed(program: Program, groups: Groups, seconds: float) -> float:
     device = program.device
-    sides = [torch.cuda.Stream(device) for _ in groups]
+    sides = [_side(device, i) for i in range(len(groups))]
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=sides[0]):
-        kept = [_launched(program, groups, sides) for _ in range(COPIES)]
-    graph.replay()
-    samples: list[float] = []
-    begin = perf_counter()
-    while len(samples) < LEAST_SAMPLES or (perf_counter() - begin < SECONDS and len(samples) < MOST_SAMPLES):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) / COPIES)
+    # Not by `with torch.cuda.graph`, which empties the allocator's cache: the next of thousands of stages wants it filled.
+    with torch.cuda.stream(sides[0]):
+        graph.capture_begin(pool=_pool().id, capture_error_mode="thread_local")
+        try:
+            kept = [_launched(program, groups, sides) for _ in range(COPIES)]
+        finally:
+            graph.capture_end()
+    once = _between(graph, 1)[0]  # the first launch uploads the graph; the time is too long, and the samples too few
+    count = min(max(round(seconds * 1e3 / max(once, 1e-3)), LEAST_SAMPLES), MOST_SAMPLES)
+    samples = [elapsed / COPIES for elapsed in _between(graph, count)]
     del kept
     graph.reset()
     return median(samples)
+
+
+def _between(graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
+    """Milliseconds of each of `count` replays. They are all launched before the first is waited for, so that the launch of
+    each, but for the first, is over when its turn comes.
+    """
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    events[-1].synchronize()
+    return [start.elapsed_time(end) for start, end in pairwise(events)]
+
+
+@cache
+def _side(device: torch.device, i: int) -> torch.cuda.Stream:
+    """The same ones every time, since the allocator keeps what it has by stream."""
+    return torch.cuda.Stream(device)
+
+
+@cache
+def _pool() -> Any:
+    """What the graphs allocate from, one after the other; a pool of their own would end with each of them."""
+    return torch.cuda.MemPool()
 
 
 def _launched(program: Program, groups: Groups, sides: Sequence[torch.cuda.Stream]) -> list[Any]:

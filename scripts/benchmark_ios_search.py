@@ -1,0 +1,98 @@
+"""How long IOS's search takes where stages cost nothing to measure, and what it goes through (IOS, Tables 1 and 2).
+
+python scripts/benchmark_ios_search.py SCHEDULE.json ... [--r 3] [--s 8] [--max-part-size 24]
+
+A schedule file stands for a captured model; its stages are taken for the schedule units, so it has to be of the sequential
+strategy: python run.py runner=schedule model=nasnet_large system=ios system.strategy=sequential output=nasnet_large.json.
+With --r 0 or --s 0 there is no such limit on a stage. Times are those of one core, of all blocks, without capturing the
+model; the memory is the largest that the process has held so far.
+"""
+
+import argparse
+import json
+import resource
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from time import process_time
+
+from rich.console import Console
+from rich.table import Table
+
+from systems.ios.blocks import find_blocks, unit_graph
+from systems.ios.endings import TooManyTransitions
+from systems.ios.search import find_schedule
+from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.schedule import Schedule
+
+
+def free(ending: int, groups: tuple[int, ...]) -> float:
+    """A device that runs all groups of a stage as fast as the longest one, and takes as long again to begin a stage."""
+    return 1.0 + max(group.bit_count() for group in groups)
+
+
+def inner(predecessors: Sequence[Sequence[int]], block: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The dependencies within a block, by places in it."""
+    place = {v: i for i, v in enumerate(block)}
+    return tuple(tuple(place[u] for u in predecessors[v] if u in place) for v in block)
+
+
+def width(predecessors: Sequence[Sequence[int]]) -> int:
+    return OperatorGraph.from_edges(len(predecessors), [(u, v) for v, p in enumerate(predecessors) for u in p]).width
+
+
+def read(parser: argparse.ArgumentParser, file: Path) -> tuple[str, int, list[tuple[int, ...]]]:
+    """The model's name, its number of operators, and for each of its units those that it depends on."""
+    try:
+        document = json.loads(file.read_text())
+        schedule = Schedule.from_json(document)
+        model = document["model"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f"{file}: {error}")
+    if not schedule.stages or any(len(stage) > 1 for stage in schedule.stages):
+        parser.error(f"{file} is no sequential schedule of IOS: system=ios system.strategy=sequential")
+    units = [stage[0] for stage in schedule.stages]
+    return model, len(schedule.graph), unit_graph(schedule.graph, units)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("schedules", nargs="+", type=Path, metavar="SCHEDULE.json")
+    parser.add_argument("--r", type=int, default=3, help="units in a group of a stage")
+    parser.add_argument("--s", type=int, default=8, help="groups in a stage")
+    parser.add_argument("--max-part-size", type=int, default=24, help="units above which a block is split")
+    arguments = parser.parse_args()
+    title = f"r = {arguments.r}, s = {arguments.s}, parts of at most {arguments.max_part_size} units"
+    table = Table(title=f"IOS's search at {title}")
+    for column in (
+        *("model", "operators", "units", "blocks", "splits", "largest: units", "width", "transitions", "schedules"),
+        *("all: states", "transitions", "seconds", "peak MiB"),
+    ):
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=column == "model")
+    for file in arguments.schedules:
+        model, operators, predecessors = read(parser, file)
+        start = process_time()
+        blocks = find_blocks(predecessors, arguments.max_part_size)
+        parts = [inner(predecessors, block) for block in blocks.parts]
+        try:
+            counts = [find_schedule(part, free, arguments.r or None, arguments.s or None).counts for part in parts]
+        except TooManyTransitions as error:
+            parser.error(f"{file}: {error}")
+        seconds = process_time() - start
+        largest = max(range(len(parts)), key=lambda i: counts[i].transitions)
+        several = sum(len(part) > 1 for part in parts)  # one unit alone leaves nothing to decide
+        of_largest = len(parts[largest]), width(parts[largest]), counts[largest].transitions
+        of_all = sum(c.states for c in counts), sum(c.transitions for c in counts)
+        table.add_row(
+            model,
+            *(f"{n:,}" for n in (operators, len(predecessors), several, blocks.splits, *of_largest)),
+            f"{Decimal(counts[largest].schedules):.1e}",
+            *(f"{n:,}" for n in of_all),
+            f"{seconds:.2f}",
+            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f}",
+        )
+    Console(width=170).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What is measured is kept: by several processes at once, and by one that is killed."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from systems.scheduling.costs import Cache
+from systems.scheduling.timing import Timer
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+WRITER = """
+import sys
+import torch
+from systems.scheduling.costs import Cache
+
+name, count = sys.argv[1], int(sys.argv[2])
+cache = Cache("stages", torch.device("cpu"))
+print("ready", flush=True)
+for i in range(count):
+    cache.add({f"{name} {i}": i * 0.5})
+    print(i, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def writer(name: str, count: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", WRITER, name, str(count)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_write_at_once_lose_nothing() -> None:
+    processes = [writer(name, 40) for name in ("a", "b")]
+    assert [process.communicate()[0].split()[-1] for process in processes] == ["39", "39"]
+    expected = {f"{name} {i}": i * 0.5 for name in ("a", "b") for i in range(40)}
+    assert Cache("stages", CPU).measured == expected
+
+
+def test_a_process_that_is_killed_leaves_what_it_had_written(cache_folder: Path) -> None:
+    process = writer("a", 100_000)
+    assert process.stdout is not None
+    written = [process.stdout.readline() for _ in range(30)]
+    time.sleep(0.0137)  # somewhere in a writing
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    last = int(written[-1])
+    measured = Cache("stages", CPU).measured
+    assert len(measured) > last and all(measured[f"a {i}"] == i * 0.5 for i in range(last + 1))
+    Cache("stages", CPU).add({"b": 1.0})  # its lock went with it
+    (file,) = cache_folder.glob("*.json")
+    assert json.loads(file.read_text())["measured"]["b"] == 1.0
+
+
+def test_a_timer_measures_once_and_writes_when_it_is_closed() -> None:
+    timer = Timer(CPU)
+    assert [timer.known("x", lambda: 2.5), timer.known("x", lambda: pytest.fail("measured again"))] == [2.5, 2.5]
+    timer.close()
+    again = Timer(CPU)
+    assert again.known("x", lambda: pytest.fail("measured again")) == 2.5
+    assert (timer.taken, again.taken) == (1, 0)
