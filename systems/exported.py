@@ -23,7 +23,7 @@ class Exported:
     """A module in eval form, exported at the shapes of `inputs`.
 
     Raises Unsupported, with the reason in one line, where torch.export refuses the module, and for one that changes its own
-    state or inputs or returns anything but tensors and constants.
+    state or inputs, or returns anything but constants and tensors of shapes that the inputs' shapes decide.
     """
 
     def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...]):
@@ -40,6 +40,8 @@ class Exported:
         for spec in self.program.graph_signature.output_specs:
             if not isinstance(spec.arg, TensorArgument | ConstantArgument):
                 raise Unsupported(f"it returns a {type(spec.arg).__name__}, which is no tensor")
+        if any(not isinstance(size, int) for output in self.outputs() for size in output.shape):
+            raise Unsupported("the shape of what it returns depends on the values of its inputs")
 
     @property
     def device(self) -> torch.device:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export.graph_signature import ConstantArgument
 from torch.utils._pytree import tree_leaves
 
 from systems.base import Unsupported
@@ -68,6 +69,9 @@ def _made_of(exported: Exported) -> dict[str, Any]:
 
 
 def _export(exported: Exported, file: Path) -> None:
+    for spec in exported.program.graph_signature.output_specs:
+        if isinstance(spec.arg, ConstantArgument) and spec.arg.value is not None:
+            raise Unsupported(f"it returns {spec.arg.value!r}, and an ONNX file returns tensors alone")
     try:
         with torch.no_grad(), _quiet():
             bfloat16 = torch.bfloat16 in {x.dtype for x in exported.program.state_dict.values()}
@@ -83,7 +87,8 @@ def _export(exported: Exported, file: Path) -> None:
     except Exception as error:  # the exporter raises whatever its own passes do; what it refuses is told like the rest
         if operator := _refused(error):
             raise Unsupported(f"{operator} has no counterpart in ONNX") from error
-        raise Unsupported(f"it does not export to ONNX: {type(error).__name__}: {first_line(error)}") from error
+        last = _origin(error)
+        raise Unsupported(f"it does not export to ONNX: {type(last).__name__}: {first_line(last)}") from error
 
 
 def _refused(error: BaseException | None) -> str | None:
@@ -93,6 +98,13 @@ def _refused(error: BaseException | None) -> str | None:
             return ".".join(found.groups())
         error = error.__cause__
     return None
+
+
+def _origin(error: BaseException) -> BaseException:
+    """What was raised first: the exporter's own error tells how to report it, and not what it is."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _check(file: Path) -> dict[str, Any]:

@@ -105,12 +105,12 @@ class TensorRT(System):
         config.builder_optimization_level = self.optimization_level
         (config.set_flag if tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
         with cache.workspace("tensorrt-timing", timing["gpu"], timing) as folder:
-            config.set_timing_cache(config.create_timing_cache(_read(folder / TIMINGS)), ignore_mismatch=False)
+            timings = config.create_timing_cache(_read(folder / TIMINGS))  # to be kept alive until the engine is built
+        config.set_timing_cache(timings, ignore_mismatch=False)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise RuntimeError(f"TensorRT built no engine: {logger.last}")
         with cache.workspace("tensorrt-timing", timing["gpu"], timing) as folder:
-            timings = config.get_timing_cache()
             timings.combine(config.create_timing_cache(_read(folder / TIMINGS)), ignore_mismatch=False)
             partial = folder / f"{TIMINGS}.partial"
             partial.write_bytes(bytes(memoryview(timings.serialize())))

@@ -55,9 +55,7 @@ def lowered(exported: Exported, target: Any) -> Any:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = from_exported_program(
-                program, keep_params_as_input=False, custom_convert_map=_reduced_precision(exported)
-            )
+            module = from_exported_program(program, keep_params_as_input=False, custom_convert_map=_converters(exported))
     except Exception as error:  # the importer raises whatever its converters do
         if found := re.search(r"Unsupported function types? (\[.*\])", str(error)):
             lacking = sorted(re.findall(r"[\w.]+", found[1]))
@@ -77,13 +75,52 @@ def _contiguous(weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(weight.detach().contiguous(), requires_grad=weight.requires_grad)
 
 
-def _reduced_precision(exported: Exported) -> dict[str, Callable[..., Any]] | None:
-    """Converters for models in float16 and bfloat16: products accumulate in float32 and are rounded to the model's dtype.
+def _converters(exported: Exported) -> dict[str, Callable[..., Any]]:
+    """Of operators that the importer's own converters do not serve well."""
+    reduced = {torch.float16, torch.bfloat16} & {x.dtype for x in exported.program.state_dict.values()}
+    return _of_batch_norm(exported) | (_of_products() if reduced else {})
 
-    The importer's own leave them in float32, whatever the inputs are, and then fail to add a bias. None for other models.
+
+def _of_batch_norm(exported: Exported) -> dict[str, Callable[..., Any]]:
+    """A batch norm of constants is x * scale + shift, with both computed here.
+
+    TVM would come to the same by folding constants, for which it compiles and runs a function for each of them: more than a
+    thousand in NASNet-A, which takes longer than all the rest.
     """
-    if not {torch.float16, torch.bfloat16} & {x.dtype for x in exported.program.state_dict.values()}:
-        return None
+    from tvm import relax
+
+    names = {spec.arg.name: spec.target for spec in exported.program.graph_signature.input_specs}
+
+    def value_of(argument: Any) -> torch.Tensor | None:
+        value = exported.program.state_dict.get(names.get(getattr(argument, "name", "")) or "")
+        return None if value is None else value.detach().cpu().double()
+
+    def batch_norm(node: Any, importer: Any) -> Any:
+        x, *statistics, _, epsilon = node.args  # weight, bias, mean, variance
+        values = [value_of(argument) for argument in statistics]
+        mean, variance = values[2:]
+        if (
+            mean is None
+            or variance is None
+            or any(v is None and s is not None for v, s in zip(values, statistics, strict=True))
+        ):
+            return importer._batch_norm_legit_no_training(node)
+        scale = torch.rsqrt(variance + epsilon)
+        scale = scale if values[0] is None else scale * values[0]
+        shift = -mean * scale if values[1] is None else values[1] - mean * scale
+        like = x.meta["val"]
+        by, plus = (c.to(like.dtype).view(1, -1, *[1] * (like.dim() - 2)) for c in (scale, shift))
+        by, plus = (relax.const(importer._convert_pytorch_tensor_to_tvm(c)) for c in (by, plus))
+        return importer.block_builder.emit(relax.op.add(relax.op.multiply(importer.env[x], by), plus))
+
+    return {"_native_batch_norm_legit_no_training.default": batch_norm}
+
+
+def _of_products() -> dict[str, Callable[..., Any]]:
+    """For models in float16 and bfloat16: products accumulate in float32 and are rounded to the model's dtype.
+
+    The importer's own converters leave them in float32, whatever the inputs are, and then fail to add a bias.
+    """
     from tvm.relax import op
 
     def product(left: Any, right: Any) -> Any:

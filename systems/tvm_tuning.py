@@ -1,6 +1,5 @@
 """MetaSchedule's tuning of a module's functions, with a log that is kept, and a budget of trials and of time."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +19,8 @@ from .tvm_build import SEED, quiet, register_intrinsics
 
 WORKLOADS, RECORDS, SPENT = "database_workload.json", "database_tuning_record.json", "spent.json"
 BATCH = 64  # trials of one function that are built and run together, at most
+POPULATION = 8  # candidates bred for each that is measured, TVM's own ratio in a full batch
+UNMEASURED = 50  # new candidates that a generation begins with at least, TVM's own number
 BUILD_SECONDS = RUN_SECONDS = 60.0  # a candidate that takes longer counts as invalid
 PROCESS_USES = 256  # TVM leaks memory in a process that builds; after so many candidates there is a new one
 
@@ -89,7 +90,7 @@ class Usable:
 
 
 class BudgetSpent(Exception):
-    """The time for tuning is over."""
+    """The time for tuning is over; what is raised within TVM comes out of it as a RuntimeError."""
 
 
 def tune(
@@ -116,35 +117,41 @@ def tune(
     from tvm.s_tir import meta_schedule
     from tvm.support.popen_pool import PopenPoolExecutor
 
-    spent = _report_of(log, trials, budget_s, progress)
+    stopped: list[BudgetSpent] = []
+    spent = _report_of(log, trials, budget_s, progress, stopped)
     built = Path(tempfile.mkdtemp(dir=log.folder, prefix="built-"))
     with ExitStack() as stack:
         stack.enter_context(quiet())
         stack.callback(_clear, log.folder)
         register_intrinsics()
         database = log.database()
-        tasks = _tasks(lowered(), target, database)
+        tasks = _tasks(lowered(), target, database, remaining)
         pool = PopenPoolExecutor(os.cpu_count(), BUILD_SECONDS, maximum_process_uses=PROCESS_USES)
         stack.callback(pool.shutdown)
         runner = meta_schedule.runner.LocalRunner(timeout_sec=RUN_SECONDS)
         stack.callback(runner.pool.shutdown)  # on a GPU it holds a context
-        stack.enter_context(contextlib.suppress(BudgetSpent))
-        meta_schedule.tune.tune_tasks(
-            tasks=[context for context, _ in tasks],
-            task_weights=[weight for _, weight in tasks],
-            work_dir=str(log.folder),
-            max_trials_global=remaining,
-            num_trials_per_iter=max(1, min(BATCH, remaining // len(tasks))),
-            builder=_builder(pool, str(built)),
-            runner=runner,
-            database=database,
-            measure_callbacks=[*meta_schedule.measure_callback.MeasureCallback.create("default"), spent],
-        )
+        try:
+            meta_schedule.tune.tune_tasks(
+                tasks=[context for context, _ in tasks],
+                task_weights=[weight for _, weight in tasks],
+                work_dir=str(log.folder),
+                max_trials_global=remaining,
+                num_trials_per_iter=_per_batch(remaining, len(tasks)),
+                builder=_builder(pool, str(built)),
+                runner=runner,
+                database=database,
+                measure_callbacks=[*meta_schedule.measure_callback.MeasureCallback.create("default"), spent],
+            )
+        except (BudgetSpent, RuntimeError):
+            if not stopped:
+                raise
 
 
-def _report_of(log: TuningLog, trials: int, budget_s: float, progress: Callable[[str], None]) -> Any:
+def _report_of(
+    log: TuningLog, trials: int, budget_s: float, progress: Callable[[str], None], stopped: list[BudgetSpent]
+) -> Any:
     """A callback for after each batch, to come after the one that writes the log: it puts the time down, tells of it, and
-    raises BudgetSpent.
+    raises BudgetSpent, which it also puts into `stopped`.
     """
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
@@ -160,7 +167,8 @@ def _report_of(log: TuningLog, trials: int, budget_s: float, progress: Callable[
             last = now
             tell()
             if log.seconds >= budget_s:
-                raise BudgetSpent
+                stopped.append(BudgetSpent())
+                raise stopped[0]
 
     def tell() -> None:
         progress(f"tuning: {log.trials} of {trials} trials, {log.seconds:.0f} of {budget_s:.0f} s")
@@ -169,19 +177,37 @@ def _report_of(log: TuningLog, trials: int, budget_s: float, progress: Callable[
     return Report()
 
 
-def _tasks(module: Any, target: Any, database: Any) -> list[tuple[Any, float]]:
-    """A tuning context and a weight (how often it is called) for each function, in the order in which they are begun."""
+def _per_batch(trials: int, functions: int) -> int:
+    """Trials of one function that are built and run together."""
+    return max(1, min(BATCH, trials // functions))
+
+
+def _tasks(module: Any, target: Any, database: Any, trials: int) -> list[tuple[Any, float]]:
+    """A tuning context and a weight (how often it is called) for each function, in the order in which they are begun.
+
+    The evolutionary search has TVM's own population (512) where a batch is full, and a smaller one in proportion where it is
+    not: breeding 512 candidates takes half a minute, of which a batch of two would measure two.
+    """
     from tvm.s_tir import meta_schedule
     from tvm.s_tir.analysis import estimate_tir_flops
 
     tried = Counter(record.workload for record in database.get_all_tuning_records())
     tasks = [(task, task.dispatched[0]) for task in meta_schedule.relax_integration.extract_tasks(module, target)]
     tasks.sort(key=lambda t: (tried[database.commit_workload(t[1])], -t[0].weight * estimate_tir_flops(t[1])))
-    kinds = {"space_generator": "post-order-apply", "search_strategy": "evolutionary"}
-    options = {"target": target, "num_threads": os.cpu_count() or 1, "rand_state": SEED, **kinds}
-    return [
-        (meta_schedule.TuneContext(function, task_name=task.task_name, **options), task.weight) for task, function in tasks
-    ]
+    population = POPULATION * _per_batch(trials, len(tasks))
+    search = meta_schedule.search_strategy.EvolutionarySearch
+    options = {
+        "target": target,
+        "num_threads": os.cpu_count() or 1,
+        "rand_state": SEED,
+        "space_generator": "post-order-apply",
+    }
+    contexts = []
+    for task, function in tasks:
+        strategy = search(population_size=population, init_min_unmeasured=min(UNMEASURED, population))
+        context = meta_schedule.TuneContext(function, task_name=task.task_name, search_strategy=strategy, **options)
+        contexts.append((context, task.weight))
+    return contexts
 
 
 def _builder(pool: Any, folder: str) -> Any:

@@ -161,6 +161,10 @@ class TestExported:
         with pytest.raises(Unsupported, match=r"torch\.export cannot capture it"):
             Exported(Lambda(lambda x: x if x.sum() > 0 else -x), image())
 
+    def test_shapes_that_depend_on_values_are_refused(self) -> None:
+        with pytest.raises(Unsupported, match="depends on the values"):
+            Exported(Lambda(lambda x: torch.bincount(x.flatten().long().clamp(0))), image())
+
     def test_outputs_take_the_modules_form(self) -> None:
         exported = Exported(Lambda(lambda x: {"a": x + 1, "b": [x * 2, None, 3]}), (torch.ones(2),))
         assert [tuple(o.shape) for o in exported.outputs()] == [(2,), (2,)]
@@ -195,6 +199,11 @@ class TestExport:
         with pytest.raises(Unsupported, match=operator), onnx_file(Exported(module, image()), module, cache):
             pass
         assert not cache.entries()
+
+    def test_a_constant_in_the_place_of_an_output_is_told(self, cache: Cache) -> None:
+        module = Lambda(lambda x: (x + 1, 2))
+        with pytest.raises(Unsupported, match="it returns 2"), onnx_file(Exported(module, image()), module, cache):
+            pass
 
     def test_what_computes_something_else_is_refused(self, cache: Cache) -> None:
         with (
