@@ -55,7 +55,7 @@ class TuningLog:
 
         So a log that a larger budget has filled says of a smaller one what that is worth, and no more.
         """
-        in_time = next((n for n, seconds in self._batches() if seconds >= budget_s), self.trials)
+        in_time = next((n for n, seconds in [(0, 0.0), *self._batches()] if seconds >= budget_s), self.trials)
         count = min(trials, in_time, self.trials)
         seconds = next((seconds for n, seconds in self._batches() if n >= count), self.seconds) if count else 0.0
         return Usable(_lines(self.folder / RECORDS)[:count], seconds)
