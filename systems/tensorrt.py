@@ -30,6 +30,7 @@ NOT_INSTALLED = (
     "TensorRT is not installed, and PyPI does not hold its libraries: pip install 'opweave[onnx,tensorrt]' fetches them "
     "from NVIDIA's index, and so does the Docker image built with --build-arg EXTRAS='onnx tensorrt'"
 )
+CAUTION = "the adapter of TensorRT has not been run in this project's own tests"
 # Names of tensorrt.DataType.
 DTYPES = {
     "FLOAT": torch.float32,
@@ -82,6 +83,7 @@ class TensorRT(System):
             plan = (artefact.folder / ENGINE).read_bytes()
         compilation = {"compile_s": artefact.seconds, "compiled_now": artefact.made, **artefact.notes}
         bound = bindings(exported, compilation.pop("inputs"), compilation.pop("outputs"))
+        compilation["caution"] = CAUTION
         prepared = PreparedEngine(plan, bound, exported, held, compilation)
         prepared(*inputs)  # the first execution sets up what a capture must not
         return Captured(prepared) if self.cuda_graph else prepared

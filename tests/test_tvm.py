@@ -257,12 +257,12 @@ def test_tuning_goes_on_after_a_kill(cache: Cache) -> None:
 
 def test_a_spent_budget_ends_tuning_and_what_was_measured_is_used() -> None:
     said: list[str] = []
-    system = Tvm(64, budget_s=0.001)
+    system = Tvm(4, budget_s=0.001)
     system.report = said.append
-    module, x = nn.Linear(4, 4).eval(), torch.ones(1, 4)
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 8)).eval(), torch.ones(1, 4)
     prepared = system.prepare(module, (x,))
     agree(prepared, module, [(x,)])
-    assert 0 < prepared.compilation["trials"] < 64 and prepared.compilation["tuning_s"] > 0.001
+    assert 0 < prepared.compilation["trials"] < 4 and prepared.compilation["tuning_s"] > 0.001
     assert said[-1] == "building"
 
 
