@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+STUBS := $(VENV)/stubs
 
 .PHONY: bench test lint lock clean
 
@@ -23,13 +24,18 @@ $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+# TensorRT's type stubs, for mypy alone: they require TensorRT, which PyPI does not hold, and as published they do not parse.
+	rm -rf $(STUBS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(STUBS) tensorrt-stubs==10.13.0.35.1
+	sed -i.published -E 's/([(, ])in: list/\1in_: list/; s/= None, channel_axis: int\)/= None, channel_axis: int = ...)/' \
+	  $(STUBS)/tensorrt_bindings/tensorrt.pyi
 	touch $@
 
 # After a change of the dependencies in pyproject.toml.
 lock:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-header --no-annotate --quiet --output-file requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra onnx --extra tvm --universal --python-version 3.11 --no-header --no-annotate --quiet --output-file requirements.lock
 
 clean:
 	rm -rf $(VENV)

@@ -35,7 +35,7 @@ class MemoryMeter:
 
         On a GPU that is what tensors and workspaces occupy, and what the private pools of CUDA Graphs keep for themselves;
         peak_reserved_bytes counts the segments that torch's allocator took for it. On a CPU it is resident memory. `known`
-        is what the system knows of itself.
+        is what the system knows of itself; its `outside_torch` is memory of the GPU that torch's allocator does not see.
         """
         self._run(call)  # the first calls choose algorithms, which takes memory once
         gc.collect()
@@ -46,8 +46,9 @@ class MemoryMeter:
             self._run(call)
             measured["source"] = "torch allocator"
             measured["weights_and_inputs_bytes"] = self.allocated
-            measured["peak_bytes"] = torch.cuda.max_memory_allocated() - self.allocated + _kept_by_private_pools()
-            measured["peak_reserved_bytes"] = torch.cuda.max_memory_reserved() - self.reserved
+            outside = known.get("outside_torch", 0)
+            measured["peak_bytes"] = torch.cuda.max_memory_allocated() - self.allocated + _kept_by_private_pools() + outside
+            measured["peak_reserved_bytes"] = torch.cuda.max_memory_reserved() - self.reserved + outside
         else:
             if CLEAR_REFERENCES.exists():
                 CLEAR_REFERENCES.write_text("5")  # resets the peak of this process's resident memory

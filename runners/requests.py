@@ -20,7 +20,7 @@ LAYOUTS = ("contiguous", "channels_last")
 DEVICES = ("auto", "cpu", "cuda")
 SM_METHODS = ("auto", "counters", "estimated", "off")
 OPTIMIZERS = ("sgd", "adamw")
-NO_RECORD = ("schedule", "timeline", "list")
+NO_RECORD = ("schedule", "timeline", "list", "cache")
 CLASSIFIED = ("measured", "table")
 NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
 # Of a composed config, what is about the sweep and not about a cell.
@@ -42,6 +42,10 @@ def execute(configs: list[DictConfig]) -> int:
     if runner in NO_RECORD:
         from .once import run_list, run_schedule, run_timeline
 
+        if runner == "cache":
+            from .cache import run
+
+            return run(cells[0])
         if runner == "list":
             return run_list(cells[0], options["timeout"])
         if runner == "timeline":

@@ -16,7 +16,7 @@ GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 ON_CPU = [
     ("torchscript", {}, "resnet18"),
     ("torch_compile", {}, "mobilenet_v2_cifar10"),
-    ("torch_compile", {"mode": "default", "channels_last": True}, "squeezenet"),
+    ("torch_compile", {"mode": "default", "layout": "channels_last"}, "squeezenet"),
     ("nimble", {}, "squeezenet"),
     ("nimble", {}, "googlenet"),
     ("nimble", {}, "efficientnet_b0_cifar10"),

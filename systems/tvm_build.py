@@ -1,0 +1,236 @@
+"""From an exported module to a TVM library: import into Relax, fuse, schedule, build."""
+
+import copy
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from systems.base import Unsupported
+from systems.exported import Exported, first_line
+
+LIBRARY = "library.so"
+LOGGER = "tvm.s_tir.meta_schedule"
+SEED = 1
+ATTEMPTS = 4  # samples of a function's schedule space, of which the first valid one is taken
+SCHEDULED = "tirx.is_scheduled"
+
+
+def target_for(device: torch.device) -> Any:
+    """The tvm.target.Target of this machine's CPU, with as many cores as PyTorch has threads, or of a GPU."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return cuda_target(f"sm_{properties.major}{properties.minor}", properties.shared_memory_per_block)
+    from tvm.target import Target, codegen
+
+    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": torch.get_num_threads()})
+
+
+def cuda_target(arch: str, shared_memory: int = 48 * 1024) -> Any:
+    """The target of a GPU that need not be here. shared_memory: bytes a block; the other limits are every GPU's."""
+    from tvm.target import Target
+
+    limits = {"max_threads_per_block": 1024, "thread_warp_size": 32, "registers_per_block": 65536}
+    return Target({"kind": "cuda", "arch": arch, "max_shared_memory_per_block": shared_memory, **limits}, host="llvm")
+
+
+def lowered(exported: Exported, target: Any) -> Any:
+    """The module as a tvm.IRModule of fused and yet unscheduled functions, weights bound; what tuning starts from.
+
+    In layout=channels_last convolutions are converted to NHWC. Raises Unsupported, naming the operator, where the importer
+    lacks one.
+    """
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.torch import from_exported_program
+
+    program = copy.copy(exported.program)
+    program._state_dict = {name: _contiguous(x) for name, x in program.state_dict.items()}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = from_exported_program(program, keep_params_as_input=False, custom_convert_map=_converters(exported))
+    except Exception as error:  # the importer raises whatever its converters do
+        if found := re.search(r"Unsupported function types? (\[.*\])", str(error)):
+            lacking = sorted(re.findall(r"[\w.]+", found[1]))
+            raise Unsupported(f"TVM's importer lacks {', '.join(lacking)}") from error
+        raise Unsupported(f"TVM's importer refuses it: {type(error).__name__}: {first_line(error)}") from error
+    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
+    if exported.channels_last:
+        passes.append(relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}))
+    with target:
+        return tvm.transform.Sequential([*passes, relax.get_pipeline("zero")])(module)
+
+
+def _contiguous(weight: torch.Tensor) -> torch.Tensor:
+    """The importer takes any other through NumPy, which has no bfloat16."""
+    if weight.is_contiguous():
+        return weight
+    return torch.nn.Parameter(weight.detach().contiguous(), requires_grad=weight.requires_grad)
+
+
+def _converters(exported: Exported) -> dict[str, Callable[..., Any]]:
+    """Of operators that the importer's own converters do not serve well."""
+    reduced = {torch.float16, torch.bfloat16} & {x.dtype for x in exported.program.state_dict.values()}
+    return _of_batch_norm(exported) | (_of_products() if reduced else {})
+
+
+def _of_batch_norm(exported: Exported) -> dict[str, Callable[..., Any]]:
+    """A batch norm of constants is x * scale + shift, with both computed here.
+
+    TVM would come to the same by folding constants, for which it compiles and runs a function for each of them: more than a
+    thousand in NASNet-A, which takes longer than all the rest.
+    """
+    from tvm import relax
+
+    names = {spec.arg.name: spec.target for spec in exported.program.graph_signature.input_specs}
+
+    def value_of(argument: Any) -> torch.Tensor | None:
+        value = exported.program.state_dict.get(names.get(getattr(argument, "name", "")) or "")
+        return None if value is None else value.detach().cpu().double()
+
+    def batch_norm(node: Any, importer: Any) -> Any:
+        x, *statistics, _, epsilon = node.args  # weight, bias, mean, variance
+        values = [value_of(argument) for argument in statistics]
+        mean, variance = values[2:]
+        if (
+            mean is None
+            or variance is None
+            or any(v is None and s is not None for v, s in zip(values, statistics, strict=True))
+        ):
+            return importer._batch_norm_legit_no_training(node)
+        scale = torch.rsqrt(variance + epsilon)
+        scale = scale if values[0] is None else scale * values[0]
+        shift = -mean * scale if values[1] is None else values[1] - mean * scale
+        like = x.meta["val"]
+        by, plus = (c.to(like.dtype).view(1, -1, *[1] * (like.dim() - 2)) for c in (scale, shift))
+        by, plus = (relax.const(importer._convert_pytorch_tensor_to_tvm(c)) for c in (by, plus))
+        return importer.block_builder.emit(relax.op.add(relax.op.multiply(importer.env[x], by), plus))
+
+    return {"_native_batch_norm_legit_no_training.default": batch_norm}
+
+
+def _of_products() -> dict[str, Callable[..., Any]]:
+    """For models in float16 and bfloat16: products accumulate in float32 and are rounded to the model's dtype.
+
+    The importer's own converters leave them in float32, whatever the inputs are, and then fail to add a bias.
+    """
+    from tvm.relax import op
+
+    def product(left: Any, right: Any) -> Any:
+        return op.astype(op.matmul(left, right, out_dtype="float32"), left.ty.dtype)
+
+    def matmul(node: Any, importer: Any) -> Any:
+        return importer.block_builder.emit(product(*importer.retrieve_args(node)))
+
+    def addmm(node: Any, importer: Any) -> Any:
+        if node.kwargs:  # alpha, beta
+            return importer._addmm(node)
+        bias, left, right = importer.retrieve_args(node)
+        return importer.block_builder.emit(op.add(bias, product(left, right)))
+
+    def convolution(node: Any, importer: Any) -> Any:
+        x, weight, bias, strides, padding, dilation, transposed, _, groups = importer.retrieve_args(node)
+        if transposed or len(strides) != 2:
+            return importer._convolution(node)
+        options = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
+        y = op.astype(op.nn.conv2d(x, weight, **options, out_dtype="float32"), x.ty.dtype)
+        return importer.block_builder.emit(y if bias is None else op.add(y, op.reshape(bias, (1, -1, 1, 1))))
+
+    products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), matmul)
+    return {**products, "addmm.default": addmm, "convolution.default": convolution}
+
+
+def build(module: Any, target: Any, folder: Path, database: Any = None) -> None:
+    """Schedule the functions of a `lowered` module and write the library for `target` into `folder`, as LIBRARY.
+
+    A function has the best schedule that `database` (of MetaSchedule) knows for it. One that it does not know has TVM's
+    default: on a GPU the first rule of dlight that applies. TVM has none for a CPU, where loops would run as they are
+    written, on one core; so a CPU's functions have a sample of MetaSchedule's own schedule space, drawn with a fixed seed,
+    unmeasured.
+    """
+    import tvm
+    from tvm import relax
+
+    with ExitStack() as stack:
+        stack.enter_context(quiet())
+        stack.enter_context(target)
+        if database is not None:
+            stack.enter_context(database)
+            module = relax.transform.MetaScheduleApplyDatabase()(module)
+        if target.kind.name == "llvm":
+            module = _sampled(module, target)
+        # On a GPU the default pipeline applies dlight's rules to what has no schedule yet.
+        executable = tvm.compile(module, target=target)
+        executable.export_library(str(folder / LIBRARY))
+
+
+def _sampled(module: Any, target: Any) -> Any:
+    from tvm import tirx
+
+    register_intrinsics()
+    for variable, function in list(module.functions.items()):
+        if isinstance(function, tirx.PrimFunc) and not (function.attrs and SCHEDULED in function.attrs):
+            module.update_func(variable, _sample(function, target))
+    return module
+
+
+def _sample(function: Any, target: Any) -> Any:
+    """`function` in a schedule of MetaSchedule's space; as it is where no sample is valid."""
+    import tvm
+    from tvm.s_tir import meta_schedule
+
+    options = {"target": target, "space_generator": "post-order-apply", "num_threads": 1, "rand_state": SEED}
+    context = meta_schedule.TuneContext(tvm.IRModule({"main": function}), **options)
+    for _ in range(ATTEMPTS):
+        for schedule in reversed(context.generate_design_space()):  # the last is the most structured
+            schedule.enter_postproc()
+            if all(rule.apply(schedule) for rule in context.space_generator.postprocs):
+                return schedule.mod["main"]
+    return function
+
+
+def register_intrinsics() -> None:
+    """Import TVM's tensor intrinsics, which its schedule space names.
+
+    They are TVMScript, whose parser asks inspect.getmodule for each frame on the stack, which searches all of sys.modules
+    where the frame's file is no module's: a minute beside PyTorch. A file's module stays the same, so it is asked for once.
+    """
+    before = inspect.getmodule
+    inspect.getmodule = _remembering(before)
+    try:
+        import tvm.s_tir.tensor_intrin  # noqa: F401
+    finally:
+        inspect.getmodule = before
+
+
+def _remembering(getmodule: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[str, Any] = {}
+
+    def remembered(of: Any, _filename: str | None = None) -> Any:
+        code = of.f_code if inspect.isframe(of) else of
+        if not inspect.iscode(code):
+            return getmodule(of, _filename)
+        if code.co_filename not in known:
+            known[code.co_filename] = getmodule(of, _filename)
+        return known[code.co_filename]
+
+    return remembered
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without MetaSchedule's log of every step; what it warns of stays."""
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,322 @@
+"""The ONNX export that compilers share, and ONNX Runtime on its CPU provider."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_structure
+
+import models
+import systems
+from systems import onnx_export
+from systems.base import BadOption, Unsupported
+from systems.cache import Cache
+from systems.compiled import Compiled
+from systems.exported import Exported
+from systems.onnx_export import MODEL, onnx_file, relative_error, unavailable
+from systems.onnxruntime import OnnxRuntime
+
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
+        reason="needs a CUDA device and onnxruntime-gpu",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "cache"))
+    return Cache()
+
+
+class Lambda(nn.Module):
+    def __init__(self, act: Any):
+        super().__init__()
+        self.act = act
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.act(*inputs)
+
+
+class Stateful(nn.Module):
+    def __init__(self, act: Any):
+        super().__init__()
+        self.act, self.norm = act, nn.BatchNorm2d(3).train()
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("kept", torch.zeros(2, 3, 8, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.act(self, x)
+
+
+class Small(nn.Module):
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.a, self.b, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(x)).relu()).mean((2, 3))
+
+
+def small(seed: int = 0) -> nn.Module:
+    return Small(seed).eval()
+
+
+def image(batch: int = 2) -> tuple[Tensor]:
+    return (torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(1)),)
+
+
+class TestDigests:
+    def test_content_tells_weights_apart_and_structure_does_not(self) -> None:
+        one, same, other = (Exported(small(seed), image()) for seed in (0, 0, 1))
+        assert one.structure == same.structure == other.structure
+        assert one.content == same.content != other.content
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            lambda: Exported(small(), image(3)),
+            lambda: Exported(small().double(), (image()[0].double(),)),
+            lambda: Exported(small(), (image()[0].to(memory_format=torch.channels_last),)),
+            lambda: Exported(nn.Sequential(small(), nn.ReLU()).eval(), image()),
+            lambda: Exported(Lambda(lambda x: x + 1), image()),
+        ],
+    )
+    def test_structure_tells_shapes_dtypes_layouts_and_operators_apart(self, changed: Any) -> None:
+        assert changed().structure != Exported(small(), image()).structure
+
+    def test_constants_count(self) -> None:
+        constants = torch.full((8,), 1.0), torch.full((8,), 2.0)
+        one, two = (Exported(Lambda(partial(torch.mul, c)), image()) for c in constants)
+        assert one.structure == two.structure and one.content != two.content
+
+    def test_they_are_the_same_in_every_process(self) -> None:
+        code = (
+            "import models; from systems.exported import Exported; m = models.load('squeezenet', 1);"
+            "e = Exported(m.module, m.inputs); print(e.structure, e.content)"
+        )
+        runs = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True) for _ in range(2)]
+        assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout.split()) == 2
+
+
+class TestExported:
+    def test_one_switch_for_tf32_follows_the_kind_of_model(self) -> None:
+        cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+        before = cudnn.allow_tf32, cublas.allow_tf32
+        try:
+            for convolutions, products in ((True, False), (False, True), (True, True)):
+                cudnn.allow_tf32, cublas.allow_tf32 = convolutions, products
+                assert Exported(small(), image()).allow_tf32 == convolutions
+                assert Exported(nn.Linear(3, 4).eval(), (torch.randn(2, 3),)).allow_tf32 == products
+        finally:
+            cudnn.allow_tf32, cublas.allow_tf32 = before
+
+    def test_layout(self) -> None:
+        assert not Exported(small(), image()).channels_last
+        assert Exported(small(), (image()[0].to(memory_format=torch.channels_last),)).channels_last
+        assert not Exported(nn.Linear(3, 4).eval(), (torch.randn(2, 3),)).channels_last
+
+    @pytest.mark.parametrize(
+        ("act", "changed"),
+        [
+            (lambda self, x: self.norm(x), "norm.num_batches_tracked"),
+            (
+                lambda self, x: F.instance_norm(x, self.norm.running_mean, self.norm.running_var),
+                "running_mean",
+            ),
+            (lambda self, x: x + self.count.add_(1), "count"),
+            (lambda self, x: self.count.view(1).relu_() + x, "count"),
+            (lambda self, x: torch.add(x, 1, out=self.kept), "kept"),
+            (lambda self, x: x.flatten(1).mul_(2), "input"),
+        ],
+    )
+    def test_what_changes_its_state_or_inputs_is_refused(self, act: Any, changed: str) -> None:
+        with pytest.raises(Unsupported, match=f"changes its own state.*{changed}"):
+            Exported(Stateful(act), image())
+
+    @pytest.mark.parametrize(
+        "act",
+        [
+            lambda self, x: (x + 1).relu_().flatten(1).mul_(2),
+            lambda self, x: torch.zeros_like(x).copy_(x) + self.count,
+        ],
+    )
+    def test_what_changes_what_it_has_computed_is_not(self, act: Any) -> None:
+        Exported(Stateful(act), image())
+
+    def test_what_cannot_be_captured_is_refused(self) -> None:
+        with pytest.raises(Unsupported, match=r"torch\.export cannot capture it"):
+            Exported(Lambda(lambda x: x if x.sum() > 0 else -x), image())
+
+    def test_shapes_that_depend_on_values_are_refused(self) -> None:
+        with pytest.raises(Unsupported, match="depends on the values"):
+            Exported(Lambda(lambda x: torch.bincount(x.flatten().long().clamp(0))), image())
+
+    def test_outputs_take_the_modules_form(self) -> None:
+        exported = Exported(Lambda(lambda x: {"a": x + 1, "b": [x * 2, None, 3]}), (torch.ones(2),))
+        assert [tuple(o.shape) for o in exported.outputs()] == [(2,), (2,)]
+        out = exported.unflatten([torch.zeros(2), torch.ones(2)])
+        assert out["b"][1:] == [None, 3] and out["a"].sum() == 0 and out["b"][0].sum() == 2
+        with pytest.raises(ValueError, match="1 outputs in the place of 2"):
+            exported.unflatten([torch.zeros(2)])
+
+
+class TestExport:
+    def test_the_file_is_valid_agrees_and_is_kept(self, cache: Cache) -> None:
+        module, exported = small(), Exported(small(), image())
+        with onnx_file(exported, module, cache) as artefact:
+            onnx.checker.check_model(str(artefact.folder / MODEL))
+            assert artefact.made and artefact.notes["error"] < 1e-5 and artefact.notes["operators"] > 3
+            assert (len(artefact.notes["inputs"]), len(artefact.notes["outputs"])) == (1, 1)
+        with onnx_file(Exported(small(), image()), small(), cache) as again:
+            assert not again.made
+        for other, x in ((small(1), image()), (small(), image(4))):
+            with onnx_file(Exported(other, x), other, cache) as another:
+                assert another.made
+
+    @pytest.mark.parametrize(
+        ("act", "operator"),
+        [
+            (lambda x: torch.special.airy_ai(x), "aten.special_airy_ai.default"),
+            (lambda x: x.cummax(0)[0], "aten.cummax.default"),
+        ],
+    )
+    def test_an_operator_without_a_counterpart_is_named(self, cache: Cache, act: Any, operator: str) -> None:
+        module = Lambda(act)
+        with pytest.raises(Unsupported, match=operator), onnx_file(Exported(module, image()), module, cache):
+            pass
+        assert not cache.entries()
+
+    def test_a_constant_in_the_place_of_an_output_is_told(self, cache: Cache) -> None:
+        module = Lambda(lambda x: (x + 1, 2))
+        with pytest.raises(Unsupported, match="it returns 2"), onnx_file(Exported(module, image()), module, cache):
+            pass
+
+    def test_what_computes_something_else_is_refused(self, cache: Cache) -> None:
+        with (
+            pytest.raises(Unsupported, match="computes something else"),
+            onnx_file(Exported(small(), image()), small(1), cache),
+        ):
+            pass
+
+    def test_what_the_cpu_provider_has_no_kernel_for_is_not_compared(self, cache: Cache) -> None:
+        module, x = small().bfloat16(), (image()[0].bfloat16(),)
+        with onnx_file(Exported(module, x), module, cache) as artefact:
+            assert artefact.notes["error"] is None and "Conv" in artefact.notes["not_compared"]
+
+    def test_missing_packages_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert unavailable() is None
+        monkeypatch.setattr(onnx_export, "NEEDED", ("onnx", "no_such_package"))
+        assert unavailable() == "no_such_package is not installed: pip install 'opweave[onnx]'"
+
+
+def agree(prepared: Compiled, module: nn.Module, draws: list[tuple[Tensor, ...]], tolerance: float = 1e-4) -> None:
+    """On every draw, with all outputs looked at last, so that a later call must not overwrite them."""
+    outputs = [prepared(*x) for x in draws]
+    for x, out in zip(draws, outputs, strict=True):
+        with torch.no_grad():
+            expected = module(*x)
+        assert tree_structure(out) == tree_structure(expected)
+        for o, e in zip(tree_leaves(out), tree_leaves(expected), strict=True):
+            if isinstance(e, Tensor):
+                assert (o.dtype, o.shape) == (e.dtype, e.shape) and relative_error(o, e) < tolerance
+
+
+class TestOnnxRuntime:
+    @pytest.mark.parametrize(
+        ("model", "options", "device"),
+        [
+            ("squeezenet", {}, "cpu"),
+            ("squeezenet", {"mode": "parallel"}, "cpu"),
+            ("resnet18", {}, "cpu"),
+            ("nasnet", {}, "cpu"),
+            *(
+                pytest.param(model, options, "cuda", marks=GPU)
+                for model in ("squeezenet", "nasnet", "bert")
+                for options in ({}, {"cuda_graph": True}, {"mode": "parallel"})
+            ),
+        ],
+    )
+    def test_agrees_with_eager(self, model: str, options: dict[str, Any], device: str) -> None:
+        loaded = models.load(model, 1, device=device)
+        prepared = systems.load("onnxruntime", **options).prepare(loaded.module, loaded.inputs)
+        agree(prepared, loaded.module, [loaded.fresh_inputs(s) for s in (11, 12)], 1e-4 if device == "cpu" else 1e-2)
+        prepared.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            prepared(*loaded.inputs)
+
+    @pytest.mark.parametrize("precision", ["fp32", "fp16"])
+    @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+    def test_precisions_and_layouts(self, precision: str, layout: str) -> None:
+        model = models.place(models.load("squeezenet", 1), device="cpu", precision=precision, layout=layout)
+        prepared = OnnxRuntime().prepare(model.module, model.inputs)
+        agree(prepared, model.module, [model.fresh_inputs(7)], {"fp32": 1e-4, "fp16": 1e-2}[precision])
+
+    @pytest.mark.parametrize(
+        "act",
+        [
+            lambda x, y: {"sum": x + y, "more": [x * y, None]},
+            lambda x, y: (x.relu(),),  # y is not read
+            lambda x, y: (x, x + y),  # an input is an output
+            lambda x, y: [x - y] * 2,  # an output twice
+            lambda x, y: (x > y, (x * 3).long()),
+        ],
+    )
+    def test_any_form_of_inputs_and_outputs(self, act: Any) -> None:
+        module = Lambda(act).eval()
+        draws = [(torch.randn(2, 5), torch.randn(2, 5)) for _ in range(3)]
+        agree(OnnxRuntime().prepare(module, draws[0]), module, draws)
+
+    def test_other_shapes_are_refused(self) -> None:
+        prepared = OnnxRuntime().prepare(small(), image())
+        with pytest.raises(ValueError, match="prepare it again"):
+            prepared(*image(3))
+
+    def test_the_export_is_paid_for_once_and_told(self) -> None:
+        first, second = (OnnxRuntime(mode).prepare(small(), image()) for mode in ("sequential", "parallel"))
+        assert first.compilation["exported_now"] and not second.compilation["exported_now"]
+        assert first.compilation["export_s"] == second.compilation["export_s"] > 0
+
+    def test_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(BadOption, match="sequential, parallel"):
+            OnnxRuntime("fast")
+        with pytest.raises(BadOption, match="several threads"):
+            OnnxRuntime("parallel", cuda_graph=True)
+        assert OnnxRuntime().unsupported("cpu") is None
+        assert "CUDA device" in str(OnnxRuntime(cuda_graph=True).unsupported("cpu"))
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+        assert "onnxruntime-gpu" in str(OnnxRuntime().unsupported("cuda"))
+        monkeypatch.setattr(onnx_export, "NEEDED", ("no_such_package",))
+        assert "no_such_package" in str(OnnxRuntime().unsupported("cpu"))
+
+    def test_what_it_has_no_kernel_for_is_told(self) -> None:
+        with pytest.raises(Unsupported, match="Conv"):
+            OnnxRuntime().prepare(small().bfloat16(), (image()[0].bfloat16(),))
+
+    def test_threads_are_pytorchs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen = []
+        session = onnxruntime.InferenceSession
+
+        def spy(file: str, options: Any = None, **more: Any) -> Any:
+            seen.append(options)
+            return session(file, options, **more)
+
+        monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
+        OnnxRuntime("parallel").prepare(small(), image())
+        options = seen[-1]
+        assert options.intra_op_num_threads == options.inter_op_num_threads == torch.get_num_threads()
+        assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+        assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL

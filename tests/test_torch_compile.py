@@ -1,0 +1,159 @@
+"""torch.compile: its options, its layouts, and the best of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from systems import torch_compile
+from systems.base import BadOption, Unsupported
+from systems.cache import Cache
+from systems.torch_compile import TorchCompile, Variant, compiled
+
+if reason := TorchCompile().unsupported("cpu"):
+    pytest.skip(reason, allow_module_level=True)
+
+CHANNELS_LAST = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    return Cache()
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.a(x)).relu()
+
+
+def small() -> nn.Module:
+    return Small().eval()
+
+
+def image(seed: int = 0) -> tuple[Tensor]:
+    return (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed)),)
+
+
+@torch.no_grad()
+def agree(prepared: Any, module: nn.Module) -> None:
+    draws = [image(seed) for seed in (1, 2)]
+    outputs = [prepared(*x) for x in draws]  # a later call must not overwrite what an earlier one returned
+    for x, out in zip(draws, outputs, strict=True):
+        torch.testing.assert_close(out, module(*x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "default"},
+        {"mode": "default", "layout": "channels_last"},
+        {"mode": "reduce-overhead", "freezing": True},
+        {"mode": "max-autotune", "layout": "contiguous"},
+    ],
+)
+def test_agrees_with_eager_and_tells_what_compiling_took(options: dict[str, Any]) -> None:
+    module = small()
+    prepared = TorchCompile(**options).prepare(module, image())
+    agree(prepared, module)
+    told = {"layout": "given", "freezing": False} | options
+    assert {key: prepared.compilation[key] for key in told} == told
+    assert prepared.compilation["compile_s"] > 0
+    assert module.a.weight.is_contiguous(), "a layout is of a copy"
+
+
+def test_what_was_compiled_is_found_again(cache: Cache) -> None:
+    first, again = (TorchCompile("default").prepare(small(), image()) for _ in range(2))
+    assert (first.compilation["cached_graphs"], again.compilation["cached_graphs"]) == (0, 1)
+    (entry,) = cache.entries()
+    assert entry.kind == "torch_compile" and entry.label == "Small float32[2, 3, 8, 8]" and entry.bytes > 1000
+
+
+def test_a_place_that_the_user_names_is_kept_to(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    TorchCompile("default").prepare(small(), image())
+    assert not cache.entries() and list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "fast"}, "max-autotune"),
+        ({"layout": "nhwc"}, "channels_last"),
+        ({"budget_s": -1.0}, "seconds"),
+        ({"budget_s": float("inf")}, "seconds"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadOption, match=said):
+        TorchCompile(**options)
+
+
+class TestBest:
+    def test_variants_are_all_there_are_the_configured_one_first(self) -> None:
+        variants = TorchCompile("max-autotune", freezing=True).variants(image())
+        assert variants[0] == Variant("max-autotune", "given", True)
+        # On a CPU a CUDA Graph makes no difference, and contiguous is the layout given: 2 modes, 2 layouts, 2 freezings.
+        assert len(variants) == len(set(variants)) == 8
+        assert Variant("max-autotune-no-cudagraphs", "contiguous", True) not in variants[1:]
+        assert {v.layout for v in variants[1:]} == {"contiguous", "channels_last"}
+        last = image()[0].contiguous(memory_format=CHANNELS_LAST)
+        assert Variant("default", "channels_last", False) not in TorchCompile("default").variants((last,))[1:]
+
+    def test_without_images_there_is_one_layout(self) -> None:
+        variants = TorchCompile("default").variants((torch.ones(2, 3),))
+        assert len(variants) == 4 and {v.layout for v in variants} == {"given"}
+
+    def test_the_fastest_is_kept_and_all_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wanted = Variant("default", "channels_last", True)
+        made: list[Variant] = []
+
+        def compile_one(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> Any:
+            made.append(variant)
+            if variant.mode != "default":
+                raise Unsupported("no such thing")
+            return compiled(module, inputs, variant)
+
+        monkeypatch.setattr(torch_compile, "compiled", compile_one)
+        monkeypatch.setattr(torch_compile, "_milliseconds", lambda prepared, inputs: 1.0 if made[-1] == wanted else 2.0)
+        system, told = TorchCompile("default", best=True), []
+        system.report = told.append
+        module = small()
+        prepared = system.prepare(module, image())
+        agree(prepared, module)
+        found = prepared.compilation
+        assert {key: found[key] for key in ("mode", "layout", "freezing")} == vars(wanted)
+        assert found["not_tried"] == 0 and len(found["tried"]) == 8 and made[-1] == wanted
+        assert [t["latency_ms"] is None for t in found["tried"]] == [t["mode"] != "default" for t in found["tried"]]
+        assert {t["reason"] for t in found["tried"] if t["latency_ms"] is None} == {"no such thing"}
+        assert told[-1] == "the fastest: default, layout channels_last, frozen" and "1 of 8" in told[0]
+
+    def test_the_budget_ends_the_tries_and_one_is_made_in_any_case(self) -> None:
+        prepared = TorchCompile("default", best=True, budget_s=0.0).prepare(small(), image())
+        agree(prepared, small())
+        assert len(prepared.compilation["tried"]) == 1 and prepared.compilation["not_tried"] == 7
+        assert prepared.compilation["tried"][0]["latency_ms"] > 0
+        assert prepared.compilation["search_s"] >= prepared.compilation["tried"][0]["compile_s"]
+
+    def test_where_none_compiles_the_reason_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: Any) -> Any:
+            raise Unsupported("Inductor cannot compile it: no")
+
+        monkeypatch.setattr(torch_compile, "compiled", fails)
+        with pytest.raises(Unsupported, match="cannot compile it: no"):
+            TorchCompile("default", best=True).prepare(small(), image())
+
+    def test_it_is_for_inference(self) -> None:
+        module = small().train()
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for options in ({"best": True}, {"freezing": True}):
+            with pytest.raises(Unsupported, match="for inference"):
+                TorchCompile(**options).prepare_training(module, optimizer, lambda y, t: y.sum(), image(), torch.ones(1))

@@ -1,0 +1,277 @@
+"""The real TVM on the CPU: agreement with eager, tuning that survives a kill, libraries that are kept."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import models
+import systems
+from runners.correctness import relative_error
+from systems.base import BadOption, Unsupported
+from systems.cache import Cache
+from systems.exported import Exported
+from systems.tvm import Tvm
+
+pytest.importorskip("tvm", reason="needs the extra tvm")
+if reason := Tvm().unsupported("cpu"):
+    pytest.skip(reason, allow_module_level=True)
+
+from systems import tvm_build
+from systems.tvm_tuning import RECORDS, SPENT, TuningLog
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "cache"))
+    return Cache()
+
+
+class Lambda(nn.Module):
+    def __init__(self, act: Any):
+        super().__init__()
+        self.act = act
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.act(*inputs)
+
+
+def small(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = (
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 1),
+        nn.BatchNorm2d(4, affine=False),
+    )
+    module = nn.Sequential(*layers).eval()
+    for norm in (module[1], module[4]):
+        nn.init.uniform_(norm.running_mean, -1, 1)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    return module
+
+
+def image(batch: int = 2) -> tuple[Tensor]:
+    return (torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(1)),)
+
+
+@torch.no_grad()
+def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], tolerance: float = 1e-4) -> None:
+    """On every draw, with all outputs looked at last, so that a later call must not overwrite them."""
+    outputs = [prepared(*x) for x in draws]
+    for x, out in zip(draws, outputs, strict=True):
+        for got, expected in zip(tree_leaves(out), tree_leaves(module(*x)), strict=True):
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+            assert relative_error(got, expected) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "device"),
+    [
+        *((model, {}, "cpu") for model in ("squeezenet", "resnet18", "nasnet")),
+        *(pytest.param("squeezenet", {"cuda_graph": captured}, "cuda", marks=GPU) for captured in (False, True)),
+        pytest.param("nasnet", {"cuda_graph": True}, "cuda", marks=GPU),
+    ],
+)
+def test_agrees_with_eager(model: str, options: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    loaded = models.load(model, 1, device=device)
+    prepared = systems.load("tvm", **options).prepare(loaded.module, loaded.inputs)
+    assert prepared.compilation["compiled_now"] and prepared.compilation["compile_s"] > 0
+    agree(prepared, loaded.module, [loaded.fresh_inputs(s) for s in (11, 12)])
+    prepared.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        prepared(*loaded.inputs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "tolerance"),
+    [
+        (torch.float32, torch.channels_last, 1e-4),
+        (torch.float16, torch.contiguous_format, 1e-2),
+        (torch.bfloat16, torch.contiguous_format, 1e-1),
+    ],
+)
+def test_dtypes_and_layouts(dtype: torch.dtype, layout: torch.memory_format, tolerance: float) -> None:
+    module = small().to(dtype).to(memory_format=layout)
+    x = image()[0].to(dtype).contiguous(memory_format=layout)
+    agree(Tvm().prepare(module, (x,)), module, [(x,), (x * 2,)], tolerance)
+
+
+def test_the_library_is_kept_and_loaded_again() -> None:
+    first, again, other = (Tvm().prepare(small(seed), image()) for seed in (0, 0, 1))
+    assert [p.compilation["compiled_now"] for p in (first, again, other)] == [True, False, True]
+    assert first.compilation["compile_s"] == again.compilation["compile_s"]
+    agree(again, small(), [image()])
+    agree(other, small(1), [image()])
+    with pytest.raises(ValueError, match="prepare it again"):
+        again(*image(3))
+
+
+def test_batch_norms_need_no_folding_by_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one multiplication and one addition of constants; without statistics in the model it is the importer's."""
+    import tvm
+
+    built = []
+    build = tvm.tirx.build
+    monkeypatch.setattr(tvm.tirx, "build", lambda *args, **options: built.append(args) or build(*args, **options))
+    exported = Exported(small(), image())
+    text = tvm_build.lowered(exported, tvm_build.target_for(exported.device)).script()
+    assert not built and "sqrt" not in text
+
+    given = Lambda(lambda x, mean, var: nn.functional.batch_norm(x, mean, var)).eval()
+    draws = [(torch.randn(2, 3, 4, 4), torch.randn(3), torch.rand(3) + 1) for _ in range(2)]
+    agree(Tvm().prepare(given, draws[0]), given, draws)
+
+
+def test_an_operator_that_the_importer_lacks_is_named() -> None:
+    module = Lambda(lambda x: torch.special.airy_ai(x))
+    with pytest.raises(Unsupported, match="special_airy_ai"):
+        Tvm().prepare(module, (torch.ones(2),))
+
+
+def test_options_and_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong, said in (
+        ({"trials": -1}, "trials"),
+        ({"budget_s": -1.0}, "seconds"),
+        ({"budget_s": float("nan")}, "seconds"),
+    ):
+        with pytest.raises(BadOption, match=said):
+            Tvm(**wrong)
+    assert Tvm(cuda_graph=True).unsupported("cpu") == "a CUDA Graph needs a CUDA device"
+    version = importlib.metadata.version
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "0.1.15" if name == "apache-tvm-ffi" else version(name))
+        assert "apache-tvm-ffi<0.1.15" in str(Tvm().unsupported("cpu"))
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert "C++ compiler" in str(Tvm().unsupported("cpu"))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tvm" else find(name))
+    assert Tvm().unsupported("cpu") == "apache-tvm is not installed: pip install 'opweave[tvm]'"
+
+
+class TestLog:
+    """A log as TVM writes it, of lines that only TVM reads."""
+
+    @staticmethod
+    def log(folder: Path, batches: list[tuple[int, float]]) -> TuningLog:
+        log = TuningLog(folder)
+        for trials, seconds in batches:
+            with (folder / RECORDS).open("ab") as file:
+                file.writelines(b'["trial %d"]\n' % (log.trials + i) for i in range(trials))
+            log.spend(seconds)
+        return log
+
+    def test_trials_and_seconds_add_up(self, tmp_path: Path) -> None:
+        log = self.log(tmp_path, [(4, 10.0), (4, 20.0)])
+        assert (log.trials, log.seconds) == (8, 30.0)
+        assert (TuningLog(tmp_path).trials, TuningLog(tmp_path).seconds) == (8, 30.0)
+
+    @pytest.mark.parametrize(
+        ("trials", "budget", "usable", "seconds"),
+        [
+            (8, 100, 8, 30.0),
+            (99, 100, 8, 30.0),
+            (4, 100, 4, 10.0),
+            (8, 10, 4, 10.0),
+            (8, 11, 8, 30.0),
+            (8, 0, 0, 0.0),
+            (0, 100, 0, 0.0),
+        ],
+    )
+    def test_a_smaller_budget_sees_what_it_would_have_measured(
+        self, trials: int, budget: float, usable: int, seconds: float, tmp_path: Path
+    ) -> None:
+        found = self.log(tmp_path, [(4, 10.0), (4, 20.0)]).within(trials, budget)
+        assert (len(found.records), found.seconds) == (usable, seconds)
+
+    def test_a_torn_line_is_cut_off(self, tmp_path: Path) -> None:
+        self.log(tmp_path, [(2, 1.0)])
+        with (tmp_path / RECORDS).open("ab") as file:
+            file.write(b'["half a')
+        assert TuningLog(tmp_path).trials == 2
+        assert (tmp_path / RECORDS).read_bytes().endswith(b'["trial 1"]\n')
+
+
+PROCESS = """
+import sys
+from test_tvm import tuned
+tuned(int(sys.argv[1]), lambda phase: print(phase, flush=True))
+"""
+
+
+def tuned(trials: int, report: Any = lambda phase: None) -> dict[str, Any]:
+    """What tuning a small model says of itself, once it agrees with eager."""
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).eval(), torch.ones(2, 16)
+    system = Tvm(trials, budget_s=300.0)
+    system.report = report
+    prepared = system.prepare(module, (x,))
+    agree(prepared, module, [(x,), (x * 2,)])
+    return prepared.compilation
+
+
+def test_tuning_goes_on_after_a_kill(cache: Cache) -> None:
+    """SIGKILL in the midst; then what is missing is measured and nothing twice, and after that nothing."""
+    killed = subprocess.Popen(
+        [sys.executable, "-c", PROCESS, "16"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    records = wait_for(cache, killed)
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait(timeout=60) == -signal.SIGKILL
+    before = records.read_bytes()[: records.read_bytes().rfind(b"\n") + 1]
+    done = before.count(b"\n")
+    assert 0 < done < 16
+    said: list[str] = []
+    found = tuned(done + 2, said.append)
+    assert said[0].startswith(f"tuning: {done} of {done + 2} trials") and found["trials"] == done + 2
+    assert found["tuning_s"] > 0 and found["compiled_now"]
+    after = records.read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == len(set(after.splitlines())) == done + 2
+    assert json.loads((records.parent / SPENT).read_text())[-1][0] == done + 2
+    assert not list(records.parent.glob("built-*"))
+    said.clear()
+    assert tuned(done + 2, said.append)["compiled_now"] is False and not said
+    assert records.read_bytes() == after
+
+
+def test_a_spent_budget_ends_tuning_and_what_was_measured_is_used() -> None:
+    said: list[str] = []
+    system = Tvm(4, budget_s=0.001)
+    system.report = said.append
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 8)).eval(), torch.ones(1, 4)
+    prepared = system.prepare(module, (x,))
+    agree(prepared, module, [(x,)])
+    assert 0 < prepared.compilation["trials"] < 4 and prepared.compilation["tuning_s"] > 0.001
+    assert said[-1] == "building"
+
+
+def wait_for(cache: Cache, process: "subprocess.Popen[str]") -> Path:
+    """The log, once trials are in it."""
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        for file in cache.root.glob(f"entries/tvm-log-*/{RECORDS}"):
+            if b"\n" in file.read_bytes():
+                return file
+        time.sleep(0.05)
+    raise AssertionError("no trial was measured")
