@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from runners import correctness, latency, sm_efficiency, throughput
 from runners.cell_process import CellProcess
+from runners.pending import AGAIN
+from runners.session import Session
 from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.statistics import describe, spread
 from runners.sweep import shares
@@ -139,6 +141,18 @@ def test_counters_are_read_from_nsight_computes_csv() -> None:
 def test_a_cpu_has_no_sm_efficiency_and_says_so() -> None:
     found = sm_efficiency.measure(lambda: None, {"device": "cpu"}, False, "auto", 1.0)
     assert found["value"] is None and found["source"] is None and "CPU" in found["reason"]
+
+
+def test_a_process_that_was_profiled_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("systems.eager.Eager.profiled", True)
+    runner = {"name": "latency", "samples": 5}
+    model = {"name": "mobilenet_v2_cifar10"}
+    settings = {"batch": 1, "device": "cpu", "precision": "fp32", "layout": "contiguous", "seed": 0}
+    session = Session({"model": model, "system": {"name": "eager"}, "runner": runner, **settings}, "0", lambda _: None)
+    record = session.measure()
+    assert record["status"] == AGAIN and "latency" not in record and record["preparation_s"] >= 0
+    record = session.measure(again=True)
+    assert record["status"] == "ok" and record["latency"]["host_ms"] and "profiled" in record["warnings"][0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
