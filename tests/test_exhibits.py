@@ -86,6 +86,14 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
         assert any(value.system == other for value, _ in read.figures)
 
 
+def test_a_variant_of_a_system_has_every_option_of_it() -> None:
+    """run.py refuses a system whose file lacks one."""
+    for file in (CONF / "system").glob("*.yaml"):
+        options = yaml.safe_load(file.read_text(encoding="utf-8"))
+        whole = yaml.safe_load((CONF / "system" / f"{options['name']}.yaml").read_text(encoding="utf-8"))
+        assert set(options) == set(whole), file.stem
+
+
 def test_the_published_values_of_the_three_papers_are_all_in_some_preset() -> None:
     used = {value for name in names() for value in Preset.read(name).rows}
     assert {value for value in everything() if value.paper in ISSUED} == used
