@@ -55,12 +55,14 @@ def problem(document: Any) -> str | None:
 
 def label(choice: dict[str, Any]) -> str:
     """A model or a system as a person would ask for it: by the file in conf/ that comes nearest to it, and by the options in
-    which it differs from that file: "nimble_fused", "nimble (multi_stream=false)".
+    which it differs from that file: "nimble_fused", "nimble (multi_stream=false)". One that is off, and that the file does
+    not know, says nothing.
     """
     known = _files(choice["name"]) or {choice["name"]: {"name": choice["name"]}}
 
     def differing(file: str) -> list[str]:
-        return [key for key in sorted(choice) if choice[key] != known[file].get(key)]
+        options = known[file]
+        return [k for k in sorted(choice) if choice[k] != options.get(k) and (choice[k] or k in options)]
 
     nearest = min(known, key=lambda file: (len(differing(file)), file != choice["name"], file))
     options = [f"{key}={_plain(choice[key])}" for key in differing(nearest)]

@@ -26,7 +26,11 @@ from scripts.exhibits.running import Run, cells, quoted, system_of
 from scripts.plot import CHARTS
 
 H200 = ROOT / "results" / "reference" / "h200"
-RECORDS = list(Store(H200).read().records.values())
+# As if what took a profiler had come after their rounds, so that it is these that give the ratios.
+RECORDS = [
+    r | {"sm_efficiency": r["sm_efficiency"] | {"when": "later"}} if "sm_efficiency" in r else r
+    for r in Store(H200).read().records.values()
+]
 ISSUED = {
     "nimble": [
         "figure2a",
@@ -84,6 +88,14 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
     if read.ratio:
         (other,) = read.ratio.values()
         assert any(value.system == other for value, _ in read.figures)
+
+
+def test_a_variant_of_a_system_has_every_option_of_it() -> None:
+    """run.py refuses a system whose file lacks one."""
+    for file in (CONF / "system").glob("*.yaml"):
+        options = yaml.safe_load(file.read_text(encoding="utf-8"))
+        whole = yaml.safe_load((CONF / "system" / f"{options['name']}.yaml").read_text(encoding="utf-8"))
+        assert set(options) == set(whole), file.stem
 
 
 def test_the_published_values_of_the_three_papers_are_all_in_some_preset() -> None:

@@ -242,6 +242,7 @@ def test_labels_are_what_a_person_would_write() -> None:
     fused = {"fold_batch_norm", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise"}
     every = {"name": "nimble", "multi_stream": True, **dict.fromkeys(fused, True)}
     assert label(every) == "nimble_fused" and label(every | {"multi_stream": False}) == "nimble_fused (multi_stream=false)"
+    assert label({"name": "eager", "gone": False}) == "eager" and label({"name": "eager", "gone": 0.5}) == "eager (gone=0.5)"
     assert label({"name": "of_an_older_version", "option": 3}) == "of_an_older_version (option=3)"
 
 

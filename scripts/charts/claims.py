@@ -24,7 +24,8 @@ FILLS = {HOLDS: "full", IN_PART: "left", DOES_NOT_HOLD: "none", CANNOT: "full"}
 
 
 def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = True) -> Chart:
-    """A panel for each unit. stands: whether what was measured says how the figures stand; a CPU does not of a GPU's.
+    """A panel for each unit. stands: whether what was measured says how the figures stand; a CPU does not of a GPU's, but
+    for counts, which are of a graph.
 
     Raises NoResults where none was measured.
     """
@@ -52,10 +53,10 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
         }
         numbers = any(finding.rule != "direction" for finding in findings)
         handles = [Line2D([], [], marker=shape, label=f"{TITLES.get(paper, paper)} paper", **hollow)] if numbers else []
-        there = [verdict for verdict in VERDICTS[:3] if any(finding.verdict == verdict for finding in findings)]
-        if stands:
-            handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in there]
-        else:
+        standing = [finding for finding in findings if stands or finding.rule == "count"]
+        there = [verdict for verdict in VERDICTS[:3] if any(finding.verdict == verdict for finding in standing)]
+        handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in there]
+        if any(finding.ours is not None for finding in findings if finding not in standing):
             handles.append(Line2D([], [], label="here, not on a GPU", **_look(CANNOT)))
         above(figure, handles, title)
     caption = (
@@ -102,7 +103,7 @@ def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str, stand
         ours = max(finding.ours or 0.0, low)
         if finding.rule != "direction":
             axes.plot([finding.published, ours], [place, place], color="0.75", linewidth=0.8, zorder=1.5)
-        look = _look(finding.verdict if stands else CANNOT)
+        look = _look(finding.verdict if stands or finding.rule == "count" else CANNOT)
         axes.plot(ours, place, zorder=4, **look)
         if finding.low is not None and finding.high is not None and finding.high > finding.low:
             axes.hlines(place, finding.low, finding.high, color=look["color"], linewidth=1.4, zorder=3)

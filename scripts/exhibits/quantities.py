@@ -258,6 +258,8 @@ def _part(evidence: Evidence, row: Row, system: str, part: str) -> dict[str, Any
     """A measurement of a cell; of any system where `system` is "": the model's own."""
     if evidence.measured is None:
         raise Missing("not measured")
+    if row not in evidence.measured.rows:
+        raise Missing(f"{row[0]} was not measured at batch {row[1]}")
     systems: Sequence[str] = [system] if system else evidence.measured.systems
     for one in systems:
         for record in evidence.measured.records_of(row, one):
