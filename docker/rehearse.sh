@@ -19,11 +19,15 @@ clean() {
     rm -rf "$scratch"
 }
 scratch=${SCRATCH:-$(mktemp -d)}
-if [ ! -d "${SCRATCH:-/nowhere}" ]; then
+store=(--root "$scratch/store" --runroot "$scratch/run" --storage-driver "${DRIVER:-overlay}")
+if [ -z "${SCRATCH:-}" ] || [ ! -d "$SCRATCH" ]; then
     mkdir -p "$scratch"
     trap clean EXIT
+    trap 'exit 130' INT TERM # by which the other is carried out too
+    export TMPDIR=$scratch # where buildah keeps layers that it commits
 fi
-store=(--root "$scratch/store" --runroot "$scratch/run" --storage-driver "${DRIVER:-overlay}")
+free=$(df --output=avail --block-size=1G "$scratch" | tail -n 1)
+if [ "$free" -lt 25 ] && [ ! -d "$scratch/store" ]; then echo "docker/rehearse.sh needs 25 GB of disk, not ${free// /}" >&2; exit 2; fi
 base=localhost/debian:bookworm
 
 if ! buildah "${store[@]}" inspect --type image "$base" > /dev/null 2>&1; then

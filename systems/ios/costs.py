@@ -23,7 +23,7 @@ class StageTimer:
 
     def __init__(self, program: Program, timer: Timer, measured: Callable[[int], None] = lambda _: None):
         self.program, self.timer, self.measured = program, timer, measured
-        self.seconds = SECONDS[program.examples[0].device.type]
+        self.seconds = SECONDS[program.device.type]
         self.numbers: dict[str, int] = {}
         self.digests: list[str] = []
         self.signatures: dict[int, str] = {}

@@ -85,7 +85,7 @@ class Ios(System):
         begin = perf_counter()
         units = find_units(program, self.units)
         predecessors = unit_graph(program.graph, units)
-        timer = Timer(program.examples[0].device)
+        timer = Timer(program.device)
         costs = StageTimer(program, timer, lambda count: self.report(f"scheduling: {count} stages measured"))
         try:
             stages, search = self._stages(units, predecessors, costs)

@@ -34,7 +34,7 @@ def part(
         shape = (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else None
         same, nth = kept.setdefault(shape, []), used.get(shape, 0)
         if nth == len(same):
-            same.append(_example(value, program.examples[0].device, channels_last))
+            same.append(_example(value, program.device, channels_last))
         used[shape] = nth + 1
         return same[nth]
 

@@ -1,5 +1,6 @@
 """A captured model that can be run one operator at a time: an OperatorGraph with its callables and arguments."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,12 @@ class Program:
         self.output_spec = output_spec
         self.examples = examples
         self.derived = derived or Derivations()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs: with its inputs or, where it reads none, with the tensors that it is bound to."""
+        bound = (t for call in self.calls for t in call.leaves() if isinstance(t, Tensor))
+        return next(itertools.chain(self.examples, bound)).device
 
     def bind(self, tensors: dict[int, Tensor]) -> "Program":
         """This program with some inputs fixed: input i becomes the tensor `tensors[i]` itself, the others move up."""

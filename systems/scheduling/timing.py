@@ -70,7 +70,7 @@ def milliseconds(
         groups = [range(len(program.graph))]
     for _ in range(warm_up_runs):
         program.run(program.examples)
-    if program.examples[0].is_cuda:
+    if program.device.type == "cuda":
         return _replayed(program, groups, seconds)
     if len(groups) == 1:
         return _sampled(lambda: program.run(program.examples), seconds)
@@ -94,7 +94,7 @@ def _sampled(call: Callable[[], Any], seconds: float) -> float:
 
 
 def _replayed(program: Program, groups: Groups, seconds: float) -> float:
-    device = program.examples[0].device
+    device = program.device
     sides = [_side(device, i) for i in range(len(groups))]
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
