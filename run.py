@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 from contextlib import redirect_stderr
 
@@ -9,6 +10,7 @@ import hydra
 from omegaconf import DictConfig
 
 from runners.bad_request import BadRequest, check_arguments, explain
+from runners.launch import Launch
 from runners.requests import execute
 
 BAD_REQUEST = 2
@@ -50,6 +52,10 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions on, rather than printing and exiting
     try:
         composed = request()
+        if composed and isinstance(composed[0], Launch):
+            sys.exit(composed[0].run())
+        if composed and any(re.match("hydra/launcher=(?!basic)", argument) for argument in sys.argv):
+            raise BadRequest("hydra/launcher is for sweeps: add -m")
         sys.exit(execute(composed) if composed else 0)
     except BadRequest as error:
         if traceback_wanted:

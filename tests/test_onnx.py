@@ -242,7 +242,7 @@ class TestOnnxRuntime:
             ("squeezenet", {}, "cpu"),
             ("squeezenet", {"mode": "parallel"}, "cpu"),
             ("resnet18", {}, "cpu"),
-            ("nasnet", {}, "cpu"),
+            pytest.param("nasnet", {}, "cpu", marks=pytest.mark.slow),
             *(
                 pytest.param(model, options, "cuda", marks=GPU)
                 for model in ("squeezenet", "nasnet", "bert")

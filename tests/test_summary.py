@@ -15,7 +15,7 @@ MEASURED = {
     "latency": {"statistics": {"host": HOST, "device": HOST}},
     "throughput": {"statistics": {"median": 123456.7}},
     "memory": {"peak_bytes": 2**33},
-    "sm_efficiency": {"value": 0.5, "source": "counters", "reason": None},
+    "sm_efficiency": {"value": 0.5, "source": "counters", "reason": None, "when": "after the rounds"},
     "correctness": {"relative_error": 1.2e-5},
     "limits": {"critical_path_ms": 1.0, "busy_ms": 2.0},
     "environment": {"gpu": "NVIDIA H200", "cpu": "a CPU"},

@@ -224,7 +224,8 @@ def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin
     done = sweep(*asked)
     assert done.returncode == 0 and done.stderr.count("measured before") == 2, done.stderr
     finished = kept(folder)
-    assert {name: r | {"comparison": None} for name, r in finished.items()} == two  # their own measurements are kept
+    own = {"comparison": None, "warnings": None}
+    assert {name: r | own for name, r in finished.items()} == {name: r | own for name, r in two.items()}  # are kept
     assert len({r["comparison"]["group"] for r in finished.values()}) == 1
     assert all(len(r["comparison"]["rounds"]) == 10 for r in finished.values())
     assert made(folder) == 3  # to check, and once a cell for the rounds

@@ -15,7 +15,6 @@ from systems.scheduling.verify import verify
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ON_CPU = [
     ("torchscript", {}, "resnet18"),
-    ("torch_compile", {}, "mobilenet_v2_cifar10"),
     ("torch_compile", {"mode": "default", "layout": "channels_last"}, "squeezenet"),
     ("nimble", {}, "squeezenet"),
     ("nimble", {}, "googlenet"),
@@ -31,6 +30,7 @@ ON_GPU = [(s, {}, m) for s in ("cuda_graph", "nimble") for m in ZOO]
     ("system", "options", "model", "device"),
     [
         *((s, o, m, "cpu") for s, o, m in ON_CPU),
+        pytest.param("torch_compile", {}, "mobilenet_v2_cifar10", "cpu", marks=pytest.mark.slow),
         *(pytest.param(s, o, m, "cuda", marks=GPU) for s, o, m in ON_GPU),
     ],
 )

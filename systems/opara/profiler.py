@@ -1,7 +1,7 @@
 """Opara's model profiler: what each operator launches on the GPU, and what that takes of a streaming multiprocessor."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
@@ -65,7 +65,7 @@ class Profile:
 
     operators: tuple[OperatorProfile, ...]
     capacity: Capacity | None
-    fresh: bool = False
+    fresh: bool = field(default=False, compare=False)
 
     def demand(self, resource: str) -> list[float]:
         """How much of the device each operator asks for, in a measure that only compares them.

@@ -1,0 +1,391 @@
+"""Sweeps through Hydra's launchers: a real Ray on this machine, submitit's local executor, and Slurm's commands played."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import ROOT, Run, command, environment
+from hydra import compose, initialize_config_dir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+from test_results import CONFIG, record
+
+from results.comparison import speedup
+from results.record import group_key, identity
+from results.store import Store
+from runners import launch
+from runners.bad_request import BadRequest
+from runners.launch import Group, Jobs, Launch, check, grouped, meeting_place, read_outcome
+
+MODEL = """
+import os, time
+import torch
+from torch import nn
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.a(x).relu() + self.b(x).tanh()
+
+
+def make(batch):
+    with open("made", "a") as file:
+        file.write(f"{batch} {os.getpid()} {os.environ.get('OMP_NUM_THREADS')}\\\\n")
+    while os.path.exists("wait"):
+        time.sleep(0.05)
+    return Branches(), (torch.randn(batch, 8),)
+""".replace("\\\\", "\\")
+ASKED = ["-m", "model=custom", "model.factory=zoo:make", "device=cpu", "results=r", "runner=latency", "runner.samples=5"]
+RAY = ["hydra/launcher=ray", "hydra.launcher.remote.num_gpus=0"]
+SMALL_RAY = [f"+hydra.launcher.init.{key}" for key in ("num_cpus=2", "include_dashboard=false")]
+ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install '.[distributed]'")
+submitit = pytest.mark.skipif(
+    find_spec("submitit") is None, reason="hydra-submitit-launcher is not installed: pip install '.[distributed]'"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with MODEL in zoo.py."""
+    (tmp_path / "zoo.py").write_text(MODEL)
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def shell(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of a sweep whose Ray, if it starts one, is its own. Sockets need a short path."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as short:
+        own = {
+            "TMPDIR": str(folder / "tmp"),
+            "RAY_TMPDIR": short,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+        }
+        yield environment(**own)
+
+
+@pytest.fixture
+def begin(folder: Path, shell: dict[str, str]) -> Callable[..., "subprocess.Popen[str]"]:
+    """Starts a sweep over ASKED and goes on."""
+
+    def begin(*arguments: str) -> "subprocess.Popen[str]":
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command(*ASKED, *arguments), cwd=folder, env=shell, **pipes)
+
+    return begin
+
+
+def kept(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
+    """The records by batch and system."""
+    records = [json.loads(file.read_text()) for file in (folder / "r").glob("*.json")]
+    return {(r["config"]["batch"], r["config"]["system"]["name"]): r for r in records}
+
+
+def job_of_a_cell(folder: Path, within: float = 120.0) -> psutil.Process:
+    """The launcher's process that runs the cell whose model was made first: the parent of the cell's own."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if (folder / "made").exists() and (lines := (folder / "made").read_text().splitlines()):
+            parent = psutil.Process(int(lines[0].split()[1])).parent()
+            assert parent is not None
+            return parent
+        time.sleep(0.05)
+    raise AssertionError("no model was made")
+
+
+def complete(folder: Path, batches: Sequence[int]) -> None:
+    """Both systems of each batch were measured, in turn, by one job; and the launch has left nothing else."""
+    records = kept(folder)
+    assert set(records) == set(product(batches, ("eager", "torchscript")))
+    assert {r["status"] for r in records.values()} == {"ok"}
+    for batch in batches:
+        assert speedup(records[batch, "torchscript"], records[batch, "eager"]) is not None
+    assert len({r["comparison"]["group"] for r in records.values()}) == len(batches)
+    assert not any((folder / "r" / ".launches").iterdir())
+    assert {line.split()[2] for line in (folder / "made").read_text().splitlines()} == {
+        "None"
+    }  # Ray would set OMP_NUM_THREADS
+
+
+@ray
+def test_a_sweep_on_ray_ends_complete_though_a_worker_is_killed(begin: Callable[..., Any], folder: Path) -> None:
+    (folder / "wait").touch()
+    process = begin(*RAY, *SMALL_RAY, "system=eager,torchscript", "batch=1,2", "rounds=1")
+    worker = job_of_a_cell(folder)
+    assert any("ray" in part for part in worker.cmdline()), worker.cmdline()
+    worker.send_signal(signal.SIGKILL)
+    (folder / "wait").unlink()
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    complete(folder, (1, 2))
+    assert "over eager" in out and err.count("done on") == 2 and "validated against" not in err
+
+
+@submitit
+def test_a_sweep_through_submitit_ends_complete_though_a_job_is_killed(begin: Callable[..., Any], folder: Path) -> None:
+    (folder / "wait").touch()
+    process = begin("hydra/launcher=submitit_local", "system=eager,torchscript", "batch=1", "rounds=1")
+    job = job_of_a_cell(folder)
+    assert any("submitit" in part for part in job.cmdline()), job.cmdline()
+    job.send_signal(signal.SIGKILL)
+    (folder / "wait").unlink()
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    complete(folder, (1,))
+    assert "over eager" in out and "launched again" in err
+
+
+SBATCH = """#!{python}
+import os, re, subprocess, sys
+script = sys.argv[1]
+text = open(script).read()
+open(os.path.join({folder!r}, "sbatch"), "w").write(text)
+tasks = re.search(r"--array=(\\d+)-(\\d+)", text)
+for task in range(int(tasks[1]), int(tasks[2]) + 1):
+    variables = dict(
+        os.environ, SLURM_JOB_ID=str(100 + task), SLURM_ARRAY_JOB_ID="100", SLURM_ARRAY_TASK_ID=str(task), SLURM_NTASKS="1",
+        SLURM_JOB_NUM_NODES="1", SLURM_NODEID="0", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_NODELIST="here",
+    )
+    subprocess.Popen(["bash", script], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print("Submitted batch job 100")
+"""
+SRUN = """#!{python}
+import os, sys
+arguments = sys.argv[1:]
+while arguments[0].startswith("-"):
+    del arguments[: 1 if "=" in arguments[0] or arguments[0] == "--unbuffered" else 2]
+os.execvp(arguments[0], arguments)
+"""
+SACCT = """#!{python}
+print("JobID|State|NodeList")
+for task in (0, 1):
+    print(f"100_{{task}}|RUNNING|here")
+"""
+
+
+@submitit
+def test_slurm_is_asked_for_a_gpu_a_job(folder: Path, shell: dict[str, str]) -> None:
+    """Slurm's commands are played by scripts that run each job of the array at once."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT)):
+        file = programs / name
+        file.write_text(text.format(python=sys.executable, folder=str(folder)))
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    asked = command(
+        *ASKED, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "system=eager", "batch=1,2", "rounds=0"
+    )
+    variables = shell | {"PATH": f"{programs}{os.pathsep}{shell['PATH']}"}
+    done = subprocess.run(asked, cwd=folder, env=variables, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert set(kept(folder)) == {(1, "eager"), (2, "eager")}
+    told = (folder / "sbatch").read_text()
+    for option in (
+        "--gpus-per-node=1",
+        "--cpus-per-task=8",
+        "--mem=64GB",
+        "--partition=gpu",
+        "--array=0-1",
+        "--time=240",
+    ):
+        assert f"#SBATCH {option}" in told, told
+
+
+@submitit
+def test_what_only_a_node_can_tell_is_told_in_a_line(folder: Path, shell: dict[str, str]) -> None:
+    asked = command(*ASKED, "hydra/launcher=submitit_local", "system=eager", "device=cuda")
+    done = subprocess.run(asked, cwd=folder, env=shell, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "device=cuda, but no CUDA device is visible here" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["hydra/launcher=ray", "runner=schedule"], "keeps no record and runs here"),
+        (["hydra/launcher=ray", "batch=0,1"], "batch=0 is not a positive integer"),
+        (["hydra/launcher=ray", "device=gpu"], "device=gpu is not one of auto, cpu, cuda"),
+        (["hydra/launcher=ray", "system=nimbel,eager"], "no system is named 'nimbel'"),
+        (["hydra/launcher=ray", "timeout=5,6"], "timeout holds for a whole sweep"),
+    ],
+)
+@ray
+def test_a_bad_request_is_told_before_anything_is_launched(run: Run, folder: Path, arguments: list[str], told: str) -> None:
+    done = run("-m", *arguments)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_launcher_is_for_sweeps(run: Run) -> None:
+    done = run("hydra/launcher=submitit_local", "model=squeezenet", "device=cpu")
+    assert done.returncode == 2 and done.stderr == "opweave: hydra/launcher is for sweeps: add -m\n"
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed")
+def test_a_launcher_that_is_not_installed_is_named(run: Run) -> None:
+    done = run("-m", "hydra/launcher=ray", "model=squeezenet", "device=cpu")
+    assert done.returncode == 2 and done.stderr.startswith("opweave: hydra/launcher=ray needs ray: pip install")
+
+
+@pytest.fixture(scope="module")
+def config() -> DictConfig:
+    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
+        return compose("config")
+
+
+CELL = ("batch", "precision", "device", "model", "system")
+CELLS = st.fixed_dictionaries(
+    {
+        "batch": st.integers(1, 3),
+        "precision": st.sampled_from(["tf32", "fp16"]),
+        "device": st.sampled_from(["auto", "cpu", "cuda"]),
+        "model": st.sampled_from(["nasnet", "vgg16"]),
+        "system": st.sampled_from(["eager", "cuda_graph", "torchscript"]),
+    }
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(CELLS, min_size=1, max_size=12))
+def test_cells_of_one_ratio_are_in_one_group(config: DictConfig, asked: list[dict[str, Any]]) -> None:
+    cells = []
+    for cell in asked:
+        named = {"model": {"name": cell["model"]}, "system": {"name": cell["system"]}}
+        cells.append(([f"{k}={v}" for k, v in cell.items()], OmegaConf.merge(config, cell | named)))
+        for group in ("model", "system"):
+            OmegaConf.update(cells[-1][1], group, named[group], merge=False)
+    groups = grouped(cells)  # type: ignore[arg-type]
+    for group in groups:
+        without = [{k: v for k, v in request.items() if k != "system"} for request in group.requests]
+        assert all(other == without[0] for other in without)
+    keys = [group_key(group.requests[0]) for group in groups]
+    assert len(set(keys)) == len(keys)
+    together = [request for group in groups for request in group.requests]
+    assert sorted(
+        (r["batch"], r["precision"], r["device"], r["model"]["name"], r["system"]["name"]) for r in together
+    ) == sorted((c["batch"], c["precision"], c["device"], c["model"], c["system"]) for c in asked)
+
+
+def test_the_device_is_decided_where_the_job_runs(config: DictConfig) -> None:
+    for device in ("auto", "cuda", "cpu"):
+        request = check(OmegaConf.merge(config, {"device": device, "gpus": "all"}))  # type: ignore[arg-type]
+        assert (request["device"], request["gpus"]) == (device, "all")
+    assert check(OmegaConf.merge(config, {"gpus": [3, 5]}))["gpus"] == [3, 5]  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="device=gpu"):
+        check(OmegaConf.merge(config, {"device": "gpu"}))  # type: ignore[arg-type]
+
+
+class Unreliable:
+    """A launcher in this process: `fails` of the jobs are lost at each attempt, the first ones of those that are left."""
+
+    def __init__(self, fails: Sequence[int]):
+        self.fails, self.launched = list(fails), []
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        self.jobs = task_function
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> None:
+        self.launched.append([overrides[0] for overrides in job_overrides])
+        lost = self.fails.pop(0)
+        for number in range(lost, len(job_overrides)):
+            self.jobs.play(number)
+        for number in range(lost):
+            self.jobs.begin(number)
+        if lost:
+            raise RuntimeError("a job was killed")
+
+
+class PlayedJobs(Jobs):
+    """Jobs whose sweep is played: a record for each cell, on a host named after its group."""
+
+    def play(self, number: int) -> None:
+        group = self.numbers[number]
+        self.begin(number)
+        outcome = {"host": f"node{group}", "status": 0, "records": [], "bad_request": None}
+        launch.write_json(self.folder / f"{group}.outcome", outcome)
+
+    def begin(self, number: int) -> None:
+        (self.folder / f"{self.numbers[number]}.log").touch()
+
+
+def launched(
+    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: list[int]
+) -> tuple[Launch, Unreliable]:
+    monkeypatch.setattr(launch, "Jobs", PlayedJobs)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    request = check(OmegaConf.merge(config, {"device": "cpu", "results": str(tmp_path / "r")}))  # type: ignore[arg-type]
+    launcher = Unreliable(fails)
+    groups = [Group([f"batch={batch}"], [request | {"batch": batch}]) for batch in (1, 2, 3)]
+    with_hydra = OmegaConf.create({"hydra": {"sweep": {"dir": "multirun", "subdir": "0"}}})
+    return Launch(launcher, None, with_hydra, "unreliable", groups, meeting_place(groups, with_hydra)), launcher
+
+
+def test_only_what_was_lost_is_launched_again(
+    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launching, launcher = launched(config, tmp_path, monkeypatch, [2, 1, 0])
+    assert launching.run() == 0
+    assert launcher.launched == [["batch=1", "batch=2", "batch=3"], ["batch=1", "batch=2"], ["batch=1"]]
+    told = capsys.readouterr().err
+    assert told.count("launched again") == 2 and all(f"nasnet b{n + 1}: done on node{n}" in told for n in range(3))
+    assert not launching.folder.exists()
+
+
+def test_a_job_that_is_always_lost_ends_the_sweep_with_status_1(
+    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launching, launcher = launched(config, tmp_path, monkeypatch, [1, 1, 1])
+    assert launching.run() == 1
+    assert launcher.launched == [["batch=1", "batch=2", "batch=3"], ["batch=1"], ["batch=1"]]
+    assert "nasnet b1: no job for it came to its end" in capsys.readouterr().err
+    assert (launching.folder / "0.log").exists()
+
+
+def test_a_launcher_that_begins_no_job_is_a_bad_request(
+    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launching, launcher = launched(config, tmp_path, monkeypatch, [0])
+
+    def refuse(job_overrides: Any, initial_job_idx: int) -> None:
+        raise ValueError("there is\nno such partition")
+
+    monkeypatch.setattr(launcher, "launch", refuse)
+    with pytest.raises(BadRequest, match="hydra/launcher=unreliable: there is no such partition"):
+        launching.run()
+
+
+def test_records_of_two_machines_share_a_folder(tmp_path: Path) -> None:
+    """The same cell of two hosts, and of two GPUs, is four records, none of which is found for another's."""
+    places = [{"host": host, "gpu": gpu, "libraries": {}} for host in ("a", "b") for gpu in ("H200", "V100")]
+    store = Store(tmp_path)
+    for place in places:
+        store.write(record("eager", environment=place, id=identity(CONFIG, place), when="2026-01-01"))
+    assert len(list(tmp_path.glob("*.json"))) == 4 and len(store.read().records) == 4
+    for place in places:
+        found = store.find(identity(CONFIG, place))
+        assert found is not None and found["environment"] == place
+
+
+def test_an_outcome_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    assert read_outcome(tmp_path, 0) is None
+    launch.write_json(tmp_path / "0.outcome", {"host": "a", "status": 1, "records": ["x"], "bad_request": None})
+    outcome = read_outcome(tmp_path, 0)
+    assert outcome is not None and (outcome.host, outcome.status, outcome.records) == ("a", 1, ["x"])
