@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ class Store:
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PARTIAL):
             pass
         for left in self.folder.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
-            if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                left.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # one of a process that lives, which has just given it its name
+                if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                    left.unlink()
 
     def read(self) -> Contents:
         """Every record, and every file that is none, with the reason."""

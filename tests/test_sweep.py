@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -88,6 +89,11 @@ def sweep(run: Run, folder: Path) -> Run:
     return lambda *arguments: run("-m", *ASKED, *arguments, TMPDIR=str(folder / "tmp"))
 
 
+def heed_interrupts() -> None:
+    """Tests may have been started in the background, where a shell has its processes ignore an interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def begin(folder: Path) -> Callable[..., "subprocess.Popen[str]"]:
     """Starts a sweep over ASKED and goes on."""
@@ -95,7 +101,8 @@ def begin(folder: Path) -> Callable[..., "subprocess.Popen[str]"]:
     def begin(*arguments: str) -> "subprocess.Popen[str]":
         shell = environment(TMPDIR=str(folder / "tmp"))
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command("-m", *ASKED, *arguments), cwd=folder, env=shell, **pipes)
+        started = command("-m", *ASKED, *arguments)
+        return subprocess.Popen(started, cwd=folder, env=shell, preexec_fn=heed_interrupts, **pipes)
 
     return begin
 

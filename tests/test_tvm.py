@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from modules import Lambda
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -39,15 +40,6 @@ GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "cache"))
     return Cache()
-
-
-class Lambda(nn.Module):
-    def __init__(self, act: Any):
-        super().__init__()
-        self.act = act
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.act(*inputs)
 
 
 def small(seed: int = 0) -> nn.Module:
