@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import random
 import time
 import warnings
@@ -13,7 +12,6 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import Run, records
 from dags import as_networkx, dags
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 import models
 import systems
-from runners.training import TrainingSession, loss
+from runners.training import loss
 from systems.base import Unsupported
 from systems.nimble import Nimble
 from systems.nimble.stream_assignment import assign_streams, single_stream
@@ -195,6 +193,24 @@ def test_preparing_changes_nothing(device: str) -> None:
     assert [t.data_ptr() for t in module.state_dict().values()] == addresses
     assert optimizer.state[module.stem.weight]["momentum_buffer"] is momentum
     step.close()
+
+
+def test_a_run_that_fails_changes_nothing_either() -> None:
+    module = net()
+    program, static = capture_step(module, sgd(module), loss, batch(0)[:1], batch(0)[1])
+    static.refresh()
+    before, drawn = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+
+    def fail(operator: int, _: Any) -> None:
+        if operator == len(program.graph) - 1:
+            raise RuntimeError("at the end")
+
+    with pytest.raises(RuntimeError, match="at the end"), program.undone():
+        program.run(batch(0), fail)
+    assert equal(module.state_dict(), before) and torch.equal(torch.get_rng_state(), drawn)
+    with pytest.raises(RuntimeError, match="at the end"):
+        program.run(batch(0), fail)
+    assert not equal(module.state_dict(), before)  # it does change something
 
 
 def test_random_delays_give_the_same_weights() -> None:
@@ -621,78 +637,3 @@ class TestOnGpu:
         step.close()
         assert got[:10] == pytest.approx(expected[:10], rel=1e-3)
         assert sum(got[-20:]) == pytest.approx(sum(expected[-20:]), rel=0.05)
-
-
-def cell(**more: Any) -> dict[str, Any]:
-    runner = {
-        "name": "training",
-        "samples": 3,
-        "optimizer": "sgd",
-        "learning_rate": 0.01,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-    }
-    return {
-        "model": {"name": "bert", **SMALL_BERT},
-        "system": {"name": "nimble", "multi_stream": True},
-        "runner": runner,
-        "batch": 2,
-        "device": "cpu",
-        "precision": "fp32",
-        "layout": "contiguous",
-        "seed": 0,
-    } | more
-
-
-class TestRunner:
-    @pytest.mark.parametrize("system", ["eager", "torchscript", "nimble"])
-    def test_a_cell_is_compared_and_measured(self, system: str) -> None:
-        session = TrainingSession(cell(system={"name": system}), "0", lambda _: None)
-        record = session.measure()
-        assert record["status"] == "ok" and record["throughput"]["unit"] == "samples/s"
-        assert record["throughput"]["statistics"]["median"] > 0 and len(record["latency"]["host_ms"]) >= 3
-        found = record["correctness"]
-        assert found["relative_error"] < 1e-3 and len(found["losses"]) == found["steps"]
-        assert found["dropout"] == (system != "torchscript")
-        assert (record["schedule"] is None) == (system != "nimble")
-        assert session.round()
-        json.dumps(record)
-
-    def test_a_step_that_forgets_one_parameter_is_incorrect(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        session = TrainingSession(cell(), "0", lambda _: None)
-        forgotten = session.module.bert.pooler.dense.bias
-
-        def prepare(module: nn.Module, optimizer: torch.optim.Optimizer, *rest: Any) -> Any:
-            class Forgetful:
-                schedule, memory = None, {}
-
-                def __call__(self, *data: Tensor) -> Tensor:
-                    before = forgotten.detach().clone()
-                    value = eager_step(module, optimizer, *data)
-                    with torch.no_grad():
-                        forgotten.copy_(before)
-                    return value
-
-            return Forgetful()
-
-        monkeypatch.setattr(session.system, "prepare_training", prepare)
-        record = session.measure()
-        assert record["status"] == "incorrect" and "after 3 steps exceeds the tolerance" in record["reason"]
-
-    def test_the_loss_of_several_outputs(self) -> None:
-        tokens, pooled, target = torch.randn(2, 5, 7), torch.randn(2, 7), torch.randint(7, (2, 5))
-        expected = functional.cross_entropy(tokens.transpose(1, 2), target) + 0.3 * functional.cross_entropy(
-            pooled, target[:, 0]
-        )
-        torch.testing.assert_close(loss((tokens, pooled), target), expected)
-
-    def test_from_the_command_line(self, run: Run, folder: Any) -> None:
-        asked = ("model=custom", "model.factory=tiny:make", "batch=4", "device=cpu", "results=out", "rounds=2")
-        done = run("-m", "runner=training", "runner.samples=3", "system=eager,nimble,opara", *asked, OMP_NUM_THREADS="1")
-        assert done.returncode == 0, done.stderr
-        assert "samples/s" in done.stdout and "opara b4: unsupported: opara runs inference only" in done.stdout
-        found = records(folder / "out")
-        both = [found[f"tiny:make {s}"] for s in ("eager", "nimble")]
-        assert all(r["status"] == "ok" and len(r["comparison"]["rounds"]) == 2 for r in both)
-        done = run("runner=training", "runner.optimizer=adam", *asked[:-2])
-        assert done.returncode == 2 and "did you mean adamw?" in done.stderr

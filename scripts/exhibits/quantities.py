@@ -102,7 +102,7 @@ class _Figure:
         quantity = PLAIN[metric][0] if metric in PLAIN else RATIOS.get(metric)
         if quantity is makespan:
             return "the call of median length"
-        if quantity not in SOURCED:
+        if quantity is None or quantity not in SOURCED:
             return ""
         source = _part(self.evidence, self._rows()[0], self.system, SOURCED[quantity])["source"]
         return "" if source == "counters" else str(source)
@@ -204,8 +204,9 @@ class _Figure:
     def _direct(self) -> Number:
         return self._over(RATIOS[self.value.metric], self.system, self.baseline)
 
-    def _over(self, quantity: "Quantity", better: str, worse: str) -> Number:
-        if quantity is speedup:
+    def _over(self, quantity: "Quantity | None", better: str, worse: str) -> Number:
+        """quantity: None for speed, whose ratio is of systems measured in turn."""
+        if quantity is None:
             return self._over_rows(lambda row: _speedup(self._measured(), row, better, worse))
         if quantity in SOURCED and self.model is not None:
             row = self.model, int(self.value.batch)
@@ -266,11 +267,6 @@ def _part(evidence: Evidence, row: Row, system: str, part: str) -> dict[str, Any
             if record["status"] == "ok" and record.get(part):
                 return dict(record[part])
     raise Missing(_why(evidence.measured, row, systems[0]) or f"no record of {systems[0]} holds it")
-
-
-def speedup(evidence: Evidence, row: Row, system: str) -> float:
-    """Stands for the ratio of systems measured in turn; see `_speedup`."""
-    raise NotImplementedError
 
 
 def sm_efficiency(evidence: Evidence, row: Row, system: str) -> float:
@@ -360,18 +356,18 @@ def block_gain(evidence: Evidence, row: Row, system: str) -> float:
     return max(part["sequential_milliseconds"] / part["milliseconds"] for part in _blocks(evidence, row, system))
 
 
-# A metric -> the quantity whose ratio it is; in COSTS less is better.
+# A metric -> the quantity whose ratio it is, None for speed; in COSTS less is better.
 SOURCED: dict[Quantity, str] = {sm_efficiency: "sm_efficiency", active_warps: "active_warps"}
 COSTS: tuple[Quantity, ...] = (assignment_ms, search_seconds, makespan)
-RATIOS: dict[str, Quantity] = {
-    **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction"), speedup),
+RATIOS: dict[str, Quantity | None] = {
+    **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction")),
     "sm_efficiency_gain": sm_efficiency,
     "active_warps": active_warps,
     "makespan": makespan,
 }
 # A metric of one system that becomes a ratio where the preset says to which.
-COMPARED: dict[str, Quantity] = {
-    "latency": speedup,
+COMPARED: dict[str, Quantity | None] = {
+    "latency": None,
     "stream_assignment_time": assignment_ms,
     "optimization_cost": search_seconds,
     "streams": streams,

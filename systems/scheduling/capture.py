@@ -90,7 +90,8 @@ def _observed(program: Program) -> Program:
     def note(operator: int, output: Any) -> None:
         produced[operator] = _on_meta(output)
 
-    program.run(program.examples, note)
+    with torch.random.fork_rng(devices=[program.device]):
+        program.run(program.examples, note)
     calls = [replace(call, produces=produced[v]) for v, call in enumerate(program.calls)]
     return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
 

@@ -96,7 +96,7 @@ class CudaExecutor(Prepared):
     def _prepare(self) -> None:
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        undone = self.stateful.undone() if self.stateful else nullcontext()
+        undone = self.stateful.undone() if self.stateful else torch.random.fork_rng(devices=[self.device])
         with torch.cuda.stream(side), undone:
             for _ in range(WARM_UP_RUNS):
                 before = torch.cuda.memory_allocated(self.device)

@@ -37,8 +37,10 @@ class StatefulProgram(Program):
         """What runs of the program change within, the random state among it, is as before afterwards."""
         device = self.device
         kept = [t.detach().clone() for t in self.changed]
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-        with torch.no_grad():
-            for t, value in zip(self.changed, kept, strict=True):
-                t.copy_(value)
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                yield
+        finally:
+            with torch.no_grad():
+                for t, value in zip(self.changed, kept, strict=True):
+                    t.copy_(value)
