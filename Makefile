@@ -18,11 +18,11 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated.
+# Not compiled: of 6 GB of packages a run imports a part, which Python compiles then. The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated.
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Opweave needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 # TensorRT's type stubs, for mypy alone: they require TensorRT, which PyPI does not hold, and as published they do not parse.
 	rm -rf $(STUBS)
