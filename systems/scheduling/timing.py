@@ -48,8 +48,9 @@ class Timer:
         return _name(signature) in self.cache
 
     def close(self) -> None:
-        """Write what is new."""
+        """Write what is new, and give back the memory that was measured with."""
         self.cache.write()
+        _first_graph.cache_clear()
 
 
 def _name(signature: str) -> str:
@@ -100,7 +101,7 @@ def _replayed(program: Program, groups: Groups, seconds: float) -> float:
     graph = torch.cuda.CUDAGraph()
     # Not by `with torch.cuda.graph`, which empties the allocator's cache: the next of thousands of stages wants it filled.
     with torch.cuda.stream(sides[0]):
-        graph.capture_begin(pool=_pool().id, capture_error_mode="thread_local")
+        graph.capture_begin(pool=_first_graph(device).pool(), capture_error_mode="thread_local")
         try:
             kept = [_launched(program, groups, sides) for _ in range(COPIES)]
         finally:
@@ -133,9 +134,15 @@ def _side(device: torch.device, i: int) -> torch.cuda.Stream:
 
 
 @cache
-def _pool() -> Any:
-    """What the graphs allocate from, one after the other; a pool of their own would end with each of them."""
-    return torch.cuda.MemPool()
+def _first_graph(device: torch.device) -> torch.cuda.CUDAGraph:
+    """Its memory is what all the others allocate from, one after the other.
+
+    A pool lasts as long as some graph of it does; torch's own for pinned memory may not even be asked for again afterwards.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)  # an empty graph is warned of
+    return graph
 
 
 def _launched(program: Program, groups: Groups, sides: Sequence[torch.cuda.Stream]) -> list[Any]:
