@@ -3,9 +3,11 @@
 import dataclasses
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
+from modules import Lambda
 from torch import Tensor, nn
 from torchvision.models import squeezenet1_1
 
@@ -69,6 +71,22 @@ def test_agrees_with_the_module_on_new_inputs(scheduler, device: str) -> None:
         for key in got:
             torch.testing.assert_close(got[key], expected[key])
     prepared.close()
+
+
+def test_a_copy_that_nothing_needs_is_no_operator() -> None:
+    copies: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+        "the same": (lambda x: torch.tanh(x.relu().clone()), 0),
+        "of a dropout": (lambda x: torch.tanh(nn.functional.dropout(x.relu(), training=False)), 0),
+        "another layout": (lambda x: x.relu().t().clone(memory_format=torch.contiguous_format).view(-1), 1),
+        "of few values to many": (lambda x: x.relu()[:, :1].expand(4, 4).clone().view(-1), 1),
+        "of an input": (lambda x: x.clone(), 1),
+    }
+    for name, (function, count) in copies.items():
+        x = torch.randn(4, 4)
+        program = capture(Lambda(function), (x,))
+        assert sum("clone" in o.target for o in program.graph.operators) == count, name
+        (got,) = program.run((x,))
+        assert torch.equal(got, function(x)) and got.data_ptr() != x.data_ptr(), name
 
 
 @pytest.mark.parametrize("device", DEVICES)

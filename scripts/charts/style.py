@@ -37,6 +37,7 @@ LOOKS = {
     "eager": Look(_HUES[0], "o"),
     "torchscript": Look(_HUES[1], "s"),
     "torch_compile": Look(_HUES[2], "^"),
+    "torch_compile_channels_last": Look(_HUES[2], (3, 1, 90), "....."),
     "onnxruntime": Look("#b9b9b9", "v"),
     "tvm": Look("#a6f0a6", "<"),
     "tensorrt": Look("#ece133", ">"),

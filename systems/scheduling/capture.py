@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
@@ -68,6 +69,8 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             raise Unsupported(f"it holds {node.target}, which is control flow and no single operator")
         elif str(node.target.overloadpacket) in ASSERTIONS and not node.users:
             continue
+        elif _is_copy(node) and isinstance(environment[node.args[0]], Output):
+            environment[node] = environment[node.args[0]]
         elif node.target._schema.is_mutable:
             raise Unsupported(f"{node.target} changes its argument")
         else:
@@ -128,6 +131,16 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
         args = (x, weight, bias, mean, variance, False, momentum, epsilon, torch.backends.cudnn.enabled)
         return torch.ops.aten.batch_norm.default, args, {}
     return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
+
+
+def _is_copy(node: fx.Node) -> bool:
+    """Does it only copy what nothing writes to? Export leaves that of a dropout, which eager execution passes through."""
+    if node.target is not torch.ops.aten.clone.default or node.kwargs.get("memory_format", torch.preserve_format) not in (
+        None,
+        torch.preserve_format,
+    ):
+        return False
+    return is_non_overlapping_and_dense_or_false(node.args[0].meta["val"])  # type: ignore[union-attr]
 
 
 def _only_first_output(node: fx.Node) -> bool:
