@@ -178,13 +178,13 @@ class GroupRun:
         self.records: dict[str, dict[str, Any]] = {}
         self.parked: dict[str, CellProcess] = {}  # measured and waiting for the rounds, by id
         self.ahead: CellProcess | None = None  # imports PyTorch while another cell is measured
-        self.to_measure = 0
+        self.to_measure: list[dict[str, Any]] = []
 
     def run(self) -> None:
         with self._device():
             self.foreign = card.processes(self.gpu) if self.device == "cuda" else []
             try:
-                self.to_measure = sum(self._found(cell) is None for cell in self.cells)
+                self.to_measure = [cell for cell in self.cells if self._found(cell) is None]
                 for cell in self.cells:
                     self._cell(cell)
                 self._compare()
@@ -221,13 +221,13 @@ class GroupRun:
         found = None if self.sweep.force else self.sweep.store.find(self.sweep.ids[id(cell)])
         return found if found is not None and found["status"] in FINAL else None
 
-    def _process(self) -> CellProcess:
-        """A process for the next cell, begun ahead of time where cores enough are idle beside the one that measures."""
+    def _process(self, cell: dict[str, Any]) -> CellProcess:
+        """A process for the cell, begun ahead of time where cores enough are idle beside the one that measures."""
         process, self.ahead = self.ahead or CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu]), None
-        self.to_measure -= 1
-        if self.to_measure > 0 and self.device == "cuda" and (os.cpu_count() or 1) >= IDLE_CORES * len(self.sweep.gpus):
+        self.to_measure = [other for other in self.to_measure if other is not cell]
+        if self.to_measure and self.device == "cuda" and (os.cpu_count() or 1) >= IDLE_CORES * len(self.sweep.gpus):
             self.ahead = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
-            self.ahead.tell({"do": "import"})
+            self.ahead.tell({"do": "import", "cell": self.to_measure[0]})
         return process
 
     def _cell(self, cell: dict[str, Any]) -> None:
@@ -246,7 +246,7 @@ class GroupRun:
         self.progress.done(cell, record)
 
     def _measure(self, cell: dict[str, Any], identifier: str) -> dict[str, Any]:
-        process = self._process()
+        process = self._process(cell)
         self.progress.start(cell, self.gpu)
         started = datetime.now(UTC).isoformat()
         # What takes a profiler waits until after the rounds.

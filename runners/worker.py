@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from .tether import die_with_parent
@@ -23,8 +24,8 @@ class Worker:
     check: try the options of a model or a system. measure: answers {"record": ..., "environment": ...}. prepare: as measure
     does before it measures. round: {"host_ms": [...]} of the cell that was prepared. profile: {"profiled": ...}, what takes
     a profiler, after which its process must not be timed. schedule, timeline, list: what runners of that name show. import:
-    PyTorch and all, with no answer. Lines {"phase": ...} come before the answer. In its place may stand {"status": ...,
-    "reason": ...}, or {"bad_request": ...}.
+    what a cell will need, with no answer. Lines {"phase": ...} come before the answer. In its place may stand
+    {"status": ..., "reason": ...}, or {"bad_request": ...}.
     """
 
     def __init__(self, answers: IO[str]):
@@ -36,7 +37,7 @@ class Worker:
         for line in sys.stdin:
             command = json.loads(line)
             if command["do"] == "import":  # ahead of time, and nobody waits for an answer
-                from . import session as _imported  # noqa: F401
+                import_ahead(command["cell"])
             else:
                 self.answer(guarded(self.carry_out, command))
 
@@ -80,6 +81,19 @@ class Worker:
         except Unsupported as error:
             record = {"status": "unsupported", "reason": str(error)}
         return {"record": record, "environment": environment.describe(cell["device"], visible_device)}
+
+
+def import_ahead(cell: dict[str, Any]) -> None:
+    """The libraries of a cell that will come; what of them cannot be imported is told when it is measured."""
+    from models import registry
+    from systems.registry import module
+
+    from . import session as _imported  # noqa: F401
+
+    with suppress(ImportError):
+        module(cell["system"]["name"])
+        if cell["model"]["name"] in registry.names():  # a custom one is imported where what it raises has a cell to go to
+            registry.find(cell["model"]["name"])
 
 
 def guarded(carry_out: Callable[[dict[str, Any]], dict[str, Any]], command: dict[str, Any]) -> dict[str, Any]:

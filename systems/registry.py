@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,5 +32,9 @@ def load(name: str, **options: Any) -> "System":
         near = get_close_matches(name, SYSTEMS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SYSTEMS)}"
         raise ValueError(f"no system is named {name}: {hint}")
-    module, _, attribute = SYSTEMS[name].partition(":")
-    return getattr(import_module(module), attribute)(**options)
+    return getattr(module(name), SYSTEMS[name].partition(":")[2])(**options)
+
+
+def module(name: str) -> ModuleType:
+    """Where the system of this name is, imported. Raises ImportError."""
+    return import_module(SYSTEMS[name].partition(":")[0])

@@ -159,7 +159,9 @@ def test_a_process_that_was_profiled_is_not_measured(monkeypatch: pytest.MonkeyP
 def test_no_worker_outlives_a_killed_parent() -> None:
     parent = (
         "import sys, time; from runners.cell_process import CellProcess\n"
-        "p = CellProcess('cpu', '0'); p.tell({'do': 'import'}); print(p.process.pid, flush=True); time.sleep(60)\n"
+        "cell = {'model': {'name': 'custom'}, 'system': {'name': 'nimble'}}\n"
+        "p = CellProcess('cpu', '0'); p.tell({'do': 'import', 'cell': cell})\n"
+        "print(p.process.pid, flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -167,6 +169,20 @@ def test_no_worker_outlives_a_killed_parent() -> None:
     process.kill()
     process.wait()
     assert gone([worker], within=5)
+
+
+def test_what_is_imported_ahead_is_what_the_cell_needs() -> None:
+    code = (
+        "import sys; from runners.worker import import_ahead\n"
+        "import_ahead({'model': {'name': sys.argv[1]}, 'system': {'name': sys.argv[2]}}); print(*sys.modules)"
+    )
+    asked = [("squeezenet", "nimble"), ("custom", "eager")]
+    first, second = (
+        set(subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT, capture_output=True, text=True).stdout.split())
+        for names in asked
+    )
+    assert {"runners.session", "models.vision", "systems.nimble.system"} <= first
+    assert {"runners.session", "systems.eager"} <= second and not {"models.vision", "systems.nimble.system"} & second
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores")
