@@ -11,7 +11,7 @@ from systems.scheduling.timing import WARM_UP_RUNS, Timer, milliseconds
 from .merge import merge
 
 Unit = tuple[int, ...]
-SECONDS = {"cuda": 0.005, "cpu": 0.03}  # of one measurement, of which a search makes thousands
+SECONDS = {"cuda": 0.003, "cpu": 0.03}  # of one measurement, of which a search makes thousands
 
 
 class StageTimer:
@@ -51,13 +51,18 @@ class StageTimer:
             warm_up_runs = 0 if ours <= self.warm else WARM_UP_RUNS
             self.warm |= ours
             stage = part(self.program, members, examples_of=self.examples)
-            return milliseconds(stage, streams, self.seconds, warm_up_runs)
+            return milliseconds(stage, streams, self.seconds, warm_up_runs, self._least(groups, numbers))
 
         return self._known(self._concurrent(numbers), measure)
 
+    def _least(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> float:
+        """What the groups take at least, as far as is known: the longest of them, or of one group the longest unit."""
+        parts = numbers if len(groups) > 1 else [self.number([unit]) for unit in groups[0]] if len(groups[0]) > 1 else []
+        return max((self.timer.find(self._concurrent([n])) or 0.0 for n in parts), default=0.0)
+
     def is_known(self, numbers: Sequence[int]) -> bool:
         """Were groups with these numbers measured at once before?"""
-        return self.timer.is_known(self._concurrent(numbers))
+        return self.timer.find(self._concurrent(numbers)) is not None
 
     def merged(self, units: Sequence[Unit]) -> float | None:
         """Milliseconds of the units as one operator; None where they cannot be merged."""

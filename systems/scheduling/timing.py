@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
 from itertools import pairwise
+from math import ceil
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,7 +19,8 @@ from .schedule import Schedule
 LEAST_SAMPLES, MOST_SAMPLES = 5, 30
 SECONDS = 0.03  # of one measurement, after the warm-up
 WARM_UP_RUNS = 2  # the first compile kernels, load them and let cuDNN choose its algorithms
-COPIES = 10  # of the program in one CUDA Graph, so that the launch of the graph does not count
+COPIES = 10  # of the program in one CUDA Graph at most, so that the launch of the graph does not count
+LONG = 0.3  # ms of such a graph, of which its launch is little enough
 
 Groups = Sequence[Sequence[int]]  # of a program's operators: each group in order, the groups at once
 
@@ -43,9 +45,10 @@ class Timer:
             self.taken += 1
         return float(self.cache[name])
 
-    def is_known(self, signature: str) -> bool:
-        """Was it measured before, in this process or another?"""
-        return _name(signature) in self.cache
+    def find(self, signature: str) -> float | None:
+        """What was measured before, in this process or another; None where it was not."""
+        name = _name(signature)
+        return float(self.cache[name]) if name in self.cache else None
 
     def close(self) -> None:
         """Write what is new, and give back the memory that was measured with."""
@@ -59,20 +62,25 @@ def _name(signature: str) -> str:
 
 @torch.no_grad()
 def milliseconds(
-    program: Program, groups: Groups | None = None, seconds: float = SECONDS, warm_up_runs: int = WARM_UP_RUNS
+    program: Program,
+    groups: Groups | None = None,
+    seconds: float = SECONDS,
+    warm_up_runs: int = WARM_UP_RUNS,
+    least: float = 0.0,
 ) -> float:
     """Median time of `program` on its example inputs, groups of its operators at once, or all of them in one group.
 
     On a GPU by replaying a CUDA Graph of several copies of it, one after the other, so that no launch counts; on a CPU by
     calling it. seconds: to go on for, within LEAST_SAMPLES and MOST_SAMPLES. warm_up_runs: 0 where all of its operators have
-    run in this process before. Raises RuntimeError where an operator fails or cannot be captured.
+    run in this process before. least: milliseconds that it takes at least, since capturing copies of what is long costs more
+    than it tells. Raises RuntimeError where an operator fails or cannot be captured.
     """
     if groups is None:
         groups = [range(len(program.graph))]
     for _ in range(warm_up_runs):
         program.run(program.examples)
     if program.device.type == "cuda":
-        return _replayed(program, groups, seconds)
+        return _replayed(program, groups, seconds, min(max(ceil(LONG / least), 1), COPIES) if least else COPIES)
     if len(groups) == 1:
         return _sampled(lambda: program.run(program.examples), seconds)
     order = tuple(v for group in groups for v in group)
@@ -94,7 +102,7 @@ def _sampled(call: Callable[[], Any], seconds: float) -> float:
     return median(samples)
 
 
-def _replayed(program: Program, groups: Groups, seconds: float) -> float:
+def _replayed(program: Program, groups: Groups, seconds: float, copies: int) -> float:
     device = program.device
     sides = [_side(device, i) for i in range(len(groups))]
     torch.cuda.synchronize(device)
@@ -103,12 +111,12 @@ def _replayed(program: Program, groups: Groups, seconds: float) -> float:
     with torch.cuda.stream(sides[0]):
         graph.capture_begin(pool=_first_graph(device).pool(), capture_error_mode="thread_local")
         try:
-            kept = [_launched(program, groups, sides) for _ in range(COPIES)]
+            kept = [_launched(program, groups, sides) for _ in range(copies)]
         finally:
             graph.capture_end()
     once = _between(graph, 1)[0]  # the first launch uploads the graph; the time is too long, and the samples too few
     count = min(max(round(seconds * 1e3 / max(once, 1e-3)), LEAST_SAMPLES), MOST_SAMPLES)
-    samples = [elapsed / COPIES for elapsed in _between(graph, count)]
+    samples = [elapsed / copies for elapsed in _between(graph, count)]
     del kept
     graph.reset()
     return median(samples)
