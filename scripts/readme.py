@@ -28,11 +28,20 @@ from scripts.exhibits.gallery import gallery
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
-TURNS = ROOT / "results" / "reference" / "h200-turns"  # a few models, with rewriting too, and no profiler before the rounds
+TURNS = ROOT / "results" / "reference" / "h200-x4"  # with more systems, no profiler before the rounds, four GPUs at once
 CHART = RESULTS / "speedup.svg"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
+# Systems that launch one graph a call, and so hardly depend on what else the host does.
+GRAPHS = [
+    ("nimble", "cuda_graph"),
+    ("nimble", "nimble_single_stream"),
+    ("opara", "nimble"),
+    ("nimble_fused", "nimble"),
+    ("nimble_fused", "torch_compile"),
+    ("nimble_fused", "torch_compile_channels_last"),
+]
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
 COLOURS = {system: LOOKS[system].colour for system in SYSTEMS}
 
@@ -89,14 +98,14 @@ def table(measured: list[dict[str, dict[str, Any]]]) -> str:
 
 
 def turns(measured: list[dict[str, dict[str, Any]]]) -> str:
-    """What rewriting adds to Nimble, as a Markdown table of ratios."""
-    pairs = [("nimble", "cuda_graph"), ("nimble_fused", "nimble"), ("nimble_fused", "torch_compile")]
-    head = ["model", *(f"{better} over {worse}" for better, worse in pairs)]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(pairs)]
+    """Ratios between systems that launch a graph, as a Markdown table."""
+    head = ["model", "batch", *(f"{better} over {worse}" for better, worse in GRAPHS)]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for group in measured:
-        ratios = [over(group, better, worse) for better, worse in pairs]
+        config = next(iter(group.values()))["config"]
+        ratios = [over(group, better, worse) for better, worse in GRAPHS]
         cells = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
-        lines.append("| " + " | ".join([next(iter(group.values()))["config"]["model"]["name"], *cells]) + " |")
+        lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -178,7 +187,7 @@ def main() -> None:
     text = f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}"
     before, _, rest = text.partition(BEGIN_TURNS)
     _, _, after = rest.partition(END_TURNS)
-    in_turn = groups(list(Store(TURNS).read().records.values()))
+    in_turn = groups([r for r in Store(TURNS).read().records.values() if r["config"]["runner"]["name"] == "bench"])
     text = f"{before}{BEGIN_TURNS}\n\n{turns(in_turn)}\n\n{END_TURNS}{after}"
     before, _, rest = text.partition(EXHIBITS)
     _, _, after = rest.partition(END_EXHIBITS)
