@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from systems.opara.kernel_trace import exported, on_device
-
-from .sm_efficiency import DURATION, METRIC, TIMELINE_CALLS, CountersUnavailable, profiled
+from .kernels import traced
+from .sm_efficiency import DURATION, METRIC, CountersUnavailable, profiled
 
 WARPS = "sm__warps_active.avg.per_cycle_active"  # of an SM, over the cycles in which it has any
 WARP = 32  # threads
@@ -58,12 +56,7 @@ def from_timeline(call: Callable[[], Any]) -> float:
     """
     properties = torch.cuda.get_device_properties(0)
     most = properties.multi_processor_count * properties.max_threads_per_multi_processor / WARP
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(TIMELINE_CALLS):
-            call()
-        torch.cuda.synchronize()
-    kernels = [e for e in on_device(exported(profiler)) if e["cat"] == "kernel"]
+    kernels = [e for e in traced(call) if e["cat"] == "kernel"]
     spans = [(e["ts"], e["ts"] + e["dur"], e["args"].get(OCCUPANCY, 0) / 100 * most) for e in kernels]
     return mean_warps(spans, most)
 

@@ -8,5 +8,6 @@ NOT_YET = "the sweep ended before it was measured"
 PROFILED: dict[str, dict[str, Any]] = {
     "sm_efficiency": {"value": None, "source": None, "reason": NOT_YET},
     "active_warps": {"value": None, "source": None, "reason": NOT_YET},
+    "kernels": {"count": None, "sum_ms": None, "covered_ms": None, "reason": NOT_YET},
     "limits": {"critical_path_ms": None, "busy_ms": None, "reason": NOT_YET},
 }

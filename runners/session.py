@@ -13,7 +13,7 @@ import systems
 from systems.base import Prepared, Unsupported
 from systems.scheduling import limits
 
-from . import active_warps, card, correctness, latency, sm_efficiency, throughput
+from . import active_warps, card, correctness, kernels, latency, sm_efficiency, throughput
 from .arithmetic import set_precision
 from .memory import MemoryMeter
 from .pending import AGAIN, PROFILED
@@ -21,7 +21,7 @@ from .statistics import spread
 
 # Which measurements a runner makes; correctness goes before all of them.
 MEASUREMENTS = {
-    "bench": ("memory", "latency", "throughput", "sm_efficiency", "limits"),
+    "bench": ("memory", "latency", "throughput", "sm_efficiency", "kernels", "limits"),
     "latency": ("latency",),
     "throughput": ("throughput",),
     "memory": ("memory",),
@@ -29,6 +29,7 @@ MEASUREMENTS = {
     "correctness": (),
     "limits": ("limits",),
     "active_warps": ("active_warps",),
+    "training": ("kernels",),  # beside what runners/training.py makes itself
 }
 WIDE = 0.1  # a spread (p90 - p10) / median above this is reported
 AWAKE_SECONDS = 0.3
@@ -144,7 +145,13 @@ class Session:
                 latency.warm_up(self.call, self.device)
             expected = min(latency.sample(self.call, self.device, 3))
             record["throughput"] = throughput.measure(self.call, self.device, self.cell["batch"], expected)
-        return record | (self.profile(known_limits) if profile else {n: PROFILED[n] for n in wanted if n in PROFILED})
+        return record | self._profile_or_not(profile, known_limits)
+
+    def _profile_or_not(self, profile: bool, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What takes a profiler, or what stands for it until it is measured."""
+        if profile:
+            return self.profile(known_limits)
+        return {name: PROFILED[name] for name in MEASUREMENTS[self.cell["runner"]["name"]] if name in PROFILED}
 
     def profile(self, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
         """What of the cell's measurements takes a profiler. Nothing is timed in this process afterwards: once a profiler was
@@ -154,7 +161,7 @@ class Session:
         wanted = [name for name in MEASUREMENTS[self.cell["runner"]["name"]] if name in PROFILED]
         found: dict[str, Any] = {}
         asked = self.call, self.cell, self.prepared.captured
-        if wanted:
+        if {"sm_efficiency", "active_warps"} & set(wanted):
             undisturbed = median(latency.sample(self.call, self.device, ROUND_CALLS, ROUND_SECONDS, ROUND_MOST))
         if "sm_efficiency" in wanted:
             self.phase("SM efficiency")
@@ -163,6 +170,9 @@ class Session:
         if "active_warps" in wanted:
             self.phase("active warps")
             found["active_warps"] = active_warps.measure(*asked, undisturbed) | _now()
+        if "kernels" in wanted:
+            self.phase("kernels")
+            found["kernels"] = kernels.measure(self.call, self.device) | _now()
         if "limits" in wanted:
             self.phase("limits")
             found["limits"] = known_limits or self._limits()

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+
+from .kernels import traced
 
 METRIC = "sm__cycles_active.avg.pct_of_peak_sustained_elapsed"
 DURATION = "gpu__time_duration.sum"
-TIMELINE_CALLS = 5
 COUNTER_SECONDS = 300
 
 
@@ -105,16 +105,7 @@ def from_timeline(call: Callable[[], Any]) -> float:
 
     An upper bound of what the counters would say while a kernel runs, since it takes every block for resident.
     """
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(TIMELINE_CALLS):
-            call()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    kernels = [(e["ts"], e["ts"] + e["dur"], _blocks(e)) for e in events if e.get("cat") == "kernel"]
+    kernels = [(e["ts"], e["ts"] + e["dur"], _blocks(e)) for e in traced(call) if e["cat"] == "kernel"]
     return occupied(kernels, torch.cuda.get_device_properties(0).multi_processor_count)
 
 

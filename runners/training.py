@@ -112,7 +112,7 @@ class TrainingSession(Session):
         record["warnings"] += self._doubts(record["latency"]["host_ms"])
         self.phase("throughput")
         record["throughput"] = throughput.measure(self.call, self.device, self.cell["batch"], expected)
-        return record
+        return record | self._profile_or_not(profile)
 
     def round(self) -> list[float]:
         """One turn in the interleaved rounds: host milliseconds of a few steps, after one to wake up."""

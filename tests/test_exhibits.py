@@ -228,8 +228,12 @@ def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
     assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
     assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
     assert "published 9.99x" in verdict.reason and "mobilenet_v2: nimble over eager" in verdict.reason
+    assert evidence.measured is not None
+    for record in evidence.measured.records:
+        record["kernels"] = {"count": 9.0, "sum_ms": 3.0, "covered_ms": 2.0, "reason": None}
     lines = judgement.explanation(evidence.measured)
     assert any(line.startswith("nasnet, batch 1: kernels take") and "critical path" in line for line in lines)
+    assert any("ms (kernels run for 2.00 ms of it, 3.00 ms added up)" in line for line in lines)
 
 
 def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:

@@ -15,7 +15,7 @@ from conftest import ROOT, gone
 from scipy.stats import bootstrap
 from torch import Tensor, nn
 
-from runners import correctness, latency, sm_efficiency, throughput
+from runners import correctness, kernels, latency, sm_efficiency, throughput
 from runners.cell_process import CellProcess
 from runners.pending import AGAIN
 from runners.session import Session
@@ -127,6 +127,22 @@ def test_occupied_share_against_small_steps_of_time() -> None:
         steps = [min(1.0, sum(b for s, e, b in kernels if s <= t < e) / 4) for t in range(begin, end)]
         assert occupied([(float(s), float(e), b) for s, e, b in kernels], 4) == pytest.approx(sum(steps) / len(steps))
     assert occupied([], 4) == 0.0
+
+
+def test_covered_time_against_small_steps_of_time() -> None:
+    generator = random.Random(0)
+    for _ in range(20):
+        spans = [(s := generator.randrange(50), s + generator.randrange(1, 20)) for _ in range(6)]
+        assert kernels.covered(spans) == sum(any(s <= t < e for s, e in spans) for t in range(80))
+    assert kernels.covered([]) == 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernels_of_a_call_are_those_that_it_launches() -> None:
+    x = torch.randn(1 << 20, device="cuda")
+    found = kernels.measure(lambda: (x * 2, x.clone()), "cuda")
+    assert found["count"] == 2 and 0 < found["covered_ms"] <= found["sum_ms"]
 
 
 def test_counters_are_read_from_nsight_computes_csv() -> None:

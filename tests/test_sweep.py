@@ -246,12 +246,13 @@ def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: P
     for record in whole.values():
         assert record["limits"]["critical_path_ms"] > 0
         assert record["sm_efficiency"]["when"] > record["comparison"]["when"]
+    waiting = {name: PROFILED[name] for name in ("sm_efficiency", "kernels", "limits")}
     for name, record in whole.items():  # what a sweep leaves that is killed between the rounds and the profiler
-        (folder / "r" / name).write_text(json.dumps(record | {n: PROFILED[n] for n in ("sm_efficiency", "limits")}))
+        (folder / "r" / name).write_text(json.dumps(record | waiting))
     done = run(*asked, TMPDIR=str(folder / "tmp"))
     assert done.returncode == 0 and done.stderr.count("measured before") == 2, done.stderr
     again = kept(folder)
-    profiled = {"sm_efficiency": None, "limits": None}
+    profiled = dict.fromkeys(waiting)
     assert {name: r | profiled for name, r in again.items()} == {name: r | profiled for name, r in whole.items()}
     assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
 

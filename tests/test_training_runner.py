@@ -44,7 +44,7 @@ def test_a_cell_is_compared_and_measured(system: str) -> None:
     assert found["relative_error"] < 1e-3 and len(found["losses"]) == found["steps"]
     assert found["dropout"] == (system != "torchscript")
     assert (record["schedule"] is None) == (system != "nimble")
-    assert session.round()
+    assert session.round() and record["kernels"]["reason"] == "a CPU runs no kernels"
     json.dumps(record)
 
 
@@ -86,5 +86,6 @@ def test_from_the_command_line(run: Run, folder: Any) -> None:
     found = records(folder / "out")
     both = [found[f"tiny:make {s}"] for s in ("eager", "nimble")]
     assert all(r["status"] == "ok" and len(r["comparison"]["rounds"]) == 2 for r in both)
+    assert all(r["kernels"]["when"] > r["comparison"]["when"] for r in both)
     done = run("runner=training", "runner.optimizer=adam", *asked[:-2])
     assert done.returncode == 2 and "did you mean adamw?" in done.stderr

@@ -1,6 +1,7 @@
 """The exhibits that committed records can tell of, for the README: a picture, the verdict, the command."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,17 +17,19 @@ from .quantities import findings
 from .running import Run
 
 
-def gallery(results: Path, folder: Path, root: Path) -> tuple[str, dict[Path, str]]:
+def gallery(results: Path, folder: Path, root: Path, others: Mapping[str, Path]) -> tuple[str, dict[Path, str]]:
     """Markdown, and the pictures it shows by the file in `folder` that each belongs in. Paths in it are relative to `root`.
+
+    results: the folder of the records; `others` has the exhibits that another folder's tell of.
 
     An exhibit is shown by its first chart, and not at all where no figure of the paper's was measured for it.
     """
     parts, files, missing = [], {}, []
-    records = list(Store(results).read().records.values())
+    records = {place: list(Store(place).read().records.values()) for place in {results, *others.values()}}
     for name in names():
-        preset = Preset.read(name)
-        run = Run(preset, {}, results, folder, small=False)
-        evidence = run.evidence(records)
+        preset, place = Preset.read(name), others.get(name, results)
+        run = Run(preset, {}, place, folder, small=False)
+        evidence = run.evidence(records[place])
         found = findings(preset, evidence)
         verdict = judgement.judge(preset, evidence, found, small=False)
         if verdict.verdict == CANNOT:
@@ -44,6 +47,9 @@ def gallery(results: Path, folder: Path, root: Path) -> tuple[str, dict[Path, st
             f"- The paper: {preset.claim}\n- Here: {verdict.reason}.",
             f"```sh\n{verdict.command}\n```",
         ]
+        if behind := judgement.explanation(evidence.measured):
+            told = "\n".join(f"- {line}" for line in behind)
+            parts.append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{told}\n\n</details>")
     if missing:
         told = ", ".join(f"`{name}`" for name in missing)
         parts.append(f"Presets without records of this machine yet, which the same command runs: {told}.")

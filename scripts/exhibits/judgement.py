@@ -86,6 +86,9 @@ def _behind(measured: Measured, row: Row) -> str:
         if record is None or record["status"] != "ok":
             continue
         text = f"{short(system)} {record['latency']['statistics']['host']['median']:.2f} ms"
+        kernels = record.get("kernels") or {}
+        if kernels.get("covered_ms") is not None:
+            text += f" (kernels run for {kernels['covered_ms']:.2f} ms of it, {kernels['sum_ms']:.2f} ms added up)"
         efficiency = record.get("sm_efficiency") or {}
         if efficiency.get("value") is not None:
             text += f" (SMs {100 * efficiency['value']:.0f} % {efficiency['source']})"
