@@ -59,7 +59,7 @@ class Session:
         self.device: str = cell["device"]
         options = {k: v for k, v in cell["system"].items() if k != "name"}
         self.system = systems.load(cell["system"]["name"], **options)
-        self.system.report = phase
+        self.system.report = lambda told: phase(f"preparing: {told}")
         if reason := self.system.unsupported(self.device):
             raise Unsupported(reason)
         set_precision(cell["precision"])

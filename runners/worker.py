@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
+from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any
 
 from .tether import die_with_parent
@@ -16,6 +18,25 @@ if TYPE_CHECKING:
     from .session import Session
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # how others than torch's own exception put it
+
+
+class Phases:
+    """Tells of each phase of a cell as it begins, and keeps how long it took: "preparing: 12 stages" is of "preparing"."""
+
+    def __init__(self, tell: Callable[[str], None]):
+        self.tell = tell
+        self.begun: list[tuple[str, float]] = []
+
+    def __call__(self, phase: str) -> None:
+        self.begun.append((phase.partition(":")[0], perf_counter()))
+        self.tell(phase)
+
+    def seconds(self) -> dict[str, float]:
+        """By phase, up to now."""
+        taken: dict[str, float] = {}
+        for (name, begin), (_, end) in pairwise([*self.begun, ("", perf_counter())]):
+            taken[name] = taken.get(name, 0.0) + end - begin
+        return taken
 
 
 class Worker:
@@ -56,7 +77,8 @@ class Worker:
         if do == "profile":
             assert self.session is not None, "a cell is prepared first"
             return {"profiled": self.session.profile(command["limits"])}
-        self.report("importing PyTorch")
+        phases = Phases(self.report)
+        phases("importing PyTorch")
         if do in ("check", "schedule", "list"):
             from . import catalogue, check, schedule
 
@@ -68,7 +90,7 @@ class Worker:
 
         cell, visible_device = command["cell"], command["visible_device"]
         if do == "prepare":
-            self.session = open_session(cell, visible_device, self.report)
+            self.session = open_session(cell, visible_device, phases)
             self.session.prepare()
             return {"prepared": True}
         if do == "timeline":
@@ -76,8 +98,9 @@ class Worker:
 
             return timeline.run(cell, visible_device, self.report)
         try:
-            self.session = open_session(cell, visible_device, self.report)
+            self.session = open_session(cell, visible_device, phases)
             record = self.session.measure(command["limits"], command["profile"], command["again"])
+            record["phases"] = phases.seconds()
         except Unsupported as error:
             record = {"status": "unsupported", "reason": str(error)}
         return {"record": record, "environment": environment.describe(cell["device"], visible_device)}

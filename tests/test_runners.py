@@ -22,6 +22,7 @@ from runners.session import Session
 from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.statistics import describe, spread
 from runners.sweep import shares
+from runners.worker import Phases
 
 MIB = 2**20
 
@@ -220,3 +221,15 @@ def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None
     slow = CellProcess("cpu", "0")
     answer = slow.ask({"do": "check", "cell": {"system": {"name": "eager"}}}, timeout=0.05)
     assert answer["status"] == "timeout" and slow.process.poll() is not None
+
+
+def test_phases_add_up_to_the_time_that_passed() -> None:
+    told: list[str] = []
+    begin = time.perf_counter()
+    phases = Phases(told.append)
+    for phase in ("loading", "preparing", "preparing: 1 stage", "memory", "preparing: 2 stages"):
+        phases(phase)
+        time.sleep(0.01)
+    seconds = phases.seconds()
+    assert list(seconds) == ["loading", "preparing", "memory"] and told[2] == "preparing: 1 stage"
+    assert 0.05 <= sum(seconds.values()) <= time.perf_counter() - begin and seconds["preparing"] > 0.03
