@@ -3,8 +3,9 @@
 import os
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -67,29 +68,36 @@ class Sweep:
             groups.setdefault(group_key(cell), []).append(cell)
         for file, reason in self.store.read().skipped.items():
             print(f"opweave: skipped {file}: {reason}", file=sys.stderr)
-        waiting = list(groups.values())
+        self.waiting = deque(groups.values())
         with Progress(len(self.cells)) as progress, ThreadPoolExecutor(len(self.gpus)) as pool:
-            free = list(self.gpus)
 
-            def work(group: list[dict[str, Any]]) -> None:
-                gpu = free.pop()  # as many workers as GPUs, so there is always one
-                try:
-                    GroupRun(self, group, gpu, progress).run()
-                finally:
-                    free.append(gpu)
+            def work(gpu: str) -> None:
+                ahead = None
+                while group := self._next():
+                    run = GroupRun(self, group, gpu, progress, ahead)
+                    run.run()
+                    ahead = run.ahead
+                if ahead:
+                    CellProcesses.close(ahead)
 
-            jobs = [pool.submit(work, group) for group in waiting]
+            jobs = [pool.submit(work, gpu) for gpu in self.gpus]
             try:
-                for job in jobs:
+                for job in as_completed(jobs):
                     job.result()
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                self.waiting.clear()
                 CellProcesses.end()
                 raise
-        records = [self.store.find(self.ids[id(cell)]) for group in waiting for cell in group]
+        records = [self.store.find(self.ids[id(cell)]) for group in groups.values() for cell in group]
         present = [record for record in records if record is not None]
         print_summary(present, self.store.folder)
         return 1 if len(present) < len(records) or any(r["status"] in BAD for r in present) else 0
+
+    def _next(self) -> list[dict[str, Any]] | None:
+        try:
+            return self.waiting.popleft()
+        except IndexError:
+            return None
 
     def _not_writable(self, error: OSError) -> BadRequest:
         return BadRequest(f"results={self.store.folder} cannot be written: {error.strerror or error}")
@@ -172,12 +180,14 @@ class CellProcesses:
 class GroupRun:
     """One group of cells on one GPU (or the CPU), which no other sweep of this user measures on meanwhile."""
 
-    def __init__(self, sweep: Sweep, cells: list[dict[str, Any]], gpu: str, progress: Progress):
-        self.sweep, self.cells, self.gpu, self.progress = sweep, cells, gpu, progress
+    def __init__(
+        self, sweep: Sweep, cells: list[dict[str, Any]], gpu: str, progress: Progress, ahead: CellProcess | None = None
+    ):
+        """ahead: a process that imports for this group. One that `run` leaves there is for the next on this GPU."""
+        self.sweep, self.cells, self.gpu, self.progress, self.ahead = sweep, cells, gpu, progress, ahead
         self.device: str = cells[0]["device"]
         self.records: dict[str, dict[str, Any]] = {}
         self.parked: dict[str, CellProcess] = {}  # measured and waiting for the rounds, by id
-        self.ahead: CellProcess | None = None  # imports PyTorch while another cell is measured
         self.to_measure: list[dict[str, Any]] = []
 
     def run(self) -> None:
@@ -190,7 +200,7 @@ class GroupRun:
                 self._compare()
                 self._profile()
             finally:
-                for process in (*self.parked.values(), *([self.ahead] if self.ahead else [])):
+                for process in self.parked.values():
                     CellProcesses.close(process)
 
     @contextmanager
@@ -225,10 +235,14 @@ class GroupRun:
         """A process for the cell, begun ahead of time where cores enough are idle beside the one that measures."""
         process, self.ahead = self.ahead or CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu]), None
         self.to_measure = [other for other in self.to_measure if other is not cell]
-        if self.to_measure and self.device == "cuda" and (os.cpu_count() or 1) >= IDLE_CORES * len(self.sweep.gpus):
+        following = [*self.to_measure, *(other for group in list(self.sweep.waiting)[:1] for other in group)]
+        if following and self._cores_are_idle():
             self.ahead = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
-            self.ahead.tell({"do": "import", "cell": self.to_measure[0]})
+            self.ahead.tell({"do": "import", "cell": following[0]})
         return process
+
+    def _cores_are_idle(self) -> bool:
+        return self.device == "cuda" and (os.cpu_count() or 1) >= IDLE_CORES * len(self.sweep.gpus)
 
     def _cell(self, cell: dict[str, Any]) -> None:
         identifier = self.sweep.ids[id(cell)]

@@ -14,7 +14,9 @@ import pytest
 from conftest import Run, command, environment
 
 from results.comparison import speedup
+from runners.cell_process import CellProcess
 from runners.pending import NOT_YET, PROFILED
+from runners.sweep import GroupRun, Sweep
 
 MODEL = '''
 import os, signal, subprocess, time
@@ -255,6 +257,33 @@ def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: P
     profiled = dict.fromkeys(waiting)
     assert {name: r | profiled for name, r in again.items()} == {name: r | profiled for name, r in whole.items()}
     assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
+
+
+def test_what_the_next_cell_needs_is_imported_ahead_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where cores enough are idle beside a GPU: also from one group to the next, and nothing is left running."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
+    monkeypatch.setattr(GroupRun, "_cores_are_idle", lambda _: True)
+    told: list[tuple[int, str, str, int]] = []
+    tell = CellProcess.tell
+
+    def overheard(self: CellProcess, command: dict[str, Any]) -> bool:
+        if "system" in command.get("cell", ()):
+            told.append((self.process.pid, command["do"], command["cell"]["system"]["name"], command["cell"]["batch"]))
+        return tell(self, command)
+
+    monkeypatch.setattr(CellProcess, "tell", overheard)
+    cell = {"model": {"name": "custom", "factory": "zoo:make"}, "runner": {"name": "latency", "samples": 5}, "seed": 0}
+    cell |= {"device": "cpu", "precision": "fp32", "layout": "contiguous"}
+    cells = [cell | {"system": {"name": system}, "batch": batch} for batch in (1, 5) for system in ("eager", "torchscript")]
+    sweep = Sweep(cells, results="r", force=False, timeout=60, rounds=1, gpus=[0])
+    assert sweep.run() == 1  # the second model is random, and so incorrect
+    order = [("eager", 1), ("torchscript", 1), ("eager", 5), ("torchscript", 5)]
+    asked = {do: [(system, batch) for _, what, system, batch in told if what == do] for do in ("import", "measure")}
+    assert asked == {"import": order[1:], "measure": order}
+    of = {(do, system, batch): pid for pid, do, system, batch in told}
+    assert all(of["import", *c] == of["measure", *c] for c in order[1:])
+    assert soon(lambda: not any(psutil.pid_exists(pid) for pid in of.values()))
 
 
 def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Callable[..., Any], folder: Path) -> None:
