@@ -450,6 +450,45 @@ def test_a_schedule_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
         systems.load("ios", schedule=str(tmp_path / "none.json"))
 
 
+class Normed(nn.Module):
+    """Convolutions of one input, each with a batch norm of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 8, k, padding=k // 2, bias=False), nn.BatchNorm2d(8), nn.ReLU()) for k in (1, 3, 5)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], dim=1)
+
+
+def test_what_was_rewritten_is_merged_too_and_its_schedule_fits_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("systems.ios.costs.milliseconds", _model_of_a_device)
+    module = Normed().eval()
+    for norm in (m for m in module.modules() if isinstance(m, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.running_mean)  # type: ignore[arg-type]
+        nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+    x = torch.randn(2, 8, 12, 12)
+    system = systems.load("ios", strategy="merge", fold_batch_norm=True, fuse_elementwise=True)
+    schedule = system.schedule(module, (x,))
+    assert schedule.merges and schedule.rewriting["fold_batch_norm"]["folded"] == 3
+    prepared = system.prepare(module, (x,))
+    for _ in range(2):
+        with torch.no_grad():
+            for got, expected in zip(tree_leaves(prepared(x)), tree_leaves(module(x)), strict=True):
+                torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+            for p in module.parameters():
+                p.mul_(1.2)
+    prepared.close()
+    file = tmp_path / "rewritten.json"
+    file.write_text(json.dumps(schedule.to_json(model="m", batch=2, device="cpu")))
+    with pytest.raises(BadOption, match="does not fit this model"):
+        systems.load("ios", schedule=str(file)).prepare(module, (x,))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"strategy": "fast"}, "not one of both"), ({"units": "conv"}, "not one of operator"), ({"r": -1}, "at least 0")],

@@ -13,6 +13,8 @@ from systems.scheduling.schedule import Schedule
 from systems.scheduling.verify import verify
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+PASSES = ("fold_batch_norm", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise")
+FUSED = dict.fromkeys(PASSES, True)
 ON_CPU = [
     ("torchscript", {}, "resnet18"),
     ("torch_compile", {"mode": "default", "layout": "channels_last"}, "squeezenet"),
@@ -21,9 +23,12 @@ ON_CPU = [
     ("nimble", {}, "efficientnet_b0_cifar10"),
     ("nimble", {}, "nasnet"),
     ("nimble", {"multi_stream": False}, "resnet18"),
+    ("ios", FUSED, "squeezenet"),
+    ("opara", FUSED, "mobilenet_v2_cifar10"),
 ]
 ZOO = [m for m in models.names() if m not in ("nasnet_large", "efficientnet_b5")]
 ON_GPU = [(s, {}, m) for s in ("cuda_graph", "nimble") for m in ZOO]
+ON_GPU += [(s, FUSED, m) for s in ("ios", "opara") for m in ("squeezenet", "googlenet")]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ LOOKS = {
     "ios_merge": Look("#6c2400", (3, 1, 0), "/////"),
     "ios_parallel": Look("#6c2400", (3, 1, 180), "....."),
     "ios": Look("#6c2400", "p"),
+    "ios_fused": Look("#6c2400", (5, 1, 0), "xxxxx"),
     "opara": Look("#3b0f8f", "X"),
+    "opara_fused": Look("#3b0f8f", (4, 1, 0), "....."),
 }
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")

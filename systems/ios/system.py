@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -10,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from systems.base import BadOption, Prepared, System
-from systems.scheduling.capture import capture
 from systems.scheduling.execute import execute
 from systems.scheduling.operator_graph import Operator, OperatorGraph
+from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.program import Input, Output, Program
 from systems.scheduling.schedule import Schedule
 from systems.scheduling.timing import Timer
@@ -34,7 +35,8 @@ class Ios(System):
     (Section 4.3). units: one of KINDS. max_part_size: units above which a block is split. capture: into one CUDA Graph, or
     launched by every call as the original does. exhaustive: measure every stage, as the original does, also those that
     cannot be in the best schedule since a part of them takes too long already. schedule: a file to execute, searched
-    elsewhere, in the place of a search. Raises BadOption for any other value, or for a file that is no schedule.
+    elsewhere, in the place of a search. rewriting: the switches of `Rewriting`, which are not in the paper. Raises BadOption
+    for any other value, or for a file that is no schedule.
     """
 
     name = "ios"
@@ -49,6 +51,7 @@ class Ios(System):
         capture: bool = True,
         exhaustive: bool = False,
         schedule: str = "",
+        **rewriting: bool,
     ):
         for option, value, valid in (("strategy", strategy, STRATEGIES), ("units", units, KINDS)):
             if value not in valid:
@@ -58,12 +61,12 @@ class Ios(System):
                 raise BadOption(f"system.{option} is {number}, and must be at least {least}")
         self.strategy, self.r, self.s, self.units = strategy, r, s, units
         self.max_part_size, self.capture, self.exhaustive = max_part_size, capture, exhaustive
+        self.rewriting = Rewriting(**rewriting)
         self.file = Path(schedule) if schedule else None
         self.given = _read(self.file) if self.file else None
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        program = capture(module, inputs)
-        schedule = self.plan(program)
+        program, schedule = self._planned(module, inputs)
         lowered, executed = lower(program, schedule)
         if not self.capture and inputs[0].is_cuda:
             from systems.scheduling.stream_executor import StreamExecutor
@@ -72,7 +75,12 @@ class Ios(System):
         return execute(lowered, executed)
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
-        return self.plan(capture(module, inputs))
+        return self._planned(module, inputs)[1]
+
+    def _planned(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
+        program, report = self.rewriting.captured(module, inputs)
+        self.rewriting.compile(program)
+        return program, replace(self.plan(program), rewriting=report)
 
     def plan(self, program: Program) -> Schedule:
         """The schedule of a captured model, by the file or by a search. Raises BadOption where the file is of another."""

@@ -11,12 +11,11 @@ from systems.scheduling.arena import Arena
 from systems.scheduling.capture import capture
 from systems.scheduling.execute import execute
 from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.program import Program
 from systems.scheduling.schedule import Schedule
-from systems.scheduling.timing import Timer
 from systems.training import Loss
 
-from .rewriting import Rewriting
 from .stream_assignment import assign_streams, single_stream
 from .training import prepare_training
 
@@ -38,17 +37,12 @@ class NimbleSystem(System):
 
     def plan(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
         """The model as it will be executed, and its schedule."""
-        timer = Timer(inputs[0].device)
-        try:
-            program, report = self.rewriting.apply(capture(module, inputs), timer)
-        finally:
-            timer.close()
+        program, report = self.rewriting.captured(module, inputs)
         return program, replace(self.assign(program.graph), rewriting=report)
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Prepared:
         program, schedule = self.plan(module, inputs)
-        if self.rewriting.fuse_elementwise:
-            program.run(program.examples)  # compiles the fused kernels here, and not in the threads of a CPU's streams
+        self.rewriting.compile(program)
         return execute(program, schedule, arena)
 
     def prepare_training(

@@ -1,12 +1,13 @@
 """Opara: stream allocation in one pass and a resource- and interference-aware launch order (Chen et al., 2023)."""
 
+from dataclasses import replace
 from time import perf_counter
 
 from torch import Tensor, nn
 
 from systems.base import BadOption, Prepared, System
-from systems.scheduling.capture import capture
 from systems.scheduling.execute import execute
+from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.program import Program
 from systems.scheduling.schedule import Schedule
 
@@ -19,12 +20,14 @@ from .stream_allocator import allocate_streams, needed_waits
 class Opara(System):
     """resource: what the launcher takes for an operator's demand, one of RESOURCES. launch_order: one of ORDERS, all on the
     same streams (the ablation of the paper's figure 2). classify: how operators are told to be memory- or compute-intensive,
-    one of METHODS. Raises BadOption for any other value.
+    one of METHODS. rewriting: the switches of `Rewriting`, which are not in the paper. Raises BadOption for any other value.
     """
 
     name = "opara"
 
-    def __init__(self, resource: str = "largest_share", launch_order: str = "opara", classify: str = "measured"):
+    def __init__(
+        self, resource: str = "largest_share", launch_order: str = "opara", classify: str = "measured", **rewriting: bool
+    ):
         for option, value, valid in (
             ("resource", resource, RESOURCES),
             ("launch_order", launch_order, ORDERS),
@@ -33,16 +36,19 @@ class Opara(System):
             if value not in valid:
                 raise BadOption(f"system.{option} is {value}, not one of {', '.join(valid)}")
         self.resource, self.launch_order, self.classify = resource, launch_order, classify
+        self.rewriting = Rewriting(**rewriting)
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        program = capture(module, inputs)
-        return execute(program, self.plan(program))
+        program, report = self.rewriting.captured(module, inputs)
+        self.rewriting.compile(program)
+        return execute(program, replace(self.plan(program), rewriting=report))
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """The schedule without executing the model: its demands are those that the cache knows, and where it lacks any, all
         operators count as equally demanding.
         """
-        return self.plan(capture(module, inputs), measure=False)
+        program, report = self.rewriting.captured(module, inputs)
+        return replace(self.plan(program, measure=False), rewriting=report)
 
     def plan(self, program: Program, measure: bool = True) -> Schedule:
         """The schedule of a captured model; measure=False allows no profiled run.

@@ -1,25 +1,46 @@
-"""Which passes Nimble runs over the captured model, in which order, and what is kept of what they found."""
+"""Which passes a scheduler has run over the captured model, in which order, and what is kept of what they found."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from systems.scheduling.passes.fold_batch_norm import fold_batch_norm
-from systems.scheduling.passes.fuse_convolution import Fusion, fuse_convolution
-from systems.scheduling.passes.fuse_elementwise import FusedElementwise, fuse_elementwise
-from systems.scheduling.passes.select_kernels import Choice, Cost, select_kernels
+from torch import Tensor, nn
+
+from systems.scheduling.capture import capture
 from systems.scheduling.program import Program
+from systems.scheduling.timing import Timer
+
+from .fold_batch_norm import fold_batch_norm
+from .fuse_convolution import Fusion, fuse_convolution
+from .fuse_elementwise import FusedElementwise, fuse_elementwise
+from .select_kernels import Choice, Cost, select_kernels
 
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B)."""
+    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B).
+
+    They leave a program like any other, so that IOS and Opara schedule it too.
+    """
 
     fold_batch_norm: bool = False
     select_kernels: bool = False
     select_layouts: bool = False
     fuse_convolution: bool = False
     fuse_elementwise: bool = False
+
+    def captured(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, dict[str, Any]]:
+        """The model as captured and as the passes leave it, and what they did. Raises Unsupported as `capture` does."""
+        timer = Timer(inputs[0].device)
+        try:
+            return self.apply(capture(module, inputs), timer)
+        finally:
+            timer.close()
+
+    def compile(self, program: Program) -> None:
+        """Have fused kernels compiled now, and not in the threads of a CPU's streams."""
+        if self.fuse_elementwise:
+            program.run(program.examples)
 
     def apply(self, program: Program, cost: Cost) -> tuple[Program, dict[str, Any]]:
         """The program as the passes leave it, and what they did, as data for a schedule file.
