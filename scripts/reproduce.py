@@ -164,7 +164,7 @@ def main() -> None:
             told = f"no GPU is visible here, so these are left out (+size=small runs them on the CPU): {', '.join(without)}"
             print(f"{parser.prog}: {told}", file=sys.stderr)
             presets = [preset for preset in presets if preset.name not in without]
-    console = Console()
+    console = Console(markup=False)
     if not console.is_terminal:
         console.width = max(console.width, NO_TERMINAL)
     begin, failed = time.monotonic(), False
