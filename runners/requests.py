@@ -22,6 +22,7 @@ SM_METHODS = ("auto", "counters", "estimated", "off")
 OPTIMIZERS = ("sgd", "adamw")
 NO_RECORD = ("schedule", "timeline", "list", "cache")
 CLASSIFIED = ("measured", "table")
+MOST_SEED = 2**63 - 1  # of torch's generators
 NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
 # Of a composed config, what is about the sweep and not about a cell.
 SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
@@ -80,6 +81,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     _one_of("layout", request["layout"], LAYOUTS)
     _one_of("device", request["device"], DEVICES)
     _integer("seed", request["seed"], least=0)
+    if request["seed"] > MOST_SEED:
+        raise BadRequest(f"seed={request['seed']} is more than {MOST_SEED}")
     _integer("rounds", request["rounds"], least=0)
     timeout = request["timeout"]
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
@@ -192,4 +195,5 @@ def _positive_integer(key: str, value: Any) -> None:
 
 def _one_of(key: str, value: Any, valid: tuple[str, ...]) -> None:
     if value not in valid:
-        raise BadRequest(f"{key}={value} is not one of {', '.join(valid)}: {nearest(str(value), valid)}")
+        near = f": {hint}" if (hint := nearest(str(value), valid)).startswith("did you mean") else ""
+        raise BadRequest(f"{key}={value} is not one of {', '.join(valid)}{near}")
