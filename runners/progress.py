@@ -16,7 +16,12 @@ class Progress:
     def __init__(self, cells: int):
         self.console = Console(stderr=True)
         self.total, self.finished = cells, 0
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self.bars = Bars(*columns, console=self.console, transient=True) if self.console.is_terminal else None
         self.since: dict[str, float] = {}
 
