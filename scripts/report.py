@@ -173,6 +173,8 @@ def main() -> None:
     arguments = parser.parse_args()
     output: Path = arguments.output or arguments.results[0] / "report.html"
     file: Path = arguments.verdicts or VERDICTS
+    for written in filter(None, (output, arguments.markdown)):
+        parser.check_file(written)
     try:
         settings, published = selected(arguments)
         schedules = [ScheduleGraph.read(schedule) for schedule in arguments.schedules]

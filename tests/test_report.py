@@ -264,6 +264,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         (["--results", str(REFERENCE), "--schedules", "nowhere.json"], "nowhere.json"),
         (["--results", str(REFERENCE), "--verdicts", "nowhere.json"], "nowhere.json"),
         (["--results", str(REFERENCE), "--models", "vgg16", "--output", "/dev/null/x/r.html"], "cannot be written"),
+        (["--results", str(REFERENCE), "--output", "tests"], "it is a folder"),
     ],
 )
 def test_a_bad_request_is_a_line(
@@ -275,6 +276,13 @@ def test_a_bad_request_is_a_line(
         report.main()
     error = capsys.readouterr().err
     assert ended.value.code == 2 and told in error and len(error.splitlines()) == 1, error
+
+
+def test_what_cannot_be_written_is_told_before_anything_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("--results", str(REFERENCE), "--output", f"{tmp_path}/r.html", "--markdown", f"{tmp_path}/file/r.md")
+    assert done.returncode == 2 and "is not a folder" in done.stderr and done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 class Browser:
