@@ -30,6 +30,7 @@ SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
 
 def execute(configs: list[DictConfig]) -> int:
     """Run the cells of `configs`; returns the exit status. Raises BadRequest before anything has run or been written."""
+    _check_cache()
     requests = [resolve(config) for config in configs]
     cells = [{k: v for k, v in request.items() if k not in SWEEP_KEYS} for request in requests]
     options = {key: requests[0][key] for key in SWEEP_KEYS}
@@ -127,6 +128,14 @@ def check_writable(folder: Path, what: str) -> None:
             pass
     except OSError as error:
         raise BadRequest(f"{what}={folder} cannot be written: {error.strerror or error} ({existing})") from error
+
+
+def _check_cache() -> None:
+    """A folder that cannot be written keeps nothing, which may be meant; what can be no folder is a mistake."""
+    folder = Path(os.environ.get("OPWEAVE_CACHE", "")).expanduser()
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise BadRequest(f"OPWEAVE_CACHE={folder} can be no folder: {existing} is a file")
 
 
 def print_json(document: Any) -> None:

@@ -139,6 +139,12 @@ def test_a_folder_without_permission_is_one_line(run: Run, folder: Path) -> None
     assert "cannot be written" in refused(run("runner=schedule", "output=/proc/x.json"), folder, ["tiny.py"])
 
 
+def test_a_cache_that_can_be_no_folder_is_one_line(run: Run, folder: Path) -> None:
+    for place in ("tiny.py", "tiny.py/deeper"):
+        for runner in ("cache", "latency"):
+            assert "tiny.py is a file" in refused(run(f"runner={runner}", OPWEAVE_CACHE=place), folder, ["tiny.py"])
+
+
 def test_the_traceback_is_there_for_who_asks(run: Run) -> None:
     done = run("batch=0", HYDRA_FULL_ERROR="1")
     assert done.returncode != 0 and "Traceback" in done.stderr and "BadRequest" in done.stderr
