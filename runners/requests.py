@@ -21,6 +21,7 @@ DEVICES = ("auto", "cpu", "cuda")
 SM_METHODS = ("auto", "counters", "estimated", "off")
 OPTIMIZERS = ("sgd", "adamw")
 NO_RECORD = ("schedule", "timeline", "list", "cache")
+WRITES_OUTPUT = ("schedule", "timeline")
 CLASSIFIED = ("measured", "table")
 MOST_SEED = 2**63 - 1  # of torch's generators
 NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
@@ -41,6 +42,9 @@ def execute(configs: list[DictConfig]) -> int:
     runner = runners[0]
     if alone := [r for r in runners if r in NO_RECORD and len(runners) > 1]:
         raise BadRequest(f"runner={alone[0]} keeps no record and shares no sweep with others: run it alone")
+    if options["output"] is not None and runner not in WRITES_OUTPUT:
+        told = f"runner={runner} writes none" if runner in NO_RECORD else "records go to the folder results=..."
+        raise BadRequest(f"output={options['output']} is of runner={' and runner='.join(WRITES_OUTPUT)}: {told}")
     if runner in NO_RECORD:
         from .once import run_list, run_schedule, run_timeline
 

@@ -80,6 +80,8 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("-m rounds=1,2", "one value"),
     ("-m runner=bench,schedule", "runner=schedule"),
     ("model=custom", "model.factory=package.module:function"),
+    ("runner=latency output=x.json", "records go to the folder results=..."),
+    ("runner=list output=x.json", "runner=list writes none"),
     ("runner=schedule output=.", "a folder"),
     ("runner=schedule output=nowhere/schedule.json", "not there"),
     ("runner=schedule output=tiny.py/schedule.json", "not a folder"),
