@@ -150,7 +150,10 @@ def test_the_environment_says_where() -> None:
     assert found["records"] == f"1 incorrect, {count - 2} ok, 1 unsupported"
     machines = [copy.deepcopy(records()[0]) for _ in range(2)]
     machines[1]["environment"]["driver"] = "999"
-    assert dict(content.environment(Measured(machines)))["driver, CUDA, cuDNN"] == "580.159.04, 999, 13.0, 9.19.0"
+    machines[1]["environment"]["settings"] = {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "0"}
+    found = dict(content.environment(Measured(machines)))
+    assert found["driver, CUDA, cuDNN"] == "580.159.04, 999, 13.0, 9.19.0"
+    assert found["settings of the shell"] == "OMP_NUM_THREADS=1 CUDA_LAUNCH_BLOCKING=0"
 
 
 def test_the_charts_and_what_could_not_be_drawn_are_there() -> None:
