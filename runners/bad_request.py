@@ -8,6 +8,7 @@ from pathlib import Path
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("model", "system", "runner", "experiment")
+LAUNCHER = "hydra/launcher"
 
 
 class BadRequest(Exception):
@@ -46,7 +47,7 @@ def explain(error: Exception) -> str:
     text = str(error)
     if override := getattr(error, "override", None):  # of the parser: its own words are those of a grammar
         return f"{override!r} is not of the form key=value (quote what the shell or Hydra's grammar takes for its own)"
-    if match := re.search(rf"Could not find '({'|'.join(GROUPS)})/([^']*)'", text):
+    if match := re.search(rf"Could not find '({'|'.join((*GROUPS, LAUNCHER))})/([^']*)'", text):
         group, name = match.groups()
         return f"no {group} is named {name!r}: {nearest(name, choices(group))}"
     if match := re.search(r"Could not override '([^']+)'", text) or re.search(r"is not in struct\s+full_key: (\S+)", text):
@@ -65,6 +66,9 @@ def unknown_key(key: str) -> str:
     """One line for a key that does not exist, or that is no single value."""
     if key in GROUPS:
         return f"{key} takes a name: {', '.join(choices(key))}"
+    if having := choices_with(key):
+        group = key.partition(".")[0]
+        return f"there is no key {key!r} with the {group} that was chosen: it is one of {group}={', '.join(having)}"
     return f"there is no key {key!r}: {nearest(key, known_keys(key))}"
 
 
@@ -78,12 +82,22 @@ def top_keys() -> list[str]:
 
 
 @cache
-def group_keys(group: str) -> list[str]:
-    """Every key that some choice of `group` has (system.multi_stream, ...)."""
+def keys_by_choice(group: str) -> dict[str, list[str]]:
+    """For each choice of `group`, the keys that it has (system.multi_stream, ...)."""
     from omegaconf import OmegaConf
 
-    files = [OmegaConf.load(file) for file in sorted((CONF / group).glob("*.yaml"))]
-    return sorted({f"{group}.{key!s}" for file in files for key in file if key != "name"})
+    files = {file.stem: OmegaConf.load(file) for file in sorted((CONF / group).glob("*.yaml"))}
+    return {choice: [f"{group}.{key!s}" for key in file if key != "name"] for choice, file in files.items()}
+
+
+def group_keys(group: str) -> list[str]:
+    """Every key that some choice of `group` has."""
+    return sorted({key for keys in keys_by_choice(group).values() for key in keys})
+
+
+def choices_with(key: str) -> list[str]:
+    """The choices of its group that have `key`; none for what is no key of any."""
+    return [choice for choice, keys in keys_by_choice(key.partition(".")[0]).items() if key in keys]
 
 
 def known_keys(like: str) -> list[str]:

@@ -22,7 +22,7 @@ KINDS = {
 
 def run(cell: dict[str, Any]) -> int:
     """Show the cache, or empty it; returns the exit status. Raises BadRequest."""
-    console = Console()
+    console = Console(markup=False)
     try:
         cache = Cache()
     except ValueError as error:

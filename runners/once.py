@@ -43,7 +43,7 @@ def run_schedule(cell: dict[str, Any], output: str | None, timeout: float) -> in
 
 def _print_rewriting(rewriting: dict[str, Any]) -> None:
     """What passes made of the model before it was scheduled, and by how much what was chosen won."""
-    console = Console()
+    console = Console(markup=False)
     if "fold_batch_norm" in rewriting:
         console.print(f"fold_batch_norm: {rewriting['fold_batch_norm']['folded']} batch norms folded", highlight=False)
     for name, heading in (("select_kernels", "gain"), ("fuse_convolution", "separate / fused")):
@@ -99,17 +99,17 @@ def run_list(cell: dict[str, Any], timeout: float) -> int:
             write_json(file, catalogue)
         except OSError as error:
             print(f"opweave: {file} cannot be written, so this is found out anew each time: {error}", file=sys.stderr)
-    console = Console()
-    table = Table(title="Models (batch 1)")
+    console = Console(markup=False)
+    table = Table(title="Models (batch 1)", box=None)  # without lines it fits 80 columns
     for column in ("model", "inputs", "parameters M", "MACs G", "operators", "width"):
         left = column in ("model", "inputs")
-        table.add_column(column, justify="left" if left else "right", no_wrap=column == "model")
+        table.add_column(column, justify="left" if left else "right", no_wrap=left)
     for row in catalogue["models"]:
-        shapes = " ".join("x".join(map(str, shape)) for shape in row["inputs"])
+        shapes = "\n".join("x".join(map(str, shape)) for shape in row["inputs"])
         size = f"{row['parameters'] / 1e6:.2f}", f"{row['macs'] / 1e9:.3f}"
         table.add_row(row["model"], shapes, *size, str(row["operators"] or "–"), str(row["width"] or "–"))
     console.print(table)
-    table = Table(title=f"Systems on {cell['device']}")
+    table = Table(title=f"Systems on {cell['device']}", box=None)
     table.add_column("system")
     table.add_column("runs here")
     for row in catalogue["systems"]:

@@ -16,9 +16,15 @@ class Progress:
     def __init__(self, cells: int):
         self.console = Console(stderr=True)
         self.total, self.finished = cells, 0
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self.bars = Bars(*columns, console=self.console, transient=True) if self.console.is_terminal else None
         self.since: dict[str, float] = {}
+        self.waited: set[str] = set()
 
     def __enter__(self) -> "Progress":
         if self.bars is not None:
@@ -37,6 +43,14 @@ class Progress:
     def phase(self, gpu: str, cell: dict[str, Any], phase: str) -> None:
         if self.bars is not None:
             self.bars.update(self.task, description=f"{name(cell)}: {phase}")
+
+    def wait(self, gpu: str, cell: dict[str, Any]) -> None:
+        """Another sweep measures on this device, for minutes perhaps: without a terminal it is said once."""
+        waiting = "waiting for another sweep on this device"
+        self.phase(gpu, cell, waiting)
+        if self.bars is None and gpu not in self.waited:
+            self.console.print(f"{name(cell)}: {waiting}", highlight=False, markup=False, soft_wrap=True)
+        self.waited.add(gpu)
 
     def skip(self, cell: dict[str, Any]) -> None:
         self._finish(f"{name(cell)}: measured before")

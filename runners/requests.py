@@ -21,7 +21,9 @@ DEVICES = ("auto", "cpu", "cuda")
 SM_METHODS = ("auto", "counters", "estimated", "off")
 OPTIMIZERS = ("sgd", "adamw")
 NO_RECORD = ("schedule", "timeline", "list", "cache")
+WRITES_OUTPUT = ("schedule", "timeline")
 CLASSIFIED = ("measured", "table")
+MOST_SEED = 2**63 - 1  # of torch's generators
 NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
 # Of a composed config, what is about the sweep and not about a cell.
 SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
@@ -29,6 +31,7 @@ SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
 
 def execute(configs: list[DictConfig]) -> int:
     """Run the cells of `configs`; returns the exit status. Raises BadRequest before anything has run or been written."""
+    _check_cache()
     requests = [resolve(config) for config in configs]
     cells = [{k: v for k, v in request.items() if k not in SWEEP_KEYS} for request in requests]
     options = {key: requests[0][key] for key in SWEEP_KEYS}
@@ -39,6 +42,9 @@ def execute(configs: list[DictConfig]) -> int:
     runner = runners[0]
     if alone := [r for r in runners if r in NO_RECORD and len(runners) > 1]:
         raise BadRequest(f"runner={alone[0]} keeps no record and shares no sweep with others: run it alone")
+    if options["output"] is not None and runner not in WRITES_OUTPUT:
+        told = f"runner={runner} writes none" if runner in NO_RECORD else "records go to the folder results=..."
+        raise BadRequest(f"output={options['output']} is of runner={' and runner='.join(WRITES_OUTPUT)}: {told}")
     if runner in NO_RECORD:
         from .once import run_list, run_schedule, run_timeline
 
@@ -80,6 +86,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     _one_of("layout", request["layout"], LAYOUTS)
     _one_of("device", request["device"], DEVICES)
     _integer("seed", request["seed"], least=0)
+    if request["seed"] > MOST_SEED:
+        raise BadRequest(f"seed={request['seed']} is more than {MOST_SEED}")
     _integer("rounds", request["rounds"], least=0)
     timeout = request["timeout"]
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
@@ -124,6 +132,14 @@ def check_writable(folder: Path, what: str) -> None:
             pass
     except OSError as error:
         raise BadRequest(f"{what}={folder} cannot be written: {error.strerror or error} ({existing})") from error
+
+
+def _check_cache() -> None:
+    """A folder that cannot be written keeps nothing, which may be meant; what can be no folder is a mistake."""
+    folder = Path(os.environ.get("OPWEAVE_CACHE", "")).expanduser()
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise BadRequest(f"OPWEAVE_CACHE={folder} can be no folder: {existing} is a file")
 
 
 def print_json(document: Any) -> None:
@@ -192,4 +208,5 @@ def _positive_integer(key: str, value: Any) -> None:
 
 def _one_of(key: str, value: Any, valid: tuple[str, ...]) -> None:
     if value not in valid:
-        raise BadRequest(f"{key}={value} is not one of {', '.join(valid)}: {nearest(str(value), valid)}")
+        near = f": {hint}" if (hint := nearest(str(value), valid)).startswith("did you mean") else ""
+        raise BadRequest(f"{key}={value} is not one of {', '.join(valid)}{near}")

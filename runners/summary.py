@@ -24,7 +24,7 @@ MAY_VARY = ("runner", "device", "precision", "layout", "seed")  # shown where a 
 
 def print_summary(records: list[dict[str, Any]], folder: Path, console: Console | None = None) -> None:
     """One cell downwards, several as rows; then every reason and warning, and where the records lie."""
-    console = console or Console()
+    console = console or Console(markup=False)
     if not console.is_terminal and len(records) > 1:
         console.width = max(console.width, NO_TERMINAL)
     if not records:

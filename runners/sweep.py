@@ -212,7 +212,7 @@ class GroupRun:
             try:
                 lock.acquire(timeout=1.0)
             except Timeout:
-                self.progress.phase(self.gpu, self.cells[0], "waiting for another sweep on this device")
+                self.progress.wait(self.gpu, self.cells[0])
                 if CellProcesses.ending:
                     raise Ended from None
         try:

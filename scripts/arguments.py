@@ -1,6 +1,8 @@
 """The command line of a script: a bad request is one line and exit status 2."""
 
 import argparse
+import os
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -12,3 +14,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+    def unreadable(self, file: Path, error: Exception) -> NoReturn:
+        """End the program over a file that cannot be read, or that holds something else."""
+        self.error(f"{file}: {(isinstance(error, OSError) and error.strerror) or error}")
+
+    def check_folder(self, folder: Path) -> None:
+        """End the program unless `folder` can be written in or made, before anything has been run or written."""
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            self.error(f"{folder} cannot be written: {existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            self.error(f"{folder} cannot be written: {existing} is not yours to write in")
+
+    def check_file(self, file: Path) -> None:
+        """The same for a file."""
+        if file.is_dir():
+            self.error(f"{file} cannot be written: it is a folder")
+        self.check_folder(file.parent)

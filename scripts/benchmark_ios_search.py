@@ -8,17 +8,20 @@ With --r 0 or --s 0 there is no such limit on a stage. Times are those of one co
 model; the memory is the largest that the process has held so far.
 """
 
-import argparse
 import json
 import resource
+import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from time import process_time
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from rich.console import Console
 from rich.table import Table
 
+from scripts.arguments import Parser
 from systems.ios.blocks import find_blocks, unit_graph
 from systems.ios.endings import TooManyTransitions
 from systems.ios.search import find_schedule
@@ -41,14 +44,14 @@ def width(predecessors: Sequence[Sequence[int]]) -> int:
     return OperatorGraph.from_edges(len(predecessors), [(u, v) for v, p in enumerate(predecessors) for u in p]).width
 
 
-def read(parser: argparse.ArgumentParser, file: Path) -> tuple[str, int, list[tuple[int, ...]]]:
+def read(parser: Parser, file: Path) -> tuple[str, int, list[tuple[int, ...]]]:
     """The model's name, its number of operators, and for each of its units those that it depends on."""
     try:
         document = json.loads(file.read_text())
         schedule = Schedule.from_json(document)
         model = document["model"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f"{file}: {error}")
+        parser.unreadable(file, error)
     if not schedule.stages or any(len(stage) > 1 for stage in schedule.stages):
         parser.error(f"{file} is no sequential schedule of IOS: system=ios system.strategy=sequential")
     units = [stage[0] for stage in schedule.stages]
@@ -56,12 +59,15 @@ def read(parser: argparse.ArgumentParser, file: Path) -> tuple[str, int, list[tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("schedules", nargs="+", type=Path, metavar="SCHEDULE.json")
     parser.add_argument("--r", type=int, default=3, help="units in a group of a stage")
     parser.add_argument("--s", type=int, default=8, help="groups in a stage")
     parser.add_argument("--max-part-size", type=int, default=24, help="units above which a block is split")
     arguments = parser.parse_args()
+    for option, least in (("r", 0), ("s", 0), ("max_part_size", 1)):
+        if getattr(arguments, option) < least:
+            parser.error(f"--{option.replace('_', '-')} {getattr(arguments, option)} is not an integer of at least {least}")
     title = f"r = {arguments.r}, s = {arguments.s}, parts of at most {arguments.max_part_size} units"
     table = Table(title=f"IOS's search at {title}")
     for column in (

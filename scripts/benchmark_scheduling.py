@@ -7,17 +7,20 @@ random graphs are scheduled. Times are the best of five, on one core, of the alg
 Opara's (its table I) without and with the search for the waits that are needed.
 """
 
-import argparse
 import json
 import random
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from rich.console import Console
 from rich.table import Table
 
+from scripts.arguments import Parser
 from systems.nimble.stream_assignment import assign_streams
 from systems.opara.stream_allocator import allocate_streams, needed_waits
 from systems.scheduling.operator_graph import OperatorGraph
@@ -46,7 +49,7 @@ def best_of(function: Callable[[OperatorGraph], object], graph: OperatorGraph) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("schedules", nargs="*", type=Path, metavar="SCHEDULE.json")
     arguments = parser.parse_args()
     graphs = {}
@@ -55,7 +58,7 @@ def main() -> None:
             document = json.loads(file.read_text())
             graphs[f"{document['model']}, captured"] = Schedule.from_json(document).graph
         except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"{file}: {error}")
+            parser.unreadable(file, error)
     graphs["random, local"] = random_graph(1_300, 3, 20)
     for n in (5_000, 10_000, 20_000):
         graphs[f"random, local, {n:,}"] = random_graph(n, 3, 50)

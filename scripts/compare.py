@@ -94,7 +94,7 @@ def main() -> None:
     if not found:
         what = "speedups over " + arguments.baseline if arguments.metric == "speedup" else arguments.metric
         parser.error(f"{arguments.before} and {arguments.after} have no cell in common that tells of {what}")
-    console = Console()
+    console = Console(markup=False)
     if not console.is_terminal:
         console.width = max(console.width, NO_TERMINAL)
     verdicts = [change.verdict(threshold) for change in found]

@@ -159,7 +159,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
         return None
     names = [field.name for field in fields(Verdict)]
     rows = [[Entry(getattr(verdict, name) or content.DASH) for name in names] for verdict in verdicts]
-    return Table([Column(name, number=False, words=name in ("claim", "reason", "command")) for name in names], rows)
+    return Table([Column(name, number=False, words=name not in ("exhibit", "verdict")) for name in names], rows)
 
 
 def main() -> None:
@@ -173,6 +173,8 @@ def main() -> None:
     arguments = parser.parse_args()
     output: Path = arguments.output or arguments.results[0] / "report.html"
     file: Path = arguments.verdicts or VERDICTS
+    for written in filter(None, (output, arguments.markdown)):
+        parser.check_file(written)
     try:
         settings, published = selected(arguments)
         schedules = [ScheduleGraph.read(schedule) for schedule in arguments.schedules]

@@ -14,8 +14,8 @@ Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, a
 scripts/report.py finds them.
 
 Exit status 0 when all that was asked for ran, whatever the verdicts; 1 where an exhibit could not be run; 2 for a bad
-request, or for an exhibit that needs a GPU on a machine without one (`all` runs the others, and says at once which it leaves
-out).
+request, with which none can be, or for an exhibit that needs a GPU on a machine without one (`all` runs the others, and says
+at once which it leaves out).
 """
 
 import subprocess
@@ -44,7 +44,7 @@ from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.pictures import pictures
 from scripts.exhibits.preset import OUTPUT, NoPreset, Preset, names
 from scripts.exhibits.quantities import findings
-from scripts.exhibits.running import ROOT, CannotRun, Run
+from scripts.exhibits.running import ROOT, CannotRun, Refused, Run
 
 ALL, SMALL, SIZES = "all", "small", ("small", "full")
 NO_TERMINAL = 200  # columns where nobody's terminal sets a width
@@ -149,6 +149,9 @@ def request(parser: Parser) -> Request:
     except (NoPreset, NoSuchValue) as error:
         parser.error(str(error))
     results = Path(given.get("results", "results/runs"))
+    parser.check_folder(arguments.output)
+    if arguments.judge and "results" in given and not results.is_dir():
+        parser.error(f"{results} is {'a file' if results.exists() else 'not there'}: results are in a folder")
     return Request(presets, overrides, results, arguments.output, given.get("+size") == SMALL, arguments.judge)
 
 
@@ -164,10 +167,10 @@ def main() -> None:
             told = f"no GPU is visible here, so these are left out (+size=small runs them on the CPU): {', '.join(without)}"
             print(f"{parser.prog}: {told}", file=sys.stderr)
             presets = [preset for preset in presets if preset.name not in without]
-    console = Console()
+    console = Console(markup=False)
     if not console.is_terminal:
         console.width = max(console.width, NO_TERMINAL)
-    begin, failed = time.monotonic(), False
+    begin, failed, refused = time.monotonic(), False, 0
     verdicts: list[Verdict] = []
     try:
         for place, preset in enumerate(presets, start=1):
@@ -181,7 +184,7 @@ def main() -> None:
                 keep(asked.output / "verdicts.json", verdicts[-1])
             except (CannotRun, ValueError) as error:
                 print(f"{parser.prog}: {preset.name}: {error}", file=sys.stderr)
-                failed = True
+                failed, refused = True, refused + isinstance(error, Refused)
             except OSError as error:
                 parser.error(f"{error.filename or asked.output} cannot be written: {error.strerror or error}")
     except KeyboardInterrupt:
@@ -191,7 +194,7 @@ def main() -> None:
         console.print()
         for verdict in verdicts:
             console.print(f"{verdict.exhibit}: {verdict.verdict}", highlight=False, markup=False, soft_wrap=True)
-    sys.exit(1 if failed else 0)
+    sys.exit(2 if refused and refused == len(presets) else 1 if failed else 0)
 
 
 if __name__ == "__main__":

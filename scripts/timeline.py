@@ -7,8 +7,8 @@ systems. Without --output the pictures are TRACE.png and TRACE.svg beside the fi
 red and memory-intensive ones blue, as in Opara's figures 6 and 7. --window draws from BEGIN to END milliseconds only.
 """
 
-import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("agg")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 import seaborn as sns
@@ -23,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
+from scripts.arguments import Parser
 
 WIDTH = 14.0  # inches
 ROW, TALLEST = 0.16, 7.0  # inches of a stream, and of a whole panel
@@ -81,7 +83,7 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.json")
     parser.add_argument("--output", nargs="+", type=Path, metavar="PICTURE", help="files to write: .png, .svg, .pdf")
     parser.add_argument("--window", nargs=2, type=float, metavar=("BEGIN", "END"), help="milliseconds to draw")
@@ -91,12 +93,14 @@ def main() -> None:
         try:
             timelines += from_trace(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            parser.error(f"{file}: {error}")
+            parser.unreadable(file, error)
     window: Any = arguments.window and tuple(arguments.window)
     if not any(timeline.bars for timeline in timelines):
         parser.error("there is nothing to draw in them")
     if window and not window[0] < window[1]:
         parser.error(f"--window {window[0]:g} {window[1]:g} is empty")
+    if window and not any(bar.end > window[0] and bar.start < window[1] for t in timelines for bar in t.bars):
+        parser.error(f"--window {window[0]:g} {window[1]:g}: there is nothing to draw in it")
     figure = draw(timelines, window)
     for picture in arguments.output or [arguments.traces[0].with_suffix(suffix) for suffix in (".png", ".svg")]:
         # A fixed date makes an SVG of the same trace the same file.
@@ -104,7 +108,7 @@ def main() -> None:
         try:
             figure.savefig(picture, **options)
         except (OSError, ValueError) as error:
-            parser.error(f"{picture}: {error}")
+            parser.unreadable(picture, error)
         print(picture)
 
 

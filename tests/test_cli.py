@@ -46,6 +46,8 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("model.factory=tiny:make", "model.factory"),
     ("system.multi_stream=maybe", "true or false"),
     ("runner.samples=0", "positive integer"),
+    ("runner=schedule runner.samples=5", "it is one of runner=bench, latency, training"),
+    ("system=eager system.strategy=both", "it is one of system=greedy, ios,"),
     ("batch=0", "positive integer"),
     ("batch=-1", "positive integer"),
     ("batch=two", "positive integer"),
@@ -57,6 +59,8 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("batch", "key=value"),
     ("rounds=-1", "at least 0"),
     ("seed=x", "at least 0"),
+    ("seed=9223372036854775808", "more than 9223372036854775807"),
+    ("-m hydra/launcher=rai", "did you mean ray?"),
     ("timeout=0", "positive number of seconds"),
     ("timeout=nan", "positive number of seconds"),
     ("precision=fp8", "fp32, tf32, fp16, bf16"),
@@ -76,6 +80,8 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("-m rounds=1,2", "one value"),
     ("-m runner=bench,schedule", "runner=schedule"),
     ("model=custom", "model.factory=package.module:function"),
+    ("runner=latency output=x.json", "records go to the folder results=..."),
+    ("runner=list output=x.json", "runner=list writes none"),
     ("runner=schedule output=.", "a folder"),
     ("runner=schedule output=nowhere/schedule.json", "not there"),
     ("runner=schedule output=tiny.py/schedule.json", "not a folder"),
@@ -133,6 +139,12 @@ def test_a_folder_without_permission_is_one_line(run: Run, folder: Path) -> None
     for asked in ("results=/proc/opweave", "results=/proc"):
         assert "cannot be written" in refused(run(asked, "device=cpu"), folder, ["tiny.py"])
     assert "cannot be written" in refused(run("runner=schedule", "output=/proc/x.json"), folder, ["tiny.py"])
+
+
+def test_a_cache_that_can_be_no_folder_is_one_line(run: Run, folder: Path) -> None:
+    for place in ("tiny.py", "tiny.py/deeper"):
+        for runner in ("cache", "latency"):
+            assert "tiny.py is a file" in refused(run(f"runner={runner}", OPWEAVE_CACHE=place), folder, ["tiny.py"])
 
 
 def test_the_traceback_is_there_for_who_asks(run: Run) -> None:

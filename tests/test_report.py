@@ -150,7 +150,10 @@ def test_the_environment_says_where() -> None:
     assert found["records"] == f"1 incorrect, {count - 2} ok, 1 unsupported"
     machines = [copy.deepcopy(records()[0]) for _ in range(2)]
     machines[1]["environment"]["driver"] = "999"
-    assert dict(content.environment(Measured(machines)))["driver, CUDA, cuDNN"] == "580.159.04, 999, 13.0, 9.19.0"
+    machines[1]["environment"]["settings"] = {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "0"}
+    found = dict(content.environment(Measured(machines)))
+    assert found["driver, CUDA, cuDNN"] == "580.159.04, 999, 13.0, 9.19.0"
+    assert found["settings of the shell"] == "OMP_NUM_THREADS=1 CUDA_LAUNCH_BLOCKING=0"
 
 
 def test_the_charts_and_what_could_not_be_drawn_are_there() -> None:
@@ -183,7 +186,8 @@ def test_verdicts_come_back_and_are_checked(tmp_path: Path) -> None:
     write_verdicts(file, [VERDICT])
     assert read_verdicts(file) == [VERDICT] and VERDICT.verdict in VERDICTS
     table = made().verdicts
-    assert table is not None and [entry.text for entry in table.rows[0]][:3] == [VERDICT.exhibit, VERDICT.claim, "22.34x"]
+    assert table is not None and all(column.words for column in table.columns if column.heading in ("published", "measured"))
+    assert [entry.text for entry in table.rows[0]][:3] == [VERDICT.exhibit, VERDICT.claim, "22.34x"]
     for broken in ({}, [{}], [vars(VERDICT) | {"verdict": "maybe"}], [vars(VERDICT) | {"more": "x"}]):
         file.write_text(json.dumps(broken))
         with pytest.raises(ValueError, match="verdict"):
@@ -263,6 +267,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         (["--results", str(REFERENCE), "--schedules", "nowhere.json"], "nowhere.json"),
         (["--results", str(REFERENCE), "--verdicts", "nowhere.json"], "nowhere.json"),
         (["--results", str(REFERENCE), "--models", "vgg16", "--output", "/dev/null/x/r.html"], "cannot be written"),
+        (["--results", str(REFERENCE), "--output", "tests"], "it is a folder"),
     ],
 )
 def test_a_bad_request_is_a_line(
@@ -274,6 +279,13 @@ def test_a_bad_request_is_a_line(
         report.main()
     error = capsys.readouterr().err
     assert ended.value.code == 2 and told in error and len(error.splitlines()) == 1, error
+
+
+def test_what_cannot_be_written_is_told_before_anything_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("--results", str(REFERENCE), "--output", f"{tmp_path}/r.html", "--markdown", f"{tmp_path}/file/r.md")
+    assert done.returncode == 2 and "is not a folder" in done.stderr and done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 class Browser:

@@ -109,6 +109,8 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
         (["nimble/figure7", "+batch=1"], "+batch= is nothing that a preset can be given"),
         (["nimble/figure7", "experiment=x"], "experiment= is nothing"),
         ([], "name an exhibit, or all"),
+        (["ios/table1", "+size=small", "--output", "README.md/x"], "README.md is not a folder"),
+        (["ios/table1", "--judge", "results=nowhere"], "nowhere is not there"),
     ],
 )
 def test_a_bad_request_is_a_line_and_status_2(arguments: list[str], told: str) -> None:
@@ -119,12 +121,13 @@ def test_a_bad_request_is_a_line_and_status_2(arguments: list[str], told: str) -
 def test_what_run_py_refuses_is_told_by_it_and_the_others_go_on(tmp_path: Path) -> None:
     places = f"results={tmp_path / 'runs'}", "--output", str(tmp_path / "out")
     done = reproduce("ios/table2", "opara/figure6", "+size=small", "batch=0", *places)
-    assert done.returncode == 1 and done.stderr.count("batch=0 is not a positive integer") == 2
+    assert done.returncode == 2 and done.stderr.count("batch=0 is not a positive integer") == 2
     assert "[2/2] opara/figure6" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> None:
     """Judged alone, so that nothing runs: every exhibit is gone through, and the last lines sum up."""
+    (tmp_path / "none").mkdir()
     done = reproduce("all", "--judge", f"results={tmp_path / 'none'}", "--output", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()[-len(names()) :]] == names()
@@ -134,7 +137,7 @@ def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> No
     assert (
         "no GPU is visible here, so these are left out" in first and "nimble/figure7" in first and "ios/table2" not in first
     )
-    assert "[3/3] opara/table1" in refused.stderr and refused.returncode == 1
+    assert "[3/3] opara/table1" in refused.stderr and refused.returncode == 2
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from runners import correctness, kernels, latency, sm_efficiency, throughput
 from runners.cell_process import CellProcess
 from runners.pending import AGAIN
+from runners.progress import Progress
 from runners.session import Session
 from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.statistics import describe, spread
@@ -211,6 +212,14 @@ def test_gpus_measured_at_once_have_cores_of_their_own() -> None:
     worker = CellProcess("cpu", "0", shared[-1])
     assert psutil.Process(worker.process.pid).cpu_affinity() == shared[-1]
     worker.close()
+
+
+def test_waiting_for_another_sweep_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = {"model": {"name": "vgg16"}, "system": {"name": "eager"}, "batch": 1, "layout": "contiguous", "precision": "tf32"}
+    progress = Progress(1)
+    for _ in range(3):
+        progress.wait("0", cell)
+    assert capsys.readouterr().err == "vgg16 eager b1: waiting for another sweep on this device\n"
 
 
 def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None:

@@ -64,6 +64,13 @@ def test_what_was_not_measured_and_why_stands_below() -> None:
     assert "over eager" not in table  # nothing was measured in turn
 
 
+def test_brackets_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = MEASURED | {"sm_efficiency": {"value": None, "source": None, "reason": "install 'this[extra]'"}}
+    print_summary([record("eager", **unknown)], tmp_path / "runs[bold]")
+    told = capsys.readouterr().out
+    assert "install 'this[extra]'" in told and "runs[bold]" in told
+
+
 def test_what_varies_in_a_sweep_is_a_column() -> None:
     rows = [record("eager", **MEASURED) for _ in range(2)]
     rows[1]["config"] = rows[1]["config"] | {"precision": "fp16", "model": {"name": "bert", "sequence": 64}}

@@ -32,7 +32,11 @@ BAD_REQUEST = 2
 
 
 class CannotRun(Exception):
-    """run.py refused the request; the message is its one line."""
+    """run.py refused the request, or broke; the message is one line."""
+
+
+class Refused(CannotRun):
+    """run.py refused the request, and has said why."""
 
 
 class Run:
@@ -184,6 +188,6 @@ def _run_py(arguments: list[str], environment: Mapping[str, str] | None = None) 
         if done.returncode not in (0, 1):
             shutil.copyfileobj(told, sys.stderr)
     if done.returncode == BAD_REQUEST:
-        raise CannotRun("run.py refused what it was asked, as it says above")
+        raise Refused("run.py refused what it was asked, as it says above")
     if done.returncode not in (0, 1):
         raise KeyboardInterrupt

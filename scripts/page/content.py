@@ -54,6 +54,8 @@ def environment(measured: Measured) -> list[tuple[str, str]]:
             value: Any = record["environment"]
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
+            if isinstance(value, dict):
+                value = " ".join(f"{name}={of}" for name, of in value.items())
             if value is not None:
                 found[str(value)] = None
         return ", ".join(sorted(found))
