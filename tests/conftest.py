@@ -63,6 +63,15 @@ number = 3
 '''
 
 
+# Files whose few tests take longest go first, so that the workers of a run end together.
+LONG = ("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_opara", "test_ios", "test_rewriting")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    names = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: names.get(item.path.stem, len(LONG)))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever is measured and kept is kept in a folder of this test run."""
@@ -83,9 +92,14 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The shell's, as a user without settings of his own has it, and without a GPU."""
-    plain = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST")}
-    return {**plain, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **more}
+    """The shell's, as a user without settings of his own has it, and without a GPU.
+
+    On one thread unless told otherwise (OMP_NUM_THREADS="" for none said): tests run beside each other, and threads that wait
+    for their core take many times as long.
+    """
+    plain = {k: v for k, v in os.environ.items() if k not in ("HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST")}
+    found = {**plain, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **more}
+    return {k: v for k, v in found.items() if v or k != "OMP_NUM_THREADS"}
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

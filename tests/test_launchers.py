@@ -78,6 +78,7 @@ def shell(folder: Path) -> Iterator[dict[str, str]]:
             "RAY_TMPDIR": short,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
+            "OMP_NUM_THREADS": "",  # not said, so that a launcher's own idea of it would show
         }
         yield environment(**own)
 
