@@ -94,8 +94,8 @@ def command(*arguments: str) -> list[str]:
 def environment(**more: str) -> dict[str, str]:
     """The shell's, as a user without settings of his own has it, and without a GPU.
 
-    On one thread unless told otherwise (OMP_NUM_THREADS="" for none said): tests run beside each other, and threads that wait
-    for their core take many times as long.
+    On one thread unless told otherwise (OMP_NUM_THREADS="" for nothing said): tests run beside each other, and threads that
+    wait for their core take many times as long.
     """
     plain = {k: v for k, v in os.environ.items() if k not in ("HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST")}
     found = {**plain, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **more}
