@@ -220,6 +220,7 @@ def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", record["when"])
 
 
+@pytest.mark.slow  # a process each, of what runner=bench does in one
 def test_each_measurement_alone(run: Run, folder: Path) -> None:
     done = run("-m", "model=custom", "model.factory=tiny:make", "system=eager", f"runner={','.join(RUNNERS)}", "results=r")
     assert done.returncode == 0, done.stderr
