@@ -18,7 +18,8 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Not compiled: of 6 GB of packages a run imports a part, which Python compiles then. The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated.
+# The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated. Nothing is
+# compiled: of 6 GB of packages a run imports a part, which Python compiles then.
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Opweave needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)

@@ -1,13 +1,14 @@
-"""The README's table and chart, made from the committed results: python scripts/readme.py [--check]
+"""The README's tables, chart and gallery, made from the committed results: python scripts/readme.py [--check]
 
-Rewrites the part of README.md between its two markers and results/reference/h200/speedup.svg; with --check it writes nothing
-and ends with status 1 where either is not what the results give.
+Rewrites the parts of README.md between its markers and the pictures under results/reference/h200; with --check it writes
+nothing and ends with status 1 where any of them is not what the results give.
 """
 
 import argparse
 import io
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -28,7 +29,7 @@ from scripts.exhibits.gallery import gallery
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
-TURNS = ROOT / "results" / "reference" / "h200-x4"  # with more systems, no profiler before the rounds, four GPUs at once
+TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
 CHART = RESULTS / "speedup.svg"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
@@ -99,15 +100,20 @@ def table(measured: list[dict[str, dict[str, Any]]]) -> str:
 
 
 def turns(measured: list[dict[str, dict[str, Any]]]) -> str:
-    """Ratios between systems that launch a graph, as a Markdown table."""
+    """Ratios between systems that launch a graph, as a Markdown table, and how far their latencies are from the rounds."""
     head = ["model", "batch", *(f"{better} over {worse}" for better, worse in GRAPHS)]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    slower = []
     for group in measured:
         config = next(iter(group.values()))["config"]
         ratios = [over(group, better, worse) for better, worse in GRAPHS]
         cells = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
         lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *cells]) + " |")
-    return "\n".join(lines)
+        for system in {name for pair in GRAPHS for name in pair} & set(group):
+            rounds = [call for turn in group[system]["comparison"]["rounds"] for call in turn]
+            slower.append(median(group[system]["latency"]["host_ms"]) / median(rounds) - 1)
+    told = f"a cell alone takes {median(slower):.0%} longer than in its rounds in the middle, and {max(slower):.0%} at most"
+    return "\n".join([*lines, "", f"Of these {len(slower)} cells, {told}."])
 
 
 def latency(record: dict[str, Any] | None) -> str:
@@ -188,7 +194,7 @@ def main() -> None:
     text = f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}"
     before, _, rest = text.partition(BEGIN_TURNS)
     _, _, after = rest.partition(END_TURNS)
-    in_turn = groups([r for r in Store(TURNS).read().records.values() if r["config"]["runner"]["name"] == "bench"])
+    in_turn = groups([r for r in Store(TURNS).read().records.values() if r["config"]["runner"]["name"] != "training"])
     text = f"{before}{BEGIN_TURNS}\n\n{turns(in_turn)}\n\n{END_TURNS}{after}"
     before, _, rest = text.partition(EXHIBITS)
     _, _, after = rest.partition(END_EXHIBITS)

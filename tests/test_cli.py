@@ -17,14 +17,6 @@ from results.store import PARTIAL
 from systems.scheduling.schedule import Schedule
 from systems.scheduling.verify import InvalidSchedule, verify
 
-RUNNERS = {  # latency and correctness run alone in the tests of sweeps and below
-    "throughput": {"throughput"},
-    "memory": {"memory"},
-    "sm_efficiency": {"sm_efficiency"},
-    "limits": {"limits"},
-    "active_warps": {"active_warps"},
-}
-MEASURED = {"latency", "throughput", "memory", "sm_efficiency", "limits", "active_warps"}
 BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("model=nasne", "no model is named 'nasne': did you mean nasnet?"),
     ("model=", "no model is named ''"),
@@ -218,17 +210,6 @@ def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:
     for key in ("host", "cpu", "python", "libraries", "commit", "threads"):
         assert record["environment"][key]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", record["when"])
-
-
-@pytest.mark.slow  # a process each, of what runner=bench does in one
-def test_each_measurement_alone(run: Run, folder: Path) -> None:
-    done = run("-m", "model=custom", "model.factory=tiny:make", "system=eager", f"runner={','.join(RUNNERS)}", "results=r")
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(file.read_text()) for file in (folder / "r").glob("*.json")]
-    assert {r["config"]["runner"]["name"] for r in found} == set(RUNNERS)
-    for record in found:
-        assert record["correctness"]["correct"]
-        assert set(record) & MEASURED == RUNNERS[record["config"]["runner"]["name"]]
 
 
 def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, folder: Path) -> None:

@@ -258,3 +258,26 @@ def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) 
     times = session.round()
     assert counted_model.Doubled.calls == before + 2 + len(times) and len(times) >= 10 and min(times) > 0
     assert torch.equal(session.call(), 2 * session.inputs[0]) and session.inputs[0].shape == (3, 2)
+
+
+ALONE = {
+    "latency": {"latency"},
+    "throughput": {"throughput"},
+    "memory": {"memory"},
+    "sm_efficiency": {"sm_efficiency"},
+    "limits": {"limits"},
+    "active_warps": {"active_warps"},
+    "correctness": set(),
+}
+MEASURED = set(ALONE) - {"correctness"}
+
+
+@pytest.mark.parametrize("runner", list(ALONE))
+def test_each_measurement_alone(runner: str) -> None:
+    cell = {
+        **{"model": {"name": "squeezenet"}, "system": {"name": "eager"}, "batch": 1, "device": "cpu", "precision": "fp32"},
+        **{"runner": {"name": runner, "samples": 3, "sm_efficiency": "auto"}, "layout": "contiguous", "seed": 0},
+    }
+    record = Session(cell, "0", lambda _: None).measure()
+    assert record["status"] == "ok" and record["correctness"]["correct"]
+    assert set(record) & MEASURED == ALONE[runner]
