@@ -44,6 +44,8 @@ class CapturedModule(Prepared):
         warming_up: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         """warming_up: what the runs before the capture are done under."""
+        from systems.scheduling.context_switch import switch_contexts  # CUDA's bindings: PyTorch for a CPU comes without
+
         self.device = inputs[0].device
         self.inputs = [torch.empty_like(x).copy_(x) for x in inputs]
         side = torch.cuda.Stream(self.device)
@@ -61,6 +63,7 @@ class CapturedModule(Prepared):
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             raise Unsupported(f"it cannot be captured: {str(error).strip().splitlines()[0]}") from error
+        switch_contexts(self.device)
 
     @property
     def memory(self) -> dict[str, int]:

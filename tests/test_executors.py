@@ -220,3 +220,21 @@ def test_the_arena_is_verified_and_far_below_keeping_everything() -> None:
     verify(program.graph, executor.schedule, executor.plan.buffers)
     assert executor.memory["arena"] < executor.memory["keep_all"] / 2
     executor.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_switching_contexts_leaves_everything_as_it_was() -> None:
+    from cuda.bindings import driver
+
+    from systems.scheduling.context_switch import switch_contexts
+
+    x = torch.arange(1024.0, device="cuda")
+    before = driver.cuCtxGetCurrent()[1]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+    assert switch_contexts(x.device)
+    assert int(driver.cuCtxGetCurrent()[1]) == int(before)
+    graph.replay()
+    assert torch.equal(y.cpu(), torch.arange(1024.0) * 2)

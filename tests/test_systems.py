@@ -39,7 +39,11 @@ ON_GPU += [(s, FUSED, m) for s in ("ios", "opara") for m in ("squeezenet", "goog
         *(pytest.param(s, o, m, "cuda", marks=GPU) for s, o, m in ON_GPU),
     ],
 )
-def test_agrees_with_eager_on_inputs_drawn_after_preparation(system: str, options: dict, model: str, device: str) -> None:
+def test_agrees_with_eager_on_inputs_drawn_after_preparation(
+    system: str, options: dict, model: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In TF32 what is computed in another order differs by as much as TF32 itself does from fp32.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     loaded = models.load(model, 1, device=device)
     ready = systems.load(system, **options)
     if reason := ready.unsupported(device):
@@ -50,7 +54,7 @@ def test_agrees_with_eager_on_inputs_drawn_after_preparation(system: str, option
         with torch.no_grad():
             expected = loaded.module(*inputs)
         for out, reference in zip(tree_leaves(prepared(*inputs)), tree_leaves(expected), strict=True):
-            assert relative_error(out, reference) < (1e-4 if device == "cpu" else 1e-2)
+            assert relative_error(out, reference) < (1e-4 if device == "cpu" else 1e-3)
     prepared.close()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from systems.base import Prepared, Unsupported
 
 from .arena import Arena
+from .context_switch import switch_contexts
 from .cuda_memory import REQUESTS, SPARE, AllocationMismatch, PoolAllocator, record_requests, release_workspaces
 from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Streams, begin_capture, checked
@@ -120,6 +121,7 @@ class CudaExecutor(Prepared):
             self._plan_and_capture(segments, requests)
         if self.randomness:
             self.randomness.check()
+        switch_contexts(self.device)
 
     def _drawing(self) -> AbstractContextManager[None]:
         return self.randomness.counting() if self.randomness else nullcontext()
