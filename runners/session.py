@@ -149,7 +149,7 @@ class Session:
         return record | self._profile_or_not(profile, known_limits)
 
     def settle(self) -> None:
-        """Bring every system's CUDA Graphs, ours and those within libraries, into the state in which the rounds find them."""
+        """Bring every CUDA Graph, ours and those within libraries, into the state in which the rounds find it."""
         if self.device == "cuda":
             from systems.scheduling.context_switch import switch_contexts
 

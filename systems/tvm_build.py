@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from systems.base import Unsupported
 from systems.exported import Exported, first_line
@@ -50,12 +52,11 @@ def lowered(exported: Exported, target: Any) -> Any:
     from tvm import relax
     from tvm.relax.frontend.torch import from_exported_program
 
-    program = copy.copy(exported.program)
-    program._state_dict = {name: _contiguous(x) for name, x in program.state_dict.items()}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = from_exported_program(program, keep_params_as_input=False, custom_convert_map=_converters(exported))
+            options = {"keep_params_as_input": False, "custom_convert_map": _converters(exported)}
+            module = from_exported_program(_decomposed(exported), run_ep_decomposition=False, **options)
     except Exception as error:  # the importer raises whatever its converters do
         if found := re.search(r"Unsupported function types? (\[.*\])", str(error)):
             lacking = sorted(re.findall(r"[\w.]+", found[1]))
@@ -68,11 +69,23 @@ def lowered(exported: Exported, target: Any) -> Any:
         return tvm.transform.Sequential([*passes, relax.get_pipeline("zero")])(module)
 
 
-def _contiguous(weight: torch.Tensor) -> torch.Tensor:
-    """The importer takes any other through NumPy, which has no bfloat16."""
-    if weight.is_contiguous():
-        return weight
-    return torch.nn.Parameter(weight.detach().contiguous(), requires_grad=weight.requires_grad)
+def _decomposed(exported: Exported) -> ExportedProgram:
+    """The program in ATen's core operators, its weights contiguous and in the host's memory.
+
+    Attention is decomposed, since what PyTorch has for it on a GPU is not in the core. Weights become constants: TVM folds
+    what it can of them by running it on the host, and its virtual machine moves them to the device.
+    """
+    program = copy.copy(exported.program)
+    program._state_dict = {name: _on_the_host(x) for name, x in program.state_dict.items()}
+    program._constants = {k: _on_the_host(x) if isinstance(x, torch.Tensor) else x for k, x in program.constants.items()}
+    with sdpa_kernel(SDPBackend.MATH):
+        return program.run_decompositions()
+
+
+def _on_the_host(weight: torch.Tensor) -> torch.Tensor:
+    """Contiguous, too: the importer takes any other through NumPy, which has no bfloat16."""
+    moved = weight.detach().cpu().contiguous()
+    return torch.nn.Parameter(moved, requires_grad=weight.requires_grad) if isinstance(weight, torch.nn.Parameter) else moved
 
 
 def _converters(exported: Exported) -> dict[str, Callable[..., Any]]:

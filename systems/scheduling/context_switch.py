@@ -13,8 +13,8 @@ def switch_contexts(device: torch.device) -> bool:
 
     From its capture on a CUDA Graph takes longer than after the GPU has run another context's work, be it of this process or
     of another, and be it gone by then: on an H200 Inception-v3's takes 1.86 ms before and 1.70 ms after. The reason is not
-    known; `scripts/benchmark_context_switch.py` measures it. Takes some tenths of a second, and some hundred MiB of the GPU
-    meanwhile. Raises RuntimeError where the driver fails.
+    known. Takes some tenths of a second, and some hundred MiB of the GPU meanwhile. Raises RuntimeError where the driver
+    fails.
     """
     torch.cuda.synchronize(device)
     index = device.index if device.index is not None else torch.cuda.current_device()
