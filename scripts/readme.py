@@ -30,7 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
 TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
+SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
 CHART = RESULTS / "speedup.svg"
+BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
@@ -43,7 +45,12 @@ GRAPHS = [
     ("nimble_fused", "torch_compile"),
     ("nimble_fused", "torch_compile_channels_last"),
 ]
-GRAPHS_ALONE = ("nimble/table1",)  # exhibits that compare no others
+SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
+ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
+    "nimble/table1": TURNS,
+    "nimble/figure8": TURNS,
+    "nimble/supplement_figure2": TURNS,
+}
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
 COLOURS = {system: LOOKS[system].colour for system in SYSTEMS}
 
@@ -103,17 +110,37 @@ def turns(measured: list[dict[str, dict[str, Any]]]) -> str:
     """Ratios between systems that launch a graph, as a Markdown table, and how far their latencies are from the rounds."""
     head = ["model", "batch", *(f"{better} over {worse}" for better, worse in GRAPHS)]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    slower = []
     for group in measured:
         config = next(iter(group.values()))["config"]
         ratios = [over(group, better, worse) for better, worse in GRAPHS]
         cells = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
         lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *cells]) + " |")
-        for system in {name for pair in GRAPHS for name in pair} & set(group):
-            rounds = [call for turn in group[system]["comparison"]["rounds"] for call in turn]
-            slower.append(median(group[system]["latency"]["host_ms"]) / median(rounds) - 1)
-    told = f"a cell alone takes {median(slower):.0%} longer than in its rounds in the middle, and {max(slower):.0%} at most"
-    return "\n".join([*lines, "", f"Of these {len(slower)} cells, {told}."])
+    return "\n".join([*lines, "", alone(measured, {name for pair in GRAPHS for name in pair})])
+
+
+def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of the schedulers in their rounds, and what IOS's search took, as a Markdown table."""
+    head = ["model", *SIDE_BY_SIDE, "IOS's search: stages measured", "seconds"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        times = [f"{in_rounds(group[s]):.3f}" if s in group and group[s]["comparison"] else "–" for s in SIDE_BY_SIDE]
+        search = group["ios"]["schedule"]["search"]
+        cells = [next(iter(group.values()))["config"]["model"]["name"], *times]
+        lines.append("| " + " | ".join([*cells, f"{search['measured']:,}", f"{search['seconds']:.1f}"]) + " |")
+    return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"})])
+
+
+def alone(measured: list[dict[str, dict[str, Any]]], systems: set[str]) -> str:
+    """How far the latencies of cells are from their rounds."""
+    cells = [group[s] for group in measured for s in systems & set(group) if group[s]["comparison"]]
+    shares = [median(cell["latency"]["host_ms"]) / in_rounds(cell) for cell in cells]
+    told = f"a cell alone takes {median(shares):.1%} of its time in the rounds in the middle, and {max(shares):.0%} at most"
+    return f"Of these {len(shares)} cells, {told}."
+
+
+def in_rounds(record: dict[str, Any]) -> float:
+    """Median milliseconds of a call, of all rounds."""
+    return median(call for turn in record["comparison"]["rounds"] for call in turn)
 
 
 def latency(record: dict[str, Any] | None) -> str:
@@ -196,9 +223,13 @@ def main() -> None:
     _, _, after = rest.partition(END_TURNS)
     in_turn = groups([r for r in Store(TURNS).read().records.values() if r["config"]["runner"]["name"] != "training"])
     text = f"{before}{BEGIN_TURNS}\n\n{turns(in_turn)}\n\n{END_TURNS}{after}"
+    before, _, rest = text.partition(BEGIN_SCHEDULERS)
+    _, _, after = rest.partition(END_SCHEDULERS)
+    shown = side_by_side(groups(list(Store(SCHEDULERS).read().records.values())))
+    text = f"{before}{BEGIN_SCHEDULERS}\n\n{shown}\n\n{END_SCHEDULERS}{after}"
     before, _, rest = text.partition(EXHIBITS)
     _, _, after = rest.partition(END_EXHIBITS)
-    shown, pictures = gallery(RESULTS, RESULTS / "exhibits", ROOT, dict.fromkeys(GRAPHS_ALONE, TURNS))
+    shown, pictures = gallery(RESULTS, RESULTS / "exhibits", ROOT, ELSEWHERE)
     text = f"{before}{EXHIBITS}\n\n{shown}\n\n{END_EXHIBITS}{after}"
     wanted = {README: text, CHART: chart(measured), **pictures}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
