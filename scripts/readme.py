@@ -34,6 +34,7 @@ SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every schedul
 CHART = RESULTS / "speedup.svg"
 BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
+BEGIN_TRAINING, END_TRAINING = "<!-- training: python scripts/readme.py -->", "<!-- end of training -->"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
 # Systems that launch one graph a call, and so hardly depend on what else the host does.
@@ -45,6 +46,7 @@ GRAPHS = [
     ("nimble_fused", "torch_compile"),
     ("nimble_fused", "torch_compile_channels_last"),
 ]
+TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
     "nimble/table1": TURNS,
@@ -111,7 +113,7 @@ def turns(measured: list[dict[str, dict[str, Any]]]) -> str:
     head = ["model", "batch", *(f"{better} over {worse}" for better, worse in GRAPHS)]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for group in measured:
-        config = next(iter(group.values()))["config"]
+        config = _config(group)
         ratios = [over(group, better, worse) for better, worse in GRAPHS]
         cells = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
         lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *cells]) + " |")
@@ -125,9 +127,37 @@ def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
     for group in measured:
         times = [f"{in_rounds(group[s]):.3f}" if s in group and group[s]["comparison"] else "–" for s in SIDE_BY_SIDE]
         search = group["ios"]["schedule"]["search"]
-        cells = [next(iter(group.values()))["config"]["model"]["name"], *times]
+        cells = [_config(group)["model"]["name"], *times]
         lines.append("| " + " | ".join([*cells, f"{search['measured']:,}", f"{search['seconds']:.1f}"]) + " |")
     return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"})])
+
+
+def training(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Samples a second of the steps in their rounds, as a Markdown table."""
+    pairs = [("nimble", "eager"), ("nimble", "torch_compile")]
+    head = [
+        "model",
+        "batch",
+        *TRAINERS,
+        *(f"{better} over {worse}" for better, worse in pairs),
+        "kernels, ms: eager",
+        "nimble",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in sorted(measured, key=lambda group: (_config(group)["model"]["name"], _config(group)["batch"])):
+        config = _config(group)
+        rates = [f"{config['batch'] / in_rounds(group[s]) * 1e3:,.0f}" for s in TRAINERS]
+        ratios = [over(group, better, worse) for better, worse in pairs]
+        told = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
+        kernels = [f"{group[s]['kernels']['covered_ms']:.2f}" for s in ("eager", "nimble")]
+        lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *rates, *told, *kernels]) + " |")
+    return "\n".join(lines)
+
+
+def _config(group: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the cells of a group have in common, and the system of one of them."""
+    config: dict[str, Any] = next(iter(group.values()))["config"]
+    return config
 
 
 def alone(measured: list[dict[str, dict[str, Any]]], systems: set[str]) -> str:
@@ -164,7 +194,7 @@ def chart(measured: list[dict[str, dict[str, Any]]]) -> str:
     """Speedup over eager at batch 1, as SVG: a bar a system, its 95 % interval, grouped by model."""
     rows = []
     for group in measured:
-        config = next(iter(group.values()))["config"]
+        config = _config(group)
         if config["batch"] != 1:
             continue
         for system in SYSTEMS[1:]:
@@ -221,8 +251,13 @@ def main() -> None:
     text = f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}"
     before, _, rest = text.partition(BEGIN_TURNS)
     _, _, after = rest.partition(END_TURNS)
-    in_turn = groups([r for r in Store(TURNS).read().records.values() if r["config"]["runner"]["name"] != "training"])
-    text = f"{before}{BEGIN_TURNS}\n\n{turns(in_turn)}\n\n{END_TURNS}{after}"
+    in_turn = list(Store(TURNS).read().records.values())
+    trained = [r for r in in_turn if r["config"]["runner"]["name"] == "training"]
+    shown = turns(groups([r for r in in_turn if r not in trained]))
+    text = f"{before}{BEGIN_TURNS}\n\n{shown}\n\n{END_TURNS}{after}"
+    before, _, rest = text.partition(BEGIN_TRAINING)
+    _, _, after = rest.partition(END_TRAINING)
+    text = f"{before}{BEGIN_TRAINING}\n\n{training(groups(trained))}\n\n{END_TRAINING}{after}"
     before, _, rest = text.partition(BEGIN_SCHEDULERS)
     _, _, after = rest.partition(END_SCHEDULERS)
     shown = side_by_side(groups(list(Store(SCHEDULERS).read().records.values())))
