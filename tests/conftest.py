@@ -1,4 +1,4 @@
-"""What the tests of the command line share: small models of their own, and runs of the real program."""
+"""What tests share: settings, and for the command line small models of their own and runs of the real program."""
 
 import json
 import os
@@ -11,8 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from hypothesis import settings
+
+from systems.scheduling import cpu_executor
 
 ROOT = Path(__file__).parent.parent
+
+settings.register_profile("opweave", deadline=None)  # a shared machine's timing says nothing about correctness
+settings.load_profile("opweave")
+pytest.register_assert_rewrite("rewriting")
 
 TINY = '''
 import os, time
@@ -64,7 +72,10 @@ number = 3
 
 
 # Files whose few tests take longest go first, so that the workers of a run end together.
-LONG = ("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_opara", "test_ios", "test_rewriting")
+LONG = (
+    *("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_training_runner", "test_rewriting"),
+    *("test_training", "test_ios_units"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,6 +89,16 @@ def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPWEAVE_CACHE", str(tmp_path_factory.mktemp("measured")))
         yield
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """More threads sum in another order, and training makes much of a little."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(cpu_executor.os, "cpu_count", lambda: 1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
