@@ -1,5 +1,6 @@
 """What tests share: settings, and for the command line small models of their own and runs of the real program."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -142,6 +143,28 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a script's main() in this process, where what it imports, for seconds, has been imported."""
+
+    def script(name: str, *arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+        main = importlib.import_module(f"scripts.{name}").main
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / f"{name}.py"), *arguments])
+        for variable, value in environment().items():
+            monkeypatch.setenv(variable, value)
+        capsys.readouterr()
+        status: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+        told = capsys.readouterr()
+        return subprocess.CompletedProcess(sys.argv, status, told.out, told.err)
+
+    return script
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:

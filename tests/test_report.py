@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Run
 from reports import REFERENCE, VERDICT, document, made, records
 
 from results.record import label
@@ -161,15 +161,9 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         (["--results", str(REFERENCE), "--output", "tests"], "it is a folder"),
     ],
 )
-def test_a_bad_request_is_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
-) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["report.py", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        report.main()
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and told in error and len(error.splitlines()) == 1, error
+def test_a_bad_request_is_a_line(script: Run, arguments: list[str], told: str) -> None:
+    done = script("report", *arguments)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_what_cannot_be_written_is_told_before_anything_is(tmp_path: Path) -> None:
