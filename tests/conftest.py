@@ -75,7 +75,7 @@ number = 3
 # Files whose few tests take longest go first, so that the workers of a run end together.
 LONG = (
     *("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_training_runner", "test_rewriting"),
-    *("test_training", "test_ios_units"),
+    *("test_training", "test_zoo_graphs"),
 )
 
 
