@@ -74,8 +74,9 @@ number = 3
 
 # Files whose few tests take longest go first, so that the workers of a run end together.
 LONG = (
-    *("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_training_runner", "test_rewriting"),
-    *("test_training", "test_zoo_graphs"),
+    *("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_systems", "test_models_networks"),
+    *("test_training_runner", "test_onnx", "test_rewriting", "test_training", "test_timeline", "test_zoo_graphs"),
+    "test_torch_compile",
 )
 
 
