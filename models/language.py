@@ -6,16 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AttentionInterface,
-    BertConfig,
-    BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import AttentionInterface
+from transformers.models.bert import BertConfig, BertModel
+from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
 from models.registry import BadModel, Input, register

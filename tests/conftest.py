@@ -1,5 +1,6 @@
-"""What the tests of the command line share: small models of their own, and runs of the real program."""
+"""What tests share: settings, and for the command line small models of their own and runs of the real program."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,8 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from hypothesis import settings
+
+from systems.scheduling import cpu_executor
 
 ROOT = Path(__file__).parent.parent
+
+settings.register_profile("opweave", deadline=None)  # a shared machine's timing says nothing about correctness
+settings.load_profile("opweave")
+pytest.register_assert_rewrite("rewriting")
 
 TINY = '''
 import os, time
@@ -64,7 +73,11 @@ number = 3
 
 
 # Files whose few tests take longest go first, so that the workers of a run end together.
-LONG = ("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_opara", "test_ios", "test_rewriting")
+LONG = (
+    *("test_sweep", "test_tvm", "test_reproduce", "test_cli", "test_launchers", "test_systems", "test_models_networks"),
+    *("test_training_runner", "test_onnx", "test_rewriting", "test_training", "test_timeline", "test_zoo_graphs"),
+    "test_torch_compile",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,6 +91,16 @@ def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPWEAVE_CACHE", str(tmp_path_factory.mktemp("measured")))
         yield
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """More threads sum in another order, and training makes much of a little."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(cpu_executor.os, "cpu_count", lambda: 1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -121,6 +144,28 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a script's main() in this process, where what it imports, for seconds, has been imported."""
+
+    def script(name: str, *arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+        main = importlib.import_module(f"scripts.{name}").main
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / f"{name}.py"), *arguments])
+        for variable, value in environment().items():
+            monkeypatch.setenv(variable, value)
+        capsys.readouterr()
+        status: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+        told = capsys.readouterr()
+        return subprocess.CompletedProcess(sys.argv, status, told.out, told.err)
+
+    return script
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,13 +1,9 @@
 """Random computation graphs for property tests, and the same graphs as networkx sees them."""
 
 import networkx as nx
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from systems.scheduling.operator_graph import OperatorGraph
-
-settings.register_profile("opweave", deadline=None)  # a shared machine's timing says nothing about correctness
-settings.load_profile("opweave")
 
 
 @st.composite
@@ -34,3 +30,8 @@ def matching_size(graph: nx.DiGraph) -> int:
     bipartite.add_nodes_from(("y", v) for v in graph)
     bipartite.add_edges_from((("x", u), ("y", v)) for u, v in graph.edges)
     return len(nx.bipartite.hopcroft_karp_matching(bipartite, tops)) // 2
+
+
+def members(mask: int) -> frozenset[int]:
+    """The operators whose bits are set."""
+    return frozenset(v for v in range(mask.bit_length()) if mask >> v & 1)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -14,3 +15,19 @@ class Lambda(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.act(*inputs)
+
+
+class Mixed(nn.Module):
+    """Two branches with a convolution, elementwise operators, views and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.a(x).relu() + self.b(x).sigmoid()).mean((2, 3)).flatten(1))
+
+
+def mixed(device: str = "cpu") -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    return Mixed().eval().to(device), (torch.randn(2, 3, 16, 16, device=device),)

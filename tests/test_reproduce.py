@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, environment
+from conftest import ROOT, Run, environment
 
 from results.finding import CANNOT, VERDICTS
 from results.record import label
@@ -113,8 +113,8 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
         (["ios/table1", "--judge", "results=nowhere"], "nowhere is not there"),
     ],
 )
-def test_a_bad_request_is_a_line_and_status_2(arguments: list[str], told: str) -> None:
-    done = reproduce(*arguments)
+def test_a_bad_request_is_a_line_and_status_2(script: Run, arguments: list[str], told: str) -> None:
+    done = script("reproduce", *arguments) if arguments else reproduce()  # one of them in a process of its own
     assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
 
 
@@ -158,8 +158,8 @@ def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
     assert len(found) == 2 and all(0 < warps["value"] <= most for warps in found), found
 
 
-def test_exhibits_are_listed() -> None:
-    done = reproduce("--list")
+def test_exhibits_are_listed(script: Run) -> None:
+    done = script("reproduce", "--list")
     assert done.returncode == 0
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == names()
     assert "ios/table1: IOS, table 1: the largest blocks and their transitions\n" in done.stdout

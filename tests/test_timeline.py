@@ -334,21 +334,26 @@ def test_a_system_that_does_not_run_here_leaves_the_others(run: Run, folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("script", "asked", "says"),
+    ("name", "asked", "says", "own_process"),
     [
-        ("timeline", [], "required: TRACE.json"),
-        ("timeline", ["nowhere.json"], "nowhere.json: No such file"),
-        ("timeline", ["trace.json", "--window", "9", "10"], "nothing to draw in it"),
-        ("timeline", ["trace.json", "--output", "trace.json/x.png"], "trace.json/x.png: Not a directory"),
-        ("benchmark_scheduling", ["trace.json"], "not a schedule file"),
-        ("benchmark_ios_search", ["trace.json"], "not a schedule file"),
-        ("benchmark_ios_search", ["trace.json", "--r", "-1"], "--r -1 is not an integer of at least 0"),
+        ("timeline", [], "required: TRACE.json", True),
+        ("timeline", ["nowhere.json"], "nowhere.json: No such file", False),
+        ("timeline", ["trace.json", "--window", "9", "10"], "nothing to draw in it", False),
+        ("timeline", ["trace.json", "--output", "trace.json/x.png"], "trace.json/x.png: Not a directory", False),
+        ("benchmark_scheduling", ["trace.json"], "not a schedule file", True),
+        ("benchmark_ios_search", ["trace.json"], "not a schedule file", True),
+        ("benchmark_ios_search", ["trace.json", "--r", "-1"], "--r -1 is not an integer of at least 0", False),
     ],
 )
-def test_a_wrong_request_of_a_script_is_one_line(tmp_path: Path, script: str, asked: list[str], says: str) -> None:
+def test_a_wrong_request_of_a_script_is_one_line(
+    script: Run, tmp_path: Path, name: str, asked: list[str], says: str, own_process: bool
+) -> None:
     bar = Bar(0, "conv2d", 0.0, 1.0, COMPUTE)
     (tmp_path / "trace.json").write_text(json.dumps(to_trace([Timeline("a model", "by hand", (bar,))])))
-    command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *asked]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if own_process:
+        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *asked]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    else:
+        done = script(name, *asked, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]

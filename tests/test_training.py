@@ -1,123 +1,29 @@
-"""Scheduled training against eager's: losses, weights, statistics, the optimizer's state, random numbers, and the proof."""
+"""Scheduled training against eager's: losses, weights, statistics, the optimizer's state, random numbers."""
 
 import copy
-import dataclasses
 import random
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import networkx as nx
 import pytest
 import torch
-from dags import as_networkx, dags
-from hypothesis import given
-from hypothesis import strategies as st
-from test_verify import ordering
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch import nn
+from training import DEVICES, GPU, SMALL_BERT, Optimizers, adamw, batch, eager_step, equal, groups, net, sgd
 
 import models
 import systems
 from runners.training import loss
-from systems.base import Unsupported
 from systems.nimble import Nimble
 from systems.nimble.stream_assignment import assign_streams, single_stream
 from systems.nimble.training import prepare_training
-from systems.scheduling import cpu_executor
-from systems.scheduling.cpu_executor import CpuExecutor, MissingDependency
+from systems.scheduling.cpu_executor import CpuExecutor
 from systems.scheduling.joint_graph import capture_step
-from systems.scheduling.operator_graph import Operator, OperatorGraph, State
-from systems.scheduling.program import Call, Input, Output
-from systems.scheduling.schedule import Schedule, sequential
-from systems.scheduling.stateful_program import StatefulProgram
-from systems.scheduling.verify import InvalidSchedule, verify
+from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.schedule import Schedule
 
-GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
-SMALL_BERT = {"sequence": 16, "layers": 2, "hidden": 64, "heads": 2}
-Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-class Net(nn.Module):
-    """Branches, batch norm, dropout, in-place operators, tied weights, a buffer assigned anew, a parameter without use, one
-    that is still to be read when its gradient is there (`gate`).
-    """
-
-    def __init__(self, counts: bool = True) -> None:
-        super().__init__()
-        self.counts = counts
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        # Without biases, whose gradient before a batch norm is nothing but rounding, which AdamW makes steps of.
-        self.left, self.right = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 1, bias=False)
-        self.shared = nn.BatchNorm2d(8)
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.b.weight = self.a.weight
-        self.unused, self.gate = nn.Parameter(torch.ones(3)), nn.Parameter(torch.rand(4, 8))
-        self.drop, self.act = nn.Dropout(0.3), nn.ReLU(inplace=True)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.counts:
-            self.calls = self.calls + 1
-        x = self.act(self.norm(self.stem(x)))
-        x = self.shared(self.left(x)) + self.shared(self.drop(self.right(x)))
-        x = self.drop(x.mean((2, 3))) * self.gate
-        return self.b(self.act(self.a(x)))
-
-
-def sgd(module: nn.Module, **more: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), **{"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3} | more)
-
-
-def adamw(module: nn.Module, **more: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(module.parameters(), **{"lr": 1e-3} | more)
-
-
-def groups(module: nn.Module) -> torch.optim.Optimizer:
-    """Two groups with rates and decays of their own, Nesterov's momentum."""
-    matrices = [p for p in module.parameters() if p.dim() > 1]
-    others = [p for p in module.parameters() if p.dim() <= 1]
-    settings = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.2}]
-    return torch.optim.SGD(settings, lr=0.02, momentum=0.8, nesterov=True)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """More threads sum in another order, and training makes much of a little."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setattr(cpu_executor.os, "cpu_count", lambda: 1)
-    yield
-    torch.set_num_threads(before)
-
-
-def batch(seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x, target = torch.randn(4, 3, 8, 8, generator=generator), torch.randint(8, (4,), generator=generator)
-    return x.to(device), target.to(device)
-
-
-def net(device: str = "cpu", counts: bool = True) -> nn.Module:
-    torch.manual_seed(0)
-    return Net(counts).to(device)
-
-
-def eager_step(module: nn.Module, optimizer: torch.optim.Optimizer, *data: Tensor) -> Tensor:
-    optimizer.zero_grad()
-    value = loss(module(*data[:-1]), data[-1])
-    value.backward()
-    optimizer.step()
-    return value.detach()
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Two state_dicts, bit by bit."""
-    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
-    return all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(
@@ -230,285 +136,6 @@ def test_random_delays_give_the_same_weights() -> None:
     assert all(equal(end, ends[0]) for end in ends)
 
 
-def joint(make: Optimizers = sgd) -> StatefulProgram:
-    module = net()
-    return capture_step(module, make(module), loss, batch(0)[:1], batch(0)[1])[0]
-
-
-@pytest.mark.parametrize("make", [sgd, adamw, groups])
-def test_operators_touch_what_the_graph_declares_and_nothing_else(make: Optimizers) -> None:
-    """Every operator alone, and the memory of all others and the random state compared before and after it."""
-    module = net()
-    optimizer = make(module)
-    program, static = capture_step(module, optimizer, loss, batch(0)[:1], batch(0)[1])
-    static.refresh()
-    graph, values = program.graph, [None] * len(program.graph)
-    names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
-    lasting = {name: t for t in program.changed if (name := names.get(id(t)))}
-    for p, moments in static.moments.items():
-        lasting |= {f"{moment} of {names[id(p)]}": t for moment, t in moments.items()}
-    unchanging = {names[id(t)]: t for t in (*module.parameters(), *module.buffers()) if names[id(t)] not in lasting}
-    assert set(unchanging) == {"unused"}
-    for v in range(len(graph)):
-        kept = {name: t.detach().clone() for name, t in (lasting | unchanging).items()}
-        outputs = {u: [t.clone() for t in tree_leaves(values[u]) if isinstance(t, Tensor)] for u in range(v)}
-        state = torch.get_rng_state()
-        with torch.no_grad():
-            values[v] = program.execute(v, values, batch(0))  # type: ignore[call-overload]
-        written = {piece.name for piece in graph.state if piece.writers >> v & 1}
-        for name, t in (lasting | unchanging).items():
-            assert torch.equal(t, kept[name]) or name in written, f"{graph.label(v)} writes {name}"
-        for u, before in outputs.items():
-            after = [t for t in tree_leaves(values[u]) if isinstance(t, Tensor)]
-            if not all(torch.equal(a, b) or a.isnan().any() for a, b in zip(after, before, strict=True)):
-                pieces = [piece for piece in graph.state if piece.writers >> v & 1]
-                assert any((piece.readers | piece.writers) >> u & 1 for piece in pieces) or written & set(lasting)
-        assert torch.equal(state, torch.get_rng_state()) or "the random generator" in written
-
-
-def test_every_reader_of_a_parameter_is_declared() -> None:
-    program = joint()
-    state = {piece.name: piece for piece in program.graph.state}
-    weight = next(t for t in program.changed if t.shape == (8, 8, 3, 3))
-    for v, call in enumerate(program.calls):
-        if any(isinstance(a, Tensor) and a.data_ptr() == weight.data_ptr() for a in call.leaves()):
-            assert (state["left.weight"].readers | state["left.weight"].writers) >> v & 1
-    assert state["left.weight"].readers.bit_count() == 3  # forward, and the gradients of input and weight
-    assert state["left.weight"].writers.bit_count() == 1
-    assert state["shared.running_mean"].writers.bit_count() == 2  # it is used twice
-    assert state["the random generator"].writers.bit_count() == 2
-
-
-def test_each_missing_wait_is_refused_by_name_and_unverified_caught() -> None:
-    program = joint()
-    schedule = assign_streams(program.graph)
-    assert len(schedule.waits) > 20
-    for u, v in schedule.waits:
-        without = dataclasses.replace(schedule, waits=tuple(w for w in schedule.waits if w != (u, v)))
-        with pytest.raises(InvalidSchedule, match=r"operator \d+ \(.*\).* \d+ \(.*\)"):
-            verify(program.graph, without)
-    writers = sum(piece.writers for piece in program.graph.state)
-    ordered = [w for w in schedule.waits if w[0] not in program.graph.producers[w[1]]]
-    assert ordered and writers
-    for u, v in ordered:  # waits that carry no data: nothing but the state asks for them
-        without = dataclasses.replace(schedule, waits=tuple(w for w in schedule.waits if w != (u, v)))
-        executor = CpuExecutor(
-            program,
-            without,
-            unverified=True,
-            delay=lambda w, u=u: time.sleep(0.3) if w == u else None,  # type: ignore[misc]
-        )
-        with pytest.raises(MissingDependency, match=rf"operator {v} .* before {u} .*, which touches the same state"):
-            executor(*batch(0))
-        executor.close()
-
-
-def test_each_missing_edge_of_the_state_is_refused_by_name() -> None:
-    """The graph itself lacks the dependency, so that every scheduler goes wrong; the declared state shows it."""
-    graph = joint().graph
-    edges = [(u, v) for v, before in enumerate(graph.predecessors) for u in before if u not in graph.producers[v]]
-    assert edges
-    for u, v in edges:
-        before = [[w for w in p if (w, x) != (u, v)] for x, p in enumerate(graph.predecessors)]
-        without = OperatorGraph(graph.operators, before, graph.producers, graph.state)
-        with pytest.raises(
-            InvalidSchedule, match=rf"operator {v} \(.*\) writes .* after {u} \(.*\), which (reads|writes) it"
-        ):
-            verify(without, assign_streams(without))
-        verify(without, sequential(without))  # one stream has the order of capture by itself
-
-
-def test_an_output_is_not_kept_for_those_that_only_come_after_it() -> None:
-    state, alive = torch.ones(4), []
-
-    def read(x: Tensor) -> Tensor:
-        alive.append(weakref.ref(out := x + state))
-        return out
-
-    def write(x: Tensor) -> None:
-        alive.append(alive[0]() is not None)
-        state.copy_(x)
-
-    functions = (read, torch.neg, torch.sin, write)
-    arguments = (Input(0),), (Output(0),), (Input(0),), (Output(2),)
-    calls = [Call(f, a, {}) for f, a in zip(functions, arguments, strict=True)]
-    operators = [Operator(i, f.__name__, f.__name__) for i, f in enumerate(functions)]
-    producers = [[o.operator for o in call.references()] for call in calls]
-    graph = OperatorGraph.with_state(operators, producers, [State("state", 0b0001, 0b1000)])
-    assert graph.edges == ((0, 1), (2, 3), (0, 3)) and graph.consumers[0] == (1,)
-    x = torch.randn(4)
-    program = StatefulProgram(graph, calls, [Output(1)], tree_flatten(0)[1], (x,), [state], False)
-    executor = CpuExecutor(program, sequential(graph))
-    assert torch.equal(executor(x), -(x + 1)) and torch.equal(state, x.sin())
-    assert alive[1] is False
-
-
-@st.composite
-def stateful(draw: st.DrawFn) -> tuple[OperatorGraph, list[State]]:
-    graph = draw(dags(max_nodes=15))
-    masks = st.integers(0, (1 << len(graph)) - 1)
-    pieces = draw(st.lists(st.tuples(masks, masks), max_size=3))
-    return graph, [State(f"piece {i}", r & ~w, w) for i, (r, w) in enumerate(pieces)]
-
-
-def conflicts(state: list[State]) -> set[tuple[int, int]]:
-    """Pairs of which the second has to come after the first, straight from the definition."""
-    out = set()
-    for piece in state:
-        for v in range(15):
-            for u in range(v):
-                touch = all((piece.readers | piece.writers) >> w & 1 for w in (u, v))
-                if touch and any(piece.writers >> w & 1 for w in (u, v)):
-                    out.add((u, v))
-    return out
-
-
-@given(stateful())
-def test_state_orders_all_conflicts_with_no_edge_too_many(case: tuple[OperatorGraph, list[State]]) -> None:
-    graph, state = case
-    ordered = OperatorGraph.with_state(graph.operators, graph.predecessors, state)
-    closure = nx.transitive_closure_dag(as_networkx(ordered))
-    needed = nx.transitive_closure_dag(nx.DiGraph([*graph.edges, *conflicts(state)]))
-    assert set(closure.edges) == set(needed.edges)
-    assert ordered.producers == graph.predecessors and set(graph.edges) <= set(ordered.edges)
-    for edge in set(ordered.edges) - set(graph.edges):
-        rest = nx.DiGraph([e for e in ordered.edges if e != edge])
-        assert not (edge[0] in rest and edge[1] in rest and nx.has_path(rest, *edge))
-    for scheduler in (assign_streams, sequential):
-        verify(ordered, scheduler(ordered))
-
-
-@given(stateful())
-def test_verification_accepts_exactly_what_orders_all_conflicts(case: tuple[OperatorGraph, list[State]]) -> None:
-    graph, state = case
-    declared = OperatorGraph(graph.operators, graph.predecessors, state=state)  # without the edges that state asks for
-    schedule = assign_streams(declared)
-    order = ordering(schedule)
-    if all(order.has_edge(u, v) for u, v in conflicts(state)):
-        verify(declared, schedule)
-    else:
-        with pytest.raises(InvalidSchedule, match=r"(reads|writes) piece \d after \d+ "):
-            verify(declared, schedule)
-
-
-def test_the_update_of_early_layers_alone_waits_for_the_end_of_backward() -> None:
-    """Updates are operators of their own, beside the rest of backward, and so is each convolution's gradient of weights."""
-    module = models.load("mobilenet_v2_cifar10", 2, training=True).module
-    x, target = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
-    graph = capture_step(module, sgd(module), loss, (x,), target)[0].graph
-    updates = [v for v, o in enumerate(graph.operators) if o.name == "SGD"]
-    backward = [v for v, o in enumerate(graph.operators) if o.name == "convolution_backward"]
-    assert 5 <= len(updates) <= 9 and len(backward) == 2 * 52 - 1  # the image has no gradient
-    behind = [sum(not graph.ancestors[v] >> b & 1 for b in backward) for v in updates]
-    assert behind[0] > len(backward) / 2 and behind[-1] < len(backward) / 4
-
-
-def wrong(change: Callable[[Any], None], make: Optimizers = sgd) -> Callable[[], Any]:
-    """A step after which something was changed behind its back."""
-
-    def call() -> Any:
-        module = net()
-        optimizer = make(module)
-        step = prepare_training(module, optimizer, loss, *batch(0))
-        try:
-            change((module, optimizer, step))
-            return step(*batch(0))
-        finally:
-            step.close()
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (wrong(lambda c: c[2](batch(0)[0][:2], batch(0)[1])), ValueError, r"input 0 is float32\[2, 3, 8, 8\]"),
-        (wrong(lambda c: c[2](batch(0)[0].double(), batch(0)[1])), ValueError, "input 0 is float64"),
-        (wrong(lambda c: c[2](batch(0)[0], batch(0)[1].float())), ValueError, r"input 1 is float32\[4\]"),
-        (wrong(lambda c: c[2](batch(0)[0])), ValueError, "prepared for 2 inputs, called with 1"),
-        (wrong(lambda c: c[0].norm.eval()), RuntimeError, "BatchNorm2d was in training form"),
-        (wrong(lambda c: c[0].double()), RuntimeError, "has been replaced"),
-        (
-            wrong(lambda c: setattr(c[0].stem.weight, "data", torch.zeros(8, 3, 3, 3))),
-            RuntimeError,
-            "a parameter or buffer of the module has moved",
-        ),
-        (wrong(lambda c: setattr(c[0], "a", nn.Linear(8, 8))), RuntimeError, "has been replaced"),
-        (wrong(lambda c: setattr(c[0], "calls", torch.zeros(2))), RuntimeError, "calls of the module has been replaced"),
-        (
-            wrong(lambda c: c[1].param_groups[0].update(momentum=0.5)),
-            ValueError,
-            "momentum of parameter group 0 has changed",
-        ),
-        (wrong(lambda c: c[1].param_groups[0].update(betas=(0.5, 0.9)), adamw), ValueError, "betas of parameter group 0"),
-        (
-            wrong(lambda c: c[1].add_param_group({"params": [torch.ones(1)]})),
-            ValueError,
-            "1 parameter groups, now there are 2",
-        ),
-    ],
-)
-def test_what_was_changed_since_is_told(call: Callable[[], Any], error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("module", "make", "criterion", "reason"),
-    [
-        (
-            net,
-            lambda m: torch.optim.RMSprop(m.parameters()),
-            loss,
-            "RMSprop steps cannot be scheduled: SGD's and AdamW's can",
-        ),
-        (net, lambda m: torch.optim.Adam(m.parameters()), loss, "Adam steps cannot be scheduled"),
-        (net, lambda m: sgd(m, dampening=0.5), loss, "first step differs"),
-        (net, lambda m: sgd(m, differentiable=True), loss, "differentiable"),
-        (net, lambda m: torch.optim.SGD([torch.ones(2, requires_grad=True)]), loss, "not the module's"),
-        (net, lambda m: torch.optim.SGD([m.unused]), loss, "depends on no parameter"),
-        (net, sgd, functional.mse_loss, "cannot be traced"),
-        (
-            net,
-            sgd,
-            lambda y, t: functional.cross_entropy(y, t, reduction="none"),
-            r"shape \[4\], and must be a single number",
-        ),
-    ],
-)
-def test_what_cannot_be_scheduled_says_why_in_one_line(module: Any, make: Any, criterion: Any, reason: str) -> None:
-    made = module()
-    with pytest.raises(Unsupported, match=reason) as caught:
-        prepare_training(made, make(made), criterion, *batch(0))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("forward", "reason"),
-    [
-        (lambda self, x: self.linear(x if x.sum() > 0 else -x), "cannot be traced"),
-        (lambda self, x: self.linear(x.mul_(2)), "changes input 0 in place"),
-    ],
-)
-def test_a_forward_that_cannot_be_scheduled_says_why(forward: Any, reason: str) -> None:
-    module = type("Model", (nn.Module,), {"forward": forward})()
-    module.linear = nn.Linear(4, 4)
-    with pytest.raises(Unsupported, match=reason):
-        prepare_training(module, sgd(module), loss, torch.randn(2, 4), torch.tensor([0, 1]))
-
-
-def test_a_hook_on_a_gradient_or_a_step_is_not_passed_over() -> None:
-    module = net()
-    with pytest.raises(Unsupported, match="hook on its gradient"):
-        module.stem.weight.register_hook(lambda g: g * 2)
-        prepare_training(module, sgd(module), loss, *batch(0))
-    module = net()
-    optimizer = sgd(module)
-    optimizer.register_step_post_hook(lambda *_: None)
-    with pytest.raises(Unsupported, match="step hooks"):
-        prepare_training(module, optimizer, loss, *batch(0))
-
-
 def test_dampening_goes_on_from_an_eager_step() -> None:
     module, reference = net(), net()
     optimizer, eager = sgd(module, dampening=0.5), sgd(reference, dampening=0.5)
@@ -591,15 +218,6 @@ def test_every_system_trains_as_eager_does(system: str, options: dict, device: s
     for a, b in zip(module.state_dict().values(), reference.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
     step.close()
-
-
-def test_systems_that_do_not_train_say_so() -> None:
-    module = net()
-    with pytest.raises(Unsupported, match="opara runs inference only"):
-        systems.load("opara").prepare_training(module, sgd(module), loss, batch(0)[:1], batch(0)[1])
-    with pytest.raises(Unsupported, match="rewriting passes are for inference"):
-        fused = systems.load("nimble", fold_batch_norm=True)
-        fused.prepare_training(module, sgd(module), loss, batch(0)[:1], batch(0)[1])
 
 
 class TestOnGpu:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import Run, records
-from test_training import SMALL_BERT, eager_step
 from torch import Tensor, nn
 from torch.nn import functional
+from training import SMALL_BERT, eager_step
 
 from runners.training import TrainingSession, loss
 

@@ -47,7 +47,9 @@ def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Me
     """The records that these sweeps ask for, of one setting: of this host where it has any, and of those the setting with
     the most cells, then the newest.
     """
-    found = [record for record in records if any(_asked(record, sweep) for sweep in sweeps)]
+    named = [{group: labels(group, sweep) for group in ("model", "system")} for sweep in sweeps]
+    asked = list(zip(sweeps, named, strict=True))
+    found = [record for record in records if any(_asked(record, sweep, names) for sweep, names in asked)]
     if not found:
         return None
 
@@ -58,7 +60,8 @@ def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Me
     return max(by_setting(found).values(), key=rank)
 
 
-def _asked(record: Record, sweep: Mapping[str, str]) -> bool:
+def _asked(record: Record, sweep: Mapping[str, str], names: Mapping[str, set[str]]) -> bool:
+    """names: the labels that the sweep asks for, of models and of systems."""
     config = record["config"]
     if config["runner"]["name"] != sweep.get("runner", "bench"):
         return False
@@ -70,7 +73,7 @@ def _asked(record: Record, sweep: Mapping[str, str]) -> bool:
         return False
     if sweep.get("device", "auto") not in ("auto", config["device"]):
         return False
-    return all(label(config[group]) in labels(group, sweep) for group in ("model", "system"))
+    return all(label(config[group]) in wanted for group, wanted in names.items())
 
 
 def labels(group: str, sweep: Mapping[str, str]) -> set[str]:

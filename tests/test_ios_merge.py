@@ -1,0 +1,95 @@
+"""IOS's operator merge."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from runners.correctness import relative_error
+from systems.ios.merge import merge, mergeable
+from systems.ios.units import find_units
+from systems.scheduling.capture import capture
+from systems.scheduling.program import Program
+from systems.scheduling.rewrite import replace
+
+
+class Parallel(nn.Module):
+    """Convolutions of one input, each with what stands after it."""
+
+    def __init__(self, branches: list[nn.Module]):
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [branch(x) for branch in self.branches]
+
+
+def norm(channels: int) -> nn.BatchNorm2d:
+    made = nn.BatchNorm2d(channels)
+    for tensor in (made.running_mean, made.running_var, made.weight.data, made.bias.data):
+        tensor.uniform_(0.5, 2)  # type: ignore[union-attr]
+    return made
+
+
+def merged(module: nn.Module, x: Tensor) -> tuple[Program, Program | None]:
+    program = capture(module.eval(), (x,))
+    units = [u for u in find_units(program, "conv_relu") if len(u) > 1 or "conv" in name(program, u)]
+    replacement = merge(program, units)
+    assert mergeable(program, units) == (replacement is not None)
+    return program, None if replacement is None else replace(program, [replacement])[0]
+
+
+def name(program: Program, unit: tuple[int, ...]) -> str:
+    return program.graph.operators[unit[0]].name
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> list[nn.Module]:
+    stride, dilation, groups = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 4]))
+    bias, normed, activated = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    branches: list[nn.Module] = []
+    for _ in range(draw(st.integers(2, 3))):
+        kernel = draw(st.tuples(st.sampled_from([1, 3, 5]), st.sampled_from([1, 3, 7])))
+        padding = tuple(dilation * (k // 2) for k in kernel)
+        channels = groups * draw(st.integers(1, 3))
+        layers: list[nn.Module] = [nn.Conv2d(4, channels, kernel, stride, padding, dilation, groups, bias and not normed)]
+        layers += [norm(channels)] * normed + [nn.ReLU()] * activated
+        branches.append(nn.Sequential(*layers))
+    return branches
+
+
+@settings(max_examples=25)
+@given(convolutions())
+def test_merged_convolutions_compute_the_same(branches: list[nn.Module]) -> None:
+    module, x = Parallel(branches), torch.randn(2, 4, 9, 8)
+    program, one = merged(module, x)
+    assert one is not None and len(one.graph) == 1 and len(program.graph) >= 2
+    for got, expected in zip(one.run((x,)), module(x), strict=True):
+        assert got.shape == expected.shape and relative_error(got, expected.detach()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(4, 2, 3, stride=2, padding=1)],
+        [nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(4, 2, 3)],
+        [nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(4, 2, 3, padding=2, dilation=2)],
+        [nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1, groups=2)],
+        [nn.Conv2d(4, 4, 1), nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())],
+        [nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), nn.Sequential(nn.Conv2d(4, 4, 1), nn.SiLU())],
+        [nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 1)), nn.Conv2d(4, 4, 1)],
+    ],
+)
+def test_what_cannot_be_merged(branches: list[nn.Module]) -> None:
+    assert merged(Parallel(branches), torch.randn(1, 4, 8, 8))[1] is None
+
+
+def test_merged_weights_follow_the_modules() -> None:
+    module, x = Parallel([nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(4, 3, 1)]), torch.randn(1, 4, 8, 8)
+    _, one = merged(module, x)
+    assert one is not None
+    with torch.no_grad():
+        module.branches[1].weight.mul_(3)  # type: ignore[operator,union-attr]
+    assert one.derived.refresh()
+    assert relative_error(one.run((x,))[1], module(x)[1].detach()) < 1e-5

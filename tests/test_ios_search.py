@@ -1,0 +1,171 @@
+"""IOS's dynamic programme: exact, and with as few stages measured as can be."""
+
+import itertools
+import random
+from collections.abc import Callable
+from math import inf
+
+import networkx as nx
+import pytest
+from dags import as_networkx, dags, members
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from systems.ios.endings import TooManyTransitions
+from systems.ios.search import find_schedule
+from systems.scheduling.operator_graph import OperatorGraph
+
+
+def endings(graph: OperatorGraph, state: frozenset[int]) -> list[frozenset[int]]:
+    """By the definition: non-empty subsets of `state` that no edge leaves into the rest of it."""
+    return [
+        frozenset(chosen)
+        for size in range(1, len(state) + 1)
+        for chosen in itertools.combinations(sorted(state), size)
+        if not any(u in chosen and v in state and v not in chosen for u, v in graph.edges)
+    ]
+
+
+def allowed(graph: OperatorGraph, ending: frozenset[int], r: int | None, s: int | None) -> bool:
+    groups = list(nx.weakly_connected_components(as_networkx(graph).subgraph(ending)))
+    return (s is None or len(groups) <= s) and (r is None or all(len(g) <= r for g in groups))
+
+
+def brute_force(
+    graph: OperatorGraph, cost: Callable[[frozenset[int]], float], r: int | None, s: int | None
+) -> tuple[float, int, int, int]:
+    """Over all partitions into stages: the least cost, and how many states, transitions and schedules there are."""
+    seen: dict[frozenset[int], list[frozenset[int]]] = {}
+
+    def solve(state: frozenset[int]) -> tuple[float, int]:
+        if not state:
+            return 0.0, 1
+        seen[state] = [e for e in endings(graph, state) if allowed(graph, e, r, s)]
+        solved = [(solve(state - e), cost(e)) for e in seen[state]]
+        return min((t + c for (t, _), c in solved), default=inf), sum(n for (_, n), _ in solved)
+
+    least, schedules = solve(frozenset(range(len(graph))))
+    return least, len(seen), sum(len(e) for e in seen.values()), schedules
+
+
+LIMITS = st.sampled_from([(None, None), (1, None), (None, 2), (2, 1), (3, 2), (3, 8)])
+
+
+@settings(max_examples=30)
+@given(dags(max_nodes=8, max_edges=14), LIMITS, st.integers(0, 99))
+def test_the_search_is_exact(graph: OperatorGraph, limits: tuple[int | None, int | None], seed: int) -> None:
+    assume(len(graph) < 7 or len(graph.edges) > 4)  # brute force takes minutes on eight operators without edges
+    r, s = limits
+
+    def cost(ending: frozenset[int]) -> float:
+        return random.Random(f"{seed} {sorted(ending)}").randint(1, 50)
+
+    asked: dict[int, tuple[int, ...]] = {}
+
+    def stage_cost(ending: int, groups: tuple[int, ...]) -> float:
+        asked[ending] = groups
+        return cost(members(ending))
+
+    found = find_schedule(graph.predecessors, stage_cost, r, s)
+    least, states, transitions, schedules = brute_force(graph, cost, r, s)
+    assert (found.cost, found.counts.states, found.counts.transitions) == (least, states, transitions)
+    assert found.counts.schedules == schedules
+    assert sum(cost(members(sum(groups))) for groups in found.stages) == least
+    assert sorted(v for groups in found.stages for g in groups for v in members(g)) == list(range(len(graph)))
+    for ending, groups in asked.items():
+        components = nx.weakly_connected_components(as_networkx(graph).subgraph(members(ending)))
+        assert {members(g) for g in groups} == {frozenset(c) for c in components}
+
+
+@settings(max_examples=60)
+@given(dags(max_nodes=9), st.sampled_from([None, 1, 2, 3]), st.sampled_from([None, 1, 2, 8]), st.randoms())
+def test_stages_that_cannot_matter_are_not_asked_for(
+    graph: OperatorGraph, r: int | None, s: int | None, chance: random.Random
+) -> None:
+    """Costs that grow with what a stage holds, but for some: the same schedule comes of fewer of them."""
+    weight = [chance.randint(1, 20) for _ in range(len(graph))]
+    contention, seed = chance.choice([0.1, 0.4, 1.0]), chance.random()
+    asked: list[int] = []
+
+    def merges(groups: tuple[int, ...]) -> bool:
+        alone = len(groups) > 1 and all(g.bit_count() == 1 for g in groups)
+        return alone and random.Random(f"{seed} {groups}").random() < 0.3
+
+    def cost(ending: int, groups: tuple[int, ...]) -> float:
+        asked.append(ending)
+        times = [sum(weight[v] for v in members(g)) for g in groups]
+        concurrent = max(max(times), contention * sum(times)) + 1
+        return concurrent * random.Random(f"{seed} {ending}").random() if merges(groups) else concurrent
+
+    whole = find_schedule(graph.predecessors, cost, r, s)
+    all_of_them = len(asked)
+    asked.clear()
+    found = find_schedule(graph.predecessors, cost, r, s, merges)
+    assert found.cost == pytest.approx(whole.cost) and found.counts == whole.counts
+    assert len(asked) == len(set(asked)) <= all_of_them
+
+
+def test_a_device_that_is_never_full_leaves_little_to_measure() -> None:
+    """Six chains of three that may all run at once: one stage of all of them is best, and few others are asked for."""
+    predecessors = [[v - 1] if v % 3 else [] for v in range(18)]
+    asked: list[int] = []
+
+    def cost(ending: int, groups: tuple[int, ...]) -> float:
+        asked.append(ending)
+        return 1.0 + max(g.bit_count() for g in groups)
+
+    found = find_schedule(predecessors, cost, 3, 8, lambda _: False)
+    assert len(found.stages) == 1 and len(found.stages[0]) == 6
+    assert len(asked) < 60 < found.counts.states
+
+
+def test_stages_that_are_alike_are_asked_for_once() -> None:
+    """Six chains of two, all the same: groups of a stage are first units, second ones, or both."""
+    predecessors = [[v - 1] if v % 2 else [] for v in range(12)]
+    asked: list[tuple[int, ...]] = []
+
+    def kind(groups: tuple[int, ...]) -> tuple[int, ...]:
+        first = sum(1 << v for v in range(0, 12, 2))
+        return tuple(sorted(2 * g.bit_count() + bool(g & first) for g in groups))
+
+    def cost(ending: int, groups: tuple[int, ...]) -> float:
+        asked.append(kind(groups))
+        return 1.0 + max(g.bit_count() for g in groups) + 0.6 * ending.bit_count()
+
+    found = find_schedule(predecessors, cost, 2, 8, lambda _: False, kind)
+    assert len(asked) == len(set(asked)) < 60
+    assert found.cost == pytest.approx(find_schedule(predecessors, cost, 2, 8).cost)
+
+
+def test_a_block_that_is_too_wide_is_refused() -> None:
+    with pytest.raises(TooManyTransitions, match="a block of 40 units"):
+        find_schedule([[]] * 40, lambda *_: 1.0, 1, 8)
+
+
+def test_what_must_not_be_is_not_chosen() -> None:
+    found = find_schedule([[], [], []], lambda ending, _: inf if ending.bit_count() > 1 else 1.0)
+    assert found.cost == 3 and all(len(groups) == 1 for groups in found.stages)
+    with pytest.raises(ValueError, match="finite"):
+        find_schedule([[]], lambda *_: inf)
+
+
+def test_the_largest_blocks_of_the_papers_table_1() -> None:
+    """Inception-v3's last block, 11 operators of width 6: 4,860 transitions and the concatenation's, where the paper says
+    4.9e3. A fire module of SqueezeNet with a complex bypass, 6 operators of width 3: the paper's 51 are those of r = 3, and
+    without pruning there are 60.
+    """
+    inception = [[], [], [1], [1], [], [4], [5], [5], [], [8]]
+    fire = [[], [0], [0], [], [1, 2], [3, 4]]
+
+    def transitions(block: list[list[int]], r: int | None) -> int:
+        return find_schedule(block, lambda *_: 1.0, r).counts.transitions
+
+    assert transitions(inception, None) == 4860
+    assert transitions([*inception, [0, 2, 3, 6, 7, 9]], None) == 4860 + 180
+    assert (transitions(fire, None), transitions(fire, 3)) == (60, 51)
+
+
+def test_a_long_chain_and_a_wide_block_beyond_a_machine_word() -> None:
+    chain = [[v - 1] if v else [] for v in range(300)]
+    found = find_schedule(chain, lambda ending, _: 1.0 + ending.bit_count() / 100, 3, 8)
+    assert len(found.stages) == 100 and found.counts.states == 300

@@ -1,0 +1,91 @@
+"""IOS's schedule units, blocks and stages."""
+
+import itertools
+import json
+import random
+
+import networkx as nx
+import torch
+from dags import as_networkx, dags, members
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from systems.ios.blocks import find_blocks, unit_graph
+from systems.ios.search import find_schedule
+from systems.ios.stages import Stage, greedy, to_schedule
+from systems.ios.units import KINDS, find_units
+from systems.scheduling.capture import capture
+from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.schedule import Schedule
+from systems.scheduling.verify import verify
+
+
+@given(dags(max_nodes=30), st.integers(2, 30))
+def test_blocks_follow_each_other(graph: OperatorGraph, most: int) -> None:
+    blocks = find_blocks(graph.predecessors, most)
+    assert sorted(v for part in blocks.parts for v in part) == list(range(len(graph)))
+    assert all(len(part) <= most for part in blocks.parts)
+    place = {v: i for i, part in enumerate(blocks.parts) for v in part}
+    assert all(place[u] <= place[v] for u, v in graph.edges)
+    closure = nx.transitive_closure_dag(as_networkx(graph))
+    comparable = {v: closure.in_degree(v) + closure.out_degree(v) for v in closure}
+    assert set(blocks.cuts) == {v for v, count in comparable.items() if count == len(graph) - 1}
+    whole = find_blocks(graph.predecessors, len(graph) + 1)
+    assert whole.splits == 0 and all(part[-1] in whole.cuts for part in whole.parts[:-1])
+
+
+class Cell(nn.Module):
+    """Sums, concatenations of concatenations, paddings and weights that are computed, as NASNet and RandWire have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(2))
+        self.depthwise = nn.ModuleList(nn.Conv2d(4, 4, 3, groups=4) for _ in range(2))
+        self.pointwise = nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(2))
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.max_pool2d(x, 1)
+        first, second = torch.sigmoid(self.weights).unbind()
+        z = nn.functional.pad((x * first + y * second).relu(), (1, 1, 1, 1))
+        left = self.norm(self.pointwise[0](self.depthwise[0](z)))
+        right = self.pointwise[1](self.depthwise[1](nn.functional.pad(y, (1, 1, 1, 1))))
+        return torch.cat([torch.cat([left, x], 1), left + right], 1)
+
+
+def test_a_unit_makes_its_own_input() -> None:
+    program = capture(Cell().eval(), (torch.randn(2, 4, 6, 6),))
+    units = {kind: find_units(program, kind) for kind in KINDS}
+    assert all(len(unit) == 1 for unit in units["operator"])
+    described = [[program.graph.operators[v].name for v in unit] for unit in units["auto"]]
+    pooled, left, right, joined = described
+    assert pooled == ["max_pool2d"]
+    assert left[:3] == ["sigmoid", "unbind", "mul"] and left[-3:] == ["conv2d", "conv2d", "batch_norm"]
+    assert len(left) == 10 and len(right) == 3 and right[1:] == ["conv2d", "conv2d"]
+    assert joined == ["cat", "add", "cat"]
+    blocks = find_blocks(unit_graph(program.graph, units["auto"]), 24)
+    assert [len(part) for part in blocks.parts] == [1, 3]
+
+
+@given(dags(max_nodes=20))
+def test_greedy_puts_each_unit_into_the_first_stage_it_can_be_in(graph: OperatorGraph) -> None:
+    stages = greedy(graph.predecessors)
+    place = {v: i for i, stage in enumerate(stages) for v in stage}
+    assert sorted(place) == list(range(len(graph)))
+    for v, producers in enumerate(graph.predecessors):
+        assert place[v] == max((place[u] + 1 for u in producers), default=0)
+
+
+@given(dags(max_nodes=15), st.randoms())
+def test_stages_become_a_valid_schedule(graph: OperatorGraph, chance: random.Random) -> None:
+    """Whatever the stages: each is over before the next begins, and the file reads back."""
+    found = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
+    stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in found.stages]
+    schedule = to_schedule(graph, stages, {"seconds": 0.0, "states": 1, "transitions": 2})
+    verify(graph, schedule)
+    before = schedule.happens_before()
+    for earlier, later in itertools.pairwise(stages):
+        for u in (v for group in earlier.groups for v in group):
+            assert all(before[v] >> u & 1 for group in later.groups for v in group)
+    assert Schedule.from_json(json.loads(json.dumps(schedule.to_json(model="m", batch=1, device="cpu")))) == schedule

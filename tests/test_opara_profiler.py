@@ -1,0 +1,263 @@
+"""Opara's model profiler: classes of operators, traces, what is kept of them."""
+
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from modules import mixed
+from torch import Tensor, nn
+
+import models
+from systems.base import Unsupported
+from systems.opara import intensity, profiler
+from systems.opara.kernel_trace import launched_under, on_device, outermost_operators
+from systems.opara.profiler import Capacity, Kernel, OperatorProfile, Profile, from_trace, profile
+from systems.scheduling.capture import capture
+from systems.scheduling.costs import Cache
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads what another, or the user, has measured."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("OPWEAVE_CACHE", str(folder))
+    intensity.ridge_point.cache_clear()
+    return folder
+
+
+# Compute- and memory-intensive operators
+
+
+def kind_of(model: str, method: str, **options: Any) -> dict[str, set[bool]]:
+    """For each operator name of a model whether it is memory-intensive, in the cases that occur."""
+    loaded = models.load(model, 1, **options)
+    program = capture(loaded.module, loaded.inputs)
+    found = defaultdict(set)
+    for operator, memory in zip(program.graph.operators, intensity.memory_intensive(program, method), strict=True):
+        found[operator.name].add(memory)
+    return dict(found)
+
+
+def test_the_papers_table() -> None:
+    """What the paper names: Conv, Sgemm, Embedding and Arange on one side, Relu, Add, To and Ones on the other."""
+    found = kind_of("t5", "table", sequence=8, decoder_sequence=8)
+    assert all(found[name] == {False} for name in ("linear", "embedding", "arange", "scaled_dot_product_attention"))
+    assert all(found[name] == {True} for name in ("add", "relu", "_to_copy", "zeros", "view", "mean"))
+    assert kind_of("squeezenet", "table").items() >= {"conv2d": {False}, "max_pool2d": {True}, "cat": {True}}.items()
+    assert intensity.in_table("ones") and not intensity.in_table("addmm")
+
+
+@pytest.mark.parametrize(("ridge", "convolutions"), [(1e-9, False), (1e9, True)])
+def test_measured_classes_fall_with_the_ridge_point(
+    monkeypatch: pytest.MonkeyPatch, ridge: float, convolutions: bool
+) -> None:
+    monkeypatch.setattr(intensity, "ridge_point", lambda *_: ridge)
+    program = capture(*mixed())
+    names = [o.name for o in program.graph.operators]
+    memory = dict(zip(names, intensity.memory_intensive(program, "measured"), strict=True))
+    assert memory["conv2d"] is convolutions and memory["linear"] is convolutions
+    assert memory.get("view", True) is True  # a view does nothing
+
+
+def test_work_is_counted_in_operations_and_bytes() -> None:
+    program = capture(*mixed())
+    work = {(o.name, i): intensity.work(program, o.id) for i, o in enumerate(program.graph.operators)}
+    first = next(v for (name, _), v in work.items() if name == "conv2d")
+    # 2 images of 16 x 16, 3 channels to 8, 3 x 3; input, weight, bias and output, 4 bytes each.
+    assert first == (2 * 2 * 256 * 8 * 27, 4 * (2 * 3 * 256 + 8 * 27 + 8 + 2 * 8 * 256))
+    added = next(v for (name, _), v in work.items() if name == "add")
+    assert added == (3 * 4096, 3 * 4096 * 4)
+    linear = next(v for (name, _), v in work.items() if name == "linear")
+    assert linear == (2 * 2 * 8 * 4, 4 * (2 * 8 + 8 * 4 + 4 + 2 * 4))
+    assert all(v == (0, 0) for (name, _), v in work.items() if name == "view")
+
+
+def test_work_of_expanded_repeated_and_whole_numbers() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.expand(8, 4, 4) * x, torch.arange(4) + 1
+
+    program = capture(Odd(), (torch.randn(1, 4, 4),))
+    work = {o.name: intensity.work(program, o.id) for o in program.graph.operators}
+    assert work["mul"] == (16 + 16 + 128, 4 * (16 + 16 + 128)) and work["expand"] == (0, 0)
+    assert work["add"] == (0, 2 * 4 * 8)
+
+
+def test_the_ridge_point_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (ridge := intensity.ridge_point(CPU, torch.float32)) > 0
+    intensity.ridge_point.cache_clear()
+    monkeypatch.setattr(intensity, "_measured_ridge_point", lambda *_: pytest.fail("measured again"))
+    assert intensity.ridge_point(CPU, torch.float32) == ridge
+    with pytest.raises(Unsupported, match="meta"):
+        intensity.ridge_point(torch.device("meta"), torch.float32)
+
+
+# The profiler, on traces as torch.profiler writes them
+
+
+def call_(name: str, ts: float, correlation: int, *, tid: int = 1, category: str = "cuda_runtime") -> dict[str, Any]:
+    place = {"ph": "X", "cat": category, "name": name, "pid": 10, "tid": tid, "ts": ts, "dur": 2.0}
+    return {**place, "args": {"External id": 1, "cbid": 211, "correlation": correlation}}
+
+
+def label(name: str, ts: float, duration: float, *, tid: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "cat": "user_annotation", "name": name, "pid": 10, "tid": tid, "ts": ts, "dur": duration, "args": {}}
+
+
+def kernel(name: str, ts: float, duration: float, correlation: int, stream: int = 7, **more: Any) -> dict[str, Any]:
+    arguments = {
+        **{"device": 0, "stream": stream, "correlation": correlation, "registers per thread": 32, "shared memory": 0},
+        **{"grid": [4, 2, 1], "block": [128, 1, 1], "est. achieved occupancy %": 25, **more},
+    }
+    place = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": duration}
+    return {**place, "args": arguments}
+
+
+# Written by hand, in the form of torch.profiler's export. Operator 0 launches two kernels and a copy, operator 1 nothing,
+# operator 2 one kernel through the driver, which runs before the others have ended. Another thread launches something of its
+# own in the midst of operator 0, and something is launched after the last operator.
+COPY = {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD", "pid": 0, "tid": 7, "ts": 340.0, "dur": 4.0}
+EVENTS: list[dict[str, Any]] = [
+    {"ph": "M", "name": "process_name", "pid": 10, "args": {"name": "python"}},
+    label("operator:0", 100.0, 50.0),
+    call_("cudaLaunchKernel", 110.0, 1),
+    call_("cudaLaunchKernel", 120.0, 2),
+    call_("cudaMemcpyAsync", 130.0, 3),
+    label("operator:1", 151.0, 9.0),
+    label("operator:2", 161.0, 30.0),
+    call_("cuLaunchKernelEx", 170.0, 4, category="cuda_driver"),
+    call_("cudaLaunchKernel", 125.0, 5, tid=2),
+    call_("cudaLaunchKernel", 195.0, 7),
+    call_("cudaDeviceSynchronize", 200.0, 6),
+    kernel("winograd", 300.0, 20.0, 1, **{"shared memory": 48 << 10, "registers per thread": 128}),
+    kernel("bias", 321.0, 10.0, 2, **{"block": [32, 32, 1], "est. achieved occupancy %": 50}),
+    {**COPY, "args": {"stream": 7, "correlation": 3, "bytes": 4096}},
+    kernel("relu", 310.0, 6.0, 4, stream=20, **{"grid": [1, 1, 1]}),
+    kernel("foreign", 315.0, 99.0, 5, stream=21),
+    kernel("late", 400.0, 1.0, 7),
+]
+PROFILE = [
+    OperatorProfile(
+        0.034,
+        (Kernel("winograd", 8, 128, 128, 48 << 10, 0.25, 0.02), Kernel("bias", 8, 1024, 32, 0, 0.5, 0.01)),
+    ),
+    OperatorProfile(0.0),
+    OperatorProfile(0.006, (Kernel("relu", 1, 128, 32, 0, 0.25, 0.006),)),
+]
+
+
+def test_kernels_belong_to_the_operator_that_launched_them() -> None:
+    assert from_trace({"traceEvents": EVENTS}, 3) == PROFILE
+
+
+@given(st.permutations(EVENTS))
+def test_the_place_in_a_trace_says_nothing(events: list[dict[str, Any]]) -> None:
+    assert from_trace({"traceEvents": events}, 3) == PROFILE
+
+
+def test_when_a_kernel_ran_says_nothing() -> None:
+    chance = random.Random(0)
+    for _ in range(20):
+        moved = [{**e, "ts": chance.uniform(0, 1000)} if e.get("cat") in ("kernel", "gpu_memcpy") else e for e in EVENTS]
+        assert from_trace({"traceEvents": moved}, 3) == PROFILE
+
+
+def test_a_trace_that_does_not_say_all_is_refused() -> None:
+    without = [e for e in EVENTS if e.get("args", {}).get("correlation") != 4 or e["cat"] == "kernel"]
+    with pytest.raises(ValueError, match="what launched relu"):
+        from_trace({"traceEvents": without}, 3)
+    with pytest.raises(ValueError, match="operator 3 is not in the trace"):
+        from_trace({"traceEvents": EVENTS}, 4)
+    assert launched_under({"traceEvents": EVENTS}, "nothing:") == {}
+    assert [e["name"] for e in on_device({"traceEvents": EVENTS})] == [
+        *("winograd", "relu", "foreign", "bias", "Memcpy DtoD", "late")
+    ]
+
+
+def test_an_occupancy_that_the_profiler_does_not_give_is_none() -> None:
+    events = json.loads(json.dumps(EVENTS))
+    for event in events:
+        event.get("args", {}).pop("est. achieved occupancy %", None)
+    found = from_trace({"traceEvents": events}, 3)
+    assert found[2].kernels[0].occupancy is None and Profile(tuple(found), None).occupancy() is None
+
+
+def test_the_traces_of_the_profiler_itself() -> None:
+    """As far as a CPU goes: labels are found, nothing was launched, and an operator's callees are left out."""
+    module, (x,) = mixed()
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        for v in range(2):
+            with torch.profiler.record_function(f"{profiler.LABEL}{v}"):
+                module(x)
+    trace = profiler.exported(profiled)
+    assert from_trace(trace, 2) == [OperatorProfile(0), OperatorProfile(0)]
+    names = [e["name"] for e in outermost_operators(trace)]
+    assert names == 2 * names[: len(names) // 2] and names.count("aten::conv2d") == 4 and "aten::convolution" not in names
+
+
+def test_demand_by_either_measure() -> None:
+    whole = Profile(tuple(PROFILE), Capacity(threads=2048, registers=65536, shared_memory=228 << 10))
+    assert whole.demand("shared_memory") == [48 << 10, 0.0, 0.0]
+    # The second kernel's 1024 threads are half of a multiprocessor's, as are its 32 * 1024 registers.
+    assert whole.demand("largest_share") == [0.5, 0.0, 128 / 2048]
+    few = Profile(tuple(PROFILE), Capacity(threads=2048, registers=40960, shared_memory=228 << 10))
+    assert few.demand("largest_share")[0] == 32 * 1024 / 40960
+    narrow = Profile(tuple(PROFILE), Capacity(threads=4096, registers=1 << 20, shared_memory=64 << 10))
+    assert narrow.demand("largest_share")[0] == 48 / 64
+    assert Profile(tuple(PROFILE), None).demand("shared_memory") == [0.034, 0.0, 0.006]
+    assert whole.occupancy() == pytest.approx((0.25 * 20 + 0.5 * 10 + 0.25 * 6) / 36)
+
+
+# The cache
+
+
+def test_a_profile_is_measured_once_for_each_operator(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
+    program = capture(*mixed())
+    assert profile(program, measure=False) is None
+    first = profile(program)
+    assert first is not None and first.capacity is None and all(o.milliseconds > 0 for o in first.operators)
+    monkeypatch.setattr(profiler.limits, "host_times", lambda *_: pytest.fail("measured again"))
+    assert profile(program) == profile(program, measure=False) == first
+    (file,) = cache_folder.glob("*.json")
+    assert json.loads(file.read_text())["of"]["torch"] == torch.__version__
+    monkeypatch.setattr(torch, "__version__", "0.1")
+    assert profile(program, measure=False) is None
+
+
+def test_kernels_come_back_from_the_cache_as_they_were() -> None:
+    Cache("opara", CPU).add({"x": profiler.asdict(PROFILE[0])})
+    assert OperatorProfile.from_json(Cache("opara", CPU)["x"]) == PROFILE[0]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"of": {}, "measured": {"x": 2}}'])
+def test_a_cache_that_cannot_be_read_is_made_anew(content: str) -> None:
+    cache = Cache("opara", CPU)
+    cache.add({"x": 1})
+    cache.file.write_text(content)
+    assert "x" not in Cache("opara", CPU)
+    Cache("opara", CPU).add({"y": 3})
+    assert "y" in Cache("opara", CPU) and {f.suffix for f in cache.file.parent.iterdir()} == {".json", ".lock"}
+
+
+def test_two_processes_keep_what_each_has_measured() -> None:
+    first, second = Cache("opara", CPU), Cache("opara", CPU)
+    first.add({"a": 1})
+    second.add({"b": 2})
+    assert Cache("opara", CPU).measured == {"a": 1, "b": 2}
+
+
+def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "file"))
+    cache = Cache("opara", CPU)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        cache.add({"a": 1})
+    assert cache["a"] == 1

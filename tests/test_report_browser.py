@@ -1,0 +1,125 @@
+"""The report's page as a browser shows it."""
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reports import made, records
+
+from scripts.page import content
+
+
+class Browser:
+    """A headless Chromium, spoken to in WebDriver's protocol."""
+
+    FLAGS = (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+        *("--disable-background-networking", "--disable-component-update", "--window-size=1280,900"),
+    )
+
+    def __init__(self, driver: str, chromium: str, profile: Path):
+        self.process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout is not None
+        port = next(match[1] for line in self.process.stdout if (match := re.search(r"successfully on port (\d+)", line)))
+        self.address = f"http://127.0.0.1:{port}/session"
+        options = {"binary": chromium, "args": [*self.FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        self.address += "/" + self.ask("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+
+    def ask(self, what: str, body: dict[str, Any]) -> Any:
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.address + what, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)["value"]
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.ask("/execute/sync", {"script": script, "args": list(arguments)})
+
+    def close(self) -> None:
+        urllib.request.urlopen(urllib.request.Request(self.address, method="DELETE"), timeout=60).close()
+        self.process.terminate()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("chromium-browser")
+    if not driver or not chromium:
+        pytest.skip("Chromium and its driver are not installed: apt-get install chromium chromium-driver")
+    opened = Browser(driver, chromium, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+COLUMN = """
+const table = document.querySelector('#setting-1 table'), name = arguments[0];
+const column = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === name);
+if (arguments[1]) table.tHead.rows[0].cells[column].querySelector('button').click();
+return [...table.tBodies[0].rows].map((row) => row.cells[column].textContent);
+"""
+
+
+def test_a_browser_shows_the_whole_page_from_a_file(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(made().html(), encoding="utf-8")
+    browser.ask("/url", {"url": file.as_uri()})
+    (section,) = made().sections
+    shown = browser.run(
+        "return [...document.querySelectorAll('figure.chart')].map((f) => {"
+        " const box = f.querySelector('svg').getBoundingClientRect();"
+        " return [f.dataset.chart, box.width, box.height, f.querySelectorAll('svg path').length]; });"
+    )
+    assert [name for name, *_ in shown] == [figure.name for figure in section.figures]
+    assert all(width > 500 and height > 100 and paths > 20 for _, width, height, paths in shown), shown
+    assert browser.run("return document.querySelectorAll('#setting-1 table')[0].tBodies[0].rows.length") == len(records())
+    operators = browser.run("return document.querySelectorAll('svg.schedule .operator').length")
+    assert operators == 7 and browser.run(
+        "return document.querySelector('svg.schedule').getBoundingClientRect().height > 50"
+    )
+    assert browser.run(
+        "return document.documentElement.scrollWidth <= window.innerWidth"
+    )  # wide tables scroll by themselves
+    assert browser.run("return performance.getEntriesByType('resource').length") == 0
+    assert [entry for entry in browser.ask("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.parametrize("name", ["latency, ms", "over eager", "batch", "model", "status", "error"])
+def test_tables_sort_in_a_browser(browser: Browser, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(made().html(), encoding="utf-8")
+    browser.ask("/url", {"url": file.as_uri()})
+    before = browser.run(COLUMN, name, False)
+
+    def ordered(down: bool) -> list[str]:
+        there = [text for text in before if text != content.DASH]
+        number = name not in ("model", "status")
+        there.sort(key=lambda text: float(text.split(" ")[0]) if number else text, reverse=down)
+        return [*there, *(text for text in before if text == content.DASH)]
+
+    def keys(texts: list[str]) -> list[str]:
+        return [text.split(" ")[0] for text in texts]  # rows that are equal may stand in either order
+
+    assert keys(browser.run(COLUMN, name, True)) == keys(ordered(down=False))
+    assert keys(browser.run(COLUMN, name, True)) == keys(ordered(down=True))
+    state = "return [...document.querySelectorAll('#setting-1 th[aria-sort]')].map((h) => h.getAttribute('aria-sort'));"
+    assert browser.run(state)[0] == "descending"
+
+
+def test_pointing_at_an_operator_keeps_its_stream_in_colour(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(made().html(), encoding="utf-8")
+    browser.ask("/url", {"url": file.as_uri()})
+    script = """
+    const picture = document.querySelector('svg.schedule'), one = picture.querySelector('.operator');
+    one.querySelector('rect').dispatchEvent(new MouseEvent('mouseover', { bubbles: true }));
+    return [...picture.querySelectorAll('.operator')].map((o) => [o.dataset.stream, getComputedStyle(o).opacity]);
+    """
+    seen = browser.run(script)
+    assert {opacity for stream, opacity in seen if stream == seen[0][0]} == {"1"}
+    assert {opacity for stream, opacity in seen if stream != seen[0][0]} == {"0.25"}

@@ -1,0 +1,77 @@
+"""Schedules as graphs in the report: layers, lanes, stages, merges, and what is no schedule."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+from dags import as_networkx, dags
+from hypothesis import given
+from reports import document
+
+from scripts.page.schedule_graph import NoSchedule, ScheduleGraph
+from systems.nimble.stream_assignment import assign_streams
+from systems.scheduling.operator_graph import OperatorGraph
+
+
+@given(dags(max_nodes=40))
+def test_layers_and_lanes_are_those_of_the_happens_before(graph: OperatorGraph) -> None:
+    schedule = assign_streams(graph)
+    drawn = ScheduleGraph(document(graph, schedule))
+    layer = drawn.layers()
+    order = as_networkx(graph)
+    order.add_edges_from(schedule.waits)
+    members: dict[int, list[int]] = {}
+    for operator in sorted(drawn.document["operators"], key=lambda o: o["position"]):
+        members.setdefault(operator["stream"], []).append(operator["id"])
+    for stream in members.values():
+        order.add_edges_from(pairwise(stream))
+    deepest = dict.fromkeys(order, 0)
+    for v in nx.topological_sort(order):
+        deepest[v] = max((deepest[u] + 1 for u in order.predecessors(v)), default=0)
+    assert layer == deepest
+    lane = drawn.lanes(layer)
+    assert set(lane) == set(members)
+    taken = [(lane[s], layer_) for s, vs in members.items() for layer_ in range(layer[vs[0]], layer[vs[-1]] + 1)]
+    assert len(set(taken)) == len(taken)  # no two streams in one lane while both are alive
+    assert drawn.to_svg().count('class="operator"') == len(graph)
+
+
+def test_stages_follow_one_another_and_merges_are_framed() -> None:
+    graph = OperatorGraph.from_edges(5, [(0, 1), (0, 2), (3, 4)])
+    schedule = document(graph, assign_streams(graph))
+    schedule |= {"stages": [[[0], [3]], [[1], [2], [4]]], "merges": [[1, 2]]}
+    drawn = ScheduleGraph(schedule)
+    layer = drawn.layers()
+    assert max(layer[0], layer[3]) < min(layer[1], layer[2], layer[4])
+    svg = drawn.to_svg()
+    assert svg.count("in merge 1") == 2 and "stage 2" in svg and "2 stages, 1 merges" in drawn.summary
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("{", "s.json: "),
+        ("[]", "it lacks model"),
+        ('{"model": "m"}', "it lacks system"),
+        ({"edges": [[0, 9]]}, "names the operator 9, which it does not have"),
+        ({"edges": [[0]]}, "is no schedule: ValueError"),
+        ({"operators": [{"id": 0}]}, "is no schedule: KeyError"),
+    ],
+)
+def test_what_is_no_schedule_is_told(tmp_path: Path, broken: Any, told: str) -> None:
+    graph = OperatorGraph.from_edges(2, [(0, 1)])
+    file = tmp_path / "s.json"
+    whole = document(graph, assign_streams(graph))
+    file.write_text(broken if isinstance(broken, str) else json.dumps(whole | broken))
+    with pytest.raises(NoSchedule) as raised:
+        ScheduleGraph.read(file)
+    assert told in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_schedule_with_a_cycle_is_told() -> None:
+    graph = OperatorGraph.from_edges(2, [(0, 1)])
+    with pytest.raises(NoSchedule, match="has a cycle"):
+        ScheduleGraph(document(graph, assign_streams(graph)) | {"waits": [[1, 0]]}).to_svg()

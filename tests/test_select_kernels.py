@@ -1,0 +1,121 @@
+"""Kernel and layout selection: what is measured, and every assignment of layouts."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rewriting import DEVICES, Function, agrees, batch_norm, image, names
+from torch import Tensor, nn
+
+from runners.correctness import relative_error
+from systems.scheduling.capture import capture
+from systems.scheduling.execute import execute
+from systems.scheduling.passes.layouts import cheapest_layouts
+from systems.scheduling.passes.select_kernels import select_kernels
+from systems.scheduling.program import Program
+from systems.scheduling.schedule import sequential
+
+aten = torch.ops.aten
+
+
+@st.composite
+def layout_problems(draw: st.DrawFn) -> tuple[list, list, list]:
+    n = draw(st.integers(1, 8))
+    milliseconds = st.integers(0, 20).map(float)
+    limited = st.one_of(
+        st.tuples(milliseconds, milliseconds),
+        st.tuples(milliseconds, st.just(math.inf)),
+        st.tuples(st.just(math.inf), milliseconds),
+    )
+    costs = [draw(limited) for _ in range(n)]
+    reads = [draw(st.lists(st.integers(0, v - 1), unique=True, max_size=3)) if v else [] for v in range(n)]
+    return costs, reads, [draw(st.tuples(milliseconds, milliseconds)) for _ in range(n)]
+
+
+@given(layout_problems())
+def test_no_assignment_of_layouts_is_cheaper(problem: tuple[list, list, list]) -> None:
+    costs, reads, conversions = problem
+
+    def total(layouts: tuple[int, ...]) -> float:
+        time = sum(cost[layout] for cost, layout in zip(costs, layouts, strict=True))
+        for u, layout in enumerate(layouts):
+            wanted = {layouts[v] for v, producers in enumerate(reads) if u in producers} - {layout}
+            time += sum(conversions[u][other] for other in wanted)
+        return time
+
+    found = cheapest_layouts(costs, reads, conversions)
+    assert total(tuple(found)) == min(total(x) for x in itertools.product((0, 1), repeat=len(costs)))
+
+
+def prefers(word: str) -> Callable[[Program], float]:
+    """A cost by which one kind of kernel is the fastest, and converting costs next to nothing."""
+
+    def cost(program: Program) -> float:
+        operator, call = program.graph.operators[0], program.calls[0]
+        if call.function is aten.clone.default:
+            return 0.001
+        nhwc = program.examples[0].is_contiguous(memory_format=torch.channels_last)
+        return 1.0 if word in (operator.target, "channels_last" if nhwc else "contiguous") else 2.0
+
+    return cost
+
+
+def network() -> nn.Module:
+    """A little of everything: branches, pools, a concatenation, a view that needs contiguous memory."""
+
+    def forward(p: nn.ModuleDict, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = p["norm"](p["stem"](x)).relu()
+        y = torch.cat([p["a"](y), p["b"](nn.functional.max_pool2d(y, 3, 1, 1)), nn.functional.avg_pool2d(y, 3, 1, 1)], dim=1)
+        return p["head"](y.flatten(1)), y.mean((2, 3))
+
+    parts = {"stem": nn.Conv2d(4, 6, 3), "a": nn.Conv2d(6, 5, 1), "b": nn.Conv2d(6, 6, 3, padding=1, groups=6)}
+    return Function(forward, **parts, norm=batch_norm(6), head=nn.Linear(17 * 64, 3)).eval()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["opweave.native_conv2d", "channels_last", "contiguous"])
+def test_kernels_and_layouts_are_those_that_were_faster(kind: str, device: str) -> None:
+    module = network().to(device)
+    captured = capture(module, (image(device),))
+    program, choices = select_kernels(captured, prefers(kind))
+    agrees(module, program, image(device))
+    clones = names(program).count("clone")
+    if kind == "channels_last":
+        # In at the input, out before the view; the mean needs no copy of its own beside the view's.
+        assert clones == 2 and all(c.chosen == "library channels_last" and c.gain == 2 for c in choices)
+    elif kind == "contiguous":
+        assert clones == 0 and all(c.chosen == "library contiguous" and c.gain == 1 for c in choices)
+    else:
+        depthwise = "native" if device == "cuda" else "library"
+        assert [c.chosen for c in choices] == ["native contiguous"] * 2 + [f"{depthwise} contiguous"]
+    assert sorted(v for c in choices for v in c.operators) == [v for v, n in enumerate(names(captured)) if n == "conv2d"]
+
+
+def test_each_kind_of_kernel_is_measured_once() -> None:
+    module = Function(lambda p, x: p["b"](p["a"](x)) + p["c"](x), **{k: nn.Conv2d(4, 4, 1) for k in "abc"}).eval()
+    measured: list[str] = []
+
+    def cost(program: Program) -> float:
+        measured.append(program.signature(0))
+        return 1.0
+
+    _, choices = select_kernels(capture(module, (image(),)), cost)
+    assert len(measured) == len(set(measured)) and len(choices) == 1 and choices[0].operators == (0, 1, 2)
+
+
+def test_weights_of_another_layout_are_kept_up_to_date() -> None:
+    module, x = Function(lambda p, x: p["conv"](x), conv=nn.Conv2d(4, 6, 3)).eval(), image()
+    program, _ = select_kernels(capture(module, (x,)), prefers("channels_last"))
+    prepared = execute(program, sequential(program.graph))
+    with torch.no_grad():
+        module.parts["conv"].weight.mul_(3)
+        assert relative_error(prepared(x), module(x)) < 1e-5
+        module.parts["conv"].weight.data.mul_(3)  # which counts no version
+    assert program.derived.refresh(force=True)
+    with torch.no_grad():
+        assert relative_error(prepared(x), module(x)) < 1e-5
+    prepared.close()

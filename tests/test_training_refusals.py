@@ -1,0 +1,132 @@
+"""What a training step cannot do, told: what was changed since it was prepared, what cannot be scheduled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from training import Optimizers, adamw, batch, net, sgd
+
+import systems
+from runners.training import loss
+from systems.base import Unsupported
+from systems.nimble.training import prepare_training
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def wrong(change: Callable[[Any], None], make: Optimizers = sgd) -> Callable[[], Any]:
+    """A step after which something was changed behind its back."""
+
+    def call() -> Any:
+        module = net()
+        optimizer = make(module)
+        step = prepare_training(module, optimizer, loss, *batch(0))
+        try:
+            change((module, optimizer, step))
+            return step(*batch(0))
+        finally:
+            step.close()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (wrong(lambda c: c[2](batch(0)[0][:2], batch(0)[1])), ValueError, r"input 0 is float32\[2, 3, 8, 8\]"),
+        (wrong(lambda c: c[2](batch(0)[0].double(), batch(0)[1])), ValueError, "input 0 is float64"),
+        (wrong(lambda c: c[2](batch(0)[0], batch(0)[1].float())), ValueError, r"input 1 is float32\[4\]"),
+        (wrong(lambda c: c[2](batch(0)[0])), ValueError, "prepared for 2 inputs, called with 1"),
+        (wrong(lambda c: c[0].norm.eval()), RuntimeError, "BatchNorm2d was in training form"),
+        (wrong(lambda c: c[0].double()), RuntimeError, "has been replaced"),
+        (
+            wrong(lambda c: setattr(c[0].stem.weight, "data", torch.zeros(8, 3, 3, 3))),
+            RuntimeError,
+            "a parameter or buffer of the module has moved",
+        ),
+        (wrong(lambda c: setattr(c[0], "a", nn.Linear(8, 8))), RuntimeError, "has been replaced"),
+        (wrong(lambda c: setattr(c[0], "calls", torch.zeros(2))), RuntimeError, "calls of the module has been replaced"),
+        (
+            wrong(lambda c: c[1].param_groups[0].update(momentum=0.5)),
+            ValueError,
+            "momentum of parameter group 0 has changed",
+        ),
+        (wrong(lambda c: c[1].param_groups[0].update(betas=(0.5, 0.9)), adamw), ValueError, "betas of parameter group 0"),
+        (
+            wrong(lambda c: c[1].add_param_group({"params": [torch.ones(1)]})),
+            ValueError,
+            "1 parameter groups, now there are 2",
+        ),
+    ],
+)
+def test_what_was_changed_since_is_told(call: Callable[[], Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("module", "make", "criterion", "reason"),
+    [
+        (
+            net,
+            lambda m: torch.optim.RMSprop(m.parameters()),
+            loss,
+            "RMSprop steps cannot be scheduled: SGD's and AdamW's can",
+        ),
+        (net, lambda m: torch.optim.Adam(m.parameters()), loss, "Adam steps cannot be scheduled"),
+        (net, lambda m: sgd(m, dampening=0.5), loss, "first step differs"),
+        (net, lambda m: sgd(m, differentiable=True), loss, "differentiable"),
+        (net, lambda m: torch.optim.SGD([torch.ones(2, requires_grad=True)]), loss, "not the module's"),
+        (net, lambda m: torch.optim.SGD([m.unused]), loss, "depends on no parameter"),
+        (net, sgd, functional.mse_loss, "cannot be traced"),
+        (
+            net,
+            sgd,
+            lambda y, t: functional.cross_entropy(y, t, reduction="none"),
+            r"shape \[4\], and must be a single number",
+        ),
+    ],
+)
+def test_what_cannot_be_scheduled_says_why_in_one_line(module: Any, make: Any, criterion: Any, reason: str) -> None:
+    made = module()
+    with pytest.raises(Unsupported, match=reason) as caught:
+        prepare_training(made, make(made), criterion, *batch(0))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda self, x: self.linear(x if x.sum() > 0 else -x), "cannot be traced"),
+        (lambda self, x: self.linear(x.mul_(2)), "changes input 0 in place"),
+    ],
+)
+def test_a_forward_that_cannot_be_scheduled_says_why(forward: Any, reason: str) -> None:
+    module = type("Model", (nn.Module,), {"forward": forward})()
+    module.linear = nn.Linear(4, 4)
+    with pytest.raises(Unsupported, match=reason):
+        prepare_training(module, sgd(module), loss, torch.randn(2, 4), torch.tensor([0, 1]))
+
+
+def test_a_hook_on_a_gradient_or_a_step_is_not_passed_over() -> None:
+    module = net()
+    with pytest.raises(Unsupported, match="hook on its gradient"):
+        module.stem.weight.register_hook(lambda g: g * 2)
+        prepare_training(module, sgd(module), loss, *batch(0))
+    module = net()
+    optimizer = sgd(module)
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match="step hooks"):
+        prepare_training(module, optimizer, loss, *batch(0))
+
+
+def test_systems_that_do_not_train_say_so() -> None:
+    module = net()
+    with pytest.raises(Unsupported, match="opara runs inference only"):
+        systems.load("opara").prepare_training(module, sgd(module), loss, batch(0)[:1], batch(0)[1])
+    with pytest.raises(Unsupported, match="rewriting passes are for inference"):
+        fused = systems.load("nimble", fold_batch_norm=True)
+        fused.prepare_training(module, sgd(module), loss, batch(0)[:1], batch(0)[1])

@@ -1,0 +1,88 @@
+"""What schedulers make of networks of the zoo, where the papers have figures of it; each network is captured once."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+import models
+import systems
+from systems.base import System
+from systems.ios.blocks import find_blocks, unit_graph
+from systems.ios.units import find_units
+from systems.opara import intensity
+from systems.scheduling.capture import capture
+from systems.scheduling.passes import rewriting
+from systems.scheduling.program import Program
+from systems.scheduling.schedule import Schedule
+from systems.scheduling.verify import verify
+
+Scheduled = Callable[[System, str], Schedule]
+
+
+@cache
+def loaded(model: str) -> models.Model:
+    return models.load(model, 1, device="meta")
+
+
+@cache
+def captured(model: str) -> Program:
+    return capture(loaded(model).module, loaded(model).inputs)
+
+
+@pytest.fixture
+def scheduled(monkeypatch: pytest.MonkeyPatch) -> Scheduled:
+    """The schedule that a system makes of a model, where it finds the model captured."""
+
+    def scheduled(system: System, model: str) -> Schedule:
+        monkeypatch.setattr(rewriting, "capture", lambda *_: captured(model))
+        schedule = system.schedule(loaded(model).module, loaded(model).inputs)
+        assert schedule is not None
+        return schedule
+
+    return scheduled
+
+
+@pytest.mark.parametrize(
+    ("model", "units", "blocks"),
+    [("squeezenet", 39, 8), ("inception_v3", 121, 11), ("randwire", 111, 3), ("nasnet", None, None), ("googlenet", 82, 9)],
+)
+def test_units_and_blocks_of_the_zoo(model: str, units: int | None, blocks: int | None) -> None:
+    """blocks: those of several units. The paper's Table 2 counts 11 blocks and 119 operators for Inception-v3, which are
+    these without the last view and linear layer; 3 blocks and 120 operators for RandWire. Its SqueezeNet has bypasses,
+    which torchvision's lacks.
+    """
+    program = captured(model)
+    found = find_units(program)
+    assert sorted(v for unit in found for v in unit) == list(range(len(program.graph)))
+    predecessors = unit_graph(program.graph, found)
+    assert units is None or len(found) == units
+    assert len(found) < 0.75 * len(program.graph)
+    parts = find_blocks(predecessors, len(found)).parts
+    assert blocks is None or sum(len(part) > 1 for part in parts) == blocks
+    for kind in ("operator", "conv_relu", "relu_sepconv"):
+        unit_graph(program.graph, find_units(program, kind))
+
+
+@pytest.mark.parametrize("model", ["googlenet", "inception_v3"])
+def test_the_streams_of_nimble(scheduled: Scheduled, model: str) -> None:
+    """Streams and waits of Algorithm 1 on torch.export's graphs; Inception-v3's width is the paper's (Table 1)."""
+    schedule = scheduled(systems.load("nimble"), model)
+    verify(schedule.graph, schedule)
+    expected = {"googlenet": (28, 54, 4), "inception_v3": (36, 70, 6)}[model]
+    assert (schedule.stream_count, len(schedule.waits), schedule.graph.width) == expected
+
+
+@pytest.mark.parametrize("model", ["googlenet", "inception_v3"])
+def test_the_streams_of_opara(scheduled: Scheduled, model: str) -> None:
+    """GoogLeNet gets the 28 streams that the paper reports (Section 5.2)."""
+    schedule = scheduled(systems.load("opara", classify="table"), model)
+    verify(schedule.graph, schedule)
+    assert (schedule.stream_count, len(schedule.waits)) == {"googlenet": (28, 54), "inception_v3": (36, 70)}[model]
+
+
+def test_operations_are_those_of_the_published_count() -> None:
+    """GoogLeNet's 1.5 G multiply-accumulates."""
+    program = captured("googlenet")
+    matrix = [v for v, o in enumerate(program.graph.operators) if o.name in ("conv2d", "linear")]
+    assert sum(intensity.work(program, v)[0] for v in matrix) / 2 == pytest.approx(1.498e9, rel=0.001)
