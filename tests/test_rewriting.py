@@ -214,7 +214,7 @@ def test_the_vendors_kernels_stay_away(forward: Callable[..., Tensor]) -> None:
     "model", ["googlenet", "squeezenet", "nasnet", "efficientnet_b0_cifar10", "bert", "resnet50_cifar10"]
 )
 def test_folding_and_vendor_kernels_on_whole_models(model: str) -> None:
-    loaded = models.load(model, 1, **({"sequence": 16, "layers": 3} if model == "bert" else {}))
+    loaded = models.load(model, 1, **({"sequence": 16} if model == "bert" else {}))
     program = capture(loaded.module, loaded.inputs)
     fused, _ = fuse_convolution(fold_batch_norm(program), always(True))
     inputs = loaded.fresh_inputs(3)
