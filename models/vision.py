@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torchvision import models as torchvision
+from torchvision.models.squeezenet import Fire
 
-from models.registry import images, register
+from models.registry import BadModel, images, register
 
 
 @register(images(224))
@@ -56,10 +57,43 @@ def efficientnet_b5(training: bool) -> nn.Module:
     return torchvision.efficientnet_b5(weights=None)
 
 
+BYPASSES = ("none", "simple", "complex")
+
+
+class BypassedFire(nn.Module):
+    """A fire module, to whose output its input is added, through a 1x1 convolution where their channels differ."""
+
+    def __init__(self, fire: Fire):
+        super().__init__()
+        inputs, outputs = channels(fire)
+        self.fire = fire
+        self.bypass = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, K, H, W]"""
+        bypassed: Tensor = self.fire(x) + self.bypass(x)
+        return bypassed
+
+
+def channels(fire: Fire) -> tuple[int, int]:
+    """Of its input, and of its output."""
+    return fire.squeeze.in_channels, fire.expand1x1.out_channels + fire.expand3x3.out_channels
+
+
 @register(images(224))
-def squeezenet(training: bool) -> nn.Module:
-    """SqueezeNet 1.0, the network of the paper."""
-    return torchvision.squeezenet1_0(weights=None)
+def squeezenet(training: bool, *, bypass: str = "none") -> nn.Module:
+    """SqueezeNet 1.0, the network of the paper (Iandola et al. 2016).
+
+    bypass: as in its Figure 2: simple, around the fire modules that keep the number of channels, or complex, around all of
+    them, which is IOS's network.
+    """
+    if bypass not in BYPASSES:
+        raise BadModel(f"option bypass of model squeezenet is one of {', '.join(BYPASSES)}, not {bypass!r}")
+    network = torchvision.squeezenet1_0(weights=None)
+    for i, layer in enumerate(network.features):
+        if isinstance(layer, Fire) and (bypass == "complex" or (bypass == "simple" and len({*channels(layer)}) == 1)):
+            network.features[i] = BypassedFire(layer)
+    return network
 
 
 @register(images(224))

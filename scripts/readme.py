@@ -31,6 +31,7 @@ RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
 TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
 SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
+SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 CHART = RESULTS / "speedup.svg"
 BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
@@ -264,7 +265,7 @@ def main() -> None:
     text = f"{before}{BEGIN_SCHEDULERS}\n\n{shown}\n\n{END_SCHEDULERS}{after}"
     before, _, rest = text.partition(EXHIBITS)
     _, _, after = rest.partition(END_EXHIBITS)
-    shown, pictures = gallery(RESULTS, RESULTS / "exhibits", ROOT, ELSEWHERE)
+    shown, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
     text = f"{before}{EXHIBITS}\n\n{shown}\n\n{END_EXHIBITS}{after}"
     wanted = {README: text, CHART: chart(measured), **pictures}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

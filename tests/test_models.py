@@ -33,6 +33,7 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
 
     files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (ROOT / "conf/model").glob("*.yaml")}
     assert files.pop("custom") == {"name": "custom", "factory": None}
+    assert files.pop("squeezenet_bypass") == {"name": "squeezenet", "bypass": "complex"}
     assert files == {name: {"name": name} | registry.find(name).options({}) for name in models.names()}
 
 
@@ -50,6 +51,7 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
         ("bert", 1, {"sequence": 0}, "option sequence of model bert must be at least 1, not 0"),
         ("bert", 1, {"hidden": 100}, "must be a multiple of heads (12), not 100"),
         ("randwire", 1, {"size": "huge"}, "small or large, not 'huge'"),
+        ("squeezenet", 1, {"bypass": "long"}, "one of none, simple, complex, not 'long'"),
     ],
 )
 def test_a_bad_request_is_one_line(name: str, batch: int, options: dict[str, object], message: str) -> None:
@@ -238,3 +240,18 @@ def test_a_bad_factory_is_one_line(factories: str, factory: str | None, message:
 def test_a_custom_model_takes_only_a_factory(factories: str) -> None:
     with pytest.raises(models.BadModel, match="model custom has no option 'sequence'"):
         models.load("custom", 1, factory=f"{factories}.good:make", sequence=3)
+
+
+def test_bypasses_of_squeezenet_add_what_a_fire_module_reads() -> None:
+    """Around four modules of eight where they keep the number of channels, around the others through a convolution."""
+    plain, *bypassed = (models.load("squeezenet", 1, bypass=bypass).module for bypass in ("none", "simple", "complex"))
+    parameters = [sum(p.numel() for p in module.parameters()) for module in (plain, *bypassed)]
+    pairs = [(96, 128), (128, 256), (256, 384), (384, 512)]
+    assert parameters == [1_248_424, 1_248_424, 1_248_424 + sum(i * o + o for i, o in pairs)]
+    for module, count in zip(bypassed, (4, 8), strict=True):
+        around = [layer for layer in module.features if hasattr(layer, "bypass")]
+        assert len(around) == count
+        for layer in around:
+            x = torch.randn(1, layer.fire.squeeze.in_channels, 5, 5)
+            with torch.no_grad():
+                assert torch.equal(layer(x), layer.fire(x) + layer.bypass(x))

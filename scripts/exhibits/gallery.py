@@ -17,10 +17,13 @@ from .quantities import findings
 from .running import Run
 
 
-def gallery(results: Path, folder: Path, root: Path, others: Mapping[str, Path]) -> tuple[str, dict[Path, str]]:
+def gallery(
+    results: Path, schedules: Path, folder: Path, root: Path, others: Mapping[str, Path]
+) -> tuple[str, dict[Path, str]]:
     """Markdown, and the pictures it shows by the file in `folder` that each belongs in. Paths in it are relative to `root`.
 
-    results: the folder of the records; `others` has the exhibits that another folder's tell of.
+    results: the folder of the records; `others` has the exhibits that another folder's tell of. schedules: the folder of
+    schedules and timelines, where scripts/reproduce.py would write them.
 
     An exhibit is shown by its first chart, and not at all where no figure of the paper's was measured for it.
     """
@@ -28,7 +31,7 @@ def gallery(results: Path, folder: Path, root: Path, others: Mapping[str, Path])
     records = {place: list(Store(place).read().records.values()) for place in {results, *others.values()}}
     for name in names():
         preset, place = Preset.read(name), others.get(name, results)
-        run = Run(preset, {}, place, folder, small=False)
+        run = Run(preset, {}, place, schedules, small=False)
         evidence = run.evidence(records[place])
         found = findings(preset, evidence)
         verdict = judgement.judge(preset, evidence, found, small=False)
@@ -44,7 +47,7 @@ def gallery(results: Path, folder: Path, root: Path, others: Mapping[str, Path])
         parts += [
             f"### {preset.title} ({verdict.verdict})",
             f"![{first.title}]({file.relative_to(root).as_posix()})",
-            f"- The paper: {preset.claim}\n- Here: {verdict.reason}.",
+            f"- The paper: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.",
             f"```sh\n{verdict.command}\n```",
         ]
         if behind := judgement.explanation(evidence.measured):
@@ -54,6 +57,10 @@ def gallery(results: Path, folder: Path, root: Path, others: Mapping[str, Path])
         told = ", ".join(f"`{name}`" for name in missing)
         parts.append(f"Presets without records of this machine yet, which the same command runs: {told}.")
     return "\n\n".join(parts), files
+
+
+def _place(preset: Preset) -> str:
+    return ", which takes no GPU" if preset.needs == "nothing" else ""
 
 
 def _svg(figure: plt.Figure) -> str:
