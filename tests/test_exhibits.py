@@ -11,7 +11,6 @@ import pytest
 import yaml
 from conftest import ROOT
 
-import models
 from results.finding import CANNOT, HOLDS, VERDICTS, Finding
 from results.published.values import everything
 from results.record import CONF, label
@@ -156,13 +155,16 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
 
 
 def made(system: str, batch: int, scale: float, model: str = "inception_v3") -> dict[str, Any]:
-    """A record as that of a batch, under another system and `scale` times as slow."""
+    """A record as that of a batch and a choice of model, under another system and `scale` times as slow."""
+    choice = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     (known,) = [
         r
         for r in RECORDS
-        if (label(r["config"]["model"]), r["config"]["batch"], label(r["config"]["system"])) == (model, 1, "nimble")
+        if (r["config"]["model"]["name"], r["config"]["batch"], label(r["config"]["system"]))
+        == (choice["name"], 1, "nimble")
     ]
     record = copy.deepcopy(known)
+    record["config"]["model"] = choice
     record["config"]["system"] = yaml.safe_load((CONF / "system" / f"{system}.yaml").read_text())
     record["config"]["batch"] = batch
     record["comparison"]["group"] = f"{model}{batch}"
