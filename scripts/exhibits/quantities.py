@@ -55,7 +55,10 @@ class _Figure:
         self.preset, self.evidence, self.value, self.rule = preset, evidence, value, rule
         self.system = self._label(value.system, value.our_system)
         self.baseline = self._label(value.baseline, value.our_baseline)
-        self.model = None if value.zoo_model is None else preset.models.get(value.model, value.zoo_model)
+        self.model = self._model(value)
+
+    def _model(self, value: Value) -> str | None:
+        return None if value.zoo_model is None else self.preset.models.get(value.model, value.zoo_model)
 
     def _label(self, theirs: str, ours: str) -> str:
         return self.preset.systems.get(theirs, ours)
@@ -168,7 +171,8 @@ class _Figure:
 
     def _networks(self) -> set[str]:
         """Of the figures of this exhibit: what a mean of it is over."""
-        return {v.zoo_model for v, _ in self.preset.figures if v.exhibit == self.value.exhibit and v.zoo_model}
+        same = (self._model(v) for v, _ in self.preset.figures if v.exhibit == self.value.exhibit)
+        return {model for model in same if model}
 
     def _measured(self) -> Measured:
         if self.evidence.measured is None:
