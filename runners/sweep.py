@@ -271,7 +271,7 @@ class GroupRun:
         if (answer.get("record") or answer).get("status") == AGAIN:
             before_s = answer["record"]["preparation_s"]
             CellProcesses.close(process)
-            process = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
+            process = self._process(cell)
             answer = self._ask(process, command | {"again": True}, cell)
         if "bad_request" in answer:
             raise BadRequest(answer["bad_request"])

@@ -8,7 +8,7 @@ from .latency import synchronize
 from .statistics import describe
 
 RUNS = 5
-RUN_SECONDS = 0.4
+RUN_SECONDS = 0.2
 FEWEST_CALLS, MOST_CALLS = 4, 1000
 
 

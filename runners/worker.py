@@ -107,14 +107,14 @@ class Worker:
 
 
 def import_ahead(cell: dict[str, Any]) -> None:
-    """The libraries of a cell that will come; what of them cannot be imported is told when it is measured."""
+    """PyTorch and the libraries of a model that will come, whatever the system; what of them cannot be imported is told when
+    it is measured.
+    """
     from models import registry
-    from systems.registry import module
 
     from . import session as _imported  # noqa: F401
 
     with suppress(ImportError):
-        module(cell["system"]["name"])
         if cell["model"]["name"] in registry.names():  # a custom one is imported where what it raises has a cell to go to
             registry.find(cell["model"]["name"])
 

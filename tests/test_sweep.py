@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from conftest import Run, command, environment
 
 from results.comparison import speedup
 from runners.cell_process import CellProcess
-from runners.pending import NOT_YET, PROFILED
+from runners.pending import AGAIN, NOT_YET, PROFILED
 from runners.sweep import GroupRun, Sweep
 
 MODEL = '''
@@ -259,31 +259,65 @@ def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: P
     assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
 
 
-def test_what_the_next_cell_needs_is_imported_ahead_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where cores enough are idle beside a GPU: also from one group to the next, and nothing is left running."""
+@pytest.fixture
+def overheard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str, int]]:
+    """What processes are told, where cores enough are idle, as beside a GPU: process, command, system, batch."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
     monkeypatch.setattr(GroupRun, "_cores_are_idle", lambda _: True)
     told: list[tuple[int, str, str, int]] = []
     tell = CellProcess.tell
 
-    def overheard(self: CellProcess, command: dict[str, Any]) -> bool:
+    def listen(self: CellProcess, command: dict[str, Any]) -> bool:
         if "system" in command.get("cell", ()):
             told.append((self.process.pid, command["do"], command["cell"]["system"]["name"], command["cell"]["batch"]))
         return tell(self, command)
 
-    monkeypatch.setattr(CellProcess, "tell", overheard)
+    monkeypatch.setattr(CellProcess, "tell", listen)
+    return told
+
+
+def cells(batches: Sequence[int], systems: Sequence[str]) -> list[dict[str, Any]]:
     cell = {"model": {"name": "custom", "factory": "zoo:make"}, "runner": {"name": "latency", "samples": 5}, "seed": 0}
     cell |= {"device": "cpu", "precision": "fp32", "layout": "contiguous"}
-    cells = [cell | {"system": {"name": system}, "batch": batch} for batch in (1, 5) for system in ("eager", "torchscript")]
-    sweep = Sweep(cells, results="r", force=False, timeout=60, rounds=1, gpus=[0])
-    assert sweep.run() == 1  # the second model is random, and so incorrect
+    return [cell | {"system": {"name": system}, "batch": batch} for batch in batches for system in systems]
+
+
+def test_what_the_next_cell_needs_is_imported_ahead_of_it(overheard: list[tuple[int, str, str, int]]) -> None:
+    """Also from one group to the next, and nothing is left running."""
+    asked = cells((1, 5), ("eager", "torchscript"))
+    assert Sweep(asked, results="r", force=False, timeout=60, rounds=1, gpus=[0]).run() == 1  # the second model is random
     order = [("eager", 1), ("torchscript", 1), ("eager", 5), ("torchscript", 5)]
-    asked = {do: [(system, batch) for _, what, system, batch in told if what == do] for do in ("import", "measure")}
-    assert asked == {"import": order[1:], "measure": order}
-    of = {(do, system, batch): pid for pid, do, system, batch in told}
+    told = {do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("import", "measure")}
+    assert told == {"import": order[1:], "measure": order}
+    of = {(do, system, batch): pid for pid, do, system, batch in overheard}
     assert all(of["import", *c] == of["measure", *c] for c in order[1:])
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in of.values()))
+
+
+def test_a_cell_that_is_measured_in_a_second_process_takes_the_one_that_has_imported(
+    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = CellProcess.ask
+
+    def profiled_once(self: CellProcess, command: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        """Stands for a system whose preparation takes a profiler on a GPU."""
+        answer = ask(self, command, *rest)
+        if command["do"] == "measure" and command["cell"]["system"]["name"] == "eager" and not command["again"]:
+            return {"record": {"status": AGAIN, "preparation_s": 1000.0}}
+        return answer
+
+    monkeypatch.setattr(CellProcess, "ask", profiled_once)
+    sweep = Sweep(cells((1,), ("eager", "torchscript")), results="r", force=False, timeout=60, rounds=1, gpus=[0])
+    assert sweep.run() == 0
+    (first, second), imported = (
+        [pid for pid, do, system, _ in overheard if (do, system) == asked]
+        for asked in (("measure", "eager"), ("import", "torchscript"))
+    )
+    assert first != second == imported[0] and len(imported) == 2
+    assert [pid for pid, do, system, _ in overheard if (do, system) == ("measure", "torchscript")] == imported[1:]
+    prepared = {r["config"]["system"]["name"]: r["preparation_s"] for r in sweep.store.read().records.values()}
+    assert prepared["eager"] > 1000 > prepared["torchscript"]
 
 
 def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Callable[..., Any], folder: Path) -> None:
