@@ -10,6 +10,7 @@ from rich.table import Table
 
 from results.store import write_json
 from results.timeline import Timeline, to_trace
+from results.words import counted
 
 from . import environment
 from .bad_request import BadRequest
@@ -33,10 +34,10 @@ def run_schedule(cell: dict[str, Any], output: str | None, timeout: float) -> in
     schedule = answer["schedule"]
     if not _write(output, schedule):
         return 0
-    print(
-        f"{output}: {len(schedule['operators'])} operators, width {schedule['width']}, {schedule['streams']} streams, "
-        f"{len(schedule['waits'])} waits, found in {schedule['search']['seconds'] * 1e3:.1f} ms"
-    )
+    numbers = {"operator": len(schedule["operators"]), "stream": schedule["streams"], "wait": len(schedule["waits"])}
+    operators, streams, waits = (counted(number, thing) for thing, number in numbers.items())
+    seconds = schedule["search"]["seconds"]
+    print(f"{output}: {operators}, width {schedule['width']}, {streams}, {waits}, found in {seconds * 1e3:.1f} ms")
     _print_rewriting(schedule.get("rewriting", {}))
     return 0
 
@@ -76,10 +77,9 @@ def run_timeline(cells: list[dict[str, Any]], output: str | None, timeout: float
         failed |= answer["status"] != "unsupported"
     if timelines and _write(output, to_trace(timelines)):
         for timeline in timelines:
-            print(
-                f"{output}: {timeline.title}: {len(timeline.bars)} operators on {len(timeline.streams)} streams "
-                f"in {max(bar.end for bar in timeline.bars):.3f} ms"
-            )
+            operators, streams = counted(len(timeline.bars), "operator"), counted(len(timeline.streams), "stream")
+            last = max(bar.end for bar in timeline.bars)
+            print(f"{output}: {timeline.title}: {operators} on {streams} in {last:.3f} ms")
     return 1 if failed else 0
 
 

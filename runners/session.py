@@ -1,6 +1,8 @@
 """One cell inside its own process: the model, the system made ready for it, and the measurements in their order."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import median
 from time import perf_counter
@@ -11,6 +13,7 @@ import torch
 import models
 import systems
 from systems.base import Prepared, Unsupported
+from systems.notice import Notice
 from systems.scheduling import limits
 
 from . import active_warps, card, correctness, kernels, latency, sm_efficiency, throughput
@@ -72,6 +75,7 @@ class Session:
         if self.device == "cuda":
             self._choose_algorithms()
         self.prepared: Prepared | None = None
+        self.notices: list[str] = []
 
     def _choose_algorithms(self) -> None:
         """Have cuDNN choose its algorithms on a GPU that is awake, in the same way for every system.
@@ -98,9 +102,25 @@ class Session:
         """Make the system ready; returns the seconds it took. Raises Unsupported."""
         self.phase("preparing")
         start = perf_counter()
-        self.prepared = self.system.prepare(self.model.module, self.inputs)
+        with self._heard():
+            self.prepared = self._made_ready()
         latency.synchronize(self.device)
         return perf_counter() - start
+
+    def _made_ready(self) -> Prepared:
+        return self.system.prepare(self.model.module, self.inputs)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Keep the notices that are given within, for the record; other warnings go where they would."""
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always", Notice)
+            yield
+        for warning in heard:
+            if issubclass(warning.category, Notice):
+                self.notices.append(str(warning.message))
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
     def call(self) -> Any:
         assert self.prepared is not None, "prepare comes first"
@@ -121,6 +141,7 @@ class Session:
         meter = MemoryMeter(self.device) if "memory" in wanted else None
         record["preparation_s"] = self.prepare()
         assert self.prepared is not None
+        record["warnings"] += dict.fromkeys(self.notices)
         if self.system.profiled:
             if not again:
                 return record | {"status": AGAIN}

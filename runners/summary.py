@@ -8,6 +8,7 @@ from rich.table import Table
 
 from results.comparison import speedup
 from results.record import file_name, group_key, label, system_label
+from results.words import counted
 
 DASH = "–"
 NOTES = {
@@ -190,4 +191,5 @@ def _schedule(record: dict[str, Any]) -> str:
     schedule = record.get("schedule")
     if not schedule:
         return DASH
-    return "{operators} operators, width {width}, {streams} streams, {waits} waits".format(**schedule)
+    operators, streams, waits = (counted(schedule[f"{thing}s"], thing) for thing in ("operator", "stream", "wait"))
+    return f"{operators}, width {schedule['width']}, {streams}, {waits}"

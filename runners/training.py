@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -70,12 +69,8 @@ class TrainingSession(Session):
         self.start = [t.detach().to("cpu", copy=True) for t in self._state()]
         self.optimizer = self._optimizer()
 
-    def prepare(self) -> float:
-        self.phase("preparing")
-        start = perf_counter()
-        self.prepared = self._step(self.system, self.optimizer)
-        latency.synchronize(self.device)
-        return perf_counter() - start
+    def _made_ready(self) -> Prepared:
+        return self._step(self.system, self.optimizer)
 
     def call(self) -> Any:
         assert self.prepared is not None, "prepare comes first"
@@ -96,6 +91,7 @@ class TrainingSession(Session):
         meter = MemoryMeter(self.device)
         record["preparation_s"] = self.prepare()
         assert self.prepared is not None
+        record["warnings"] += dict.fromkeys(self.notices)
         record["schedule"] = self.prepared.schedule.summary() if self.prepared.schedule else None
         self.phase("memory")
         record["memory"] = meter.measure(self.call, self.prepared.memory)

@@ -15,6 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from .notice import Notice
+
 DEFAULT_GIB = 8.0
 MANIFEST = "manifest.json"
 PRIVATE = 0o700
@@ -139,7 +141,7 @@ class Cache:
             with TemporaryDirectory(dir=self.root / "partial"):
                 pass
         except OSError as error:
-            warnings.warn(f"{self.root} cannot be written, so nothing is kept: {error}", stacklevel=2)
+            warnings.warn(f"{self.root} cannot be written, so nothing is kept: {error}", category=Notice, stacklevel=2)
             self._scratch = TemporaryDirectory(prefix="opweave-")
             self.root = Path(self._scratch.name)
             return self._prepared_root_of(self.root)
@@ -237,7 +239,7 @@ def _verified(folder: Path, of: dict[str, Any]) -> dict[str, Any] | None:
         if manifest["of"] != json.loads(json.dumps(of)):
             return None
         if any(_digest(folder / name) != digest for name, digest in manifest["files"].items()):
-            warnings.warn(f"{folder} is damaged and is made anew", stacklevel=2)
+            warnings.warn(f"{folder} is damaged and is made anew", category=Notice, stacklevel=2)
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -6,6 +6,8 @@ import random
 import subprocess
 import sys
 import time
+import warnings
+from typing import Any
 
 import numpy as np
 import psutil
@@ -24,6 +26,8 @@ from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.statistics import describe, spread
 from runners.sweep import shares
 from runners.worker import Phases
+from systems.eager import Eager
+from systems.notice import Notice
 
 MIB = 2**20
 
@@ -171,6 +175,28 @@ def test_a_process_that_was_profiled_is_not_measured(monkeypatch: pytest.MonkeyP
     assert record["status"] == AGAIN and "latency" not in record and record["preparation_s"] >= 0
     record = session.measure(again=True)
     assert record["status"] == "ok" and record["latency"]["host_ms"] and "profiled" in record["warnings"][0]
+
+
+def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = Eager.prepare
+
+    def warned(self: Eager, *given: Any) -> Any:
+        warnings.warn("nothing is kept", category=Notice, stacklevel=1)
+        warnings.warn("nothing is kept", category=Notice, stacklevel=1)
+        warnings.warn("what a library says", category=DeprecationWarning, stacklevel=1)
+        return prepare(self, *given)
+
+    monkeypatch.setattr(Eager, "prepare", warned)
+    cell = {
+        "model": {"name": "mobilenet_v2_cifar10"},
+        "system": {"name": "eager"},
+        "runner": {"name": "correctness"},
+        "seed": 0,
+    }
+    cell |= {"batch": 1, "device": "cpu", "precision": "fp32", "layout": "contiguous"}
+    with pytest.warns(DeprecationWarning, match="what a library says"):
+        record = Session(cell, "0", lambda _: None).measure()
+    assert record["warnings"] == ["nothing is kept"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")

@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from results.words import counted
+
 KEYS = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")
 LAYER, LANE = 26, 108  # pixels between layers, and between lanes
 BOX = 92, 17  # pixels, of an operator
@@ -56,7 +58,9 @@ class ScheduleGraph:
     @property
     def summary(self) -> str:
         d = self.document
-        found = f"{len(d['operators'])} operators, width {d['width']}, {d['streams']} streams, {len(d['waits'])} waits"
+        numbers = {"operator": len(d["operators"]), "stream": d["streams"], "wait": len(d["waits"])}
+        operators, streams, waits = (counted(number, thing) for thing, number in numbers.items())
+        found = f"{operators}, width {d['width']}, {streams}, {waits}"
         if d.get("stages"):
             found += f", {len(d['stages'])} stages"
         if d.get("merges"):

@@ -6,12 +6,14 @@ import os
 import platform
 import tempfile
 import warnings
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from filelock import FileLock
+
+from systems.cache import default_folder
+from systems.notice import Notice
 
 SECONDS = 5.0  # after which what was measured since the last writing is written
 
@@ -26,8 +28,7 @@ class Cache:
     def __init__(self, kind: str, device: torch.device):
         self.of = conditions(device)
         digest = hashlib.sha256(json.dumps(self.of, sort_keys=True).encode()).hexdigest()[:16]
-        folder = os.environ.get("OPWEAVE_CACHE")
-        self.file = (Path(folder) if folder else Path.home() / ".cache" / "opweave") / f"{kind}-{device.type}-{digest}.json"
+        self.file = default_folder() / f"{kind}-{device.type}-{digest}.json"
         self.measured = self._read()
         self.unwritten: dict[str, Any] = {}
         self.written = perf_counter()
@@ -62,7 +63,9 @@ class Cache:
                     json.dump({"of": self.of, "measured": self.measured}, partial)
                 os.replace(partial.name, self.file)
         except OSError as error:
-            warnings.warn(f"{self.file} cannot be written, so this is measured anew each time: {error}", stacklevel=2)
+            warnings.warn(
+                f"{self.file} cannot be written, so this is measured anew each time: {error}", category=Notice, stacklevel=2
+            )
         self.unwritten, self.written = {}, perf_counter()
 
     def _read(self) -> dict[str, Any]:
