@@ -25,7 +25,8 @@ def gallery(
     results: the folder of the records; `others` has the exhibits that another folder's tell of. schedules: the folder of
     schedules and timelines, where scripts/reproduce.py would write them.
 
-    An exhibit is shown by its first chart, and not at all where no figure of the paper's was measured for it.
+    An exhibit is shown by its first chart, one for each batch where there are several, and not at all where no figure of the
+    paper's was measured for it.
     """
     parts, files, missing = [], {}, []
     records = {place: list(Store(place).read().records.values()) for place in {results, *others.values()}}
@@ -39,14 +40,17 @@ def gallery(
             missing.append(name)
             continue
         charts, _ = pictures(preset, evidence, found)
-        first = next(iter(charts.values()))
-        file = folder / f"{name.replace('/', '-')}.svg"
-        files[file] = _svg(first.figure)
-        for chart in charts.values():
+        kind = next(iter(charts)).partition("-")[0]
+        shown = []
+        for key, chart in charts.items():
+            if key.partition("-")[0] == kind:
+                file = folder / f"{name.replace('/', '-')}{key.removeprefix(kind)}.svg"
+                files[file] = _svg(chart.figure)
+                shown.append(f"![{chart.title}]({file.relative_to(root).as_posix()})")
             plt.close(chart.figure)
         parts += [
             f"### {preset.title} ({verdict.verdict})",
-            f"![{first.title}]({file.relative_to(root).as_posix()})",
+            *shown,
             f"- The paper: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.",
             f"```sh\n{verdict.command}\n```",
         ]
