@@ -15,7 +15,7 @@ from systems.base import BadOption, Prepared, System
 from systems.cache import Cache
 from systems.compiled import Captured, Compiled, held_outside_torch
 from systems.exported import Exported
-from systems.tvm_build import LIBRARY, build, lowered, quiet, target_for
+from systems.tvm_build import LIBRARY, build, cuda_headers, lowered, quiet, target_for
 from systems.tvm_tuning import TuningLog, tune
 
 NEEDED = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
@@ -61,6 +61,8 @@ class Tvm(System):
         of: dict[str, Any] = {"target": str(target), "versions": versions}
         cache = Cache()
         with ExitStack() as stack:
+            if exported.device.type == "cuda":
+                stack.enter_context(cuda_headers())
             log, usable = None, None
             if self.trials:
                 folder = cache.workspace("tvm-log", exported.label, of | {"model": exported.structure})

@@ -1,13 +1,17 @@
 """From an exported module to a TVM library: import into Relax, fuse, schedule, build."""
 
 import copy
+import importlib.util
 import inspect
 import logging
+import os
+import platform
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,6 +26,8 @@ LOGGER = "tvm.s_tir.meta_schedule"
 SEED = 1
 ATTEMPTS = 4  # samples of a function's schedule space, of which the first valid one is taken
 SCHEDULED = "tirx.is_scheduled"
+HEADER = "cuda_runtime.h"
+TARGET = f"targets/{platform.machine()}-linux"  # of a CUDA toolkit
 
 
 def target_for(device: torch.device) -> Any:
@@ -235,6 +241,46 @@ def _remembering(getmodule: Callable[..., Any]) -> Callable[..., Any]:
         return known[code.co_filename]
 
     return remembered
+
+
+@contextmanager
+def cuda_headers() -> Iterator[None]:
+    """Within, TVM's CUDA compiler (NVRTC) finds CUDA's headers: a toolkit's or, where there is none, those that came with
+    PyTorch from PyPI, laid out as a toolkit's.
+    """
+    headers = _headers_of_pytorch()
+    if _toolkit() or headers is None:
+        yield
+        return
+    with TemporaryDirectory(prefix="opweave-") as folder:
+        target = Path(folder) / TARGET
+        target.mkdir(parents=True)
+        (target / "include").symlink_to(headers)
+        before = os.environ.get("CUDA_PATH")
+        os.environ["CUDA_PATH"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["CUDA_PATH"]
+            if before is not None:
+                os.environ["CUDA_PATH"] = before
+
+
+def _toolkit() -> bool:
+    """Does TVM find one that has headers?"""
+    from tvm.support import nvcc
+
+    try:
+        folder = Path(nvcc.find_cuda_path())
+    except RuntimeError:
+        return False
+    return any((folder / part / "include" / HEADER).exists() for part in ("", TARGET))
+
+
+def _headers_of_pytorch() -> Path | None:
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = (nvidia.submodule_search_locations or ()) if nvidia else ()
+    return next((file.parent for folder in folders for file in sorted(Path(folder).glob(f"cu*/include/{HEADER}"))), None)
 
 
 @contextmanager

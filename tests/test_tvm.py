@@ -42,6 +42,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     return Cache()
 
 
+EM_CUDA = 190  # the machine that an ELF file is for
+
+
 def small(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     layers = (
@@ -77,7 +80,7 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], tol
     [
         *((model, {}, "cpu") for model in ("squeezenet", "resnet18", "nasnet")),
         *(pytest.param("squeezenet", {"cuda_graph": captured}, "cuda", marks=GPU) for captured in (False, True)),
-        pytest.param("nasnet", {"cuda_graph": True}, "cuda", marks=GPU),
+        *(pytest.param(model, {"cuda_graph": True}, "cuda", marks=GPU) for model in ("nasnet", "bert")),
     ],
 )
 def test_agrees_with_eager(model: str, options: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +106,27 @@ def test_dtypes_and_layouts(dtype: torch.dtype, layout: torch.memory_format, tol
     module = small().to(dtype).to(memory_format=layout)
     x = image()[0].to(dtype).contiguous(memory_format=layout)
     agree(Tvm().prepare(module, (x,)), module, [(x,), (x * 2,)], tolerance)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="this PyTorch brings no CUDA compiler (NVRTC)")
+def test_compiles_for_a_gpu_that_is_not_here() -> None:
+    """With the headers that PyTorch brings, where there is no toolkit. Without a GPU the library would hold the source."""
+    import tvm
+    from tvm.support import nvcc
+
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(2)
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    target = tvm_build.cuda_target("sm_90")
+    with target:
+        module = tvm_build.lowered(Exported(nn.Sequential(small(), Attention()).eval(), image()), target)
+        (on_host,) = tvm.compile(module, target=target).mod.imports
+        (on_gpu,) = on_host.imports
+    with tvm_build.cuda_headers():
+        kernels = nvcc.compile_cuda(on_gpu.inspect_source(), target_format="cubin", arch="sm_90", compiler="nvrtc")
+    assert int.from_bytes(kernels[18:20], "little") == EM_CUDA
 
 
 def test_the_library_is_kept_and_loaded_again() -> None:
