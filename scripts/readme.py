@@ -50,6 +50,7 @@ GRAPHS = [
 TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
+    "nimble/figure7": TURNS,
     "nimble/table1": TURNS,
     "nimble/figure8": TURNS,
     "nimble/supplement_figure2": TURNS,

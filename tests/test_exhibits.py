@@ -224,6 +224,10 @@ def test_what_is_not_ok_gives_no_figure(status: str) -> None:
     assert judgement.judge(read, evidence, found, small=False).verdict == CANNOT
 
 
+def is_eager(record: dict[str, Any]) -> bool:
+    return label(record["config"]["system"]) == "eager"
+
+
 def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
     read, evidence, found = judged("nimble/figure7")
     verdict = judgement.judge(read, evidence, found, small=False)
@@ -236,6 +240,12 @@ def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
     lines = judgement.explanation(evidence.measured)
     assert any(line.startswith("nasnet, batch 1: kernels take") and "critical path" in line for line in lines)
     assert any("ms (kernels run for 2.00 ms of it, 3.00 ms added up)" in line for line in lines)
+    (eager,) = [r for r in evidence.measured.records if r["config"]["model"]["name"] == "nasnet" and is_eager(r)]
+    call, path = eager["latency"]["statistics"]["host"]["median"], eager["limits"]["critical_path_ms"]
+    assert any(line.startswith("nasnet") and f"at most {call / path:.2f} times as fast" in line for line in lines)
+    for record in evidence.measured.records:
+        record["limits"] = None
+    assert any(f"back to back would be {call / 2.0:.2f} times" in line for line in judgement.explanation(evidence.measured))
 
 
 def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:

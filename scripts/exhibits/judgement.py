@@ -98,7 +98,21 @@ def _behind(measured: Measured, row: Row) -> str:
         latencies.append(text)
     if latencies:
         told.append("a call: " + ", ".join(latencies))
+    told += _most(measured, row, limits[0] if limits is not None else None)
     return f"{row[0]}, batch {row[1]}: {'; '.join(told)}" if told else ""
+
+
+def _most(measured: Measured, row: Row, critical_path_ms: float | None) -> list[str]:
+    """How many times as fast as eager the same kernels could be: all those at once that may be, or one after the other."""
+    record = measured.record(row, "eager", "latency")
+    if record is None or record["status"] != "ok" or measured.setting.device != "cuda":
+        return []
+    call = record["latency"]["statistics"]["host"]["median"]
+    if critical_path_ms:
+        return [f"the same kernels in any schedule are at most {call / critical_path_ms:.2f} times as fast as eager"]
+    if back_to_back := (record.get("kernels") or {}).get("covered_ms"):
+        return [f"eager's kernels back to back would be {call / back_to_back:.2f} times as fast"]
+    return []
 
 
 def _reason(findings: Sequence[Finding]) -> str:
