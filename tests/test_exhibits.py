@@ -229,7 +229,7 @@ def is_eager(record: dict[str, Any]) -> bool:
 
 
 def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
-    read, evidence, found = judged("nimble/figure7")
+    read, evidence, found = judged("nimble/figure7", copy.deepcopy(RECORDS))
     verdict = judgement.judge(read, evidence, found, small=False)
     assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
     assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
