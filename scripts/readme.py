@@ -127,11 +127,17 @@ def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
     head = ["model", *SIDE_BY_SIDE, "IOS's search: stages measured", "seconds"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for group in measured:
-        times = [f"{in_rounds(group[s]):.3f}" if s in group and group[s]["comparison"] else "–" for s in SIDE_BY_SIDE]
+        times = [_in_turn(group.get(system)) for system in SIDE_BY_SIDE]
         search = group["ios"]["schedule"]["search"]
         cells = [_config(group)["model"]["name"], *times]
         lines.append("| " + " | ".join([*cells, f"{search['measured']:,}", f"{search['seconds']:.1f}"]) + " |")
     return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"})])
+
+
+def _in_turn(record: dict[str, Any] | None) -> str:
+    if record is None:
+        return "–"
+    return f"{in_rounds(record):.3f}" if record["status"] == "ok" else record["status"]
 
 
 def training(measured: list[dict[str, dict[str, Any]]]) -> str:
