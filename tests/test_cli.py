@@ -1,9 +1,11 @@
 """The command line: what it answers to requests, right and wrong."""
 
+import io
 import json
 import os
 import re
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from conftest import Run, command, environment, records
 
 from results.record import IDENTITY
 from results.store import PARTIAL
+from runners.worker import Worker, guarded
 from systems.scheduling.schedule import Schedule
 from systems.scheduling.verify import InvalidSchedule, verify
 
@@ -109,11 +112,20 @@ def test_a_bad_request_is_one_line(run: Run, folder: Path, request_: str, says: 
 
 
 @pytest.mark.parametrize(("factory", "says"), BAD_FACTORIES, ids=[f for f, _ in BAD_FACTORIES])
-def test_a_wrong_factory_is_one_line(run: Run, folder: Path, factory: str, says: str) -> None:
+def test_a_wrong_factory_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, factory: str, says: str) -> None:
+    """As the process answers that a sweep asks before it measures anything."""
+    monkeypatch.syspath_prepend(folder)
+    model = {"name": "custom", "factory": factory}
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "tiny", raising=False)  # another folder's
+        answer = guarded(Worker(io.StringIO()).carry_out, {"do": "check", "cell": {"model": model, "batch": 1}})
+    assert list(answer) == ["bad_request"] and says in answer["bad_request"] and "\n" not in answer["bad_request"]
+
+
+def test_a_wrong_factory_after_a_right_one_ends_a_sweep_before_it_measures(run: Run, folder: Path) -> None:
     before = sorted(os.listdir(folder))
-    # After a right one in the same sweep: nothing is measured before all of it is known to be right.
-    done = run("-m", "model=custom", f"model.factory=tiny:make,{factory}", "system=eager", "device=cpu")
-    assert says in refused(done, folder, before)
+    done = run("-m", "model=custom", "model.factory=tiny:make,tiny:mak", "system=eager", "device=cpu")
+    assert "did you mean make" in refused(done, folder, before)
 
 
 def test_a_wrong_option_of_a_system_is_one_line(run: Run, folder: Path) -> None:

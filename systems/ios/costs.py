@@ -11,7 +11,7 @@ from systems.scheduling.timing import WARM_UP_RUNS, Timer, milliseconds
 from .merge import merge
 
 Unit = tuple[int, ...]
-SECONDS = {"cuda": 0.003, "cpu": 0.03}  # of one measurement, of which a search makes thousands
+SECONDS = {"cuda": 0.003, "cpu": 0.01}  # of one measurement, of which a search makes thousands
 
 
 class StageTimer:
