@@ -1,16 +1,19 @@
 """The exhibits that committed records can tell of, for the README: a picture, the verdict, the command."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from results.finding import CANNOT
+from results.finding import CANNOT, Finding
 from results.store import Store
+from results.verdict import Verdict
 from scripts.charts import style
+from scripts.charts.measured import Record
 
 from . import judgement
+from .evidence import Evidence
 from .pictures import pictures
 from .preset import Preset, names
 from .quantities import findings
@@ -22,7 +25,8 @@ def gallery(
 ) -> tuple[str, dict[Path, str]]:
     """Markdown, and the pictures it shows by the file in `folder` that each belongs in. Paths in it are relative to `root`.
 
-    results: the folder of the records; `others` has the exhibits that another folder's tell of. schedules: the folder of
+    results: the folder of the records; `others` has the exhibits that another folder's tell of, beside whose verdict stands
+    that of `results`, where those have one. schedules: the folder of
     schedules and timelines, where scripts/reproduce.py would write them.
 
     An exhibit is shown by its first chart, one for each batch where there are several, and not at all where no figure of the
@@ -32,13 +36,14 @@ def gallery(
     records = {place: list(Store(place).read().records.values()) for place in {results, *others.values()}}
     for name in names():
         preset, place = Preset.read(name), others.get(name, results)
-        run = Run(preset, {}, place, schedules, small=False)
-        evidence = run.evidence(records[place])
-        found = findings(preset, evidence)
-        verdict = judgement.judge(preset, evidence, found, small=False)
+        evidence, found, verdict = _judged(preset, records[place], place, schedules)
         if verdict.verdict == CANNOT:
             missing.append(name)
             continue
+        first = _judged(preset, records[results], results, schedules)[2] if place != results else None
+        elsewhere = ""
+        if first is not None and first.verdict != CANNOT:
+            elsewhere = f"\n- By the records of `{results.name}`: {first.reason}."
         charts, _ = pictures(preset, evidence, found)
         kind = next(iter(charts)).partition("-")[0]
         shown = []
@@ -51,7 +56,7 @@ def gallery(
         parts += [
             f"### {preset.title} ({verdict.verdict})",
             *shown,
-            f"- The paper: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.",
+            f"- The paper: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
             f"```sh\n{verdict.command}\n```",
         ]
         if behind := judgement.explanation(evidence.measured):
@@ -61,6 +66,14 @@ def gallery(
         told = ", ".join(f"`{name}`" for name in missing)
         parts.append(f"Presets without records of this machine yet, which the same command runs: {told}.")
     return "\n\n".join(parts), files
+
+
+def _judged(
+    preset: Preset, records: Sequence[Record], place: Path, schedules: Path
+) -> tuple[Evidence, list[Finding], Verdict]:
+    evidence = Run(preset, {}, place, schedules, small=False).evidence(records)
+    found = findings(preset, evidence)
+    return evidence, found, judgement.judge(preset, evidence, found, small=False)
 
 
 def _place(preset: Preset) -> str:
