@@ -156,7 +156,7 @@ class Session:
         record["correctness"] = correctness.measure(self._eager, self.prepared, draws, self.cell["precision"])
         if not record["correctness"]["correct"]:
             return record | {"status": "incorrect", "reason": record["correctness"]["reason"]}
-        self.settle()
+        record["warnings"] += self.settle()
         if "latency" in wanted:
             self.phase("latency")
             record["latency"] = latency.measure(self.call, self.device, runner["samples"])
@@ -169,12 +169,16 @@ class Session:
             record["throughput"] = throughput.measure(self.call, self.device, self.cell["batch"], expected)
         return record | self._profile_or_not(profile, known_limits)
 
-    def settle(self) -> None:
-        """Bring every CUDA Graph, ours and those within libraries, into the state in which the rounds find it."""
+    def settle(self) -> list[str]:
+        """Bring every CUDA Graph, ours and those within libraries, into the state in which the rounds find it; what to say
+        where that cannot be.
+        """
         if self.device == "cuda":
             from systems.scheduling.context_switch import switch_contexts
 
-            switch_contexts(torch.device("cuda", torch.cuda.current_device()))
+            if not switch_contexts(torch.device("cuda", torch.cuda.current_device())):
+                return ["the GPU has no room for another context: a CUDA Graph may be slower here than in the rounds"]
+        return []
 
     def _profile_or_not(self, profile: bool, known_limits: dict[str, Any] | None = None) -> dict[str, Any]:
         """What takes a profiler, or what stands for it until it is measured."""

@@ -101,7 +101,7 @@ class TrainingSession(Session):
         record["correctness"] = compared | {"dropout": not apart}
         if not compared["correct"]:
             return record | {"status": "incorrect", "reason": compared["reason"]}
-        self.settle()
+        record["warnings"] += self.settle()
         self.phase("latency")
         expected = min(latency.sample(self.call, self.device, 2))
         samples = self.cell["runner"]["samples"]

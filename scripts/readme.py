@@ -131,7 +131,20 @@ def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
         search = group["ios"]["schedule"]["search"]
         cells = [_config(group)["model"]["name"], *times]
         lines.append("| " + " | ".join([*cells, f"{search['measured']:,}", f"{search['seconds']:.1f}"]) + " |")
-    return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"})])
+    return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"}), "", equal_to_eager(measured)])
+
+
+def equal_to_eager(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """How many cells of systems that run the model's own operators give eager's outputs bit for bit, and which do not."""
+    errors = {
+        f"{_config(group)['model']['name']} under {system}": group[system]["correctness"]["relative_error"]
+        for group in measured
+        for system in SIDE_BY_SIDE
+        if system in group and system not in ("torch_compile", "nimble_fused")
+    }
+    others = [f"{cell} ({error:.1e})" for cell, error in errors.items() if error]
+    equal = f"{len(errors) - len(others)} of the {len(errors)} cells that run the model's own operators do"
+    return f"Outputs equal eager's bit for bit: {equal}" + (f"; not {', '.join(others)}." if others else ".")
 
 
 def _in_turn(record: dict[str, Any] | None) -> str:
@@ -149,6 +162,7 @@ def training(measured: list[dict[str, dict[str, Any]]]) -> str:
         *TRAINERS,
         *(f"{better} over {worse}" for better, worse in pairs),
         "kernels, ms: eager",
+        "torch_compile",
         "nimble",
     ]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
@@ -157,7 +171,7 @@ def training(measured: list[dict[str, dict[str, Any]]]) -> str:
         rates = [f"{config['batch'] / in_rounds(group[s]) * 1e3:,.0f}" for s in TRAINERS]
         ratios = [over(group, better, worse) for better, worse in pairs]
         told = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
-        kernels = [f"{group[s]['kernels']['covered_ms']:.2f}" for s in ("eager", "nimble")]
+        kernels = [f"{group[s]['kernels']['covered_ms']:.2f}" for s in ("eager", "torch_compile", "nimble")]
         lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *rates, *told, *kernels]) + " |")
     return "\n".join(lines)
 
@@ -254,26 +268,21 @@ def main() -> None:
     for file, reason in contents.skipped.items():
         print(f"skipped {file}: {reason}", file=sys.stderr)
     measured = groups(list(contents.records.values()))
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    text = f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}"
-    before, _, rest = text.partition(BEGIN_TURNS)
-    _, _, after = rest.partition(END_TURNS)
     in_turn = list(Store(TURNS).read().records.values())
     trained = [r for r in in_turn if r["config"]["runner"]["name"] == "training"]
-    shown = turns(groups([r for r in in_turn if r not in trained]))
-    text = f"{before}{BEGIN_TURNS}\n\n{shown}\n\n{END_TURNS}{after}"
-    before, _, rest = text.partition(BEGIN_TRAINING)
-    _, _, after = rest.partition(END_TRAINING)
-    text = f"{before}{BEGIN_TRAINING}\n\n{training(groups(trained))}\n\n{END_TRAINING}{after}"
-    before, _, rest = text.partition(BEGIN_SCHEDULERS)
-    _, _, after = rest.partition(END_SCHEDULERS)
-    shown = side_by_side(groups(list(Store(SCHEDULERS).read().records.values())))
-    text = f"{before}{BEGIN_SCHEDULERS}\n\n{shown}\n\n{END_SCHEDULERS}{after}"
-    before, _, rest = text.partition(EXHIBITS)
-    _, _, after = rest.partition(END_EXHIBITS)
+    schedulers = groups(list(Store(SCHEDULERS).read().records.values()))
     shown, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
-    text = f"{before}{EXHIBITS}\n\n{shown}\n\n{END_EXHIBITS}{after}"
+    text = README.read_text(encoding="utf-8")
+    for begin, end, part in (
+        (BEGIN, END, table(measured)),
+        (BEGIN_TURNS, END_TURNS, turns(groups([r for r in in_turn if r not in trained]))),
+        (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),
+        (BEGIN_SCHEDULERS, END_SCHEDULERS, side_by_side(schedulers)),
+        (EXHIBITS, END_EXHIBITS, shown),
+    ):
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n{part}\n\n{end}{after}"
     wanted = {README: text, CHART: chart(measured), **pictures}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:

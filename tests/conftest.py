@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from systems.opara.intensity import ridge_point
 from systems.scheduling import cpu_executor
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +84,15 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: names.get(item.path.stem, len(LONG)))
+
+
+@pytest.fixture
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test that uses it reads what another, or the user, has measured."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("OPWEAVE_CACHE", str(folder))
+    ridge_point.cache_clear()
+    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -237,15 +237,21 @@ def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
     assert evidence.measured is not None
     for record in evidence.measured.records:
         record["kernels"] = {"count": 9.0, "sum_ms": 3.0, "covered_ms": 2.0, "reason": None}
+    (eager,) = [r for r in evidence.measured.records if r["config"]["model"]["name"] == "nasnet" and is_eager(r)]
+    call, path = median(eager["latency"]["host_ms"]), eager["limits"]["critical_path_ms"]
+    eager["sm_efficiency"].pop("when", None)  # as where a profiler had been in the process before its rounds
+    eager["comparison"] = {"group": "g", "cells": [], "rounds": [[7 * call], [7 * call]]}
     lines = judgement.explanation(evidence.measured)
     assert any(line.startswith("nasnet, batch 1: kernels take") and "critical path" in line for line in lines)
     assert any("ms (kernels run for 2.00 ms of it, 3.00 ms added up)" in line for line in lines)
-    (eager,) = [r for r in evidence.measured.records if r["config"]["model"]["name"] == "nasnet" and is_eager(r)]
-    call, path = eager["latency"]["statistics"]["host"]["median"], eager["limits"]["critical_path_ms"]
-    assert any(line.startswith("nasnet") and f"at most {call / path:.2f} times as fast" in line for line in lines)
+    assert any(line.startswith("nasnet") and f"alone would be {call / path:.2f} times as fast" in line for line in lines)
+    eager["sm_efficiency"]["when"] = "after the rounds"
+    lines = judgement.explanation(evidence.measured)
+    assert any(line.startswith("nasnet") and f"alone would be {7 * call / path:.2f} times as fast" in line for line in lines)
     for record in evidence.measured.records:
         record["limits"] = None
-    assert any(f"back to back would be {call / 2.0:.2f} times" in line for line in judgement.explanation(evidence.measured))
+    lines = judgement.explanation(evidence.measured)
+    assert any(f"back to back would be {7 * call / 2.0:.2f} times" in line for line in lines)
 
 
 def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:

@@ -19,10 +19,7 @@ from systems.scheduling.capture import capture
 from systems.scheduling.program import Program
 from systems.scheduling.verify import verify
 
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 class Branches(nn.Module):

@@ -1,7 +1,6 @@
 """Opara as a system."""
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,13 +23,7 @@ from systems.scheduling.verify import verify
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads what another, or the user, has measured."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("OPWEAVE_CACHE", str(folder))
-    intensity.ridge_point.cache_clear()
-    return folder
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 @pytest.mark.parametrize(

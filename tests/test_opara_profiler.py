@@ -24,13 +24,7 @@ from systems.scheduling.costs import Cache
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads what another, or the user, has measured."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("OPWEAVE_CACHE", str(folder))
-    intensity.ridge_point.cache_clear()
-    return folder
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 # Compute- and memory-intensive operators

@@ -199,6 +199,16 @@ def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: py
     assert record["warnings"] == ["nothing is kept"]
 
 
+def test_a_gpu_without_room_for_another_context_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
+    session = object.__new__(Session)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    for device, room, told in (("cpu", False, 0), ("cuda", True, 0), ("cuda", False, 1)):
+        monkeypatch.setattr("systems.scheduling.context_switch.switch_contexts", lambda _, room=room: room)
+        session.device = device
+        assert len(session.settle()) == told
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_no_worker_outlives_a_killed_parent() -> None:
     parent = (

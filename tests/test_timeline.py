@@ -31,10 +31,7 @@ from systems.scheduling.program import Program
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path_factory.mktemp("cache")))
-    intensity.ridge_point.cache_clear()
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 class Branches(nn.Module):

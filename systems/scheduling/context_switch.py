@@ -12,9 +12,8 @@ def switch_contexts(device: torch.device) -> bool:
     """Run something in a second context on `device` and drop that context; False where the GPU has no room for one.
 
     From its capture on a CUDA Graph takes longer than after the GPU has run another context's work, be it of this process or
-    of another, and be it gone by then: on an H200 Inception-v3's takes 1.86 ms before and 1.70 ms after. The reason is not
-    known. Takes some tenths of a second, and some hundred MiB of the GPU meanwhile. Raises RuntimeError where the driver
-    fails.
+    of another, and be it gone by then; the README's tables say by how much. The reason is not known. Takes some tenths of a
+    second, and some hundred MiB of the GPU meanwhile. Raises RuntimeError where the driver fails.
     """
     torch.cuda.synchronize(device)
     index = device.index if device.index is not None else torch.cuda.current_device()
@@ -23,7 +22,10 @@ def switch_contexts(device: torch.device) -> bool:
         return False
     _checked((status,))
     try:
-        memory = _checked(driver.cuMemAlloc(4))
+        status, memory = driver.cuMemAlloc(4)
+        if status in REFUSED:
+            return False
+        _checked((status,))
         _checked(driver.cuMemsetD8(memory, 0, 4))
         _checked(driver.cuCtxSynchronize())
     finally:
