@@ -13,10 +13,19 @@ from systems.base import Prepared, Unsupported
 
 from .arena import Arena
 from .context_switch import switch_contexts
-from .cuda_memory import REQUESTS, SPARE, AllocationMismatch, PoolAllocator, record_requests, release_workspaces
+from .cuda_memory import (
+    REQUESTS,
+    SPARE,
+    AllocationMismatch,
+    PoolAllocator,
+    Recorded,
+    record_requests,
+    release_workspaces,
+    storages,
+)
 from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Streams, begin_capture, checked
-from .memory_plan import ALIGNMENT, MemoryPlan, Request, plan_memory
+from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
 from .program import Program
 from .schedule import Schedule, sequential
 from .stateful_program import StatefulProgram
@@ -113,12 +122,12 @@ class CudaExecutor(Prepared):
             with closing(allocator), torch.cuda.stream(side), self._drawing():
                 discard = begin_capture(side.cuda_stream)
                 try:
-                    segments, requests = record_requests(self.program, self.inputs, allocator)
+                    recorded = record_requests(self.program, self.inputs, allocator)
                 except RuntimeError as error:
                     raise _uncapturable(error) from error
                 finally:
                     discard()
-            self._plan_and_capture(segments, requests)
+            self._plan_and_capture(recorded)
         if self.randomness:
             self.randomness.check()
         switch_contexts(self.device)
@@ -126,21 +135,24 @@ class CudaExecutor(Prepared):
     def _drawing(self) -> AbstractContextManager[None]:
         return self.randomness.counting() if self.randomness else nullcontext()
 
-    def _plan_and_capture(self, segments: Sequence[Sequence[int]], requests: Sequence[Request]) -> None:
+    def _plan_and_capture(self, recorded: Recorded) -> None:
         before = self.schedule.happens_before()
-        self.plan: MemoryPlan = plan_memory(requests, before)
+        self.plan: MemoryPlan = plan_memory(recorded.requests, before)
         verify(self.program.graph, self.schedule, self.plan.buffers)
         if self.schedule.stream_count == 1:
             self.sequential_arena = self.plan.size
         else:
-            self.sequential_arena = plan_memory(requests, sequential(self.program.graph).happens_before()).size
+            self.sequential_arena = plan_memory(recorded.requests, sequential(self.program.graph).happens_before()).size
         # Set off by one unit: no buffer may have the arena's own address, by which torch knows the arena.
         self.arena = self.shared.take(self.plan.size + 2 * ALIGNMENT, self.device)
         base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
-        starts = iter(self.plan.buffers)
-        self._capture([[(size, base + next(starts).start) for size in asked] for asked in segments])
+        addresses = [base + buffer.start for buffer in self.plan.buffers]
+        given = iter(addresses)
+        placed = [[(size, next(given)) for size in asked] for asked in recorded.segments]
+        self._capture(placed, [{addresses[i] for i in places} for places in recorded.looks_into])
 
-    def _capture(self, placed: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def _capture(self, placed: Sequence[Sequence[tuple[int, int]]], outputs: Sequence[set[int]]) -> None:
+        """placed: for each operator its segments as (bytes, address). outputs: addresses that its output may lie at."""
         streams = Streams(self.schedule.stream_count, self.device)
         events: dict[int, Event] = {}
         fork = Event()
@@ -151,7 +163,7 @@ class CudaExecutor(Prepared):
                 discard = begin_capture(origin)
                 try:
                     fork.record(origin)
-                    self._launch_all(streams, events, fork, origin, allocator, placed)
+                    self._launch_all(streams, events, fork, origin, allocator, placed, outputs)
                 except BaseException:
                     discard()
                     raise
@@ -174,6 +186,7 @@ class CudaExecutor(Prepared):
         origin: Any,
         allocator: PoolAllocator,
         placed: Sequence[Sequence[tuple[int, int]]],
+        outputs: Sequence[set[int]],
     ) -> None:
         program, schedule = self.program, self.schedule
         values: list[Any] = [None] * len(program.graph)
@@ -198,6 +211,8 @@ class CudaExecutor(Prepared):
                 allocator.operator(program.graph.label(v), placed[v]),
             ):
                 values[v] = self._captured(v, values)
+            if any(self._in_arena(address) and address not in outputs[v] for address in storages(values[v])):
+                raise AllocationMismatch(f"{program.graph.label(v)} lies in a segment that was planned for something else")
             if v in signalled:
                 events[v] = Event()
                 events[v].record(handle)
@@ -223,13 +238,14 @@ class CudaExecutor(Prepared):
         except RuntimeError as error:
             raise _uncapturable(error, f"operator {self.program.graph.label(v)}") from error
 
+    def _in_arena(self, address: int) -> bool:
+        return self.arena is not None and 0 <= address - self.arena.data_ptr() < self.arena.numel()
+
     def _static(self, output: Any) -> Any:
         """The output as a tensor over the arena, which outlives the pools that the capture ran under."""
-        if not isinstance(output, Tensor) or self.arena is None:
-            return output
+        if not isinstance(output, Tensor) or self.arena is None or not self._in_arena(output.data_ptr()):
+            return output  # no tensor, or an input or parameter handed through
         offset = output.data_ptr() - self.arena.data_ptr()
-        if not 0 <= offset < self.arena.numel():
-            return output  # an input or parameter handed through
         storage = self.arena.untyped_storage()
         start = offset // output.element_size()
         return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())

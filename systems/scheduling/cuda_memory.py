@@ -4,12 +4,16 @@ An operator allocates inside its kernel's C++ code, so the only way to choose it
 operator runs under a torch.cuda.MemPool of its own whose memory comes from a callback, and which does not split what it is
 given: every request that the pool cannot serve from what this same operator has freed reaches the callback. A first run
 under capture records what each operator asks for; what comes of that is planned; the second run is given those addresses.
+
+Where an operator has freed several segments of one size, torch serves its next request from the one at the lowest address,
+which need not be the same one in both runs. Such segments are planned as if each were all of them.
 """
 
 import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -119,23 +123,34 @@ def _source() -> _Source:
     return _Source()
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What memory the operators of a program ask for.
+
+    segments: for each operator the bytes of each segment that torch asks for, in the order of asking. requests: one for
+    every segment of every operator, in the same order, with the bytes that are used of it. looks_into: for each operator the
+    places in `requests` of the segments that its output may lie in, its own or another operator's.
+    """
+
+    segments: list[list[int]]
+    requests: list[Request]
+    looks_into: list[list[int]]
+
+
 @torch.no_grad()
-def record_requests(
-    program: Program, inputs: Sequence[Tensor], allocator: PoolAllocator
-) -> tuple[list[list[int]], list[Request]]:
+def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolAllocator) -> Recorded:
     """Run `program` once, under stream capture, and record what memory each operator asks for.
 
-    allocator: with scratch for what any single operator asks for. Returns the bytes of each segment that torch asks for, by
-    operator, in the order of asking; and for every segment of every operator, in the same order, a Request with the bytes
-    that are used of it. A view's consumers count as consumers of the memory that it looks into. Must come after a warm-up,
-    so that cuDNN has chosen its algorithms. Raises AllocationMismatch where the scratch is too small.
+    allocator: with scratch for what any single operator asks for. A view's consumers count as consumers of the memory that
+    it looks into. Must come after a warm-up, so that cuDNN has chosen its algorithms. Raises AllocationMismatch where the
+    scratch is too small.
     """
     device, n = inputs[0].device, len(program.graph)
     values: list[Any] = [None] * n
     last = program.last_consumers()
-    served: list[tuple[int, int, int]] = []  # (operator, bytes, address), every address once
-    number: dict[int, int] = {}  # address -> its place in `served`
-    looks_into: list[list[int]] = []  # for each operator the segments that its output lies in, its own or another's
+    served: list[tuple[int, int]] = []  # (operator, bytes)
+    number: dict[int, int] = {}  # address -> its place in `served`; none is served twice
+    looks_into: list[list[int]] = []
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=1000 * n + 10_000)
     try:
         for v in range(n):
@@ -143,35 +158,64 @@ def record_requests(
                 values[v] = program.execute(v, values, inputs)
             for size, address in segments:
                 number[address] = len(served)
-                served.append((v, size, address))
-            looks_into.append([number[a] for a in _storages(values[v]) if a in number])
+                served.append((v, size))
+            looks_into.append([number[a] for a in storages(values[v]) if a in number])
             for u in last[v]:
                 values[u] = None
         trace = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
     finally:
         torch.cuda.memory._record_memory_history(None)
         values.clear()
+    events = [(e["action"], number[e["addr"]], e["size"]) for e in trace if e.get("addr") in number]
+    alike = interchangeable(served, events)
     used = [0] * len(served)
-    for event in trace:
-        if event["action"] == "alloc" and event["addr"] in number:
-            place = number[event["addr"]]
-            used[place] = max(used[place], event["size"])
-    touched = [1 << v for v, _, _ in served]
+    for action, i, size in events:
+        if action == "alloc":
+            used[i] = max(used[i], size)
+    touched = [1 << v for v, _ in served]
     kept = [False] * len(served)
     for v in range(n):
         for u in (*program.graph.producers[v], v):
-            for segment in looks_into[u]:
-                touched[segment] |= 1 << v
+            for i in looks_into[u]:
+                touched[i] |= 1 << v
     for v in program.kept_operators():
-        for segment in looks_into[v]:
-            kept[segment] = True
+        for i in looks_into[v]:
+            kept[i] = True
+    requests = []
+    for i, (v, _) in enumerate(served):
+        mask = 0
+        for j in alike[i]:
+            mask |= touched[j]
+        requests.append(Request(max(used[j] for j in alike[i]), v, mask, any(kept[j] for j in alike[i])))
     sizes: list[list[int]] = [[] for _ in range(n)]
-    for v, size, _ in served:
+    for v, size in served:
         sizes[v].append(size)
-    return sizes, [Request(used[i], v, touched[i], kept[i]) for i, (v, _, _) in enumerate(served)]
+    return Recorded(sizes, requests, [sorted({j for i in places for j in alike[i]}) for places in looks_into])
 
 
-def _storages(value: Any) -> list[int]:
+def interchangeable(served: Sequence[tuple[int, int]], events: Sequence[tuple[str, int, int]]) -> list[list[int]]:
+    """For each segment those that torch might have taken in its place, itself among them.
+
+    served: (operator, bytes) of each segment. events: (action, place in `served`, bytes) of torch's allocator, in order.
+    A request is served from the smallest free segment of the operator that it fits into, the one at the lowest address
+    where there are several: all of these are alike.
+    """
+    group = [[i] for i in range(len(served))]
+    free: set[int] = set()
+    for action, i, _ in events:
+        if action == "free_completed":
+            free.add(i)
+        elif action == "alloc" and i in free:
+            for j in sorted(free):
+                if served[j] == served[i] and group[j] is not group[i]:
+                    group[i] += group[j]
+                    for k in group[j]:
+                        group[k] = group[i]
+            free.remove(i)
+    return group
+
+
+def storages(value: Any) -> list[int]:
     """The addresses of the distinct storages of an operator's output."""
     tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor) and t.numel()]
     return list(dict.fromkeys(t.untyped_storage().data_ptr() for t in tensors))
