@@ -1,6 +1,5 @@
 """From an exported module to a TVM library: import into Relax, fuse, schedule, build."""
 
-import copy
 import importlib.util
 import inspect
 import logging
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from systems.base import Unsupported
@@ -76,28 +76,33 @@ def lowered(exported: Exported, target: Any) -> Any:
 
 
 def _decomposed(exported: Exported) -> ExportedProgram:
-    """The program in ATen's core operators, its weights contiguous and in the host's memory.
+    """The program in ATen's core operators, moved to the host, its weights contiguous.
 
-    Attention is decomposed, since what PyTorch has for it on a GPU is not in the core. Weights become constants: TVM folds
-    what it can of them by running it on the host, and its virtual machine moves them to the device.
+    Attention is decomposed, since what PyTorch has for it on a GPU is not in the core. To the host, because weights become
+    constants: TVM folds what it can of them by running it there, and its virtual machine moves them to the device.
     """
-    program = copy.copy(exported.program)
-    program._state_dict = {name: _on_the_host(x) for name, x in program.state_dict.items()}
-    program._constants = {k: _on_the_host(x) if isinstance(x, torch.Tensor) else x for k, x in program.constants.items()}
     with sdpa_kernel(SDPBackend.MATH):
-        return program.run_decompositions()
+        program = exported.program.run_decompositions()
+    program._state_dict, program._constants = (
+        dict(program.state_dict),
+        dict(program.constants),
+    )  # the export's are left alone
+    program = move_to_device_pass(program, "cpu")
+    # The importer takes a tensor of other strides through NumPy, which has no bfloat16.
+    program._state_dict = {name: _contiguous(x) for name, x in program.state_dict.items()}
+    program._constants = {k: _contiguous(x) if isinstance(x, torch.Tensor) else x for k, x in program.constants.items()}
+    return program
 
 
-def _on_the_host(weight: torch.Tensor) -> torch.Tensor:
-    """Contiguous, too: the importer takes any other through NumPy, which has no bfloat16."""
-    moved = weight.detach().cpu().contiguous()
-    return torch.nn.Parameter(moved, requires_grad=weight.requires_grad) if isinstance(weight, torch.nn.Parameter) else moved
+def _contiguous(weight: torch.Tensor) -> torch.Tensor:
+    laid_out = weight.detach().contiguous()
+    return torch.nn.Parameter(laid_out, weight.requires_grad) if isinstance(weight, torch.nn.Parameter) else laid_out
 
 
 def _converters(exported: Exported) -> dict[str, Callable[..., Any]]:
     """Of operators that the importer's own converters do not serve well."""
     reduced = {torch.float16, torch.bfloat16} & {x.dtype for x in exported.program.state_dict.values()}
-    return _of_batch_norm(exported) | (_of_products() if reduced else {})
+    return _of_batch_norm(exported) | _of_powers() | (_of_products() if reduced else {})
 
 
 def _of_batch_norm(exported: Exported) -> dict[str, Callable[..., Any]]:
@@ -133,6 +138,25 @@ def _of_batch_norm(exported: Exported) -> dict[str, Callable[..., Any]]:
         return importer.block_builder.emit(relax.op.add(relax.op.multiply(importer.env[x], by), plus))
 
     return {"_native_batch_norm_legit_no_training.default": batch_norm}
+
+
+def _of_powers() -> dict[str, Callable[..., Any]]:
+    """Whole powers up to the fourth are products: TVM computes a power on a GPU by CUDA's fast one, which has a logarithm in
+    it, so that the square of a negative number would be NaN.
+    """
+    from tvm import relax
+
+    def power(node: Any, importer: Any) -> Any:
+        exponent = node.args[1]
+        if exponent not in (2, 3, 4):
+            return importer._pow(node)
+        x = importer.env[node.args[0]]
+        square = importer.block_builder.emit(relax.op.multiply(x, x))
+        if exponent == 2:
+            return square
+        return importer.block_builder.emit(relax.op.multiply(square, x if exponent == 3 else square))
+
+    return {"pow.Tensor_Scalar": power}
 
 
 def _of_products() -> dict[str, Callable[..., Any]]:

@@ -16,6 +16,7 @@ import torch
 from conftest import ROOT
 from modules import Lambda
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 import models
@@ -80,7 +81,7 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], tol
     [
         *((model, {}, "cpu") for model in ("squeezenet", "resnet18", "nasnet")),
         *(pytest.param("squeezenet", {"cuda_graph": captured}, "cuda", marks=GPU) for captured in (False, True)),
-        *(pytest.param(model, {"cuda_graph": True}, "cuda", marks=GPU) for model in ("nasnet", "bert")),
+        *(pytest.param(model, {"cuda_graph": True}, "cuda", marks=GPU) for model in ("nasnet", "bert", "t5")),
     ],
 )
 def test_agrees_with_eager(model: str, options: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,14 +120,44 @@ def test_compiles_for_a_gpu_that_is_not_here() -> None:
             x = x.flatten(2)
             return nn.functional.scaled_dot_product_attention(x, x, x)
 
+    class Powers(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.pow(2) + x**3 + x**4
+
     target = tvm_build.cuda_target("sm_90")
     with target:
-        module = tvm_build.lowered(Exported(nn.Sequential(small(), Attention()).eval(), image()), target)
+        module = tvm_build.lowered(Exported(nn.Sequential(small(), Attention(), Powers()).eval(), image()), target)
         (on_host,) = tvm.compile(module, target=target).mod.imports
         (on_gpu,) = on_host.imports
+    assert "pow" not in on_gpu.inspect_source()  # CUDA's fast one is NaN for a negative base
     with tvm_build.cuda_headers():
         kernels = nvcc.compile_cuda(on_gpu.inspect_source(), target_format="cubin", arch="sm_90", compiler="nvrtc")
     assert int.from_bytes(kernels[18:20], "little") == EM_CUDA
+
+
+def test_a_model_on_a_gpu_is_imported_as_on_the_host() -> None:
+    """The GPU is PyTorch's fake one: tensors without contents, on a device that need not be here."""
+
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(11, 8), nn.Embedding(5, 8)
+
+        def forward(self, words: Tensor) -> Tensor:
+            x = self.words(words) + self.places(torch.arange(5, device=words.device))
+            return nn.functional.scaled_dot_product_attention(x, x, x) * torch.ones(8).to(words.device)
+
+    def exported(device: str) -> Exported:
+        with torch.device(device):
+            return Exported(Embedded().eval(), (torch.zeros(1, 5, dtype=torch.long),))
+
+    on_host = tvm_build._decomposed(exported("cpu"))
+    with FakeTensorMode():
+        on_gpu = exported("cuda")
+    imported = tvm_build._decomposed(on_gpu)
+    assert imported.graph_module.code == on_host.graph_module.code
+    assert {x.device.type for x in (*imported.state_dict.values(), *imported.constants.values())} == {"cpu"}
+    assert {x.device.type for x in (*on_gpu.program.state_dict.values(), *on_gpu.outputs())} == {"cuda"}
 
 
 def test_the_library_is_kept_and_loaded_again() -> None:
