@@ -5,7 +5,7 @@ python scripts/benchmark_ios_search.py SCHEDULE.json ... [--r 3] [--s 8] [--max-
 A schedule file stands for a captured model; its stages are taken for the schedule units, so it has to be of the sequential
 strategy: python run.py runner=schedule model=nasnet_large system=ios system.strategy=sequential output=nasnet_large.json.
 With --r 0 or --s 0 there is no such limit on a stage. Times are those of one core, of all blocks, without capturing the
-model; the memory is the largest that the process has held so far.
+model; the memory is the largest that the process has held so far. `all` has the windows across a split block's parts too.
 """
 
 import json
@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.arguments import Parser
-from systems.ios.blocks import find_blocks, unit_graph
+from systems.ios.blocks import Blocks, find_blocks, unit_graph
 from systems.ios.endings import TooManyTransitions
-from systems.ios.search import find_schedule
+from systems.ios.search import Counts, Found, find_schedule
+from systems.ios.windows import WINDOW_TRANSITIONS, Staged, improve
 from systems.scheduling.operator_graph import OperatorGraph
 from systems.scheduling.schedule import Schedule
 
@@ -38,6 +39,34 @@ def inner(predecessors: Sequence[Sequence[int]], block: Sequence[int]) -> tuple[
     """The dependencies within a block, by places in it."""
     place = {v: i for i, v in enumerate(block)}
     return tuple(tuple(place[u] for u in predecessors[v] if u in place) for v in block)
+
+
+def staged(found: Found, block: Sequence[int]) -> list[Staged]:
+    """Stages by the units of the model in the place of those of the block."""
+    return [([[v for i, v in enumerate(block) if group >> i & 1] for group in groups], False) for groups in found.stages]
+
+
+def search(predecessors: Sequence[Sequence[int]], blocks: Blocks, r: int | None, s: int | None, most: int) -> list[Counts]:
+    """What the searches of each part went through, and then those of the windows across parts of one block."""
+    counts, windows = [], []
+
+    def window(units: tuple[int, ...]) -> list[Staged] | None:
+        try:
+            found = find_schedule(inner(predecessors, units), free, r, s, most=WINDOW_TRANSITIONS)
+        except TooManyTransitions:
+            return None
+        windows.append(found.counts)
+        return staged(found, units)
+
+    def cost(stages: Sequence[Staged]) -> float:
+        return sum(1.0 + max(map(len, groups)) for groups, _ in stages)
+
+    for parts in blocks.blocks:
+        found = [find_schedule(inner(predecessors, part), free, r, s) for part in parts]
+        counts += [f.counts for f in found]
+        if len(parts) > 1:
+            improve([stage for f, part in zip(found, parts, strict=True) for stage in staged(f, part)], most, cost, window)
+    return counts + windows
 
 
 def width(predecessors: Sequence[Sequence[int]]) -> int:
@@ -81,7 +110,7 @@ def main() -> None:
         blocks = find_blocks(predecessors, arguments.max_part_size)
         parts = [inner(predecessors, block) for block in blocks.parts]
         try:
-            counts = [find_schedule(part, free, arguments.r or None, arguments.s or None).counts for part in parts]
+            counts = search(predecessors, blocks, arguments.r or None, arguments.s or None, arguments.max_part_size)
         except TooManyTransitions as error:
             parser.error(f"{file}: {error}")
         seconds = process_time() - start

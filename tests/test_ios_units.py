@@ -33,6 +33,8 @@ def test_blocks_follow_each_other(graph: OperatorGraph, most: int) -> None:
     assert set(blocks.cuts) == {v for v, count in comparable.items() if count == len(graph) - 1}
     whole = find_blocks(graph.predecessors, len(graph) + 1)
     assert whole.splits == 0 and all(part[-1] in whole.cuts for part in whole.parts[:-1])
+    assert [tuple(sorted(sum(block, ()))) for block in blocks.blocks] == list(whole.parts)
+    assert blocks.splits == sum(len(block) - 1 for block in blocks.blocks)
 
 
 class Cell(nn.Module):

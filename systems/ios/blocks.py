@@ -16,6 +16,16 @@ class Blocks:
     cuts: tuple[int, ...]
     splits: int
 
+    @property
+    def blocks(self) -> list[list[tuple[int, ...]]]:
+        """The parts of each block, one where it was not split."""
+        found: list[list[tuple[int, ...]]] = [[]]
+        for part in self.parts:
+            found[-1].append(part)
+            if not set(part).isdisjoint(self.cuts):  # a cut is the last unit of its block
+                found.append([])
+        return [block for block in found if block]
+
 
 def unit_graph(graph: OperatorGraph, units: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """For each unit those that it depends on directly, by their places in `units`. Raises ValueError for a forward one."""

@@ -39,8 +39,10 @@ class Endings:
     schedules: int
 
 
-@lru_cache(maxsize=8)  # cells are repeated with other shapes, whose costs differ and whose endings do not
-def enumerate_endings(predecessors: tuple[tuple[int, ...], ...], r: int | None, s: int | None) -> Endings:
+@lru_cache(maxsize=32)  # cells are repeated with other shapes, whose costs differ and whose endings do not
+def enumerate_endings(
+    predecessors: tuple[tuple[int, ...], ...], r: int | None, s: int | None, most: int = MOST_TRANSITIONS
+) -> Endings:
     """Every ending of every state of the block: at most s groups of at most r operators, None for no such limit.
 
     The endings of a state follow from those of the state without its last operator v. One without v has none of v's
@@ -48,7 +50,7 @@ def enumerate_endings(predecessors: tuple[tuple[int, ...], ...], r: int | None, 
     lead from the one to the other, since an ending holds all that the state has after its operators. Without a limit on
     groups it is v beside any ending of the smaller state. Either way each is found once, by a few operations on arrays.
 
-    Raises TooManyTransitions beyond MOST_TRANSITIONS.
+    Raises TooManyTransitions beyond `most`.
     """
     n = len(predecessors)
     kind: Any = np.int64 if n <= WORD else object
@@ -77,8 +79,8 @@ def enumerate_endings(predecessors: tuple[tuple[int, ...], ...], r: int | None, 
         found.append(np.concatenate([kept, more]))
         sizes.append(np.concatenate([kept_count, more_count]))
         total += len(found[i]) - 1
-        if total > MOST_TRANSITIONS:
-            raise TooManyTransitions(f"a block of {n} units has more than {MOST_TRANSITIONS:,} transitions")
+        if total > most:
+            raise TooManyTransitions(f"a block of {n} units has more than {most:,} transitions")
     del sizes
     size = np.array([int(state).bit_count() for state in states])
     order = np.argsort(size, kind="stable")

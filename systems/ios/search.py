@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from .endings import Array, Endings, enumerate_endings
+from .endings import MOST_TRANSITIONS, Array, Endings, enumerate_endings
 
 StageCost = Callable[[int, tuple[int, ...]], float]
 
@@ -39,6 +39,7 @@ def find_schedule(
     s: int | None = None,
     at_once: Callable[[tuple[int, ...]], bool] | None = None,
     alike: Callable[[tuple[int, ...]], Hashable] = lambda groups: groups,
+    most: int = MOST_TRANSITIONS,
 ) -> Found:
     """The stages of least total cost, exactly (IOS, Algorithm 1): cost[S] = min over endings S' of cost[S - S'] + cost(S').
 
@@ -50,9 +51,9 @@ def find_schedule(
     one group, are asked for; of the others only the ones that may be a part of the best schedule, which stays the same.
     alike: stages whose groups it gives the same for cost the same, so that one of them tells of all.
 
-    Raises ValueError where no schedule has a finite cost, and TooManyTransitions for a block that is too wide.
+    Raises ValueError where no schedule has a finite cost, and TooManyTransitions for a block that has more than `most`.
     """
-    endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s)
+    endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s, most)
     costs = _Costs(endings, cost)
     if at_once is None:
         costs.ask_all()

@@ -21,22 +21,23 @@ from systems.scheduling.verify import InvalidSchedule, verify
 
 from .blocks import find_blocks, unit_graph
 from .costs import StageTimer, Unit
-from .endings import TooManyTransitions
+from .endings import MOST_TRANSITIONS, TooManyTransitions
 from .merge import mergeable
 from .search import find_schedule
 from .stages import Stage, greedy, lower, to_schedule
 from .units import KINDS, find_units
+from .windows import WINDOW_TRANSITIONS, Staged, improve
 
 STRATEGIES = ("both", "parallel", "merge", "sequential", "greedy")
 
 
 class Ios(System):
     """strategy: one of STRATEGIES (Section 6.1). r, s: at most s groups of at most r units a stage, 0 for no such limit
-    (Section 4.3). units: one of KINDS. max_part_size: units above which a block is split. capture: into one CUDA Graph, or
-    launched by every call as the original does. exhaustive: measure every stage, as the original does, also those that
-    cannot be in the best schedule since a part of them takes too long already. schedule: a file to execute, searched
-    elsewhere, in the place of a search. rewriting: the switches of `Rewriting`, which are not in the paper. Raises BadOption
-    for any other value, or for a file that is no schedule.
+    (Section 4.3). units: one of KINDS. max_part_size: units above which a block is split, and then searched across its parts
+    in windows of as many. capture: into one CUDA Graph, or launched by every call as the original does. exhaustive: measure
+    every stage, as the original does, also those that cannot be in the best schedule since a part of them takes too long
+    already. schedule: a file to execute, searched elsewhere, in the place of a search. rewriting: the switches of
+    `Rewriting`, which are not in the paper. Raises BadOption for any other value, or for a file that is no schedule.
     """
 
     name = "ios"
@@ -109,55 +110,115 @@ class Ios(System):
         in `parts` of each block its units and width and, where it was searched, its transitions and the milliseconds of its
         stages and of its units one after the other.
         """
-        blocks = find_blocks(predecessors, self.max_part_size)
-        known = {"units": len(units), "blocks": len(blocks.parts)}
-        known |= {"largest_block": max(len(block) for block in blocks.parts), "splits": blocks.splits}
+        found = find_blocks(predecessors, self.max_part_size)
+        blocks = [sorted(sum(parts, ())) for parts in found.blocks]
+        known = {"units": len(units), "blocks": len(blocks)}
+        known |= {"largest_block": max(map(len, blocks)), "splits": found.splits}
         if self.strategy in ("sequential", "greedy"):
             levels = greedy(predecessors) if self.strategy == "greedy" else [(i,) for i in range(len(units))]
-            shapes = [_shape(predecessors, block) for block in blocks.parts]
             return [Stage(tuple(units[i] for i in level)) for level in levels], {
                 "states": 0,
                 "transitions": 0,
                 **known,
-                "parts": shapes,
+                "parts": [_shape(predecessors, block) for block in blocks],
             }
         self.solved: dict[Any, Any] = {}
         stages: list[Stage] = []
         parts: list[dict[str, Any]] = []
         states = transitions = 0
-        for number, block in enumerate(blocks.parts, 1):
-            self.report(f"scheduling: block {number} of {len(blocks.parts)}")
-            found, counts, times = self._block(units, predecessors, block, costs)
-            stages += found
+        for number, (block, pieces) in enumerate(zip(blocks, found.blocks, strict=True), 1):
+            self.report(f"scheduling: block {number} of {len(blocks)}")
+            staged, counts = self._block(units, predecessors, pieces, costs)
+            for groups, merged in staged:
+                operators = [tuple(sorted(v for i in group for v in units[i])) for group in groups]
+                stages.append(Stage((tuple(sorted(sum(operators, ()))),) if merged else tuple(operators), merged))
             states += counts[0]
             transitions += counts[1]
+            alone = sum(costs.concurrent([[units[v]]], [costs.number([units[v]])]) for v in block)
+            times = {"milliseconds": self._total(staged, units, costs), "sequential_milliseconds": alone}
             parts.append(_shape(predecessors, block) | {"transitions": counts[1], **times})
         return stages, {"states": states, "transitions": transitions, **known, "parts": parts}
 
     def _block(
-        self, units: Sequence[Unit], predecessors: Sequence[Sequence[int]], block: Sequence[int], costs: StageTimer
-    ) -> tuple[list[Stage], tuple[int, int], dict[str, float]]:
-        """The stages of a block, its states and transitions, and what it takes in stages and unit by unit."""
+        self,
+        units: Sequence[Unit],
+        predecessors: Sequence[Sequence[int]],
+        pieces: Sequence[Sequence[int]],
+        costs: StageTimer,
+    ) -> tuple[list[Staged], tuple[int, int]]:
+        """The stages of a block and the states and transitions of its search.
+
+        A block that was split has the stages of its parts, or the greedy ones where those take less, and then better ones
+        in windows across the parts.
+        """
+        states = transitions = 0
+
+        def solve(part: Sequence[int], most: int = MOST_TRANSITIONS) -> list[Staged]:
+            nonlocal states, transitions
+            found, counts = self._solve(units, predecessors, part, costs, most)
+            states, transitions = states + counts[0], transitions + counts[1]
+            return found
+
+        def solve_window(window: Sequence[int]) -> list[Staged] | None:
+            try:
+                return solve(window, WINDOW_TRANSITIONS)
+            except TooManyTransitions:
+                return None
+
+        def cost(stages: Sequence[Staged]) -> float:
+            return self._total(stages, units, costs)
+
+        try:
+            stages = [stage for piece in pieces for stage in solve(piece)]
+        except TooManyTransitions as error:
+            raise BadOption(f"{error}: lower system.r, system.s or system.max_part_size") from error
+        if len(pieces) > 1:
+            if self.strategy != "merge":
+                stages = min(stages, self._greedy(sorted(sum(map(tuple, pieces), ())), predecessors), key=cost)
+            stages = improve(stages, self.max_part_size, cost, solve_window)
+        return stages, (states, transitions)
+
+    def _greedy(self, block: Sequence[int], predecessors: Sequence[Sequence[int]]) -> list[Staged]:
+        """The greedy stages of a block, none of more than s groups."""
+        place = {v: i for i, v in enumerate(block)}
+        levels = greedy([[place[u] for u in predecessors[v] if u in place] for v in block])
+        most = self.s or len(block)
+        return [
+            ([[block[i]] for i in level[at : at + most]], False) for level in levels for at in range(0, len(level), most)
+        ]
+
+    def _total(self, stages: Sequence[Staged], units: Sequence[Unit], costs: StageTimer) -> float:
+        """Milliseconds of stages of units, one after the other."""
+        staged = [[[units[i] for i in group] for group in groups] for groups, _ in stages]
+        return sum(self._stage_cost(groups, [costs.number(g) for g in groups], costs)[0] for groups in staged)
+
+    def _solve(
+        self,
+        units: Sequence[Unit],
+        predecessors: Sequence[Sequence[int]],
+        block: Sequence[int],
+        costs: StageTimer,
+        most: int,
+    ) -> tuple[list[Staged], tuple[int, int]]:
+        """The best stages of a part of the units, and its states and transitions; searched for once for equal parts."""
         place = {v: i for i, v in enumerate(block)}
         inner = tuple(tuple(place[u] for u in predecessors[v] if u in place) for v in block)
         kinds = tuple(costs.number([units[v]]) for v in block)
         inputs = [_read_by(costs.program, units[v][0]) for v in block]
         same = tuple(inputs.index(read) for read in inputs)
         if (inner, kinds, same) not in self.solved:  # cells of a network repeat
-            self.solved[inner, kinds, same] = self._search([units[v] for v in block], inner, inputs, costs)
+            self.solved[inner, kinds, same] = self._search([units[v] for v in block], inner, inputs, costs, most)
         found, counts = self.solved[inner, kinds, same]
-        stages = []
-        for groups, merged in found:
-            operators = [tuple(sorted(v for i in group for v in units[block[i]])) for group in groups]
-            stages.append(Stage((tuple(sorted(sum(operators, ()))),) if merged else tuple(operators), merged))
-        staged = [[[units[block[i]] for i in group] for group in groups] for groups, _ in found]
-        whole = sum(self._stage_cost(groups, [costs.number(g) for g in groups], costs)[0] for groups in staged)
-        alone = sum(costs.concurrent([[units[v]]], [kind]) for v, kind in zip(block, kinds, strict=True))
-        return stages, counts, {"milliseconds": whole, "sequential_milliseconds": alone}
+        return [([[block[i] for i in group] for group in groups], merged) for groups, merged in found], counts
 
     def _search(
-        self, units: Sequence[Unit], inner: Sequence[Sequence[int]], inputs: Sequence[Any], costs: StageTimer
-    ) -> tuple[list[tuple[list[list[int]], bool]], tuple[int, int]]:
+        self,
+        units: Sequence[Unit],
+        inner: Sequence[Sequence[int]],
+        inputs: Sequence[Any],
+        costs: StageTimer,
+        most: int,
+    ) -> tuple[list[Staged], tuple[int, int]]:
         """The stages of a block as groups of places in it, and whether each is merged; states and transitions."""
         numbers: dict[int, int] = {}
         known: dict[tuple[Any, ...], tuple[float, bool]] = {}
@@ -193,17 +254,15 @@ class Ios(System):
             return costs.is_known([number(g) for g in groups])
 
         bounded = self.strategy in ("both", "parallel") and not self.exhaustive
-        try:
-            found = find_schedule(
-                inner,
-                lambda _, groups: choice(groups)[0],
-                self.r or None,
-                self.s or None,
-                at_once if bounded else None,
-                kind,
-            )
-        except TooManyTransitions as error:
-            raise BadOption(f"{error}: lower system.r, system.s or system.max_part_size") from error
+        found = find_schedule(
+            inner,
+            lambda _, groups: choice(groups)[0],
+            self.r or None,
+            self.s or None,
+            at_once if bounded else None,
+            kind,
+            most,
+        )
         stages = [([members(g) for g in groups], choice(groups)[1]) for groups in found.stages]
         return stages, (found.counts.states, found.counts.transitions)
 
