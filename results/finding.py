@@ -10,6 +10,7 @@ SHARE = 0.8  # of a published figure: what reaches it holds in size too, since G
 PART = 0.5  # of a published bound
 EQUAL = 0.05  # a ratio so near to 1 says that there is no difference
 NO_DIFFERENCE = 0.1
+BEHIND = 0.02  # what is not slower may be by so little
 COUNTED, NEARLY_COUNTED = 0.02, 0.2  # by how much a count may differ
 
 
@@ -22,12 +23,15 @@ RULES = {
     f"paper's, in part where it does not reach that; one within {percent(EQUAL)} of 1 holds where ours is within "
     f"{percent(NO_DIFFERENCE)} of 1",
     "direction": "a direction holds where the 95 % interval lies beyond 1",
+    "not_slower": f"what is not slower holds where the 95 % interval reaches {percent(1 - BEHIND)} of the other's speed",
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
     "at_least": f"a lower bound holds where {percent(SHARE)} of it is reached, in part where {percent(PART)} is",
     "at_most": f"an upper bound holds where it is exceeded by no more than {percent(1 / SHARE - 1)}, in part up to "
     f"{percent(1 / PART - 1)}",
 }
+
+IN_WORDS = ("direction", "not_slower")  # rules of claims that have no figure
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Finding:
             return HOLDS if SHARE * ours <= published else IN_PART if PART * ours <= published else DOES_NOT_HOLD
         if self.rule == "direction":
             return HOLDS if low > 1 else DOES_NOT_HOLD
+        if self.rule == "not_slower":
+            return HOLDS if high >= 1 - BEHIND else DOES_NOT_HOLD
         if abs(published - 1) <= EQUAL:
             return HOLDS if abs(ours - 1) <= NO_DIFFERENCE else DOES_NOT_HOLD
         if published < 1:

@@ -56,7 +56,8 @@ def run(cell: dict[str, Any], visible_device: str, report: Callable[[str], None]
 def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ...], classify: str, title: str) -> Timeline:
     """One call of `prepared`, the one of median length among a few.
 
-    On a GPU the kernels and copies as torch.profiler saw them run, each on its stream. On a CPU, for a schedule, the
+    On a GPU the kernels and copies as torch.profiler saw them run, each on its stream; of a call that replays a CUDA Graph
+    those of the graph. On a CPU, for a schedule, the
     operators as its worker threads ran them; for any other system the operators that torch.profiler saw called by no other,
     a stream a thread. program: the module as captured, by whose operators the kinds are told (classify: measured or table).
     """
@@ -124,7 +125,18 @@ def _kernels(call: Calls, by_kernel: dict[Any, tuple[str, str]]) -> list[Bar]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         call()
         torch.cuda.synchronize()
-    return kernel_bars(on_device(exported(profiled)), by_kernel)
+    return kernel_bars(replayed(on_device(exported(profiled))), by_kernel)
+
+
+def replayed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a call that replays a CUDA Graph what the graph ran, of any other all that ran.
+
+    The profiler takes a millisecond and more to launch a graph, which would lie between the copies of the inputs and the
+    graph as if the device had waited for that long. What a graph runs has one correlation, that of its launch.
+    """
+    launches = Counter(event["args"]["correlation"] for event in events)
+    graphs = [correlation for correlation, count in launches.items() if count > 1]
+    return [e for e in events if e["args"]["correlation"] == graphs[0]] if len(graphs) == 1 else events
 
 
 def kernel_bars(events: list[dict[str, Any]], by_kernel: dict[Any, tuple[str, str]]) -> list[Bar]:

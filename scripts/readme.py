@@ -31,6 +31,9 @@ RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
 TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
 SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
+COMPILED = ROOT / "results" / "reference" / "h200-tvm"
+STAGES = ROOT / "results" / "reference" / "h200-ios"
+PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
 SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 CHART = RESULTS / "speedup.svg"
 BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
@@ -50,10 +53,15 @@ GRAPHS = [
 TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
-    "nimble/figure7": TURNS,
-    "nimble/table1": TURNS,
-    "nimble/figure8": TURNS,
-    "nimble/supplement_figure2": TURNS,
+    "nimble/figure7": (TURNS, COMPILED),
+    "nimble/table1": (TURNS,),
+    "nimble/figure8": (TURNS,),
+    "nimble/supplement_figure2": (TURNS,),
+    "ios/schedules": (STAGES,),
+    "ios/blockwise": (STAGES,),
+    "ios/active_warps": (STAGES,),
+    "ios/batch_sizes": (STAGES,),
+    "ios/pruning": (PRUNED,),
 }
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
 COLOURS = {system: LOOKS[system].colour for system in SYSTEMS}

@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from results.finding import Finding
+from results.finding import IN_WORDS, Finding
 from results.published.values import NoSuchValue
 from results.verdict import Verdict, read_verdicts, write_verdicts
 from scripts.arguments import Parser
@@ -102,7 +102,7 @@ def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdic
     for heading in ("figure", "paper", "here", "verdict"):
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
     for f in found:
-        paper = "in words" if f.rule == "direction" else judgement.number(f.published, f.unit)
+        paper = "in words" if f.rule in IN_WORDS else judgement.number(f.published, f.unit)
         how = f.verdict if stands or f.ours is None or f.rule == "count" else "not on a GPU"  # a count is the graph's
         told = f"{how}: {f.reason}" if f.reason else how
         table.add_row(f.what, paper, judgement.interval(f), told)

@@ -29,6 +29,8 @@ def verdict(rule: str, published: float, ours: float | None, low: float | None =
         ("ratio", 0.5, 1.1, 1.05, 1.2, DOES_NOT_HOLD),
         ("direction", 1.0, 1.2, 1.1, 1.3, HOLDS),
         ("direction", 1.0, 1.2, 0.9, 1.3, DOES_NOT_HOLD),
+        ("not_slower", 1.0, 0.97, 0.95, 0.99, HOLDS),
+        ("not_slower", 1.0, 0.96, 0.95, 0.97, DOES_NOT_HOLD),
         ("count", 12, 12, None, None, HOLDS),
         ("count", 12, 13, None, None, IN_PART),
         ("count", 12, 16, None, None, DOES_NOT_HOLD),
@@ -65,12 +67,12 @@ def test_a_ratio_and_its_inverse_stand_alike(published: float, ours: float, down
 def test_more_is_never_worse(published: float, one: float, other: float) -> None:
     order = [DOES_NOT_HOLD, IN_PART, HOLDS]
     less, more = sorted((one, other))
-    for rule in ("ratio", "direction", "at_least"):
+    for rule in ("ratio", "direction", "not_slower", "at_least"):
         assert order.index(verdict(rule, published, less)) <= order.index(verdict(rule, published, more))
     assert order.index(verdict("at_most", published, less)) >= order.index(verdict("at_most", published, more))
 
 
-@given(st.sampled_from(["ratio", "direction", "count", "at_least", "at_most"]), st.floats(1.1, 50))
+@given(st.sampled_from(["ratio", "direction", "not_slower", "count", "at_least", "at_most"]), st.floats(1.1, 50))
 def test_the_papers_own_figure_holds(rule: str, published: float) -> None:
     assert verdict(rule, published, published) == HOLDS
 

@@ -193,6 +193,15 @@ def points(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tup
     return found
 
 
+def test_searches_that_knew_of_none_before_are_drawn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cold = {("nasnet", 1, "nimble"): 3.0, ("nasnet", 8, "nimble"): 4.0}
+    found = points(monkeypatch, lambda: search.draw(measured(), cold))
+    assert {cell: [dot.value for dot in dots] for cell, dots in found.items()} == {("nasnet", "nimble"): [3.0]}
+    assert len(points(monkeypatch, lambda: search.draw(measured()))["nasnet", "nimble"]) == 2
+    with pytest.raises(NoResults):
+        search.draw(measured(), {})
+
+
 def test_bars_are_the_speedups_and_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     found = heights(monkeypatch, lambda: speedup.draw(measured(), "cuda_graph"))
     groups = readme.groups(reference())

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, VERDICTS, Finding
+from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, VERDICTS, Finding
 
 from .chart import Chart
 from .measured import NoResults
@@ -51,7 +51,7 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
             "markerfacecolor": "white",
             "markeredgecolor": "black",
         }
-        numbers = any(finding.rule != "direction" for finding in findings)
+        numbers = any(finding.rule not in IN_WORDS for finding in findings)
         handles = [Line2D([], [], marker=shape, label=f"{TITLES.get(paper, paper)} paper", **hollow)] if numbers else []
         standing = [finding for finding in findings if stands or finding.rule == "count"]
         there = [verdict for verdict in VERDICTS[:3] if any(finding.verdict == verdict for finding in standing)]
@@ -92,7 +92,7 @@ def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str, stand
     axes.set_ylim(len(findings) - 0.4, -0.6)
     for place, finding in enumerate(findings):
         marker: dict[str, Any] = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": "black", "zorder": 3}
-        if finding.rule != "direction":
+        if finding.rule not in IN_WORDS:
             axes.plot(finding.published, place, marker=PAPERS.get(paper, "o"), linestyle="none", **marker)
         if finding.verdict == CANNOT:
             reason = finding.reason if len(finding.reason) <= MOST_REASON else finding.reason[: MOST_REASON - 1] + "…"
@@ -101,7 +101,7 @@ def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str, stand
             note(axes, reason, (finding.published, place), offset, ha="left" if left else "right")
             continue
         ours = max(finding.ours or 0.0, low)
-        if finding.rule != "direction":
+        if finding.rule not in IN_WORDS:
             axes.plot([finding.published, ours], [place, place], color="0.75", linewidth=0.8, zorder=1.5)
         look = _look(finding.verdict if stands or finding.rule == "count" else CANNOT)
         axes.plot(ours, place, zorder=4, **look)

@@ -1,6 +1,6 @@
 """How long it takes until a system can be called: the search for a schedule, and all of the preparation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.lines import Line2D
 
@@ -12,14 +12,20 @@ from .style import INK, house
 LEAST = 1e-4  # seconds; what takes less is drawn here
 
 
-def draw(measured: Measured) -> Chart:
-    """Seconds, logarithmic; filled: the search of those that schedule. Raises NoResults where nothing was prepared."""
+def draw(measured: Measured, cold: Mapping[tuple[str, int, str], float] | None = None) -> Chart:
+    """Seconds, logarithmic; filled: the search of those that schedule. Raises NoResults where nothing was prepared.
+
+    cold: seconds of searches by model, batch and system, with nothing known of any before. Where given, these are drawn, and
+    nothing else: what the records hold was found with what other searches had measured.
+    """
 
     def prepared(row: Row, system: str) -> Record | None:
         record = measured.record(row, system, "preparation_s")
         return record if record is not None and record["status"] == "ok" else None
 
     def dots(row: Row, system: str) -> Sequence[Dot]:
+        if cold is not None:
+            return (Dot(max(cold[*row, system], LEAST)),) if (*row, system) in cold else ()
         if (record := prepared(row, system)) is None:
             return ()
         whole = Dot(max(record["preparation_s"], LEAST), filled=False)
@@ -28,7 +34,7 @@ def draw(measured: Measured) -> Chart:
 
     # Eager prepares nothing.
     systems = [s for s in measured.systems if s != "eager" and any(prepared(row, s) for row in measured.rows)]
-    rows = [row for row in measured.rows if any(prepared(row, s) for s in systems)]
+    rows = [row for row in measured.rows if any(dots(row, s) for s in systems)]
     if not rows:
         raise NoResults("no record holds a time of preparation")
 
@@ -53,10 +59,13 @@ def draw(measured: Measured) -> Chart:
         figure = draw_dots(
             *(measured, rows, systems, dots),
             lambda row, system: measured.missing(row, system, "preparation_s"),
-            "seconds until the first call",
+            "seconds until the first call" if cold is None else "seconds of a search that knows of none before",
             measured.title_of(rows),
-            legend=kinds,
+            legend=kinds if cold is None else kinds[:1],
         )
+    if cold is not None:
+        caption = "The search for a schedule, each with nothing known of any before. One measurement of each."
+        return Chart("search", "Search for a schedule", caption, figure)
     caption = (
         "Preparation: from the module to what can be called, once for each model and shape (open), and of it the search for "
         "a schedule (filled), for systems that have one. One measurement of each, so there are no intervals."

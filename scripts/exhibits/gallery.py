@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,29 +22,29 @@ from .running import Run
 
 
 def gallery(
-    results: Path, schedules: Path, folder: Path, root: Path, others: Mapping[str, Path]
+    results: Path, schedules: Path, folder: Path, root: Path, others: Mapping[str, Sequence[Path]]
 ) -> tuple[str, dict[Path, str]]:
     """Markdown, and the pictures it shows by the file in `folder` that each belongs in. Paths in it are relative to `root`.
 
-    results: the folder of the records; `others` has the exhibits that another folder's tell of, beside whose verdict stands
-    that of `results`, where those have one. schedules: the folder of
-    schedules and timelines, where scripts/reproduce.py would write them.
+    results: the folder of the records; `others` has the exhibits that other folders' tell of before it, best first, beside
+    whose verdict stands that of every other one. schedules: the folder of schedules and timelines, where
+    scripts/reproduce.py would write them.
 
     An exhibit is shown by its first chart, one for each batch where there are several, and not at all where no figure of the
     paper's was measured for it.
     """
     parts, files, missing = [], {}, []
-    records = {place: list(Store(place).read().records.values()) for place in {results, *others.values()}}
+    records = {place: list(Store(place).read().records.values()) for place in {results, *chain(*others.values())}}
     for name in names():
-        preset, place = Preset.read(name), others.get(name, results)
-        evidence, found, verdict = _judged(preset, records[place], place, schedules)
-        if verdict.verdict == CANNOT:
+        preset = Preset.read(name)
+        judged = {place: _judged(preset, records[place], place, schedules) for place in (*others.get(name, ()), results)}
+        told_of = [place for place, (_, _, told) in judged.items() if told.verdict != CANNOT]
+        if not told_of:
             missing.append(name)
             continue
-        first = _judged(preset, records[results], results, schedules)[2] if place != results else None
-        elsewhere = ""
-        if first is not None and first.verdict != CANNOT:
-            elsewhere = f"\n- By the records of `{results.name}`: {first.reason}."
+        evidence, found, verdict = judged[told_of[0]]
+        further = [place for place in told_of[1:] if judged[place][0].measured]  # schedules alone are every folder's
+        elsewhere = "".join(f"\n- By the records of `{place.name}`: {judged[place][2].reason}." for place in further)
         charts, _ = pictures(preset, evidence, found)
         kind = next(iter(charts)).partition("-")[0]
         shown = []

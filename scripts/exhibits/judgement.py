@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from results.comparison import disturbed
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, RULES, VERDICTS, Finding, overall
+from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, RULES, VERDICTS, Finding, overall
 from results.record import samples
 from results.verdict import Verdict
 from scripts.charts.limits import limits_of
@@ -144,12 +144,12 @@ def _reason(findings: Sequence[Finding]) -> str:
 
 
 def _against(finding: Finding) -> str:
-    return "" if finding.rule == "direction" else f", published {number(finding.published, finding.unit)}"
+    return "" if finding.rule in IN_WORDS else f", published {number(finding.published, finding.unit)}"
 
 
 def _figures(findings: Sequence[Finding], which: str) -> str:
     """The figures in a line: all of a few, or the range of many in each unit."""
-    shown = [f for f in findings if not (which == "published" and f.rule == "direction")]
+    shown = [f for f in findings if not (which == "published" and f.rule in IN_WORDS)]
     if not shown:
         return "in words alone"
     if len(shown) <= MOST:

@@ -1,19 +1,24 @@
 """The charts of an exhibit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from results.finding import Finding
-from scripts.charts import blocks, claims, shares
+from scripts.charts import blocks, claims, search, shares
 from scripts.charts.chart import Chart
 from scripts.charts.measured import NoResults
 from scripts.plot import CHARTS, draw_all
 from scripts.timeline import draw as draw_timelines
 
-from .evidence import Evidence
+from .evidence import Cell, Evidence
 from .judgement import stands
 from .preset import Preset
 
-OWN = {"idle": shares.draw_idle, "critical_path": shares.draw_critical_path, "blocks": blocks.draw}
+OWN: dict[str, Callable[..., Chart]] = {
+    "idle": shares.draw_idle,
+    "critical_path": shares.draw_critical_path,
+    "blocks": blocks.draw,
+}
 
 
 def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tuple[dict[str, Chart], dict[str, str]]:
@@ -21,12 +26,15 @@ def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tu
     charts: dict[str, Chart] = {}
     refused: dict[str, str] = {}
     if evidence.measured is not None:
-        of_plot = [name for name in preset.charts if name in CHARTS]
+        own: dict[str, Callable[..., Chart]] = (
+            {**OWN, "search": partial(search.draw, cold=_searched(evidence))} if preset.cold else OWN
+        )
+        of_plot = [name for name in preset.charts if name in CHARTS and name not in own]
         charts, refused = draw_all(evidence.measured, of_plot, preset.baseline, preset.rows)
         for name in preset.charts:
-            if name in OWN:
+            if name in own:
                 try:
-                    charts[name] = OWN[name](evidence.measured)
+                    charts[name] = own[name](evidence.measured)
                 except NoResults as error:
                     refused[name] = str(error)
     if evidence.timelines:
@@ -39,3 +47,9 @@ def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tu
     except NoResults as error:
         refused["claims"] = str(error)
     return charts, refused
+
+
+def _searched(evidence: Evidence) -> dict[Cell, float]:
+    """Seconds of each search that left a schedule file."""
+    found = {cell: document["search"].get("seconds") for cell, document in evidence.schedules.items()}
+    return {cell: seconds for cell, seconds in found.items() if seconds is not None}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
-from results.finding import Finding
+from results.finding import IN_WORDS, Finding
 from results.published.names import NO_MODEL
 from results.published.value import Value
 from scripts.charts.measured import Measured, Row
@@ -130,7 +130,7 @@ class _Figure:
         """What a value of no single model is of several."""
         if self.value.model == "geomean":
             return "geometric mean"
-        if self.rule == "direction":
+        if self.rule in IN_WORDS:
             return "every network"
         return EXTREMES.get(self.value.metric, "largest")
 
@@ -199,8 +199,8 @@ class _Figure:
             ends = zip(*((n.value, n.low, n.high) for n in found), strict=True)
             return Number(*(exp(sum(map(log, end)) / len(found)) for end in ends))
         smallest = EXTREMES.get(self.value.metric) == "smallest"
-        if self.rule == "direction":  # holds for all, so for the worst of them
-            return min(found, key=lambda number: number.low)
+        if self.rule in IN_WORDS:  # holds for all, so for the worst of them
+            return min(found, key=lambda number: number.low if self.rule == "direction" else number.high)
         return (min if smallest else max)(found, key=lambda number: number.value)
 
     # Kinds of figures.
