@@ -1,7 +1,9 @@
 """Products of one input merged into one: each pattern, what must not match, any graph; whole models."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -184,6 +186,13 @@ def test_products_stay_apart_where(why: str) -> None:
     agrees(module, program, tokens())
 
 
+@cache
+def attention_once_and_twice() -> tuple[Program, Program]:
+    once = Function(attention, **linears()).eval()
+    twice = Function(lambda p, x: attention(p, attention(p, x)), **linears()).eval()
+    return capture(once, (tokens(),)), capture(twice, (tokens(),))
+
+
 @pytest.mark.parametrize(
     ("in_turn", "at_once", "together", "chosen"),
     [(3.0, 2.0, 1.0, True), (3.0, 1.0, 2.0, False), (1.0, 3.0, 2.0, False), (2.0, 2.0, 2.0, False)],
@@ -198,11 +207,9 @@ def test_merged_only_where_that_is_faster_than_either_way(
         program.run(program.examples)
         return in_turn if len(program.graph) > 1 else together
 
-    module = Function(lambda p, x: p["o"](attention(p, x)), **linears()).eval()
-    twice = Function(lambda p, x: attention(p, attention(p, x)), **linears()).eval()
-    for model, places in ((module, 1), (twice, 2)):
+    once, twice = attention_once_and_twice()
+    for captured, places in ((once, 1), (twice, 2)):
         asked.clear()
-        captured = capture(model, (tokens(),))
         program, merges = merge_linears(captured, cost, lambda program: at_once)
         assert asked == [3, 1]  # equal places once
         assert [(m.in_turn_ms, m.at_once_ms, m.merged_ms, m.chosen) for m in merges] == [
@@ -212,7 +219,7 @@ def test_merged_only_where_that_is_faster_than_either_way(
         assert chosen == (program.graph != captured.graph)
 
 
-@pytest.mark.parametrize("which", ["q.weight", "k.weight", "v.weight", "q.bias", "v.bias"])
+@pytest.mark.parametrize("which", ["q.weight", "v.weight", "k.bias"])
 def test_weights_loaded_in_place_are_used_by_the_next_call(which: str) -> None:
     module, x = Function(attention, **linears()).eval(), tokens()
     program, _ = merged(capture(module, (x,)))
@@ -294,27 +301,43 @@ def test_any_graph_of_products_computes_the_same(recipe: list[tuple[str, tuple[i
 
 
 @pytest.mark.parametrize(
-    ("model", "places", "fewer"),
+    ("model", "options", "places", "fewer"),
     [
-        ("bert", {"1x16x768, weights 3 of 768x768, with bias": 12}, 24),
-        # of the decoder's products those that read what the encoder gives, in all its layers at once
-        ("t5", {"1x16x512, weights 3 of 512x512": 12, "1x16x512, weights 12 of 512x512": 1}, 35),
-        ("gpt2", {}, 0),  # one product already, as the model is written
+        ("bert", {"hidden": 96}, {"1x16x96, weights 3 of 96x96, with bias": 12}, 24),
+        # Of the decoder's products those that read what the encoder gives, of all layers at once.
+        ("t5", {"decoder_sequence": 16}, {"1x16x512, weights 3 of 512x512": 12, "1x16x512, weights 12 of 512x512": 1}, 35),
+        ("gpt2", {}, {}, 0),  # one product already, as the model is written
     ],
 )
-def test_attention_of_whole_models(model: str, places: dict[str, int], fewer: int) -> None:
-    options = {"sequence": 16} | ({"decoder_sequence": 16} if model == "t5" else {})
-    loaded = models.load(model, 1, **options)
+def test_attention_of_whole_models(model: str, options: dict[str, int], places: dict[str, int], fewer: int) -> None:
+    loaded = models.load(model, 1, sequence=16, **options)
     captured = capture(loaded.module, loaded.inputs)
     program, merges = merged(captured)
-    assert {p: sum(m.pattern == p for m in merges) for p in {m.pattern for m in merges}} == places
+    assert Counter(m.pattern for m in merges) == places
     assert names(captured).count("linear") - names(program).count("linear") == fewer
+    if not fewer:
+        assert program.graph == captured.graph
+        return
     verify(program.graph, assign_streams(program.graph))
     inputs = loaded.fresh_inputs(3)
     with torch.no_grad():
         expected = tree_leaves(loaded.module(*inputs))
     for got, reference in zip(program.run(inputs), expected, strict=True):
         assert relative_error(got, reference) < 1e-4
+
+
+@pytest.mark.parametrize("system", ["nimble", "ios", "opara"])
+def test_every_scheduler_takes_it(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Merge, "chosen", True)  # whatever was measured
+    module = Function(attention, **linears()).eval()
+    prepared = systems.load(system, merge_linears=True).prepare(module, (tokens(),))
+    scheduled = [o.name for o in prepared.schedule.graph.operators]
+    assert (scheduled.count("linear"), scheduled.count("split_with_sizes")) == (2, 1)
+    assert [(p["count"], p["chosen"]) for p in prepared.schedule.rewriting["merge_linears"]] == [(1, "merged")]
+    x = tokens()
+    with torch.no_grad():
+        assert relative_error(prepared(x), module(x)) < 1e-5
+    prepared.close()
 
 
 def test_the_switch_measures_and_reports(capsys: pytest.CaptureFixture[str]) -> None:

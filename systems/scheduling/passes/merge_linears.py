@@ -65,9 +65,10 @@ class _Merged:
 def merge_linears(program: Program, cost: Cost, at_once: Cost) -> tuple[Program, list[Merge]]:
     """Make one product of those that read the same tensor, as attention's query, key and value do, and split its output.
 
-    TorchScript's optimiser does the same on a GPU. Weights and biases are stacked along the output features, in memory of
-    their own beside the module's; what each product gave is now a view of columns, and strided. So a product stays by itself
-    where what reads it takes no such view, or where an output of the model would lie in memory otherwise than before.
+    TorchScript does so on a GPU to a module that is frozen (its FrozenConcatLinear). Weights and biases are stacked along the
+    output features, in memory of their own beside the module's; what each product gave is now a view of columns, and strided.
+    So a product stays by itself where what reads it takes no such view, or where an output of the model would lie in memory
+    otherwise than before.
 
     Parallelism is lost: what could run at once is one operator to the scheduler, and a reader of one output waits for all.
     Each distinct place is therefore measured three ways, and merged where that takes less than the products one after the
@@ -174,7 +175,7 @@ def _carried(program: Program, outputs: dict[int, Tensor]) -> Program | None:
                 reader = part(_with(program, calls), [v])
                 try:
                     value = on_meta(reader.execute(0, [None], reader.examples))
-                except RuntimeError:  # such as a view that spans two strides
+                except (RuntimeError, ValueError):  # such as a view that spans two strides
                     return None
             if _layout(value) == _layout(calls[v].produces):
                 continue

@@ -19,7 +19,8 @@ from .select_kernels import Choice, select_kernels
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B).
+    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B; it
+    has no merge_linears).
 
     They leave a program like any other, so that IOS and Opara schedule it too.
     """
