@@ -65,10 +65,10 @@ class _Merged:
 def merge_linears(program: Program, cost: Cost, at_once: Cost) -> tuple[Program, list[Merge]]:
     """Make one product of those that read the same tensor, as attention's query, key and value do, and split its output.
 
-    TorchScript does so on a GPU to a module that is frozen (its FrozenConcatLinear). Weights and biases are stacked along the
-    output features, in memory of their own beside the module's; what each product gave is now a view of columns, and strided.
-    So a product stays by itself where what reads it takes no such view, or where an output of the model would lie in memory
-    otherwise than before.
+    TorchScript does so on a GPU to a module that is frozen (its FrozenConcatLinear). Weights and biases are stacked along
+    the output features, in memory of their own beside the module's; what each product gave is now a view of columns, and
+    strided. So a product stays by itself where what reads it takes no such view, or where an output of the model would lie
+    in memory otherwise than before.
 
     Parallelism is lost: what could run at once is one operator to the scheduler, and a reader of one output waits for all.
     Each distinct place is therefore measured three ways, and merged where that takes less than the products one after the
@@ -125,9 +125,7 @@ def _product(call: Call, v: int) -> _Product | None:
     else:
         x, weight, bias = (*call.args, None)[:3]
     along = 0 if call.function is LINEAR else 1
-    if not isinstance(x, Output | Input) or not isinstance(weight, Tensor):
-        return None
-    if weight.dim() != 2 or not weight.is_contiguous():
+    if not isinstance(x, Output | Input) or not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != (weight.shape[along],)):
         return None
