@@ -47,7 +47,8 @@ def _print_rewriting(rewriting: dict[str, Any]) -> None:
     console = Console(markup=False)
     if "fold_batch_norm" in rewriting:
         console.print(f"fold_batch_norm: {rewriting['fold_batch_norm']['folded']} batch norms folded", highlight=False)
-    for name, heading in (("select_kernels", "gain"), ("fuse_convolution", "separate / fused")):
+    headings = {"merge_linears": "separate / merged", "select_kernels": "gain", "fuse_convolution": "separate / fused"}
+    for name, heading in headings.items():
         if not rewriting.get(name):
             continue
         table = Table(title=name)
@@ -55,12 +56,17 @@ def _print_rewriting(rewriting: dict[str, Any]) -> None:
             left = column in ("operator", "chosen")
             table.add_column(column, justify="left" if left else "right", no_wrap=column != "operator", overflow="fold")
         for row in rewriting[name]:
-            times = row["milliseconds"]
-            gain = row["gain"] if "gain" in row else times["separate"] / times["fused"]
+            gain = row["gain"] if "gain" in row else _gain(row["milliseconds"])
             table.add_row(row.get("operator") or row["operators"], str(row["count"]), row["chosen"], f"{gain:.2f}x")
         console.print(table)
     if "fuse_elementwise" in rewriting:
         console.print("fuse_elementwise: {operators} operators in {kernels} kernels".format(**rewriting["fuse_elementwise"]))
+
+
+def _gain(milliseconds: dict[str, float]) -> float:
+    """How many times as fast one operator is as those it stands for, run in the fastest way that was measured."""
+    one = next(name for name in ("fused", "merged") if name in milliseconds)
+    return min(t for name, t in milliseconds.items() if name != one) / milliseconds[one]
 
 
 def run_timeline(cells: list[dict[str, Any]], output: str | None, timeout: float) -> int:

@@ -163,10 +163,17 @@ def test_real_models_with_every_pass(model: str, device: str, monkeypatch: pytes
     """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its rounding would hide a wrong kernel
     loaded = models.load(model, 1, device=device)
-    switches = ("fold_batch_norm", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise")
+    switches = (
+        "fold_batch_norm",
+        "merge_linears",
+        "select_kernels",
+        "select_layouts",
+        "fuse_convolution",
+        "fuse_elementwise",
+    )
     fast = Nimble(loaded.module, **dict.fromkeys(switches, True)).prepare(loaded.inputs)
     report = next(iter(fast.prepared.values())).schedule.rewriting  # type: ignore[union-attr]
-    assert set(report) == {"fold_batch_norm", "select_kernels", "fuse_convolution", "fuse_elementwise"}
+    assert set(report) == {"fold_batch_norm", "merge_linears", "select_kernels", "fuse_convolution", "fuse_elementwise"}
     assert report["fold_batch_norm"]["folded"] > 20 and all(
         c["milliseconds"][c["chosen"]] > 0 for c in report["select_kernels"]
     )

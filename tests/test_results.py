@@ -239,7 +239,7 @@ def test_labels_are_what_a_person_would_write() -> None:
     assert label({"name": "nimble", "multi_stream": False}) == "nimble_single_stream"
     assert label({"name": "ios", "strategy": "greedy"}) == "greedy" and label({"name": "ios", "r": 1}) == "ios (r=1)"
     assert label({"name": "nimble", "multi_stream": True}) == "nimble"
-    fused = {"fold_batch_norm", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise"}
+    fused = {"fold_batch_norm", "merge_linears", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise"}
     every = {"name": "nimble", "multi_stream": True, **dict.fromkeys(fused, True)}
     assert label(every) == "nimble_fused" and label(every | {"multi_stream": False}) == "nimble_fused (multi_stream=false)"
     assert label({"name": "eager", "gone": False}) == "eager" and label({"name": "eager", "gone": 0.5}) == "eager (gone=0.5)"

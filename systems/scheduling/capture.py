@@ -77,7 +77,7 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             v = len(operators)
             target, args, kwargs = _as_executed(node)
             operators.append(Operator(v, target._schema.name.split("::")[1], str(target)))
-            produces = _on_meta(node.meta.get("val"))
+            produces = on_meta(node.meta.get("val"))
             # batch_norm returns one tensor where the operator in its place has three; only the first is asked for.
             environment[node] = Output(v) if target is node.target else (Output(v),)
             arguments = fx.map_arg(args, environment.__getitem__), fx.map_arg(kwargs, environment.__getitem__)
@@ -91,7 +91,7 @@ def _observed(program: Program) -> Program:
     produced: dict[int, Any] = {}
 
     def note(operator: int, output: Any) -> None:
-        produced[operator] = _on_meta(output)
+        produced[operator] = on_meta(output)
 
     with torch.random.fork_rng(devices=[program.device]):
         program.run(program.examples, note)
@@ -147,11 +147,11 @@ def _only_first_output(node: fx.Node) -> bool:
     return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
 
 
-def _on_meta(value: Any) -> Any:
+def on_meta(value: Any) -> Any:
     """Tensors (fake ones) as tensors on the meta device, in the same structure."""
     if isinstance(value, Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return type(value)([_on_meta(v) for v in value]) if isinstance(value, (list, tuple)) else value
+    return type(value)([on_meta(v) for v in value]) if isinstance(value, (list, tuple)) else value
 
 
 class _quiet:

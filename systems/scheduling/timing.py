@@ -37,6 +37,11 @@ class Timer:
         signature = "; ".join(program.signature(v) for v in range(len(program.graph)))
         return self.known(signature, lambda: milliseconds(program))
 
+    def at_once(self, program: Program) -> float:
+        """Milliseconds of `program`, whose operators do not depend on each other, each of them on a stream of its own."""
+        signature = " | ".join(program.signature(v) for v in range(len(program.graph)))
+        return self.known(signature, lambda: milliseconds(program, [[v] for v in range(len(program.graph))]))
+
     def known(self, signature: str, measure: Callable[[], float]) -> float:
         """What `measure` gives, if it was not measured before."""
         name = _name(signature)

@@ -13,17 +13,20 @@ from systems.scheduling.timing import Timer
 from .fold_batch_norm import fold_batch_norm
 from .fuse_convolution import Fusion, fuse_convolution
 from .fuse_elementwise import FusedElementwise, fuse_elementwise
-from .select_kernels import Choice, Cost, select_kernels
+from .merge_linears import Merge, merge_linears
+from .select_kernels import Choice, select_kernels
 
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B).
+    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B; it
+    has no merge_linears).
 
     They leave a program like any other, so that IOS and Opara schedule it too.
     """
 
     fold_batch_norm: bool = False
+    merge_linears: bool = False
     select_kernels: bool = False
     select_layouts: bool = False
     fuse_convolution: bool = False
@@ -42,23 +45,26 @@ class Rewriting:
         if self.fuse_elementwise:
             program.run(program.examples)
 
-    def apply(self, program: Program, cost: Cost) -> tuple[Program, dict[str, Any]]:
+    def apply(self, program: Program, timer: Timer) -> tuple[Program, dict[str, Any]]:
         """The program as the passes leave it, and what they did, as data for a schedule file.
 
-        cost: milliseconds of a small program; asked by the passes that choose by measuring.
+        timer: asked by the passes that choose by measuring.
         """
         report: dict[str, Any] = {}
         if self.fold_batch_norm:
             before, program = len(program.graph), fold_batch_norm(program)
             report["fold_batch_norm"] = {"folded": before - len(program.graph)}
+        if self.merge_linears:  # before those that look at strides, which it changes
+            program, merges = merge_linears(program, timer, timer.at_once)
+            report["merge_linears"] = _merges(merges)
         if self.select_kernels or self.select_layouts:
             program, choices = select_kernels(
-                program, cost, implementations=self.select_kernels, layouts=self.select_layouts
+                program, timer, implementations=self.select_kernels, layouts=self.select_layouts
             )
             report["select_kernels"] = [_choice(c) for c in choices]
         if self.fuse_convolution:
             later: Callable[[Program], Program] = fuse_elementwise if self.fuse_elementwise else lambda part: part
-            program, fusions = fuse_convolution(program, cost, later)
+            program, fusions = fuse_convolution(program, timer, later)
             report["fuse_convolution"] = _fusions(fusions)
         if self.fuse_elementwise:
             before, program = len(program.graph), fuse_elementwise(program)
@@ -89,4 +95,19 @@ def _fusions(fusions: list[Fusion]) -> list[dict[str, Any]]:
             "milliseconds": {"separate": round(separate, 5), "fused": round(fused, 5)},
         }
         for (pattern, separate, fused), members in equal.items()
+    ]
+
+
+def _merges(merges: list[Merge]) -> list[dict[str, Any]]:
+    equal: dict[tuple[str, float, float, float], list[Merge]] = {}
+    for merge in merges:
+        equal.setdefault((merge.pattern, merge.in_turn_ms, merge.at_once_ms, merge.merged_ms), []).append(merge)
+    return [
+        {
+            "operators": pattern,
+            "count": len(members),
+            "chosen": "merged" if members[0].chosen else "separate",
+            "milliseconds": {name: round(t, 5) for name, t in zip(("in_turn", "at_once", "merged"), times, strict=True)},
+        }
+        for (pattern, *times), members in equal.items()
     ]
