@@ -38,6 +38,7 @@ SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scr
 CHART = RESULTS / "speedup.svg"
 BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
+BEGIN_COMPILED, END_COMPILED = "<!-- compilers: python scripts/readme.py -->", "<!-- end of compilers -->"
 BEGIN_TRAINING, END_TRAINING = "<!-- training: python scripts/readme.py -->", "<!-- end of training -->"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
@@ -51,6 +52,7 @@ GRAPHS = [
     ("nimble_fused", "torch_compile_channels_last"),
 ]
 TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
+BESIDE_TVM = ("eager", "cuda_graph", "nimble", "tvm")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
     "nimble/figure7": (TURNS, COMPILED),
@@ -140,6 +142,19 @@ def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
         cells = [_config(group)["model"]["name"], *times]
         lines.append("| " + " | ".join([*cells, f"{search['measured']:,}", f"{search['seconds']:.1f}"]) + " |")
     return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"}), "", equal_to_eager(measured)])
+
+
+def beside_tvm(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of TVM and others in their rounds, what it took to compile, and its outputs' distance from eager's."""
+    head = ["model", *BESIDE_TVM, "nimble over tvm", "TVM: trials", "seconds to compile", "relative error against eager"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        tvm, ratio = group["tvm"], over(group, "nimble", "tvm")
+        cells = [_config(group)["model"]["name"], *(_in_turn(group.get(system)) for system in BESIDE_TVM)]
+        cells.append(f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–")
+        cells += [str(tvm["config"]["system"]["trials"]), f"{tvm['compilation']['compile_s']:.0f}"]
+        lines.append("| " + " | ".join([*cells, f"{tvm['correctness']['relative_error']:.1e}"]) + " |")
+    return "\n".join(lines)
 
 
 def equal_to_eager(measured: list[dict[str, dict[str, Any]]]) -> str:
@@ -284,6 +299,7 @@ def main() -> None:
     for begin, end, part in (
         (BEGIN, END, table(measured)),
         (BEGIN_TURNS, END_TURNS, turns(groups([r for r in in_turn if r not in trained]))),
+        (BEGIN_COMPILED, END_COMPILED, beside_tvm(groups(list(Store(COMPILED).read().records.values())))),
         (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),
         (BEGIN_SCHEDULERS, END_SCHEDULERS, side_by_side(schedulers)),
         (EXHIBITS, END_EXHIBITS, shown),
