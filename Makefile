@@ -19,11 +19,13 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated. Nothing is
-# compiled: of 6 GB of packages a run imports a part, which Python compiles then.
+# compiled: of 6 GB of packages a run imports a part, which Python compiles then. The lock file names all there is to install, so
+# that two installers can share it.
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Opweave needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
+	tr '\n' '\0' < requirements.lock | xargs -0 -P 2 -n 12 \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 # TensorRT's type stubs, for mypy alone: they require TensorRT, which PyPI does not hold, and as published they do not parse.
 	rm -rf $(STUBS)

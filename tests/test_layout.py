@@ -19,7 +19,7 @@ MAY_IMPORT = {
 # The benchmarks of the scheduling algorithms run them on graphs, never on a model.
 ALGORITHMS = (
     *("systems.scheduling", "systems.nimble.stream_assignment", "systems.opara.stream_allocator"),
-    *("systems.ios.blocks", "systems.ios.endings", "systems.ios.search"),
+    *("systems.ios.blocks", "systems.ios.endings", "systems.ios.search", "systems.ios.windows"),
 )
 
 
