@@ -7,14 +7,19 @@ import sys
 from contextlib import redirect_stderr
 
 import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from runners.bad_request import BadRequest, check_arguments, explain
+from runners.bad_request import GROUPS, BadRequest, check_arguments, explain
 from runners.launch import Launch
 from runners.requests import execute
 
 BAD_REQUEST = 2
 INTERRUPTED = 130
+SWEEP = ("-m", "--multirun")
+SINGLE = (bool, int, float, str, QuotedString)
 
 cells: list[DictConfig] = []
 
@@ -25,11 +30,34 @@ def compose(config: DictConfig) -> None:
     cells.append(config)
 
 
+def swept(arguments: list[str]) -> list[str]:
+    """Of a sweep each single value of a model's, system's or runner's option as a sweep over that one value.
+
+    Hydra applies what is no sweep before the swept file is chosen, which may be the only one that has the option.
+    """
+    if not any(argument in SWEEP or argument.startswith("experiment=") for argument in arguments):
+        return arguments
+    parser = OverridesParser.create()
+    found = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        try:
+            option = (
+                "." in key
+                and key.partition(".")[0] in GROUPS
+                and isinstance(parser.parse_override(argument).value(), SINGLE)
+            )
+        except HydraException:  # what is wrong with it is told of what was written
+            option = False
+        found.append(f"{key}=choice({value})" if option else argument)
+    return found
+
+
 def request() -> list[DictConfig]:
     """The cells that the command line asks for, none if it asks Hydra for something else. Raises BadRequest."""
     check_arguments(sys.argv[1:])
     # argparse takes overrides on one side of a flag alone, so the flag goes first wherever it was written.
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
+    sys.argv[1:] = sorted(swept(sys.argv[1:]), key=lambda argument: argument not in SWEEP)
     told = io.StringIO()
     try:
         with redirect_stderr(told):

@@ -82,7 +82,7 @@ class Worker:
         phases = Phases(self.report)
         phases("importing PyTorch")
         with importing():
-            if do != "list":
+            if "model" in command.get("cell", ()):
                 import_ahead(command["cell"])
             from . import catalogue, check, schedule
         if do in ("check", "schedule", "list"):
@@ -112,12 +112,11 @@ class Worker:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Without the collector of cycles, which takes a seventh of the time and finds nothing; what is there then stays."""
+    """Without the collector of cycles, which takes a seventh of the time and finds nothing."""
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         gc.enable()
 
 
