@@ -19,7 +19,8 @@ from runners.requests import execute
 BAD_REQUEST = 2
 INTERRUPTED = 130
 SWEEP = ("-m", "--multirun")
-SINGLE = (bool, int, float, str, QuotedString)
+SINGLE = (bool, int, float, str, QuotedString, type(None))
+EMPTY = "''"
 
 cells: list[DictConfig] = []
 
@@ -49,7 +50,7 @@ def swept(arguments: list[str]) -> list[str]:
             )
         except HydraException:  # what is wrong with it is told of what was written
             option = False
-        found.append(f"{key}=choice({value})" if option else argument)
+        found.append(f"{key}=choice({value or EMPTY})" if option else argument)
     return found
 
 

@@ -11,6 +11,7 @@ from runners.correctness import relative_error
 from systems.nimble.stream_assignment import assign_streams
 from systems.scheduling.execute import execute
 from systems.scheduling.program import Program
+from systems.scheduling.schedule import sequential
 
 DEVICES = [
     "cpu",
@@ -63,4 +64,16 @@ def agrees(module: nn.Module, program: Program, *shape: Tensor, tolerance: float
         for got, reference in zip(outputs, expected, strict=True):
             assert got.shape == reference.shape and got.stride() == reference.stride()
             assert relative_error(got, reference) < tolerance
+    prepared.close()
+
+
+def takes_new_weights(program: Program, module: nn.Module, x: Tensor, which: str) -> None:
+    """A part's tensor that is loaded in place is what the next call computes with."""
+    prepared = execute(program, sequential(program.graph))
+    before = prepared(x)
+    state = module.state_dict()
+    module.load_state_dict(state | {f"parts.{which}": torch.rand_like(state[f"parts.{which}"])})
+    with torch.no_grad():
+        assert relative_error(prepared(x), module(x)) < 1e-5
+    assert relative_error(prepared(x), before) > 1e-3
     prepared.close()

@@ -13,7 +13,7 @@ def improve(
     cost: Callable[[Sequence[Staged]], float],
     solve: Callable[[tuple[int, ...]], list[Staged] | None],
 ) -> list[Staged]:
-    """Stages that take no longer than `stages`, and in which no window can be done better.
+    """Stages that take no longer than `stages`, and in which no window can be done better. Not in IOS's paper.
 
     A window is a run of stages of at most `most` units together, as many as can be searched. cost: of a run of stages.
     solve: the best stages of the units of a window, ascending; None where they are too much to search. Each window begins
