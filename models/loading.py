@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from models import custom, registry
@@ -11,12 +10,26 @@ from models.registry import BadModel
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 WEIGHTS_SEED = 0
 # Out of the way of the seeds that callers give to Model.fresh_inputs: those inputs must be others.
 INPUTS_SEED = 2**48
 CALIBRATION_SEED = 2**48 + 1
 CALIBRATION_BATCH = 2
+
+_ahead: dict[str, nn.Module] = {}  # one module at most, by what it is of
+
+
+def build(name: str, *, training: bool = False, **options: Any) -> None:
+    """Build a network of the zoo on the CPU ahead of time, for the next `load` in this process if that asks for the same.
+
+    Raises BadModel as `load`.
+    """
+    entry = registry.find(name)
+    options = entry.options(options)
+    _ahead.clear()
+    _ahead[_key(name, training, options)] = _built(entry, training, options)
 
 
 def load(name: str, batch: int, *, training: bool = False, device: str | torch.device = "cpu", **options: Any) -> Model:
@@ -37,10 +50,12 @@ def load(name: str, batch: int, *, training: bool = False, device: str | torch.d
     import torch
 
     on_meta = torch.device(device).type == "meta"
-    # Only the CPU's generator is seeded: torch.manual_seed would reset every GPU's as well.
-    with torch.random.fork_rng(devices=[]), torch.device("meta") if on_meta else contextlib.nullcontext():
-        torch.random.default_generator.manual_seed(WEIGHTS_SEED)
-        module = entry.build(training, **options)
+    key = _key(name, training, options)
+    if on_meta:
+        with torch.device("meta"):
+            module = _built(entry, training, options)
+    else:
+        module = _ahead.pop(key) if key in _ahead else _built(entry, training, options)
     module = module.train(training).to(device)
     drawn = entry.inputs(**options)
 
@@ -58,3 +73,16 @@ def load(name: str, batch: int, *, training: bool = False, device: str | torch.d
 
         calibrate(module, draw(CALIBRATION_BATCH, CALIBRATION_SEED))
     return Model(name, module, draw(batch, INPUTS_SEED), drawn)
+
+
+def _built(entry: registry.Entry, training: bool, options: dict[str, Any]) -> nn.Module:
+    """The network on its random weights, the same in every process."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):  # only the CPU's generator: torch.manual_seed would reset every GPU's as well
+        torch.random.default_generator.manual_seed(WEIGHTS_SEED)
+        return entry.build(training, **options)
+
+
+def _key(name: str, training: bool, options: dict[str, Any]) -> str:
+    return repr((name, training, sorted(options.items())))

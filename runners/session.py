@@ -73,6 +73,7 @@ class Session:
         self.model = models.place(loaded, device=self.device, precision=cell["precision"], layout=cell["layout"])
         self.inputs = self.model.fresh_inputs(cell["seed"])
         if self.device == "cuda":
+            phase("choosing algorithms")
             self._choose_algorithms()
         self.prepared: Prepared | None = None
         self.notices: list[str] = []

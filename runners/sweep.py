@@ -183,7 +183,7 @@ class GroupRun:
     def __init__(
         self, sweep: Sweep, cells: list[dict[str, Any]], gpu: str, progress: Progress, ahead: CellProcess | None = None
     ):
-        """ahead: a process that imports for this group. One that `run` leaves there is for the next on this GPU."""
+        """ahead: a process that imports and builds for this group. What `run` leaves there is for the next on this GPU."""
         self.sweep, self.cells, self.gpu, self.progress, self.ahead = sweep, cells, gpu, progress, ahead
         self.device: str = cells[0]["device"]
         self.records: dict[str, dict[str, Any]] = {}
@@ -232,13 +232,15 @@ class GroupRun:
         return found if found is not None and found["status"] in FINAL else None
 
     def _process(self, cell: dict[str, Any]) -> CellProcess:
-        """A process for the cell, begun ahead of time where cores enough are idle beside the one that measures."""
+        """A process for the cell, begun ahead of time where cores enough are idle beside the one that measures: it has
+        imported what the cell needs, and built its network on the CPU.
+        """
         process, self.ahead = self.ahead or CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu]), None
         self.to_measure = [other for other in self.to_measure if other is not cell]
         following = [*self.to_measure, *(other for group in list(self.sweep.waiting)[:1] for other in group)]
         if following and self._cores_are_idle():
             self.ahead = CellProcesses.start(self.device, self.gpu, self.sweep.cores[self.gpu])
-            self.ahead.tell({"do": "import", "cell": following[0]})
+            self.ahead.tell({"do": "ahead", "cell": following[0]})
         return process
 
     def _cores_are_idle(self) -> bool:

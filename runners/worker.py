@@ -45,9 +45,9 @@ class Worker:
 
     check: try the options of a model or a system. measure: answers {"record": ..., "environment": ...}. prepare: as measure
     does before it measures. round: {"host_ms": [...]} of the cell that was prepared. profile: {"profiled": ...}, what takes
-    a profiler, after which its process must not be timed. schedule, timeline, list: what runners of that name show. import:
-    what a cell will need, with no answer. Lines {"phase": ...} come before the answer. In its place may stand
-    {"status": ..., "reason": ...}, or {"bad_request": ...}.
+    a profiler, after which its process must not be timed. schedule, timeline, list: what runners of that name show. ahead:
+    import and build what a cell will need, with no answer. Lines {"phase": ...} come before the answer. In its place may
+    stand {"status": ..., "reason": ...}, or {"bad_request": ...}.
     """
 
     def __init__(self, answers: IO[str]):
@@ -58,9 +58,10 @@ class Worker:
         """Until standard input ends."""
         for line in sys.stdin:
             command = json.loads(line)
-            if command["do"] == "import":  # ahead of time, and nobody waits for an answer
+            if command["do"] == "ahead":  # of time, and nobody waits for an answer
                 with importing():
                     import_ahead(command["cell"])
+                    build_ahead(command["cell"])
             else:
                 self.answer(guarded(self.carry_out, command))
 
@@ -131,6 +132,24 @@ def import_ahead(cell: dict[str, Any]) -> None:
     with suppress(ImportError):
         if cell["model"]["name"] in registry.names():  # a custom one is imported where what it raises has a cell to go to
             registry.find(cell["model"]["name"])
+
+
+def build_ahead(cell: dict[str, Any]) -> None:
+    """The network of a cell that will come, on one thread: the others are the cell's that is measured meanwhile."""
+    import torch
+
+    import models
+
+    name, options = cell["model"]["name"], {k: v for k, v in cell["model"].items() if k != "name"}
+    if name not in models.names():
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with suppress(Exception):  # measuring it builds it again, and what that raises has a cell to go to
+            models.build(name, training=cell["runner"]["name"] == "training", **options)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def guarded(carry_out: Callable[[dict[str, Any]], dict[str, Any]], command: dict[str, Any]) -> dict[str, Any]:

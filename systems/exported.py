@@ -13,6 +13,7 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils._pytree import tree_unflatten
 
 from systems.base import Unsupported
+from systems.scheduling.collector import collector_off
 from systems.scheduling.program import describe
 
 STATISTICS = ("training", "use_input_stats")  # arguments with which normalisations write the statistics that they keep
@@ -30,7 +31,7 @@ class Exported:
         self.inputs = inputs
         self.label = f"{type(module).__name__} {', '.join(describe(x).partition(' on ')[0] for x in inputs)}"
         try:
-            with torch.no_grad(), warnings.catch_warnings():
+            with torch.no_grad(), collector_off(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.program: ExportedProgram = torch.export.export(module, inputs, strict=False)
         except Exception as error:  # export raises whatever the model's own Python does

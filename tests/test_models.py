@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import models
-from models import registry
+from models import loading, registry
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,6 +71,21 @@ def test_weights_and_inputs_are_the_same_each_time_and_leave_the_random_state_al
         assert torch.equal(a, b)
     assert first.inputs[0].shape == (1, 3, 224, 224)
     assert second.inputs[0].shape == (3, 3, 224, 224)
+
+
+def test_what_is_built_ahead_is_the_model_that_is_loaded_then_and_once() -> None:
+    plain = models.load("squeezenet", 1, bypass="simple")
+    models.build("squeezenet", bypass="simple")
+    (ahead,) = loading._ahead.values()
+    for other in ({}, {"training": True, "bypass": "simple"}, {"device": "meta", "bypass": "simple"}):
+        assert models.load("squeezenet", 1, **other).module is not ahead
+    state = torch.random.get_rng_state()
+    loaded = models.load("squeezenet", 2, bypass="simple")
+    assert loaded.module is ahead and not loaded.module.training and torch.equal(state, torch.random.get_rng_state())
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.module.state_dict().values(), ahead.state_dict().values(), strict=True)
+    )
+    assert models.load("squeezenet", 1, bypass="simple").module is not ahead
 
 
 def test_calibration_sets_the_statistics_and_nothing_else() -> None:

@@ -17,6 +17,8 @@ from conftest import ROOT, gone
 from scipy.stats import bootstrap
 from torch import Tensor, nn
 
+import models
+from models import loading
 from runners import correctness, kernels, latency, sm_efficiency, throughput
 from runners.cell_process import CellProcess
 from runners.pending import AGAIN
@@ -25,7 +27,7 @@ from runners.session import Session
 from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.statistics import describe, spread
 from runners.sweep import shares
-from runners.worker import Phases
+from runners.worker import Phases, build_ahead
 from systems.eager import Eager
 from systems.notice import Notice
 
@@ -237,6 +239,17 @@ def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
     )
     assert {"torch", "runners.session", "models.vision"} <= first and "systems.nimble.system" not in first
     assert {"torch", "runners.session"} <= second and "models.vision" not in second
+
+
+def test_what_is_built_ahead_is_for_the_runner_of_the_cell() -> None:
+    threads = torch.get_num_threads()
+    for runner in ("latency", "training"):
+        build_ahead({"model": {"name": "squeezenet", "bypass": "none"}, "runner": {"name": runner}})
+        ahead = next(iter(loading._ahead.values()))
+        assert models.load("squeezenet", 1, training=runner == "training").module is ahead
+    build_ahead({"model": {"name": "squeezenet", "bypass": "long"}, "runner": {"name": "latency"}})  # told when it is loaded
+    build_ahead({"model": {"name": "custom", "factory": "a:b"}, "runner": {"name": "latency"}})
+    assert not loading._ahead and torch.get_num_threads() == threads
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores")

@@ -283,15 +283,15 @@ def cells(batches: Sequence[int], systems: Sequence[str]) -> list[dict[str, Any]
     return [cell | {"system": {"name": system}, "batch": batch} for batch in batches for system in systems]
 
 
-def test_what_the_next_cell_needs_is_imported_ahead_of_it(overheard: list[tuple[int, str, str, int]]) -> None:
+def test_what_the_next_cell_needs_is_made_ahead_of_it(overheard: list[tuple[int, str, str, int]]) -> None:
     """Also from one group to the next, and nothing is left running."""
     asked = cells((1, 5), ("eager", "torchscript"))
     assert Sweep(asked, results="r", force=False, timeout=60, rounds=1, gpus=[0]).run() == 1  # the second model is random
     order = [("eager", 1), ("torchscript", 1), ("eager", 5), ("torchscript", 5)]
-    told = {do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("import", "measure")}
-    assert told == {"import": order[1:], "measure": order}
+    told = {do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("ahead", "measure")}
+    assert told == {"ahead": order[1:], "measure": order}
     of = {(do, system, batch): pid for pid, do, system, batch in overheard}
-    assert all(of["import", *c] == of["measure", *c] for c in order[1:])
+    assert all(of["ahead", *c] == of["measure", *c] for c in order[1:])
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in of.values()))
 
 
@@ -312,7 +312,7 @@ def test_a_cell_that_is_measured_in_a_second_process_takes_the_one_that_has_impo
     assert sweep.run() == 0
     (first, second), imported = (
         [pid for pid, do, system, _ in overheard if (do, system) == asked]
-        for asked in (("measure", "eager"), ("import", "torchscript"))
+        for asked in (("measure", "eager"), ("ahead", "torchscript"))
     )
     assert first != second == imported[0] and len(imported) == 2
     assert [pid for pid, do, system, _ in overheard if (do, system) == ("measure", "torchscript")] == imported[1:]

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from systems.base import Unsupported
 
+from .collector import collector_off
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 
@@ -29,7 +30,7 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     refuses or that changes its own state or inputs.
     """
     try:
-        with torch.no_grad(), warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
+        with torch.no_grad(), collector_off(), warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, inputs, strict=False).run_decompositions({})
     except Exception as error:  # export raises whatever the model's own Python does

@@ -1,8 +1,8 @@
 """Runs any schedule on a GPU: real streams and events, captured into one CUDA Graph, replayed by every call."""
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from systems.base import Prepared, Unsupported
 
 from .arena import Arena
+from .collector import collector_off
 from .context_switch import switch_contexts
 from .cuda_memory import (
     REQUESTS,
@@ -115,7 +116,8 @@ class CudaExecutor(Prepared):
         torch.cuda.synchronize(self.device)
         scratch = torch.cuda.max_memory_allocated(self.device) - before + SPARE
         release_workspaces()  # or the first matrix product would find the warm-up's and not ask
-        with _collector_off():
+        gc.collect()
+        with collector_off():
             # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
             # thrown away; nothing of it has run.
             allocator = PoolAllocator(self.device, scratch, REQUESTS * (len(self.program.graph) + 1))
@@ -249,19 +251,6 @@ class CudaExecutor(Prepared):
         storage = self.arena.untyped_storage()
         start = offset // output.element_size()
         return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """A tensor or graph that is collected during capture would break it."""
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:

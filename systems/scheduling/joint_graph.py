@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from systems.base import Unsupported
 from systems.optimizers import StaticOptimizer
 
+from .collector import collector_off
 from .effects import draws, is_view, written
 from .operator_graph import Operator, OperatorGraph, State
 from .program import Call, Input, Output
@@ -99,7 +100,8 @@ def _trace(
 
     try:
         # In one thread, since fake tensors are to be traced in the order of eager's backward whichever device they are of.
-        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False), warnings.catch_warnings():
+        one_thread = torch.autograd.set_multithreading_enabled(False)
+        with torch.enable_grad(), one_thread, collector_off(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)([*state.values()], inputs, target)
     except Exception as error:  # tracing raises whatever the model's own Python does
