@@ -39,12 +39,13 @@ class Branches(nn.Module):
 def test_every_strategy_agrees_with_eager(strategy: str) -> None:
     torch.manual_seed(0)
     module, x = Branches().eval(), torch.randn(2, 8, 12, 12)
-    prepared = systems.load("ios", strategy=strategy).prepare(module, (x,))
-    for _ in range(2):
-        x = torch.randn_like(x)
-        with torch.no_grad():
-            assert relative_error(prepared(x), module(x)) < 1e-5
-    prepared.close()
+    for options in ({}, {"barriers": False}) if strategy != "sequential" else ({},):
+        prepared = systems.load("ios", strategy=strategy, **options).prepare(module, (x,))
+        for _ in range(2):
+            x = torch.randn_like(x)
+            with torch.no_grad():
+                assert relative_error(prepared(x), module(x)) < 1e-5
+        prepared.close()
 
 
 def test_a_merge_that_was_found_is_written_and_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +57,11 @@ def test_a_merge_that_was_found_is_written_and_executed_again(tmp_path: Path, mo
     schedule = systems.load("ios").schedule(module, (x,))
     assert schedule.merges and schedule.search["transitions"] > 0
     program = capture(module, (x,))
-    verify(program.graph, schedule)
-    lowered, executed = lower(program, schedule)
-    verify(lowered.graph, executed)
+    for planned in (systems.load("ios", barriers=False).schedule(module, (x,)), schedule):
+        assert planned.merges == schedule.merges
+        verify(program.graph, planned)
+        lowered, executed = lower(program, planned)
+        verify(lowered.graph, executed)
     assert [o.name for o in lowered.graph.operators].count("merged_conv2d") == 1
     file = tmp_path / "schedule.json"
     file.write_text(json.dumps(schedule.to_json(model="m", batch=2, device="cpu")))
@@ -129,7 +132,13 @@ def test_what_was_rewritten_is_merged_too_and_its_schedule_fits_nothing_else(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"strategy": "fast"}, "not one of both"), ({"units": "conv"}, "not one of operator"), ({"r": -1}, "at least 0")],
+    [
+        ({"strategy": "fast"}, "not one of both"),
+        ({"units": "conv"}, "not one of operator"),
+        ({"r": -1}, "at least 0"),
+        ({"strategy": "sequential", "barriers": False}, "a sequential schedule has nothing else"),
+        ({"schedule": "s.json", "barriers": False}, "s.json is executed as it stands"),
+    ],
 )
 def test_wrong_options_are_told(options: dict, message: str) -> None:
     with pytest.raises(BadOption, match=message):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import networkx as nx
 import torch
@@ -91,3 +92,23 @@ def test_stages_become_a_valid_schedule(graph: OperatorGraph, chance: random.Ran
         for u in (v for group in earlier.groups for v in group):
             assert all(before[v] >> u & 1 for group in later.groups for v in group)
     assert Schedule.from_json(json.loads(json.dumps(schedule.to_json(model="m", batch=1, device="cpu")))) == schedule
+
+
+@given(dags(max_nodes=15), st.randoms())
+def test_without_barriers_only_dependencies_and_groups_order_what_runs(graph: OperatorGraph, chance: random.Random) -> None:
+    found = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
+    stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in found.stages]
+    schedule = to_schedule(graph, stages, {}, barriers=False)
+    verify(graph, schedule)
+    assert schedule.order == to_schedule(graph, stages, {}).order
+    needed = as_networkx(graph)
+    for stage in stages:
+        for group in stage.groups:
+            assert len({schedule.streams[v] for v in group}) == 1
+            needed.add_edges_from(itertools.pairwise(group))
+    closure = nx.transitive_closure_dag(needed)
+    assert [members(mask) for mask in schedule.happens_before()] == [set(closure.predecessors(v)) for v in range(len(graph))]
+    assert set(schedule.waits) <= set(graph.edges)
+    for wait in schedule.waits:  # none is there twice, and without any of them two operators would lose their order
+        fewer = replace(schedule, waits=tuple(other for other in schedule.waits if other != wait))
+        assert len(fewer.waits) == len(schedule.waits) - 1 and fewer.happens_before() != schedule.happens_before()

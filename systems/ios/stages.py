@@ -32,13 +32,22 @@ def greedy(predecessors: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     return [tuple(v for v, d in enumerate(depth) if d == level) for level in range(max(depth, default=-1) + 1)]
 
 
-def to_schedule(graph: OperatorGraph, stages: Sequence[Stage], search: dict[str, Any]) -> Schedule:
+def to_schedule(graph: OperatorGraph, stages: Sequence[Stage], search: dict[str, Any], barriers: bool = True) -> Schedule:
     """A stream for each group of a stage, and before each stage a barrier: its groups wait for all groups of the last.
 
     What shares a stream needs no wait, and a group that begins after a wait for one operator waits for all before it.
-    `stages` and `merges` of the schedule number operators as captured; `lower` executes the merges.
+    barriers: False has every operator wait for what it depends on alone, which is not in the paper; the stages still say
+    what is launched when. `stages` and `merges` of the schedule number operators as captured; `lower` executes the merges.
     """
-    order: list[int] = []
+    order = tuple(v for stage in stages for group in stage.groups for v in group)
+    streams, waits = _between_barriers(graph, stages) if barriers else _by_dependencies(graph, stages)
+    merges = tuple(stage.groups[0] for stage in stages if stage.merged)
+    grouped = tuple(stage.groups for stage in stages)
+    return Schedule(graph, "ios", order, tuple(streams), tuple(waits), grouped, merges, search)
+
+
+def _between_barriers(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The stream of each operator, and the waits."""
     streams = [0] * len(graph)
     waits: list[tuple[int, int]] = []
     before: Sequence[tuple[int, ...]] = ()
@@ -47,11 +56,41 @@ def to_schedule(graph: OperatorGraph, stages: Sequence[Stage], search: dict[str,
             for v in group:
                 streams[v] = s
             waits += [(other[-1], group[0]) for t, other in enumerate(before) if t != s]
-            order += group
         before = stage.groups
-    merges = tuple(stage.groups[0] for stage in stages if stage.merged)
-    grouped = tuple(stage.groups for stage in stages)
-    return Schedule(graph, "ios", tuple(order), tuple(streams), tuple(waits), grouped, merges, search)
+    return streams, waits
+
+
+def _by_dependencies(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The stream of each operator, and the waits, where no stage waits for another.
+
+    A group follows on a stream whose last operator its first one depends on, directly if there is such a stream, and else
+    begins one: no stream orders two groups that are independent. An operator waits for those that it depends on and that
+    neither its stream nor another of its waits has it come after.
+    """
+    streams = [0] * len(graph)
+    waits: list[tuple[int, int]] = []
+    before = [0] * len(graph)  # the operators that are finished before this one starts, as a bit mask
+    place = {v: i for i, v in enumerate(v for stage in stages for group in stage.groups for v in group)}
+    last: list[int] = []  # of each stream, the operator launched last on it
+    for stage in stages:
+        free = set(range(len(last)))
+        for group in stage.groups:
+            first = group[0]
+            behind = [s for s in free if graph.ancestors[first] >> last[s] & 1]
+            if behind:
+                stream = max(behind, key=lambda s: (last[s] in graph.predecessors[first], place[last[s]], s))
+                free.remove(stream)
+            else:
+                stream = len(last)
+                last.append(-1)
+            for v in group:
+                reached = before[last[stream]] | 1 << last[stream] if last[stream] >= 0 else 0
+                for u in sorted(graph.predecessors[v], key=place.__getitem__, reverse=True):
+                    if not reached >> u & 1:
+                        waits.append((u, v))
+                        reached |= before[u] | 1 << u
+                streams[v], before[v], last[stream] = stream, reached, v
+    return streams, waits
 
 
 def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:

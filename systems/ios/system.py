@@ -36,7 +36,8 @@ class Ios(System):
     (Section 4.3). units: one of KINDS. max_part_size: units above which a block is split, and then searched across its parts
     in windows of as many. capture: into one CUDA Graph, or launched by every call as the original does. exhaustive: measure
     every stage, as the original does, also those that cannot be in the best schedule since a part of them takes too long
-    already. schedule: a file to execute, searched elsewhere, in the place of a search. rewriting: the switches of
+    already. barriers: between stages; without them, which is not in the paper, an operator waits for what it depends on
+    alone. schedule: a file to execute, searched elsewhere, in the place of a search. rewriting: the switches of
     `Rewriting`, which are not in the paper. Raises BadOption for any other value, or for a file that is no schedule.
     """
 
@@ -51,6 +52,7 @@ class Ios(System):
         max_part_size: int = 24,
         capture: bool = True,
         exhaustive: bool = False,
+        barriers: bool = True,
         schedule: str = "",
         **rewriting: bool,
     ):
@@ -60,8 +62,16 @@ class Ios(System):
         for option, number, least in (("r", r, 0), ("s", s, 0), ("max_part_size", max_part_size, 2)):
             if number < least:
                 raise BadOption(f"system.{option} is {number}, and must be at least {least}")
+        if not barriers and (strategy == "sequential" or schedule):
+            what = (
+                f"system.schedule={schedule} is executed as it stands"
+                if schedule
+                else "a sequential schedule has nothing else"
+            )
+            raise BadOption(f"system.barriers is false, but {what}")
         self.strategy, self.r, self.s, self.units = strategy, r, s, units
         self.max_part_size, self.capture, self.exhaustive = max_part_size, capture, exhaustive
+        self.barriers = barriers
         self.rewriting = Rewriting(**rewriting)
         self.file = Path(schedule) if schedule else None
         self.given = _read(self.file) if self.file else None
@@ -101,7 +111,8 @@ class Ios(System):
             stages, search = self._stages(units, predecessors, costs)
         finally:
             timer.close()  # also when it is interrupted: what was measured is kept
-        return to_schedule(program.graph, stages, {"seconds": perf_counter() - begin, **search, "measured": timer.taken})
+        found = {"seconds": perf_counter() - begin, **search, "measured": timer.taken}
+        return to_schedule(program.graph, stages, found, self.barriers)
 
     def _stages(
         self, units: Sequence[Unit], predecessors: Sequence[Sequence[int]], costs: StageTimer
