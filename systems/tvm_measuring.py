@@ -12,15 +12,20 @@ PROCESS_USES = 256  # TVM leaks memory in a process that builds; after so many c
 
 
 class Measuring:
-    """Compiles scheduled modules of one function for `target` into the folder `built`, and times them."""
+    """Compiles scheduled modules of one function for `target` into the folder `built`, and times them. at_once: how many it
+    will be given.
+    """
 
-    def __init__(self, target: Any, built: Path):
+    def __init__(self, target: Any, built: Path, at_once: int):
         from tvm.s_tir import meta_schedule
         from tvm.support.popen_pool import PopenPoolExecutor
 
         self.target, self.build = target, _building(str(built))
         self.device = "cuda" if target.kind.name == "cuda" else "cpu"
-        self.pool = PopenPoolExecutor(os.cpu_count(), BUILD_SECONDS, maximum_process_uses=PROCESS_USES)
+        processes = min(os.cpu_count() or 1, at_once)
+        self.pool = PopenPoolExecutor(processes, BUILD_SECONDS, maximum_process_uses=PROCESS_USES)
+        for _ in range(processes):
+            self.pool.submit(_importing())  # while the process that runs candidates starts too
         runner = meta_schedule.runner
         how = runner.EvaluatorConfig(min_repeat_ms=REPEAT_MS)
         after = _ending_with_its_device() if self.device == "cuda" else None
@@ -47,6 +52,14 @@ class Measuring:
     def close(self) -> None:
         self.pool.shutdown()
         self.runner.pool.shutdown()  # on a GPU it holds a context
+
+
+def _importing() -> Callable[[], None]:
+    def load() -> None:
+        import tvm.driver
+        import tvm.s_tir.transform  # noqa: F401
+
+    return load
 
 
 def _building(folder: str) -> Callable[[Any, Any], str]:

@@ -207,7 +207,7 @@ def tune(
 
         database = log.database()
         tasks = meta_schedule.relax_integration.extract_tasks(module, target)
-        measure = Measuring(target, built)
+        measure = Measuring(target, built, BATCH)
         stack.callback(measure.close)
         known = log.defaults
         missing = [f for f in (task.dispatched[0] for task in tasks) if _digest(f) not in known]

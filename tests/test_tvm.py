@@ -317,7 +317,7 @@ class Timed:
     default, candidate = 1.0, 0.5
     measured: list[int]  # how many at once
 
-    def __init__(self, target: Any, built: Path):
+    def __init__(self, target: Any, built: Path, at_once: int):
         self.asked = 0
 
     def __call__(self, modules: list[Any]) -> list[Any]:
