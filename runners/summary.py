@@ -65,6 +65,7 @@ def _print_cell(record: dict[str, Any], console: Console) -> None:
         ("critical path of the operators", _limit(record, "critical_path_ms", " ms, latency is {:.2f} times that")),
         ("sum of the operators", _limit(record, "busy_ms", " ms, latency is {:.2f} times that")),
         ("schedule", _schedule(record)),
+        ("compilation", _compilation(record)),
         ("preparation", f"{record['preparation_s']:.1f} s" if "preparation_s" in record else DASH),
     ]
     for name, value in rows:
@@ -193,3 +194,22 @@ def _schedule(record: dict[str, Any]) -> str:
         return DASH
     operators, streams, waits = (counted(schedule[f"{thing}s"], thing) for thing in ("operator", "stream", "wait"))
     return f"{operators}, width {schedule['width']}, {streams}, {waits}"
+
+
+def _compilation(record: dict[str, Any]) -> str:
+    """What a compiler's record tells of how it came to its executable, a line each."""
+    told = record.get("compilation") or {}
+    lines = []
+    if "export_s" in told:
+        lines.append(f"exported in {told['export_s']:.1f} s{'' if told['exported_now'] else ', kept since'}")
+    if "compile_s" in told:
+        lines.append(f"compiled in {told['compile_s']:.1f} s{'' if told.get('compiled_now', True) else ', kept since'}")
+    if "trials" in told:
+        lines.append(f"{counted(told['trials'], 'trial')} in {told['tuning_s']:.1f} s")
+    if "tuned" in told:
+        lines.append(f"{told['tuned']} of {counted(told['functions'], 'function')} tuned")
+    if "tried" in told:
+        variants = len(told["tried"]) + told["not_tried"]
+        lines.append(f"{len(told['tried'])} of {counted(variants, 'variant')} tried in {told['search_s']:.1f} s")
+        lines.append(f"{told['mode']}, layout {told['layout']}{', frozen' if told['freezing'] else ''}")
+    return "\n".join(lines) or DASH

@@ -1,5 +1,6 @@
 """runner=timeline: when each operator of one call ran, and on which stream; under any system."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from results.record import system_label
 from results.timeline import COMPUTE, MEMORY, UNKNOWN, Bar, Timeline
 from systems.base import Prepared, Unsupported
+from systems.compiled import Compiled
 from systems.opara import intensity, profiler
 from systems.opara.kernel_trace import exported, on_device, outermost_operators
 from systems.scheduling.capture import capture
@@ -27,15 +29,22 @@ from .session import Session
 WARM_UP_CALLS = 5
 CALLS = 9  # of which the one of median length is drawn
 TABLE = "table"
+INDUCTORS = re.compile(r"^graph_\d+_\w+?_(fused_\w+?)_\d+$")  # the name of a kernel that Inductor made
 Calls = Callable[[], Any]
 
 
 def run(cell: dict[str, Any], visible_device: str, report: Callable[[str], None]) -> dict[str, Any]:
-    """The timeline of one call of a cell, as data. Raises Unsupported, BadModel and BadOption as Session does."""
+    """The timeline of one call of a cell, as data. Raises Unsupported, BadModel and BadOption as Session does, and
+    Unsupported on a CPU for what runs operators of its own there, which nobody sees.
+    """
     session = Session(cell, visible_device, report)
+    if cell["device"] == "cpu":
+        torch._inductor.config.cpp.enable_kernel_profile = True  # else nobody sees the kernels that Inductor makes either
     session.prepare()
     prepared, module = session.prepared, session.model.module
     assert prepared is not None
+    if cell["device"] == "cpu" and isinstance(prepared, Compiled):
+        raise Unsupported("on a CPU a timeline shows PyTorch's operators, and this system runs its own")
     report("correctness")
     draws = [session.model.fresh_inputs(cell["seed"] + 1 + i) for i in range(correctness.DRAWS)]
     judged = correctness.measure(module, prepared, draws, cell["precision"])
@@ -57,9 +66,9 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     """One call of `prepared`, the one of median length among a few.
 
     On a GPU the kernels and copies as torch.profiler saw them run, each on its stream; of a call that replays a CUDA Graph
-    those of the graph. On a CPU, for a schedule, the
-    operators as its worker threads ran them; for any other system the operators that torch.profiler saw called by no other,
-    a stream a thread. program: the module as captured, by whose operators the kinds are told (classify: measured or table).
+    those of the graph. On a CPU, for a schedule, the operators as its worker threads ran them; for any other system the
+    operators that torch.profiler saw called by no other, a stream a thread. program: the module as captured, by whose
+    operators the kinds are told (classify: measured or table).
     """
     call = partial(prepared, *inputs)
     for _ in range(WARM_UP_CALLS):
@@ -110,12 +119,12 @@ def _profiled(call: Calls, by_shapes: dict[Any, str], classify: str) -> list[Bar
     threads = list(dict.fromkeys(e["tid"] for e in events))
     bars = []
     for event in events:
-        name = event["name"].rpartition("::")[2].rstrip("_")
+        name = INDUCTORS.sub(r"\1", event["name"].rpartition("::")[2].rstrip("_"))
         shapes = tuple(_shapes(event["args"].get("Input Dims", [])))
         if classify == TABLE:
             kind = MEMORY if intensity.in_table(name) else COMPUTE
         else:
-            kind = by_shapes.get((name, shapes), UNKNOWN)
+            kind = by_shapes.get(_known_as(name, shapes), UNKNOWN)
         details = {"target": event["name"], "shapes": [list(s) for s in shapes]}
         bars.append(_bar(event, events[0]["ts"], threads.index(event["tid"]), name, kind, details))
     return bars
@@ -186,8 +195,13 @@ def _by_shapes(program: Program | None, classify: str) -> dict[Any, str]:
     for operator, kind in zip(program.graph.operators, kinds(program, classify), strict=True):
         arguments = [program.value(a) for a in tree_leaves(program.calls[operator.id].args)]
         shapes = tuple(tuple(a.shape) for a in arguments if isinstance(a, Tensor) and a.dim())
-        found[operator.name, shapes] = kind
+        found[_known_as(operator.name, shapes)] = kind
     return found
+
+
+def _known_as(name: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    """Convolutions have several names, and a compiler may take their bias out: input and weight tell them."""
+    return ("convolution", shapes[:2]) if "conv" in name and "fused" not in name else (name, shapes)
 
 
 def _shapes(dimensions: Any) -> Iterable[tuple[int, ...]]:

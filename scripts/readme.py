@@ -145,15 +145,23 @@ def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
 
 
 def beside_tvm(measured: list[dict[str, dict[str, Any]]]) -> str:
-    """Milliseconds of TVM and others in their rounds, what it took to compile, and its outputs' distance from eager's."""
-    head = ["model", *BESIDE_TVM, "nimble over tvm", "TVM: trials", "seconds to compile", "relative error against eager"]
+    """Milliseconds of TVM and others in their rounds, what it took to compile, and its outputs' distance from eager's; where
+    it was tuned too, also its milliseconds then, with the trials and their seconds.
+    """
+    tuned = [next((r for r in group.values() if r["config"]["system"].get("trials")), None) for group in measured]
+    head = ["model", *BESIDE_TVM, "nimble over tvm", "seconds to compile", "relative error against eager"]
+    if any(tuned):
+        head += ["tvm tuned", "trials", "seconds of tuning"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    for group in measured:
+    for group, best in zip(measured, tuned, strict=True):
         tvm, ratio = group["tvm"], over(group, "nimble", "tvm")
         cells = [_config(group)["model"]["name"], *(_in_turn(group.get(system)) for system in BESIDE_TVM)]
         cells.append(f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–")
-        cells += [str(tvm["config"]["system"]["trials"]), f"{tvm['compilation']['compile_s']:.0f}"]
-        lines.append("| " + " | ".join([*cells, f"{tvm['correctness']['relative_error']:.1e}"]) + " |")
+        cells += [f"{tvm['compilation']['compile_s']:.0f}", f"{tvm['correctness']['relative_error']:.1e}"]
+        if any(tuned):
+            spent = (best or {}).get("compilation") or {}
+            cells += [_in_turn(best), str(spent.get("trials", "–")), f"{spent['tuning_s']:.0f}" if spent else "–"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -88,6 +88,8 @@ def _export(exported: Exported, file: Path) -> None:
         if operator := _refused(error):
             raise Unsupported(f"{operator} has no counterpart in ONNX") from error
         last = _origin(error)
+        if isinstance(last, OSError):  # a full disk is no fault of the model's
+            raise last from error
         raise Unsupported(f"it does not export to ONNX: {type(last).__name__}: {first_line(last)}") from error
 
 

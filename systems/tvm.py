@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache as once
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ class Tvm(System):
     """trials: candidates that MetaSchedule measures in all, 0 for default schedules. budget_s: seconds that they may take
     together. cuda_graph: capture a call of the virtual machine into one CUDA Graph.
 
-    Log and library are kept, so that trials are paid for once and a run that was killed goes on. On CUDA the generated code
-    is IEEE in fp32 whatever the precision: TVM's schedules do not use TF32.
+    Log and library are kept, so that trials are paid for once and a run that was killed goes on. A function keeps its
+    default schedule where no candidate was measured to be faster. On CUDA the generated code is IEEE in fp32 whatever the
+    precision: TVM's schedules do not use TF32.
     """
 
     name = "tvm"
@@ -60,6 +62,7 @@ class Tvm(System):
         versions = {package: importlib.metadata.version(package) for package in ("torch", *NEEDED.values())}
         of: dict[str, Any] = {"target": str(target), "versions": versions}
         cache = Cache()
+        module_to_build = once(lambda: lowered(exported, target))
         with ExitStack() as stack:
             if exported.device.type == "cuda":
                 stack.enter_context(cuda_headers())
@@ -67,16 +70,16 @@ class Tvm(System):
             if self.trials:
                 folder = cache.workspace("tvm-log", exported.label, of | {"model": exported.structure})
                 log = TuningLog(stack.enter_context(folder))
-                tune(lambda: lowered(exported, target), target, log, self.trials, self.budget_s, self.report)
+                tune(module_to_build, target, log, self.trials, self.budget_s, self.report)
                 usable = log.within(self.trials, self.budget_s)
 
-            def make(library: Path) -> None:
+            def make(library: Path) -> dict[str, int]:
                 self.report("building")
-                build(lowered(exported, target), target, library, log.best(usable) if log and usable else None)
+                return build(module_to_build(), target, library, log.best(usable) if log and usable else None)
 
             of |= {"model": exported.content, "log": usable.digest if usable else None}
             artefact = stack.enter_context(cache.artefact("tvm", exported.label, of, make))
-            compilation: dict[str, Any] = {"compile_s": artefact.seconds, "compiled_now": artefact.made}
+            compilation: dict[str, Any] = {"compile_s": artefact.seconds, "compiled_now": artefact.made, **artefact.notes}
             if usable is not None:
                 compilation |= {"trials": len(usable.records), "tuning_s": usable.seconds}
             prepared = PreparedLibrary(artefact.folder / LIBRARY, exported, held, compilation)

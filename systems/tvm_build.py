@@ -190,8 +190,9 @@ def _of_products() -> dict[str, Callable[..., Any]]:
     return {**products, "addmm.default": addmm, "convolution.default": convolution}
 
 
-def build(module: Any, target: Any, folder: Path, database: Any = None) -> None:
-    """Schedule the functions of a `lowered` module and write the library for `target` into `folder`, as LIBRARY.
+def build(module: Any, target: Any, folder: Path, database: Any = None) -> dict[str, int]:
+    """Schedule the functions of a `lowered` module and write the library for `target` into `folder`, as LIBRARY. Returns how
+    many `functions` it has and, with a database, how many are `tuned`.
 
     A function has the best schedule that `database` (of MetaSchedule) knows for it. One that it does not know has TVM's
     default: on a GPU the first rule of dlight that applies. TVM has none for a CPU, where loops would run as they are
@@ -199,7 +200,7 @@ def build(module: Any, target: Any, folder: Path, database: Any = None) -> None:
     unmeasured.
     """
     import tvm
-    from tvm import relax
+    from tvm import relax, tirx
 
     with ExitStack() as stack:
         stack.enter_context(quiet())
@@ -207,11 +208,16 @@ def build(module: Any, target: Any, folder: Path, database: Any = None) -> None:
         if database is not None:
             stack.enter_context(database)
             module = relax.transform.MetaScheduleApplyDatabase()(module)
+        functions = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
+        counts = {"functions": len(functions)}
+        if database is not None:
+            counts["tuned"] = sum(map(_is_scheduled, functions))
         if target.kind.name == "llvm":
             module = _sampled(module, target)
         # On a GPU the default pipeline applies dlight's rules to what has no schedule yet.
         executable = tvm.compile(module, target=target)
         executable.export_library(str(folder / LIBRARY))
+    return counts
 
 
 def _sampled(module: Any, target: Any) -> Any:
@@ -219,9 +225,24 @@ def _sampled(module: Any, target: Any) -> Any:
 
     register_intrinsics()
     for variable, function in list(module.functions.items()):
-        if isinstance(function, tirx.PrimFunc) and not (function.attrs and SCHEDULED in function.attrs):
+        if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
             module.update_func(variable, _sample(function, target))
     return module
+
+
+def _is_scheduled(function: Any) -> bool:
+    return bool(function.attrs) and SCHEDULED in function.attrs
+
+
+def default_schedule(function: Any, target: Any) -> Any:
+    """A module of one function, in the schedule that `build` gives it without a database."""
+    import tvm
+    from tvm.relax.backend.cuda.pipeline import legalize_passes
+
+    if target.kind.name == "llvm":
+        return tvm.IRModule({"main": _sample(function["main"], target)})
+    with target:
+        return legalize_passes(target)[-1](function)  # dlight's rules
 
 
 def _sample(function: Any, target: Any) -> Any:

@@ -1,28 +1,36 @@
-"""MetaSchedule's tuning of a module's functions, with a log that is kept, and a budget of trials and of time."""
+"""MetaSchedule's tuning of a module's functions, with a log that is kept, and a budget of trials and of time.
+
+The search within a function is MetaSchedule's; which function is next is decided here. TVM's own scheduler measures a batch
+of every function before it writes down or tells of any of them, which for a network is most of what there is time for.
+"""
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from systems.base import Unsupported
 
-from .tvm_build import SEED, quiet, register_intrinsics
+from .tvm_build import SEED, default_schedule, quiet, register_intrinsics
+from .tvm_measuring import Measuring
 
 WORKLOADS, RECORDS, SPENT = "database_workload.json", "database_tuning_record.json", "spent.json"
-BATCH = 64  # trials of one function that are built and run together, at most
+DEFAULTS = "defaults.json"
+BATCH = 16  # trials of one function that are built and run together, at most; about what a machine builds at once
 POPULATION = 8  # candidates bred for each that is measured, TVM's own ratio in a full batch
 UNMEASURED = 50  # new candidates that a generation begins with at least, TVM's own number
-BUILD_SECONDS = RUN_SECONDS = 60.0  # a candidate that takes longer counts as invalid
-PROCESS_USES = 256  # TVM leaks memory in a process that builds; after so many candidates there is a new one
+EMPTY = 3  # batches in succession without a new candidate, after which a function counts as searched
+ALPHA, WINDOW = 0.2, 3  # of the gradient, TVM's own
+INVALID = 1e10  # seconds, which MetaSchedule's log has for a candidate that does not run
 
 
 class TuningLog:
@@ -46,9 +54,16 @@ class TuningLog:
 
     def spend(self, seconds: float) -> None:
         """Put the seconds of a batch down, whose trials are in the log."""
-        partial = self.folder / f"{SPENT}.partial"
-        partial.write_text(json.dumps([*self._batches(), (self.trials, self.seconds + seconds)]))
-        os.replace(partial, self.folder / SPENT)
+        _replace(self.folder / SPENT, [*self._batches(), (self.trials, self.seconds + seconds)])
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """Seconds of each function in its default schedule, by the function's digest; infinite where that does not run."""
+        file = self.folder / DEFAULTS
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def know_defaults(self, seconds: dict[str, float]) -> None:
+        _replace(self.folder / DEFAULTS, seconds)
 
     def within(self, trials: int, budget_s: float) -> "Usable":
         """The beginning of the log that tuning with this budget of trials and seconds would have written.
@@ -57,19 +72,34 @@ class TuningLog:
         """
         in_time = next((n for n, seconds in [(0, 0.0), *self._batches()] if seconds >= budget_s), self.trials)
         count = min(trials, in_time, self.trials)
-        seconds = next((seconds for n, seconds in self._batches() if n >= count), self.seconds) if count else 0.0
-        return Usable(_lines(self.folder / RECORDS)[:count], seconds)
+        before = max((seconds for n, seconds in self._batches() if not n), default=0.0)
+        seconds = next((seconds for n, seconds in self._batches() if n >= count), self.seconds) if count else before
+        return Usable(_lines(self.folder / RECORDS)[:count], seconds, self.defaults)
 
     def database(self) -> Any:
         """All of the log, as MetaSchedule reads and extends it."""
         return _database(self.folder / WORKLOADS, self.folder / RECORDS)
 
     def best(self, usable: "Usable") -> Any:
-        """A database of these records alone."""
+        """A database of the fastest of these records for each function, where it is faster than the function's default."""
+        from tvm.s_tir.meta_schedule.database import MemoryDatabase, TuningRecord
+
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="built-") as folder:
             records = Path(folder) / RECORDS
             records.write_bytes(b"".join(line + b"\n" for line in usable.records))
-            return _database(self.folder / WORKLOADS, records)
+            measured = _database(self.folder / WORKLOADS, records)
+        fastest: dict[str, Any] = {}
+        for record in measured.get_all_tuning_records():
+            digest = _digest(record.workload.mod)
+            if _seconds(record.run_secs) < min(usable.defaults.get(digest, math.inf), _best(fastest.get(digest))):
+                fastest[digest] = record
+        chosen = MemoryDatabase()
+        for record in fastest.values():
+            workload = chosen.commit_workload(record.workload.mod)
+            chosen.commit_tuning_record(
+                TuningRecord(record.trace, workload, record.run_secs, record.target, record.args_info)
+            )
+        return chosen
 
     def _batches(self) -> list[tuple[int, float]]:
         """Trials and seconds up to the end of each batch."""
@@ -79,18 +109,56 @@ class TuningLog:
 
 @dataclass(frozen=True)
 class Usable:
-    """records: lines of a log. seconds: what they took."""
+    """records: lines of a log. seconds: what they took. defaults: as TuningLog's."""
 
     records: list[bytes]
     seconds: float
+    defaults: dict[str, float]
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(b"\n".join(self.records)).hexdigest()
+        return hashlib.sha256(b"\n".join([*self.records, json.dumps(self.defaults).encode()])).hexdigest()
 
 
-class BudgetSpent(Exception):
-    """The time for tuning is over; what is raised within TVM comes out of it as a RuntimeError."""
+@dataclass
+class Function:
+    """A function that is tuned. context: its TuneContext. weight: how often the module calls it. best: the fewest seconds
+    known before the first and after each batch of candidates, the default schedule among them. tried: their traces.
+    """
+
+    context: Any
+    weight: int
+    workload: Any
+    best: list[float]
+    tried: set[str]
+    begun: bool = field(default=False)
+    empty: int = field(default=0)
+
+    def promise(self) -> float:
+        """What another batch promises, in seconds of the whole module: the gradient by which MetaSchedule's own scheduler
+        chooses (of Ansor, Section 6), from the default's time on rather than from the first batch's. Nothing once no new
+        candidate is found, or where none has run in WINDOW batches.
+        """
+        batches, now = len(self.best), self.best[-1]
+        if self.empty >= EMPTY or (math.isinf(now) and batches > WINDOW):
+            return 0.0
+        if math.isinf(now):
+            return now
+        before = self.best[-1 - WINDOW] if batches > WINDOW else math.inf
+        gained = now if math.isinf(before) else (before - now) / WINDOW
+        return self.weight * (ALPHA * gained + (1 - ALPHA) * now / batches)
+
+    def candidates(self, most: int, batch: int, database: Any, cost_model: Any) -> list[Any]:
+        """The next batch of MetaSchedule's search, without what was measured before."""
+        if not self.begun:
+            self.context.pre_tuning(1 << 20, batch, None, database, cost_model)
+            self.begun = True
+        found = self.context.generate_measure_candidates()
+        if found is None:
+            self.empty = EMPTY
+            return []
+        new = [c for c in found if _trace(c.sch.trace) not in self.tried]
+        return list(islice(new, most))
 
 
 def tune(
@@ -103,148 +171,155 @@ def tune(
 ) -> None:
     """Measure candidates for the functions of a module until the log holds `trials`, or those have taken `budget_s` seconds.
 
-    lowered: makes the module, if need be. What the log holds already counts: a run that was killed is taken up again.
-    Functions with the fewest trials come first, and of those the ones with the most arithmetic; then MetaSchedule's gradient
-    scheduler divides the trials. Raises Unsupported where xgboost, its cost model, is missing.
+    lowered: makes the module, if need be. What the log holds already counts: a run that was killed is taken up again, and
+    loses the batch that it was at. First of all the functions' default schedules are measured, which are no trials but take
+    their time: they say where trials pay, and what a candidate has to beat. Raises Unsupported where xgboost, TVM's cost
+    model, is missing.
     """
-    remaining = trials - log.trials
-    if remaining <= 0 or log.seconds >= budget_s:
+    if log.trials >= trials or log.seconds >= budget_s:
         return
     try:
         import xgboost  # noqa: F401
     except ImportError as error:
         raise Unsupported("TVM's tuning needs xgboost: pip install xgboost-cpu") from error
     from tvm.s_tir import meta_schedule
-    from tvm.support.popen_pool import PopenPoolExecutor
 
-    stopped: list[BudgetSpent] = []
-    spent = _report_of(log, trials, budget_s, progress, stopped)
+    def told(of: str = "") -> None:
+        progress(f"tuning: {log.trials} of {trials} trials, {log.seconds:.0f} of {budget_s:.0f} s{of}")
+
+    told()
+    _clear(log.folder)
     built = Path(tempfile.mkdtemp(dir=log.folder, prefix="built-"))
     with ExitStack() as stack:
         stack.enter_context(quiet())
         stack.callback(_clear, log.folder)
         register_intrinsics()
-        database = log.database()
-        tasks = _tasks(lowered(), target, database, remaining)
-        pool = PopenPoolExecutor(os.cpu_count(), BUILD_SECONDS, maximum_process_uses=PROCESS_USES)
-        stack.callback(pool.shutdown)
-        runner = meta_schedule.runner.LocalRunner(timeout_sec=RUN_SECONDS)
-        stack.callback(runner.pool.shutdown)  # on a GPU it holds a context
-        try:
-            meta_schedule.tune.tune_tasks(
-                tasks=[context for context, _ in tasks],
-                task_weights=[weight for _, weight in tasks],
-                work_dir=str(log.folder),
-                max_trials_global=remaining,
-                num_trials_per_iter=_per_batch(remaining, len(tasks)),
-                builder=_builder(pool, str(built)),
-                runner=runner,
-                database=database,
-                measure_callbacks=[*meta_schedule.measure_callback.MeasureCallback.create("default"), spent],
-            )
-        except (BudgetSpent, RuntimeError):
-            if not stopped:
-                raise
+        module = lowered()
+        last = time.monotonic()
 
-
-def _report_of(
-    log: TuningLog, trials: int, budget_s: float, progress: Callable[[str], None], stopped: list[BudgetSpent]
-) -> Any:
-    """A callback for after each batch, to come after the one that writes the log: it puts the time down, tells of it, and
-    raises BudgetSpent, which it also puts into `stopped`.
-    """
-    from tvm.ir.utils import derived_object
-    from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
-
-    last = time.monotonic()
-
-    @derived_object
-    class Report(PyMeasureCallback):  # type: ignore[misc]
-        def apply(self, scheduler: Any, task: int, candidates: Any, builds: Any, runs: Any) -> None:
+        def spend() -> bool:
+            """Put down what was done since the last time; is there time left?"""
             nonlocal last
             now = time.monotonic()
             log.spend(now - last)
             last = now
-            tell()
-            if log.seconds >= budget_s:
-                stopped.append(BudgetSpent())
-                raise stopped[0]
+            return log.seconds < budget_s
 
-    def tell() -> None:
-        progress(f"tuning: {log.trials} of {trials} trials, {log.seconds:.0f} of {budget_s:.0f} s")
+        database = log.database()
+        tasks = meta_schedule.relax_integration.extract_tasks(module, target)
+        measure = Measuring(target, built, BATCH)
+        stack.callback(measure.close)
+        known = log.defaults
+        missing = [f for f in (task.dispatched[0] for task in tasks) if _digest(f) not in known]
+        for begin in range(0, len(missing), BATCH):
+            some = missing[begin : begin + BATCH]
+            results = measure([default_schedule(f, target) for f in some])
+            if not known and all(r.run_secs is None for r in results):
+                raise RuntimeError(f"TVM's tuner cannot measure anything here: {_last_line(results[0].error_msg)}")
+            known |= {_digest(f): _seconds(r.run_secs) for f, r in zip(some, results, strict=True)}
+            log.know_defaults(known)
+            time_left = spend()
+            told(f", {min(begin + BATCH, len(missing))} of {len(missing)} default schedules")
+            if not time_left:
+                return
+        batch = max(1, min(BATCH, trials // max(1, len(tasks))))
+        functions = _functions(tasks, target, database, log, batch)
+        cost_model = meta_schedule.cost_model.CostModel.create("xgb", num_tuning_cores=_cores(), tree_method="auto")
+        while log.trials < trials:
+            function = max(functions, key=Function.promise, default=None)
+            if function is None or not function.promise():
+                break  # nothing is left to try
+            candidates = function.candidates(min(batch, trials - log.trials), batch, database, cost_model)
+            _try(function, candidates, measure, database, cost_model)
+            time_left = spend()
+            told()
+            if not time_left:
+                break
 
-    tell()
-    return Report()
 
+def _functions(tasks: Sequence[Any], target: Any, database: Any, log: TuningLog, batch: int) -> list[Function]:
+    """What is known of each function, from the log.
 
-def _per_batch(trials: int, functions: int) -> int:
-    """Trials of one function that are built and run together."""
-    return max(1, min(BATCH, trials // functions))
-
-
-def _tasks(module: Any, target: Any, database: Any, trials: int) -> list[tuple[Any, float]]:
-    """A tuning context and a weight (how often it is called) for each function, in the order in which they are begun.
-
-    The evolutionary search has TVM's own population (512) where a batch is full, and a smaller one in proportion where it is
-    not: breeding 512 candidates takes half a minute, of which a batch of two would measure two.
+    The evolutionary search has TVM's own population (512) in proportion to the batch: breeding 512 candidates takes half a
+    minute, of which a batch of two would measure two.
     """
     from tvm.s_tir import meta_schedule
-    from tvm.s_tir.analysis import estimate_tir_flops
 
-    tried = Counter(record.workload for record in database.get_all_tuning_records())
-    tasks = [(task, task.dispatched[0]) for task in meta_schedule.relax_integration.extract_tasks(module, target)]
-    tasks.sort(key=lambda t: (tried[database.commit_workload(t[1])], -t[0].weight * estimate_tir_flops(t[1])))
-    population = POPULATION * _per_batch(trials, len(tasks))
-    search = meta_schedule.search_strategy.EvolutionarySearch
-    options = {
-        "target": target,
-        "num_threads": os.cpu_count() or 1,
-        "rand_state": SEED,
-        "space_generator": "post-order-apply",
-    }
-    contexts = []
-    for task, function in tasks:
-        strategy = search(population_size=population, init_min_unmeasured=min(UNMEASURED, population))
-        context = meta_schedule.TuneContext(function, task_name=task.task_name, search_strategy=strategy, **options)
-        contexts.append((context, task.weight))
-    return contexts
+    records: dict[str, list[Any]] = {}
+    for record in database.get_all_tuning_records():
+        records.setdefault(_digest(record.workload.mod), []).append(record)
+    defaults, population = log.defaults, POPULATION * batch
+    functions = []
+    for task in tasks:
+        workload = database.commit_workload(task.dispatched[0])
+        digest = _digest(workload.mod)
+        search = meta_schedule.search_strategy.EvolutionarySearch(
+            population_size=population, init_min_unmeasured=min(UNMEASURED, population)
+        )
+        context = meta_schedule.TuneContext(
+            workload.mod,
+            target=target,
+            space_generator="post-order-apply",
+            search_strategy=search,
+            task_name=task.task_name,
+            rand_state=SEED,
+            num_threads=_cores(),
+        )
+        known = records.get(digest, [])
+        default = defaults[digest]
+        best = min((_seconds(r.run_secs) for r in known), default=default)
+        history = [default, *[min(default, best)] * math.ceil(len(known) / batch)]
+        functions.append(Function(context, task.weight, workload, history, {_trace(r.trace) for r in known}))
+    return functions
 
 
-def _builder(pool: Any, folder: str) -> Any:
-    """Builds candidates in the processes of `pool`, into `folder`.
+def _try(function: Function, candidates: Sequence[Any], measure: Measuring, database: Any, cost_model: Any) -> None:
+    """Measure candidates, and have the log, the search and the cost model learn of it."""
+    from tvm.s_tir.meta_schedule.database import TuningRecord
 
-    TVM's own LocalBuilder starts new processes for each batch, which takes longer than building it, has each of them import
-    the tensor intrinsics, though a candidate holds the bodies of those that it uses, and leaves what it built in the folder
-    for temporary files where it is killed.
-    """
-    from tvm.ir.utils import derived_object
-    from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
-    from tvm.support.popen_pool import StatusKind
+    results = measure([candidate.sch.mod for candidate in candidates])
+    for candidate, result in zip(candidates, results, strict=True):
+        seconds = [INVALID] if result.run_secs is None else result.run_secs
+        target = function.context.target
+        database.commit_tuning_record(
+            TuningRecord(candidate.sch.trace, function.workload, seconds, target, candidate.args_info)
+        )
+        function.tried.add(_trace(candidate.sch.trace))
+    if candidates:
+        function.context.notify_runner_results(candidates, results)
+        cost_model.update(function.context, candidates, results)
+    function.empty = 0 if candidates else function.empty + 1
+    function.best.append(min([function.best[-1], *(_seconds(r.run_secs) for r in results)]))
 
-    def build(module: Any, target: Any) -> str:  # travels by value
-        import os
-        import tempfile
 
-        from tvm.driver import build
-        from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
-        from tvm.support.tar import tar
+def _digest(module: Any) -> str:
+    """The same for the same function in another process."""
+    from tvm_ffi import structural_hash
 
-        library = build(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
-        file = os.path.join(tempfile.mkdtemp(dir=folder), f"candidate.{tar.output_format}")
-        library.export_library(file, fcompile=tar)
-        return file
+    return f"{structural_hash(module) & (1 << 64) - 1:016x}"
 
-    @derived_object
-    class Builder(PyBuilder):  # type: ignore[misc]
-        def build(self, build_inputs: Any) -> list[Any]:
-            candidates = [(candidate.mod, candidate.target) for candidate in build_inputs]
-            results = pool.map_with_error_catching(lambda candidate: build(*candidate), candidates)
-            done = StatusKind.COMPLETE
-            return [
-                BuilderResult(r.value, None) if r.status == done else BuilderResult(None, repr(r.value)) for r in results
-            ]
 
-    return Builder()
+def _trace(trace: Any) -> str:
+    return str(trace.as_json(True))  # what postprocessing adds follows from the rest
+
+
+def _seconds(runs: Sequence[Any] | None) -> float:
+    """The mean of what was measured, infinite for a candidate that did not run."""
+    values = [float(seconds) for seconds in runs or ()]
+    mean = sum(values) / len(values) if values else INVALID
+    return mean if mean < INVALID else math.inf
+
+
+def _best(record: Any) -> float:
+    return math.inf if record is None else _seconds(record.run_secs)
+
+
+def _last_line(traceback: str) -> str:
+    return str(traceback).replace("\\n", "\n").strip().splitlines()[-1]
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
 
 
 def _clear(folder: Path) -> None:
@@ -257,6 +332,13 @@ def _database(workloads: Path, records: Path) -> Any:
     from tvm.s_tir import meta_schedule
 
     return meta_schedule.database.JSONDatabase(str(workloads), str(records))
+
+
+def _replace(file: Path, document: Any) -> None:
+    """Write it whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(document))
+    os.replace(partial, file)
 
 
 def _lines(file: Path) -> list[bytes]:

@@ -1,5 +1,6 @@
 """The ONNX export that compilers share, and ONNX Runtime on its CPU provider."""
 
+import errno
 import subprocess
 import sys
 from functools import partial
@@ -193,6 +194,15 @@ class TestExport:
         with pytest.raises(Unsupported, match=operator), onnx_file(Exported(module, image()), module, cache):
             pass
         assert not cache.entries()
+
+    def test_a_full_disk_says_nothing_of_the_model(self, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+        def save(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(torch.onnx.ONNXProgram, "save", save)
+        with pytest.raises(OSError, match="No space left"), onnx_file(Exported(small(), image()), small(), cache):
+            pass
+        assert not cache.entries() and not list(cache.root.glob("partial/*"))
 
     def test_a_constant_in_the_place_of_an_output_is_told(self, cache: Cache) -> None:
         module = Lambda(lambda x: (x + 1, 2))

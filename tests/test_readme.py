@@ -27,6 +27,21 @@ def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
     assert readme.table(readme.groups(records)) not in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_tuned_tvm_stands_beside_the_other_with_what_tuning_took() -> None:
+    import scripts.readme as readme
+
+    records = list(readme.Store(readme.COMPILED).read().records.values())
+    (untuned,) = (r for r in records if r["config"]["system"]["name"] == "tvm" and r["config"]["model"]["name"] == "nasnet")
+    system = untuned["config"]["system"] | {"trials": 2000}
+    tuned = untuned | {"config": untuned["config"] | {"system": system}}
+    tuned["compilation"] = untuned["compilation"] | {"trials": 271, "tuning_s": 121.4}
+    table = readme.beside_tvm(readme.groups([*records, tuned]))
+    head, _, *rows = table.splitlines()
+    assert head.endswith("| tvm tuned | trials | seconds of tuning |")
+    for row in rows:
+        assert row.endswith(" | 271 | 121 |" if row.startswith("| nasnet |") else "| – | – | – |")
+
+
 def test_the_two_commands_stand_at_the_top_and_links_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make bench" in text[:1500] and "make test" in text[:1500]

@@ -55,6 +55,26 @@ def test_one_cell_is_shown_downwards(width: int) -> None:
         assert word in table
 
 
+@pytest.mark.parametrize(
+    ("told", "lines"),
+    [
+        (
+            {"compile_s": 5.82, "compiled_now": False, "functions": 33, "tuned": 11, "trials": 24, "tuning_s": 91.0},
+            ["compiled in 5.8 s, kept since", "24 trials in 91.0 s", "11 of 33 functions tuned"],
+        ),
+        ({"export_s": 4.2, "exported_now": True}, ["exported in 4.2 s"]),
+        (
+            {"compile_s": 2.2, "search_s": 42.4, "tried": [{}, {}], "not_tried": 5}
+            | {"mode": "default", "layout": "channels_last", "freezing": True},
+            ["compiled in 2.2 s", "2 of 7 variants tried in 42.4 s", "default, layout channels_last, frozen"],
+        ),
+    ],
+)
+def test_what_a_compiler_took_stands_beside_the_latency(told: dict[str, Any], lines: list[str]) -> None:
+    table = shown([record("tvm", **MEASURED, compilation=told)], 80)
+    assert all(line in table for line in lines) and "compilation" in table
+
+
 def test_what_was_not_measured_and_why_stands_below() -> None:
     failed = record("torch_compile", status="out_of_memory", reason="no 1 TiB here", environment={"cpu": "a CPU"})
     doubtful = record("eager", **MEASURED | {"warnings": ["latency scatters: by [half]"]})

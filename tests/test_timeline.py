@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 import scripts.timeline as picture
 import systems
+from models.model import Model
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace, to_trace
 from runners import timeline
-from systems.base import Prepared
+from systems.base import Prepared, Unsupported
+from systems.compiled import Compiled
 from systems.opara import intensity, profiler
 from systems.opara.profiler import Kernel, OperatorProfile, Profile
 from systems.scheduling.capture import capture
@@ -75,6 +77,44 @@ def test_a_system_without_a_schedule_is_seen_by_the_profiler(monkeypatch: pytest
     assert [bar.kind for bar in found.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
     assert found.streams == [0] and found.bars[0].details["shapes"] == [[2, 3, 64, 64], [64, 3, 3, 3], [64]]
     assert_one_at_a_time(found)
+
+
+def test_of_what_is_compiled_the_operators_within_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace as of torch.compile, with the names of its notes, its region, and the kernels that Inductor made."""
+    traced = [
+        (0, 10, "TorchDynamo Cache Lookup", []),
+        (10, 90, "Torch-Compiled Region: 0/0", []),
+        (12, 4, "AOTDispatcher Runtime Wrapper Prologue", []),
+        (20, 5, "graph_0_cpp_fused_convolution_relu_0", []),
+        (30, 50, "aten::convolution", [[2, 3, 8, 8], [4, 3, 3, 3]]),
+        (31, 40, "aten::_convolution", [[2, 3, 8, 8], [4, 3, 3, 3]]),
+        (85, 5, "mkldnn::_linear_pointwise", [[2, 4], [4, 4]]),
+    ]
+    place = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
+    events = [place | {"ts": t, "dur": d, "name": n, "args": {"Input Dims": shapes}} for t, d, n, shapes in traced]
+    monkeypatch.setattr(timeline, "exported", lambda _: {"traceEvents": events})
+    program = capture(nn.Conv2d(3, 4, 3).eval(), (torch.randn(2, 3, 8, 8),))
+    monkeypatch.setattr(timeline, "kinds", lambda *_: [COMPUTE])
+    bars = timeline._profiled(lambda: None, timeline._by_shapes(program, "measured"), "measured")
+    found = [(bar.name, bar.kind, round(bar.start * 1e3)) for bar in bars]
+    fused, linear = ("fused_convolution_relu", UNKNOWN, 0), ("_linear_pointwise", UNKNOWN, 65)
+    assert found == [fused, ("convolution", COMPUTE, 10), linear]
+
+
+def test_operators_that_nobody_sees_are_no_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Compiled):
+        def run(self, inputs: Any) -> Any: ...
+
+    class Session:
+        def __init__(self, *_: Any):
+            self.prepared, self.model = object.__new__(Elsewhere), Model("relu", nn.ReLU(), ())
+
+        def prepare(self) -> None:
+            pass
+
+    monkeypatch.setattr(timeline, "Session", Session)
+    with pytest.raises(Unsupported, match="runs its own"):
+        timeline.run({"device": "cpu"}, "", lambda _: None)
 
 
 def assert_one_at_a_time(found: Timeline) -> None:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -31,8 +32,8 @@ pytest.importorskip("tvm", reason="needs the extra tvm")
 if reason := Tvm().unsupported("cpu"):
     pytest.skip(reason, allow_module_level=True)
 
-from systems import tvm_build
-from systems.tvm_tuning import RECORDS, SPENT, TuningLog
+from systems import tvm_build, tvm_tuning
+from systems.tvm_tuning import EMPTY, RECORDS, SPENT, Function, TuningLog
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -292,9 +293,11 @@ def test_tuning_goes_on_after_a_kill(cache: Cache) -> None:
     said: list[str] = []
     found = tuned(done + 2, said.append)
     assert said[0].startswith(f"tuning: {done} of {done + 2} trials") and found["trials"] == done + 2
-    assert found["tuning_s"] > 0 and found["compiled_now"]
+    assert found["tuning_s"] > 0 and found["compiled_now"] and found["functions"] == 2
     after = records.read_bytes()
-    assert after.startswith(before) and after.count(b"\n") == len(set(after.splitlines())) == done + 2
+    assert after.startswith(before) and after.count(b"\n") == len(candidates(records)) == done + 2
+    assert all(max(seconds) < 1 for seconds in candidates(records).values())  # they run, and so do the defaults
+    assert all(seconds < 1 for seconds in TuningLog(records.parent).defaults.values())
     assert json.loads((records.parent / SPENT).read_text())[-1][0] == done + 2
     assert not list(records.parent.glob("built-*"))
     said.clear()
@@ -302,15 +305,93 @@ def test_tuning_goes_on_after_a_kill(cache: Cache) -> None:
     assert records.read_bytes() == after
 
 
-def test_a_spent_budget_ends_tuning_and_what_was_measured_is_used() -> None:
+def candidates(records: Path) -> dict[str, list[float]]:
+    """Seconds of what was measured, by function and schedule."""
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    return {json.dumps([workload, trace]): seconds for workload, (trace, seconds, *_) in lines}
+
+
+class Timed:
+    """In the place of compiling and timing: default schedules take `default` seconds each, candidates `candidate`."""
+
+    default, candidate = 1.0, 0.5
+    measured: list[int]  # how many at once
+
+    def __init__(self, target: Any, built: Path, at_once: int):
+        self.asked = 0
+
+    def __call__(self, modules: list[Any]) -> list[Any]:
+        from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+        self.measured.append(len(modules))
+        seconds = self.candidate if self.asked else self.default
+        self.asked += 1
+        return [RunnerResult([seconds], None) for _ in modules]
+
+    def close(self) -> None:
+        pass
+
+
+def tuned_as_timed(
+    trials: int, budget_s: float, default: float, candidate: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], list[int], list[str]]:
+    """compilation, how many were measured at once, what was said; of a model with a large and a small product."""
+    timed = type("Timed", (Timed,), {"default": default, "candidate": candidate, "measured": []})
+    monkeypatch.setattr(tvm_tuning, "Measuring", timed)
     said: list[str] = []
-    system = Tvm(4, budget_s=0.001)
+    system = Tvm(trials, budget_s)
     system.report = said.append
-    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 8)).eval(), torch.ones(1, 4)
+    module, x = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 4)).eval(), torch.ones(1, 8)
     prepared = system.prepare(module, (x,))
     agree(prepared, module, [(x,)])
-    assert 0 < prepared.compilation["trials"] < 4 and prepared.compilation["tuning_s"] > 0.001
+    return prepared.compilation, timed.measured, said
+
+
+def test_a_candidate_is_used_where_it_beats_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, measured, said = tuned_as_timed(4, 300.0, 1.0, 0.5, monkeypatch)
+    assert measured == [2, 2, 2] and (found["functions"], found["tuned"], found["trials"]) == (2, 2, 4)
+    assert [line.split(",")[0] for line in said] == [f"tuning: {n} of 4 trials" for n in (0, 0, 2, 4)] + ["building"]
+
+
+def test_a_function_keeps_a_default_that_no_candidate_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _, _ = tuned_as_timed(2, 300.0, 0.5, 0.5, monkeypatch)
+    assert (found["functions"], found["tuned"], found["trials"]) == (2, 0, 2)
+
+
+def test_a_spent_budget_ends_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the defaults, which take of it too."""
+    found, measured, said = tuned_as_timed(4, 1e-9, 1.0, 0.5, monkeypatch)
+    assert measured == [2] and (found["tuned"], found["trials"]) == (0, 0) and found["tuning_s"] > 1e-9
     assert said[-1] == "building"
+
+
+def test_nothing_that_can_be_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+    error = "Traceback: ...\nRuntimeError: no compiler\n"
+    monkeypatch.setattr(Timed, "__call__", lambda self, modules: [RunnerResult(None, error) for _ in modules])
+    with pytest.raises(RuntimeError, match=r"cannot measure anything here: RuntimeError: no compiler$"):
+        tuned_as_timed(4, 300.0, 1.0, 0.5, monkeypatch)
+
+
+def function(weight: int, *best: float, empty: int = 0) -> Function:
+    return Function(None, weight, None, list(best), set(), empty=empty)
+
+
+def test_trials_go_where_they_pay() -> None:
+    """Ordered by what a batch of trials promises of the whole model's time."""
+    order = [
+        function(1, math.inf),  # whose default does not run
+        function(3, 4.0),
+        function(1, 8.0),
+        function(1, 8.0, 8.0),
+        function(1, 8.0, 4.0, 4.0, 4.0, 3.0),  # it still gets better, which another no longer does
+        function(1, 3.0, 3.0, 3.0, 3.0, 3.0),
+        function(1, 0.4),
+    ]
+    promises = [f.promise() for f in order]
+    assert promises == sorted(promises, reverse=True) and len(set(promises)) == len(order)
+    assert not function(1, *[math.inf] * 4).promise() and not function(1, 8.0, empty=EMPTY).promise()
 
 
 def wait_for(cache: Cache, process: "subprocess.Popen[str]") -> Path:

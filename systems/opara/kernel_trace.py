@@ -1,6 +1,7 @@
 """Reads what torch.profiler writes as a Chrome trace: which labelled piece of code launched what on the device."""
 
 import json
+import re
 import tempfile
 from bisect import bisect_right
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch.profiler import profile
 
 LAUNCHES = ("cuda_runtime", "cuda_driver")  # categories of the calls that launch
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # and of what they launch
+OPERATOR = re.compile(r".*::|graph_\d+_")  # an operator's name, or that of a kernel which Inductor made
 
 
 def exported(profiler: profile) -> dict[str, Any]:
@@ -62,10 +64,14 @@ def on_device(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def outermost_operators(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The operators that ran on the CPU and were called by no other, by the time at which they began."""
+    """The operators that ran on the CPU and were called by no other, by the time at which they began.
+
+    What torch.compile notes of itself is none, and neither is a region that it compiled, but what runs within one.
+    """
     found: list[dict[str, Any]] = []
     ends: dict[tuple[Any, Any], float] = {}
-    for event in sorted((e for e in trace["traceEvents"] if e.get("cat") == "cpu_op"), key=lambda e: (e["ts"], -e["dur"])):
+    seen = (e for e in trace["traceEvents"] if e.get("cat") == "cpu_op" and OPERATOR.match(e["name"]))
+    for event in sorted(seen, key=lambda e: (e["ts"], -e["dur"])):
         thread = event["pid"], event["tid"]
         if event["ts"] >= ends.get(thread, 0.0):
             ends[thread] = event["ts"] + event["dur"]
