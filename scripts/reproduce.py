@@ -193,7 +193,8 @@ def main() -> None:
     if len(presets) > 1:
         console.print()
         for verdict in verdicts:
-            console.print(f"{verdict.exhibit}: {verdict.verdict}", highlight=False, markup=False, soft_wrap=True)
+            counts = verdict.reason.partition(". ")[0]
+            console.print(f"{verdict.exhibit}: {verdict.verdict}: {counts}", highlight=False, markup=False, soft_wrap=True)
     sys.exit(2 if refused and refused == len(presets) else 1 if failed else 0)
 
 
