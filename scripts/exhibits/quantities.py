@@ -201,7 +201,8 @@ class _Figure:
             if reasons:
                 raise Missing(reasons[0])
             ends = zip(*((n.value, n.low, n.high) for n in found), strict=True)
-            return Number(*(exp(sum(map(log, end)) / len(found)) for end in ends))
+            value, low, high = (exp(sum(map(log, end)) / len(found)) for end in ends)
+            return Number(value, low, high)
         smallest = EXTREMES.get(self.value.metric) == "smallest"
         if self.rule in IN_WORDS:  # holds for all, so for the worst of them
             worst = min(found, key=lambda number: number.low if self.rule == "direction" else number.high)
