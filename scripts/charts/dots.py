@@ -111,8 +111,8 @@ def draw_dots(
 
 
 def _half(heights: Sequence[float]) -> int:
-    """Where two columns are cut, the first the taller if they differ."""
-    return next(i for i in range(1, len(heights) + 1) if sum(heights[:i]) >= sum(heights[i:]) - 1e-9)
+    """Where two columns are cut, so that the taller is as low as it can be, and that the first of two that are alike."""
+    return min(range(1, len(heights) + 1), key=lambda i: (round(max(sum(heights[:i]), sum(heights[i:])), 6), -i))
 
 
 def _dot(axes: Axes, y: float, dot: Dot, system: str, systems: Sequence[str]) -> None:
