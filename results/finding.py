@@ -22,7 +22,8 @@ RULES = {
     "ratio": f"a ratio holds where its 95 % interval lies on the paper's side of 1 and it reaches {percent(SHARE)} of the "
     f"paper's, in part where it does not reach that; one within {percent(EQUAL)} of 1 holds where ours is within "
     f"{percent(NO_DIFFERENCE)} of 1",
-    "direction": "a direction holds where the 95 % interval lies beyond 1",
+    "direction": "a direction holds where the 95 % interval lies beyond 1; of one measurement, which has no interval, where "
+    f"that is beyond 1 by {percent(EQUAL)}, in part where it is by less",
     "not_slower": f"what is not slower holds where the 95 % interval reaches {percent(1 - BEHIND)} of the other's speed",
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
@@ -67,7 +68,9 @@ class Finding:
         if self.rule == "at_most":
             return HOLDS if SHARE * ours <= published else IN_PART if PART * ours <= published else DOES_NOT_HOLD
         if self.rule == "direction":
-            return HOLDS if low > 1 else DOES_NOT_HOLD
+            if low <= 1:
+                return DOES_NOT_HOLD
+            return IN_PART if low == high and low - 1 < EQUAL else HOLDS
         if self.rule == "not_slower":
             return HOLDS if high >= 1 - BEHIND else DOES_NOT_HOLD
         if abs(published - 1) <= EQUAL:

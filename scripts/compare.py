@@ -8,7 +8,8 @@ A cell is a regression where that whole interval is beyond the threshold, or whe
 machines, or on two days, latencies say as much of the machine as of the code: --metric speedup compares what each set
 measured in turn, over --baseline.
 
-Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request.
+Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request. A cell that AFTER lacks is told and is
+no regression, since AFTER may be a part of the sweep; with --complete it ends with 1 too.
 """
 
 import math
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--metric", default="latency", choices=list(METRICS))
     parser.add_argument("--baseline", default="eager", metavar="SYSTEM", help="of --metric speedup; eager")
     parser.add_argument("--all", action="store_true", help="show the unchanged cells too")
+    parser.add_argument("--complete", action="store_true", help="AFTER has to have every cell of BEFORE")
     arguments = parser.parse_args()
     threshold: float = arguments.threshold
     if not 0 <= threshold < math.inf:
@@ -109,7 +111,8 @@ def main() -> None:
             console.print(f"only in {folder}: {len(lacking)} cells, {', '.join(lacking[0][:3])} the first", **say)  # type: ignore[arg-type]
     counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in WORDS.items() if verdict in verdicts]
     console.print(f"{arguments.metric}, threshold {threshold:.1%}: {', '.join(counts)}", **say)  # type: ignore[arg-type]
-    sys.exit(1 if REGRESSION in verdicts else 0)
+    lost = arguments.complete and only_in(before, after)
+    sys.exit(1 if REGRESSION in verdicts or lost else 0)
 
 
 if __name__ == "__main__":

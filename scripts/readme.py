@@ -59,6 +59,7 @@ ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first t
     "nimble/table1": (TURNS,),
     "nimble/figure8": (TURNS,),
     "nimble/supplement_figure2": (TURNS,),
+    "opara/figure5": (SCHEDULERS, TURNS),
     "ios/schedules": (STAGES,),
     "ios/blockwise": (STAGES,),
     "ios/active_warps": (STAGES,),

@@ -103,7 +103,8 @@ def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdic
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
     for f in found:
         paper = "in words" if f.rule in IN_WORDS else judgement.number(f.published, f.unit)
-        how = f.verdict if stands or f.ours is None or f.rule == "count" else "not on a GPU"  # a count is the graph's
+        how = f.verdict if stands or f.rule == "count" else "not on a GPU"  # a count is the graph's
+        how = "not measured" if f.ours is None else how  # of one figure that may be for want of asking
         told = f"{how}: {f.reason}" if f.reason else how
         table.add_row(f.what, paper, judgement.interval(f), told)
     console.print(table)
@@ -193,7 +194,8 @@ def main() -> None:
     if len(presets) > 1:
         console.print()
         for verdict in verdicts:
-            console.print(f"{verdict.exhibit}: {verdict.verdict}", highlight=False, markup=False, soft_wrap=True)
+            counts = verdict.reason.partition(". ")[0]
+            console.print(f"{verdict.exhibit}: {verdict.verdict}: {counts}", highlight=False, markup=False, soft_wrap=True)
     sys.exit(2 if refused and refused == len(presets) else 1 if failed else 0)
 
 

@@ -162,6 +162,7 @@ def test_exit_status_1_beyond_the_threshold(compare: Compare) -> None:
 def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
     done = compare([cell(), cell(batch=8)], [cell(host="b")])
     assert done.returncode == 0 and "1 cells, nasnet, 8, nimble the first" in done.stdout
+    assert compare([cell(), cell(batch=8)], [cell(host="b")], "--complete").returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,17 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
     for record in slowed:
         if record["config"]["model"]["name"] == "resnet50" and label(record["config"]["system"]) == "nimble":
             record["comparison"]["rounds"] = [[100 * t for t in turn] for turn in record["comparison"]["rounds"]]
-    assert all(f.verdict != HOLDS for f in judged("nimble/supplement_figure1", slowed)[2])
+    _, evidence, slow = judged("nimble/supplement_figure1", slowed)
+    assert all(f.verdict != HOLDS and f.reason == "the least of 8, on resnet50" for f in slow)
+    verdict = judgement.judge(Preset.read("nimble/supplement_figure1"), evidence, slow, small=False)
+    assert "every network: nimble over eager" in verdict.reason and "on resnet50" in verdict.reason
+
+
+def test_a_verdict_says_how_much_of_its_exhibit_was_measured() -> None:
+    preset, evidence, found = judged("nimble/figure2a")
+    verdict = judgement.judge(preset, evidence, found, small=False)
+    assert judgement.extent(verdict, found) == "holds; 1 of 2 figures measured"
+    assert judgement.extent(verdict, found[:1]) == "holds" and found[0].reason.startswith("on ")
 
 
 def made(system: str, batch: int, scale: float, model: str = "inception_v3") -> dict[str, Any]:

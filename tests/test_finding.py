@@ -29,6 +29,9 @@ def verdict(rule: str, published: float, ours: float | None, low: float | None =
         ("ratio", 0.5, 1.1, 1.05, 1.2, DOES_NOT_HOLD),
         ("direction", 1.0, 1.2, 1.1, 1.3, HOLDS),
         ("direction", 1.0, 1.2, 0.9, 1.3, DOES_NOT_HOLD),
+        ("direction", 1.0, 1.02, 1.01, 1.03, HOLDS),
+        ("direction", 1.0, 1.02, 1.02, 1.02, IN_PART),  # one measurement: no interval says how sure it is
+        ("direction", 1.0, 1.06, None, None, HOLDS),
         ("not_slower", 1.0, 0.97, 0.95, 0.99, HOLDS),
         ("not_slower", 1.0, 0.96, 0.95, 0.97, DOES_NOT_HOLD),
         ("count", 12, 12, None, None, HOLDS),

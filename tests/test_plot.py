@@ -56,6 +56,13 @@ def measured(batches: tuple[int, ...] = (1,)) -> Measured:
     return Measured(reference()).only(batches=batches)
 
 
+@cache
+def several() -> Measured:
+    """Of sweeps over different systems, most of which were not measured on most models."""
+    folders = [REFERENCE, *(REFERENCE.with_name(name) for name in ("h200-ios", "h200-ios-pruning", "h200-tvm"))]
+    return Measured(read(folders)).only(models=["nasnet", "inception_v3", "bert", "squeezenet_bypass"])
+
+
 def changed(model: str, system: str, **new: Any) -> Measured:
     """The reference at batch 1 with something of one record replaced."""
     records = []
@@ -133,6 +140,10 @@ CHARTS: dict[str, Callable[[], Figure]] = {
     "search": lambda: search.draw(measured()).figure,
     "limits": lambda: limits.draw(measured()).figure,
     "limits of one": lambda: limits.draw(measured().only(models=["nasnet"])).figure,
+    "speedup of several sweeps": lambda: speedup.draw(several().only(batches=[1])).figure,
+    "throughput of several sweeps": lambda: throughput.draw(several()).figure,
+    "latency of several sweeps": lambda: latency.draw(several().only(batches=[1])).figure,
+    "memory of several sweeps": lambda: memory.draw(several().only(batches=[1])).figure,
     "speedup of one": lambda: speedup.draw(measured().only(models=["nasnet"], systems=["nimble", "eager"])).figure,
 }
 
@@ -260,6 +271,27 @@ def test_what_was_not_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not in turn" in drawn(speedup.draw(alone).figure)
     with pytest.raises(NoResults, match="measured in turn with nobody"):
         speedup.draw(measured(), "nobody")
+
+
+def test_many_that_were_not_measured_take_one_place_and_leave_looks_as_they_are() -> None:
+    one = several().only(batches=[1])
+    lacking = [s for s in one.systems if s != "eager" and one.record(("bert", 1), s, "memory") is None]
+    shown = drawn(memory.draw(one).figure)
+    assert len(lacking) > 3 and f"{len(lacking)} others not measured" in shown and f"{lacking[0]}: not measured" not in shown
+    assert "tensorrt: unsupported" in shown  # what did not run is told by name
+    counted = sm_efficiency.draw(Measured([*measured().records, *several().records]).only(batches=[1]), "counters").figure
+    assert "nimble" in drawn(counted) and "ios" not in drawn(counted)
+
+
+@given(st.lists(st.floats(1, 30), min_size=1, max_size=12))
+def test_groups_are_packed_in_order_on_as_few_panels_as_hold_them(widths: list[float]) -> None:
+    panels = bars.packed(widths, 50)
+    assert [i for panel in panels for i in panel] == list(range(len(widths)))
+    totals = [sum(widths[i] for i in panel) for panel in panels]
+    assert max(totals) <= 50 and all(
+        one + widths[after.start] > max(totals) for one, after in zip(totals, panels[1:], strict=False)
+    )
+    assert len(panels) >= sum(widths) / 50
 
 
 def test_counted_and_estimated_efficiency_never_share_a_chart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from .measured import Measured, Row
+from .places import NOT_MEASURED, places
 from .style import FONT, INK, PAPERS, WIDTH, above, look, note
 
 SLOTS = 50  # bars, and the gaps between groups, across a page
@@ -53,30 +55,42 @@ def draw_bars(
     """bar: of a cell, None where it has none; `why` then stands there. line: a level to draw. top: of every panel's axis.
     legend: without one the systems are not told apart, for what is a model's own.
     """
-    group = len(systems) + GAP
-    across = max(1, min(len(rows), int(SLOTS / group)))
-    panels = -(-len(rows) // across)
-    across = -(-len(rows) // panels)  # as many in each
-    figure, grid = plt.subplots(panels, 1, figsize=(WIDTH, PANEL * panels + 0.75), squeeze=False, layout="constrained")
-    for panel, axes in enumerate(grid[:, 0]):
-        shown = rows[panel * across : (panel + 1) * across]
+
+    def empty(row: Row, system: str) -> bool:
+        return bar(row, system) is None and why(row, system) == NOT_MEASURED and not marks.get((row, system))
+
+    placed = {row: places(systems, partial(empty, row)) for row in rows}
+    # What fills no place is told apart by no legend; hatches are as if it were there.
+    named = [system for system in systems if any(system in there for there, _ in placed.values())]
+    width = {row: len(there) + bool(others) + GAP for row, (there, others) in placed.items()}
+    panels = packed([width[row] for row in rows])
+    widest = max(sum(width[rows[i]] for i in panel) for panel in panels)
+    size = WIDTH, PANEL * len(panels) + 0.75
+    figure, grid = plt.subplots(len(panels), 1, figsize=size, squeeze=False, layout="constrained")
+    for panel, axes in zip(panels, grid[:, 0], strict=True):
+        shown = [rows[i] for i in panel]
         # A panel that is not full keeps the width of a bar.
-        axes.set_xlim(-0.5 - GAP / 2, across * group - 0.5 - GAP / 2)
+        axes.set_xlim(-0.5 - GAP / 2, widest - 0.5 - GAP / 2)
         bars = {(row, s): found for row in shown for s in systems if (found := bar(row, s)) is not None}
         highest = max((b.high or b.value for b in bars.values()), default=1.0)
         there = [mark.value for row in shown for s in systems for mark in marks.get((row, s), ())]
         high = top or 1.08 * max([highest, line or 0, *(m for m in there if m <= ABOVE * highest)])
         axes.set_ylim(0, high)
-        for number, row in enumerate(shown):
-            for place, system in enumerate(systems):
-                x = number * group + place
+        begin, middles = 0.0, []
+        for row in shown:
+            own, others = placed[row]
+            middles.append(begin + (len(own) + bool(others) - 1) / 2)
+            for place, system in enumerate(own):
+                x = begin + place
                 if (found := bars.get((row, system))) is not None:
                     _bar(axes, x, found, system, systems)
                 else:
                     note(axes, why(row, system), (x, 0), (0, 2), rotation=90, ha="center", va="bottom")
                 for mark in marks.get((row, system), ()):
                     _mark(axes, x, mark, high)
-        middles = [number * group + (len(systems) - 1) / 2 for number in range(len(shown))]
+            if others:
+                note(axes, others, (begin + len(own), 0), (0, 2), rotation=90, ha="center", va="bottom")
+            begin += width[row]
         axes.set_xticks(middles, [wrapped(text) for text in measured.row_labels(shown)])
         axes.tick_params(axis="x", length=0, pad=2)
         axes.grid(False, axis="x")
@@ -85,8 +99,25 @@ def draw_bars(
         axes.set_ylabel(ylabel)
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
-    _legend(figure, systems if legend else (), marks, title)
+    _legend(figure, named if legend else (), systems, marks, title)
     return figure
+
+
+def packed(widths: Sequence[float], most: float = SLOTS) -> list[range]:
+    """The places of consecutive groups on as few panels as `most` allows, the widest of them as narrow as it can be."""
+
+    def cut(limit: float) -> list[range]:
+        panels, begin, filled = [], 0, 0.0
+        for i, width in enumerate(widths):
+            if i > begin and filled + width > limit:
+                panels.append(range(begin, i))
+                begin, filled = i, 0.0
+            filled += width
+        return [*panels, range(begin, len(widths))]
+
+    fewest = len(cut(most))
+    sums = sorted(sum(widths[i:j]) for i in range(len(widths)) for j in range(i + 1, len(widths) + 1))
+    return next(panels for limit in sums if len(panels := cut(limit + 1e-9)) <= fewest)
 
 
 def _bar(axes: Axes, x: float, bar: Bar, system: str, systems: Sequence[str]) -> None:
@@ -114,10 +145,16 @@ def _mark(axes: Axes, x: float, mark: Mark, high: float) -> None:
     note(axes, f"{mark.value:g}", (x, high * 0.93), (4, 0), color=INK)
 
 
-def _legend(figure: Figure, systems: Sequence[str], marks: Mapping[tuple[Row, str], Sequence[Mark]], title: str) -> None:
+def _legend(
+    figure: Figure,
+    systems: Sequence[str],
+    among: Sequence[str],
+    marks: Mapping[tuple[Row, str], Sequence[Mark]],
+    title: str,
+) -> None:
     handles: list[Patch | Line2D] = []
     for system in systems:
-        style = look(system, systems)
+        style = look(system, among)
         handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, label=system))
     for mark in dict.fromkeys((mark.paper, mark.legend) for found in marks.values() for mark in found):
         handles.append(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -12,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from .bars import wrapped
 from .measured import Measured, Row
+from .places import NOT_MEASURED, places
 from .style import INK, WIDTH, above, look, note, set_log
 
 LINE = 0.088  # inches of height, a system
@@ -50,35 +52,47 @@ def draw_dots(
     legend: Sequence[Artist] = (),
 ) -> Figure:
     """dots: of a cell; where there is none, `why` stands. signs: of a row. legend: entries beside the systems."""
-    columns = 2 if len(rows) > LONG else 1
-    height = -(-len(rows) // columns)
-    group = len(systems) + BETWEEN
+
+    def empty(row: Row, system: str) -> bool:
+        return not dots(row, system) and why(row, system) == NOT_MEASURED
+
+    placed = {row: places(systems, partial(empty, row)) for row in rows}
+    # What fills no place is told apart by no legend; markers are as if it were there.
+    named = [system for system in systems if any(system in own for own, _ in placed.values())]
+    tall = {row: len(own) + bool(others) + BETWEEN for row, (own, others) in placed.items()}
+    cut = _half([tall[row] for row in rows]) if len(rows) > LONG else len(rows)
+    columns = [part for part in (rows[:cut], rows[cut:]) if part]
+    height = max(sum(tall[row] for row in part) for part in columns)
     figure, grid = plt.subplots(
-        *(1, columns), figsize=(WIDTH, height * group * LINE + 1.0), squeeze=False, sharex=True, layout="constrained"
+        *(1, len(columns)), figsize=(WIDTH, height * LINE + 1.0), squeeze=False, sharex=True, layout="constrained"
     )
     values = [end for row in rows for s in systems for d in dots(row, s) for end in (d.value, d.low, d.high) if end]
     values += [sign.value for row in rows for sign in signs(row)]
     low, high = min(values) / 1.25, max(values) * 1.25
     seen: dict[str, Sign] = {}
-    for column, axes in enumerate(grid[0]):
-        shown = rows[column * height : (column + 1) * height]
+    for shown, axes in zip(columns, grid[0], strict=True):
         set_log(axes, "x", low, high)
-        axes.set_ylim(height * group - 0.5 - BETWEEN / 2, -0.5 - BETWEEN / 2)
-        for number, row in enumerate(shown):
-            begin = number * group
-            if number:
+        axes.set_ylim(height - 0.5 - BETWEEN / 2, -0.5 - BETWEEN / 2)
+        begin, middles = 0.0, []
+        for row in shown:
+            own, others = placed[row]
+            lines = len(own) + bool(others)
+            middles.append(begin + (lines - 1) / 2)
+            if begin:
                 axes.axhline(begin - 0.5 - BETWEEN / 2, color="0.88", linewidth=0.6)
             for sign in signs(row):
                 seen.setdefault(sign.legend, sign)
-                ends = begin - 0.75, begin + len(systems) - 0.25
+                ends = begin - 0.75, begin + lines - 0.25
                 axes.vlines(sign.value, *ends, color=INK, linewidth=1.0, linestyle=sign.linestyle, zorder=2)
-            for place, system in enumerate(systems):
+            for place, system in enumerate(own):
                 found = dots(row, system)
                 if not found:
                     note(axes, f"{system}: {why(row, system)}", (low, begin + place), (3, 0))
                 for dot in found:
                     _dot(axes, begin + place, dot, system, systems)
-        middles = [number * group + (len(systems) - 1) / 2 for number in range(len(shown))]
+            if others:
+                note(axes, others, (low, begin + len(own)), (3, 0))
+            begin += tall[row]
         axes.set_yticks(middles, [wrapped(text) for text in measured.row_labels(shown)])
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
@@ -86,7 +100,7 @@ def draw_dots(
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
     handles: list[Artist] = []
-    for system in systems:
+    for system in named:
         style = look(system, systems)
         line: Any = {"linestyle": "none", "markersize": 4.5, "markeredgecolor": style.colour, "markeredgewidth": 0.6}
         handles.append(Line2D([], [], marker=style.marker, color=style.colour, label=system, **line))
@@ -94,6 +108,11 @@ def draw_dots(
         handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=sign.linestyle, label=sign.legend))
     above(figure, [*handles, *legend], title)
     return figure
+
+
+def _half(heights: Sequence[float]) -> int:
+    """Where two columns are cut, so that the taller is as low as it can be, and that the first of two that are alike."""
+    return min(range(1, len(heights) + 1), key=lambda i: (round(max(sum(heights[:i]), sum(heights[i:])), 6), -i))
 
 
 def _dot(axes: Axes, y: float, dot: Dot, system: str, systems: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from .chart import Chart
 from .measured import Measured, NoResults, Row
+from .places import NOT_MEASURED, places
 from .style import FONT, INK, WIDTH, above, house, look, note, plain
 
 ACROSS = 2  # panels
@@ -38,19 +39,27 @@ def draw(measured: Measured, page: int | None = None) -> Chart:
     with house():
         across = min(ACROSS, len(rows))
         down = -(-len(rows) // across)
-        height = LINE * (len(systems) + 0.6) + 0.42
+        placed = [_places(measured, row) for row in rows]
+        named = [system for system in systems if any(system in own for own, _ in placed)]
+        lines = [len(own) + bool(others) for own, others in placed]
+        tallest = [max(lines[i : i + across]) for i in range(0, len(rows), across)]
+        heights = [LINE * (most + 0.6) + 0.42 for most in tallest]
         figure, grid = plt.subplots(
-            *(down, across), figsize=(WIDTH, height * down + 0.7), squeeze=False, layout="constrained"
+            *(down, across),
+            figsize=(WIDTH, sum(heights) + 0.7),
+            height_ratios=heights,
+            squeeze=False,
+            layout="constrained",
         )
-        for axes, row in zip(grid.flat, rows, strict=False):
-            _panel(axes, measured, row)
+        for number, (axes, row) in enumerate(zip(grid.flat, rows, strict=False)):
+            _panel(axes, measured, row, *placed[number], tallest[number // across])
         for axes in list(grid.flat)[len(rows) :]:
             axes.set_axis_off()
         for number, axes in enumerate(grid.flat):
             if number < len(rows) and number + across >= len(rows):
                 axes.set_xlabel("latency / its median")
         handles: list[Artist] = []
-        for system in systems:
+        for system in named:
             style = look(system, systems)
             handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", label=system))
         handles += [
@@ -75,8 +84,15 @@ def _calls(measured: Measured, row: Row, system: str) -> dict[str, Any] | None:
     return record["latency"] if record is not None and record["status"] == "ok" else None
 
 
-def _panel(axes: Axes, measured: Measured, row: Row) -> None:
-    systems = measured.systems
+def _places(measured: Measured, row: Row) -> tuple[list[str], str]:
+    def empty(system: str) -> bool:
+        return _calls(measured, row, system) is None and measured.missing(row, system, "latency") == NOT_MEASURED
+
+    return places(measured.systems, empty)
+
+
+def _panel(axes: Axes, measured: Measured, row: Row, systems: list[str], others: str, lines: int) -> None:
+    """lines: how many systems the panel has room for, as the one beside it."""
     (title,) = measured.row_labels([row]) if len(measured.batches) == 1 else (f"{row[0]}, batch {row[1]}",)
     axes.set_title(title, pad=3, fontsize=FONT)
     found = {s: calls for s in systems if (calls := _calls(measured, row, s)) is not None}
@@ -85,10 +101,10 @@ def _panel(axes: Axes, measured: Measured, row: Row) -> None:
     low = max(1 - FARTHEST, min(1 - LEAST, *(float(tail[0]) for tail in tails)) - 0.01)
     high = min(1 + FARTHEST, max(1 + LEAST, *(float(tail[1]) for tail in tails)) + 0.01)
     axes.set_xlim(low, high)
-    axes.set_ylim(len(systems) - 0.4, -0.6)
+    axes.set_ylim(lines - 0.4, -0.6)
     axes.axvline(1, color="0.75", linewidth=0.7, zorder=1)
     for place, system in enumerate(systems):
-        style = look(system, systems)
+        style = look(system, measured.systems)
         if system not in found:
             note(axes, measured.missing(row, system, "latency"), (1, place), (3, 0))
             continue
@@ -115,6 +131,8 @@ def _panel(axes: Axes, measured: Measured, row: Row) -> None:
         if calls.max() > high:
             text += f"  \N{RIGHTWARDS ARROW} {calls.max():.1f}x"
         note(axes, text, (1, place), (4, 0), xycoords=BESIDE, color=INK)
+    if others:
+        note(axes, others, (1, len(systems)), (3, 0))
     axes.set_yticks(range(len(systems)), systems)
     axes.tick_params(axis="y", length=0, pad=1)
     axes.grid(False, axis="y")

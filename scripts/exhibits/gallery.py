@@ -55,7 +55,7 @@ def gallery(
                 shown.append(f"![{chart.title}]({file.relative_to(root).as_posix()})")
             plt.close(chart.figure)
         parts += [
-            f"### {preset.title} ({verdict.verdict})",
+            f"### {preset.title} ({judgement.extent(verdict, found)})",
             *shown,
             f"- The paper: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
             f"```sh\n{verdict.command}\n```",

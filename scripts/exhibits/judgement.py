@@ -53,6 +53,12 @@ def rules(findings: Sequence[Finding]) -> list[str]:
     return [RULES[rule] for rule in dict.fromkeys(finding.rule for finding in findings)]
 
 
+def extent(verdict: Verdict, findings: Sequence[Finding]) -> str:
+    """The verdict, and of how many figures it is where not all were measured: "holds; 2 of 10 figures measured"."""
+    taken = sum(finding.ours is not None for finding in findings)
+    return verdict.verdict + (f"; {taken} of {len(findings)} figures measured" if taken < len(findings) else "")
+
+
 def number(value: float, unit: str) -> str:
     """ "4.32x", "91 %", "12 operators" """
     if unit == "x":
@@ -128,7 +134,7 @@ def _reason(findings: Sequence[Finding]) -> str:
     told = [f"Of {len(findings)} figures {', '.join(counts)}"] if len(findings) > 1 else []
     for verdict in (DOES_NOT_HOLD, IN_PART):
         worst = [f for f in findings if f.verdict == verdict]
-        named = [f"{f.what} {interval(f)}" + _against(f) for f in worst[:MOST]]
+        named = [_told(f) for f in worst[:MOST]]
         if named:
             more = f" and {len(worst) - MOST} more" if len(worst) > MOST else ""
             told.append(f"{verdict.capitalize()}: {'; '.join(named)}{more}")
@@ -140,11 +146,14 @@ def _reason(findings: Sequence[Finding]) -> str:
         told.append(f"Not measured: {what[0]}{f' and {len(what) - 1} more' if len(what) > 1 else ''} ({reason})")
     if len(missing) > MOST:
         told.append(f"And {sum(map(len, list(missing.values())[MOST:]))} more were not measured")
-    return ". ".join(told) or f"{findings[0].what} {interval(findings[0])}"
+    return ". ".join(told) or _told(findings[0])
 
 
-def _against(finding: Finding) -> str:
-    return "" if finding.rule in IN_WORDS else f", published {number(finding.published, finding.unit)}"
+def _told(finding: Finding) -> str:
+    """Ours with its interval, what has to be known of it, and the paper's."""
+    known = f" ({finding.reason})" if finding.reason else ""
+    paper = "" if finding.rule in IN_WORDS else f", published {number(finding.published, finding.unit)}"
+    return f"{finding.what} {interval(finding)}{known}{paper}"
 
 
 def _figures(findings: Sequence[Finding], which: str) -> str:

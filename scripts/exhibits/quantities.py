@@ -1,7 +1,7 @@
 """What each metric of a published value is here: a number with its interval, or why there is none."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any
 
@@ -23,6 +23,7 @@ WORDS = {
     "sm_efficiency": "SM efficiency",
     "block_speedup": "its fastest block over sequential",
 }
+LIMITS = {"busy_ms": "busy time", "critical_path_ms": "critical path", "width": "width", "macs": "MACs"}
 
 
 class Missing(Exception):
@@ -31,11 +32,12 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Number:
-    """A value with the ends of its 95 % interval, which are the value where it has none."""
+    """A value with the ends of its 95 % interval, which are the value where it has none. of: which of several it is."""
 
     value: float
     low: float
     high: float
+    of: str = ""
 
     @classmethod
     def exact(cls, value: float) -> "Number":
@@ -97,7 +99,9 @@ class _Figure:
             ours = compute()
         except Missing as error:
             return Finding(what, rule, unit, published, reason=str(error))
-        return Finding(what, rule, unit, published, ours.value, ours.low, ours.high, self._doubt())
+        alone = "one measurement, without an interval" if rule in IN_WORDS and ours.low == ours.high else ""
+        told = "; ".join(filter(None, [ours.of, self._doubt(), alone]))
+        return Finding(what, rule, unit, published, ours.value, ours.low, ours.high, told)
 
     def _doubt(self) -> str:
         """What a reader has to know of a figure that was not counted as the paper's was."""
@@ -183,25 +187,33 @@ class _Figure:
         """Of the rows of a value: the one, or as the value says their extreme or geometric mean. A mean is over all of the
         paper's networks or it is none; an extreme is over those that are there.
         """
-        found, reasons = [], []
-        for row in self._rows():
+        found, reasons, rows = [], [], self._rows()
+        for row in rows:
             try:
-                found.append(of(row))
+                found.append(replace(of(row), of=self._told_apart(row, rows)))
             except Missing as error:
                 reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
         if not found:
             raise Missing(reasons[0])
         if self.value.model == "geomean":
-            if lacking := self._networks() - {row[0] for row in self._rows()}:
+            if lacking := self._networks() - {row[0] for row in rows}:
                 raise Missing(f"it is over {len(self._networks())} networks, and {min(lacking)} was not measured")
             if reasons:
                 raise Missing(reasons[0])
             ends = zip(*((n.value, n.low, n.high) for n in found), strict=True)
-            return Number(*(exp(sum(map(log, end)) / len(found)) for end in ends))
+            value, low, high = (exp(sum(map(log, end)) / len(found)) for end in ends)
+            return Number(value, low, high)
         smallest = EXTREMES.get(self.value.metric) == "smallest"
         if self.rule in IN_WORDS:  # holds for all, so for the worst of them
-            return min(found, key=lambda number: number.low if self.rule == "direction" else number.high)
+            worst = min(found, key=lambda number: number.low if self.rule == "direction" else number.high)
+            return replace(worst, of=f"the least of {len(found)}, {worst.of}") if worst.of else worst
         return (min if smallest else max)(found, key=lambda number: number.value)
+
+    @staticmethod
+    def _told_apart(row: Row, rows: Sequence[Row]) -> str:
+        """What a row is called among these: by that alone in which they differ."""
+        model, batch = (len(set(values)) > 1 for values in zip(*rows, strict=True))
+        return ", ".join(filter(None, [f"on {row[0]}" if model else "", f"at batch {row[1]}" if batch else ""]))
 
     # Kinds of figures.
 
@@ -298,7 +310,7 @@ def limit(evidence: Evidence, row: Row, key: str) -> float:
     """One of the limits of a model, which are the same for every system."""
     found = _part(evidence, row, "", "limits").get(key)
     if found is None:
-        raise Missing(f"no record holds {key}")
+        raise Missing(f"no record holds the model's {LIMITS[key]}")
     return float(found)
 
 
