@@ -208,6 +208,8 @@ def test_a_range_of_batches_has_its_extremes() -> None:
     records = [made(s, b, scale) for b, gain in scales.items() for s, scale in (("nimble", gain), ("opara", 1.0))]
     _, _, found = judged("opara/figure9", records)
     assert {f.what.rpartition(", ")[2]: round(f.ours or 0, 6) for f in found} == {"smallest": 1.05, "largest": 1.3}
+    _, _, found = judged("opara/figure9", [r for r in records if r["config"]["batch"] != 4])
+    assert {f.reason for f in found} == {"it is over batches 1, 2, 4, 8, and 4 was not measured"}
 
 
 def test_counted_and_estimated_values_are_not_compared() -> None:

@@ -164,7 +164,9 @@ class _Figure:
         measured = self._measured()
         if "-" in self.value.batch:
             first, last = map(int, self.value.batch.split("-"))
-            batches: Iterable[int] = [b for b in measured.batches if first <= b <= last]
+            batches: Iterable[int] = [b for b in map(int, self.preset.sweep["batch"].split(",")) if first <= b <= last]
+            if lacking := set(batches) - {b for model, b in measured.rows if self.model in (None, model)}:
+                raise Missing(f"it is over batches {', '.join(map(str, batches))}, and {min(lacking)} was not measured")
         else:
             batches = [int(self.value.batch)] if self.value.batch.isdigit() else measured.batches
         models = measured.models if self.model is None else [self.model]
