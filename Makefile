@@ -22,9 +22,8 @@ style: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Three at once on two cores: many a test waits, for a process to end or for a moment to kill it at.
 tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated. Nothing is
 # compiled: of 6 GB of packages a run imports a part, which Python compiles then. The lock file names all there is to install, so

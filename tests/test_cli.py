@@ -128,6 +128,7 @@ def test_a_wrong_factory_after_a_right_one_ends_a_sweep_before_it_measures(run: 
     assert "did you mean make" in refused(done, folder, before)
 
 
+@pytest.mark.slow
 def test_a_wrong_option_of_a_system_is_one_line(run: Run, folder: Path) -> None:
     before = sorted(os.listdir(folder))
     done = run("-m", "model=squeezenet", "system=torch_compile", "system.mode=default,fastest", "device=cpu")

@@ -183,6 +183,7 @@ for task in (0, 1):
 
 
 @submitit
+@pytest.mark.slow
 def test_slurm_is_asked_for_a_gpu_a_job(folder: Path, shell: dict[str, str]) -> None:
     """Slurm's commands are played by scripts that run each job of the array at once."""
     programs = folder / "programs"

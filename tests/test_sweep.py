@@ -240,6 +240,7 @@ def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin
     assert set(contents(folder)) == set(finished) and living(folder) == []
 
 
+@pytest.mark.slow
 def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: Path) -> None:
     asked = ["-m", *ASKED[:4], "runner.samples=5", "system=eager,nimble", "rounds=2"]
     assert run(*asked, TMPDIR=str(folder / "tmp")).returncode == 0
@@ -341,6 +342,7 @@ def test_two_sweeps_at_once_lose_nothing_and_measure_nothing_twice(begin: Callab
     assert all("over eager" in out for out, _ in told)
 
 
+@pytest.mark.slow
 def test_what_is_no_record_is_named_and_an_edited_model_is_another_cell(sweep: Run, folder: Path) -> None:
     (folder / "r").mkdir()
     strange = {"truncated.json": '{"schema": 1, "id": "012', "foreign.json": '{"name": "package"}', "notes.txt": "mine"}

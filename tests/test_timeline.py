@@ -351,6 +351,7 @@ def test_what_cannot_be_drawn_is_told(
 # The command line
 
 
+@pytest.mark.slow
 def test_two_systems_make_one_trace(run: Run, folder: Path) -> None:
     asked = ["-m", "runner=timeline", "model=custom", "model.factory=tiny:make", "runner.classify=table", "batch=2"]
     done = run(*asked, "system=nimble,opara", "output=t.json")
@@ -376,6 +377,7 @@ def test_a_wrong_request_is_one_line(run: Run, asked: list[str], says: str) -> N
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
 
 
+@pytest.mark.slow
 def test_a_system_that_does_not_run_here_leaves_the_others(run: Run, folder: Path) -> None:
     asked = ["-m", "runner=timeline", "model=custom", "model.factory=tiny:make", "runner.classify=table"]
     done = run(*asked, "system=cuda_graph,eager", "output=t.json", "device=cpu")

@@ -78,6 +78,7 @@ def test_the_loss_of_several_outputs() -> None:
     torch.testing.assert_close(loss((tokens, pooled), target), expected)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(run: Run, folder: Any) -> None:
     asked = ("model=custom", "model.factory=tiny:make", "batch=4", "device=cpu", "results=out", "rounds=2")
     done = run("-m", "runner=training", "runner.samples=3", "system=eager,nimble", *asked)

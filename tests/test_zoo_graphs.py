@@ -45,7 +45,12 @@ def scheduled(monkeypatch: pytest.MonkeyPatch) -> Scheduled:
 
 @pytest.mark.parametrize(
     ("model", "units", "blocks"),
-    [("squeezenet", 39, 8), ("inception_v3", 121, 11), ("randwire", 111, 3), ("googlenet", 82, 9)],
+    [
+        ("squeezenet", 39, 8),
+        ("inception_v3", 121, 11),
+        ("googlenet", 82, 9),
+        pytest.param("randwire", 111, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_units_and_blocks_of_the_zoo(model: str, units: int, blocks: int) -> None:
     """blocks: those of several units. The paper's Table 2 counts 11 blocks and 119 operators for Inception-v3, which are
