@@ -4,8 +4,8 @@ Importing this package does not import torch; asking it for a model does.
 """
 
 from models.counts import Counts, count
-from models.loading import build, load
+from models.loading import build_ahead, load
 from models.model import Model, place
 from models.registry import BadModel, names
 
-__all__ = ["BadModel", "Counts", "Model", "build", "count", "load", "names", "place"]
+__all__ = ["BadModel", "Counts", "Model", "build_ahead", "count", "load", "names", "place"]

@@ -21,8 +21,8 @@ CALIBRATION_BATCH = 2
 _ahead: dict[str, nn.Module] = {}  # one module at most, by what it is of
 
 
-def build(name: str, *, training: bool = False, **options: Any) -> None:
-    """Build a network of the zoo on the CPU ahead of time, for the next `load` in this process if that asks for the same.
+def build_ahead(name: str, *, training: bool = False, **options: Any) -> None:
+    """Build a network of the zoo on the CPU, for the next `load` in this process if that asks for the same.
 
     Raises BadModel as `load`.
     """

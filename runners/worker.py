@@ -3,15 +3,16 @@
 python -m runners.worker ANSWERS_FD PARENT_PID
 """
 
-import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any
+
+from systems.collector import collector_off
 
 from .tether import die_with_parent
 
@@ -59,7 +60,7 @@ class Worker:
         for line in sys.stdin:
             command = json.loads(line)
             if command["do"] == "ahead":  # of time, and nobody waits for an answer
-                with importing():
+                with collector_off():
                     import_ahead(command["cell"])
                     build_ahead(command["cell"])
             else:
@@ -82,7 +83,7 @@ class Worker:
             return {"profiled": self.session.profile(command["limits"])}
         phases = Phases(self.report)
         phases("importing PyTorch")
-        with importing():
+        with collector_off():
             if "model" in command.get("cell", ()):
                 import_ahead(command["cell"])
             from . import catalogue, check, schedule
@@ -111,16 +112,6 @@ class Worker:
         return {"record": record, "environment": environment.describe(cell["device"], visible_device)}
 
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """Without the collector of cycles, which takes a seventh of the time and finds nothing."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def import_ahead(cell: dict[str, Any]) -> None:
     """PyTorch and the libraries of a model that will come, whatever the system; what of them cannot be imported is told when
     it is measured.
@@ -147,7 +138,7 @@ def build_ahead(cell: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     try:
         with suppress(Exception):  # measuring it builds it again, and what that raises has a cell to go to
-            models.build(name, training=cell["runner"]["name"] == "training", **options)
+            models.build_ahead(name, training=cell["runner"]["name"] == "training", **options)
     finally:
         torch.set_num_threads(threads)
 

@@ -13,7 +13,7 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils._pytree import tree_unflatten
 
 from systems.base import Unsupported
-from systems.scheduling.collector import collector_off
+from systems.collector import collector_off
 from systems.scheduling.program import describe
 
 STATISTICS = ("training", "use_input_stats")  # arguments with which normalisations write the statistics that they keep

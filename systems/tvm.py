@@ -25,8 +25,8 @@ WARM_UP_RUNS = 2  # the first fills the virtual machine's memory pool
 
 
 class Tvm(System):
-    """trials: candidates that MetaSchedule measures in all, 0 for default schedules. budget_s: seconds that they may take
-    together. cuda_graph: capture a call of the virtual machine into one CUDA Graph.
+    """trials: candidates that MetaSchedule measures in all, 0 for default schedules. budget_s: seconds that they and
+    timing the default schedules may take together. cuda_graph: capture a call of the virtual machine into one CUDA Graph.
 
     Log and library are kept, so that trials are paid for once and a run that was killed goes on. A function keeps its
     default schedule where no candidate was measured to be faster. On CUDA the generated code is IEEE in fp32 whatever the

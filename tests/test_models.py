@@ -75,7 +75,7 @@ def test_weights_and_inputs_are_the_same_each_time_and_leave_the_random_state_al
 
 def test_what_is_built_ahead_is_the_model_that_is_loaded_then_and_once() -> None:
     plain = models.load("squeezenet", 1, bypass="simple")
-    models.build("squeezenet", bypass="simple")
+    models.build_ahead("squeezenet", bypass="simple")
     (ahead,) = loading._ahead.values()
     for other in ({}, {"training": True, "bypass": "simple"}, {"device": "meta", "bypass": "simple"}):
         assert models.load("squeezenet", 1, **other).module is not ahead

@@ -96,7 +96,6 @@ class TestDigests:
         one, two = (Exported(Lambda(partial(torch.mul, c)), image()) for c in constants)
         assert one.structure == two.structure and one.content != two.content
 
-    @pytest.mark.slow
     def test_they_are_the_same_in_every_process(self) -> None:
         code = (
             "import models; from systems.exported import Exported; m = models.load('squeezenet', 1);"

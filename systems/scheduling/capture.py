@@ -13,8 +13,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from systems.base import Unsupported
+from systems.collector import collector_off
 
-from .collector import collector_off
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 

@@ -10,9 +10,9 @@ from cuda.bindings import runtime as cudart
 from torch import Tensor
 
 from systems.base import Prepared, Unsupported
+from systems.collector import collector_off
 
 from .arena import Arena
-from .collector import collector_off
 from .context_switch import switch_contexts
 from .cuda_memory import (
     REQUESTS,

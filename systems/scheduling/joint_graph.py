@@ -21,9 +21,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from systems.base import Unsupported
+from systems.collector import collector_off
 from systems.optimizers import StaticOptimizer
 
-from .collector import collector_off
 from .effects import draws, is_view, written
 from .operator_graph import Operator, OperatorGraph, State
 from .program import Call, Input, Output

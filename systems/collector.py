@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Nothing is collected within: not under a capture, which a tensor or graph that is freed would break, nor while a model
-    is traced, of whose thousands of nodes each pass of the collector finds all in use, for a sixth of the time.
+    """Nothing is collected within: not under a capture, which a tensor or graph that is freed would break, nor while PyTorch
+    is imported or a model traced, where each pass of the collector finds all in use, for a sixth of the time.
     """
     collecting = gc.isenabled()
     gc.disable()
