@@ -242,7 +242,7 @@ def default_schedule(function: Any, target: Any) -> Any:
     if target.kind.name == "llvm":
         return tvm.IRModule({"main": _sample(function["main"], target)})
     with target:
-        return legalize_passes(target)[-1](function)  # dlight's rules
+        return legalize_passes(target)[-1](tvm.IRModule(function.functions))  # dlight's rules, which write to what they get
 
 
 def _sample(function: Any, target: Any) -> Any:

@@ -27,7 +27,7 @@ WORKLOADS, RECORDS, SPENT = "database_workload.json", "database_tuning_record.js
 DEFAULTS = "defaults.json"
 BATCH = 16  # trials of one function that are built and run together, at most; about what a machine builds at once
 POPULATION = 8  # candidates bred for each that is measured, TVM's own ratio in a full batch
-UNMEASURED = 50  # new candidates that a generation begins with at least, TVM's own number
+SAMPLES = 5 * 512  # of a schedule space, few of which a GPU can run, to begin a generation with; TVM's own number
 EMPTY = 3  # batches in succession without a new candidate, after which a function counts as searched
 ALPHA, WINDOW = 0.2, 3  # of the gradient, TVM's own
 INVALID = 1e10  # seconds, which MetaSchedule's log has for a candidate that does not run
@@ -254,7 +254,7 @@ def _functions(tasks: Sequence[Any], target: Any, database: Any, log: TuningLog,
         workload = database.commit_workload(task.dispatched[0])
         digest = _digest(workload.mod)
         search = meta_schedule.search_strategy.EvolutionarySearch(
-            population_size=population, init_min_unmeasured=min(UNMEASURED, population)
+            population_size=population, init_min_unmeasured=batch, max_fail_count=math.ceil(SAMPLES / population)
         )
         context = meta_schedule.TuneContext(
             workload.mod,

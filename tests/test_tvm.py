@@ -353,6 +353,19 @@ def test_a_candidate_is_used_where_it_beats_the_default(monkeypatch: pytest.Monk
     assert [line.split(",")[0] for line in said] == [f"tuning: {n} of 4 trials" for n in (0, 0, 2, 4)] + ["building"]
 
 
+def test_a_gpus_candidates_are_of_its_own_schedule_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not of functions that measuring the defaults has scheduled. The GPU need not be here, nor times be real."""
+    monkeypatch.setattr(tvm_tuning, "Measuring", type("Timed", (Timed,), {"measured": []}))
+    target, log = tvm_build.cuda_target("sm_90"), TuningLog(tmp_path / "log")
+    exported = Exported(nn.Conv2d(16, 64, 1).eval(), (torch.randn(1, 16, 16, 16),))
+    log.folder.mkdir()
+    tvm_tuning.tune(lambda: tvm_build.lowered(exported, target), target, log, 4, 300.0)
+    assert b"SamplePerfectTile" in (log.folder / RECORDS).read_bytes()
+    with tvm_build.cuda_headers():
+        found = tvm_build.build(tvm_build.lowered(exported, target), target, tmp_path, log.best(log.within(4, 300.0)))
+    assert found == {"functions": 1, "tuned": 1}
+
+
 def test_a_function_keeps_a_default_that_no_candidate_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _, _ = tuned_as_timed(2, 300.0, 0.5, 0.5, monkeypatch)
     assert (found["functions"], found["tuned"], found["trials"]) == (2, 0, 2)
