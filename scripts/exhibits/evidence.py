@@ -31,16 +31,17 @@ class Evidence:
         """The GPU, or the CPU, that all of it was measured on; "" where there is none of it."""
         if self.measured is not None:
             return self.measured.setting.place
-        devices = sorted({document["device"] for document in self.schedules.values()})
-        return ", ".join(devices) if devices else "cpu" if any(" cpu" in t.title for t in self.timelines) else ""
+        return ", ".join(sorted(self._devices))
 
     @property
     def on_gpu(self) -> bool:
-        devices = {document["device"] for document in self.schedules.values()}
-        devices |= {timeline.title.rpartition(", ")[2] for timeline in self.timelines}
-        if self.measured is not None:
-            devices.add(self.measured.setting.device)
-        return devices == {"cuda"}
+        return self._devices | ({self.measured.setting.device} if self.measured is not None else set()) == {"cuda"}
+
+    @property
+    def _devices(self) -> set[str]:
+        """Of schedules and timelines."""
+        devices: set[str] = {document["device"] for document in self.schedules.values()}
+        return devices | {timeline.title.rpartition(", ")[2] for timeline in self.timelines}
 
 
 def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Measured | None:

@@ -16,7 +16,7 @@ from scripts.charts.measured import Record
 from . import judgement
 from .evidence import Evidence
 from .pictures import pictures
-from .preset import Preset, names
+from .preset import OUTPUT, Preset, names
 from .quantities import findings
 from .running import Run
 
@@ -27,8 +27,8 @@ def gallery(
     """Markdown, and the pictures it shows by the file in `folder` that each belongs in. Paths in it are relative to `root`.
 
     results: the folder of the records; `others` has the exhibits that other folders' tell of before it, best first, beside
-    whose verdict stands that of every other one. schedules: the folder of schedules and timelines, where
-    scripts/reproduce.py would write them.
+    whose verdict stands that of every other one. schedules: the folder of schedules and timelines, as in `OUTPUT`, where
+    scripts/reproduce.py writes them.
 
     An exhibit is shown by its first chart, one for each batch where there are several, and not at all where no figure of the
     paper's was measured for it.
@@ -72,7 +72,7 @@ def gallery(
 def _judged(
     preset: Preset, records: Sequence[Record], place: Path, schedules: Path
 ) -> tuple[Evidence, list[Finding], Verdict]:
-    evidence = Run(preset, {}, place, schedules, small=False).evidence(records)
+    evidence = Run(preset, {}, place, Path(OUTPUT), small=False, kept=schedules).evidence(records)
     found = findings(preset, evidence)
     return evidence, found, judgement.judge(preset, evidence, found, small=False)
 

@@ -108,7 +108,7 @@ class _Figure:
         metric = self.value.metric
         quantity = PLAIN[metric][0] if metric in PLAIN else RATIOS.get(metric)
         if quantity is makespan:
-            return "the call of median length"
+            return "the shortest call"
         if quantity is None or quantity not in SOURCED:
             return ""
         source = _part(self.evidence, self._rows()[0], self.system, SOURCED[quantity])["source"]

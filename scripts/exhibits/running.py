@@ -40,11 +40,22 @@ class Refused(CannotRun):
 
 
 class Run:
-    """One exhibit: preset with the user's changes made, and the folders of its records and of its other files."""
+    """One exhibit: preset with the user's changes made, and the folders of its records and of its other files. kept: where
+    the latter lie by now, if not in `output`, which records may name.
+    """
 
-    def __init__(self, preset: Preset, overrides: Mapping[str, str], results: Path, output: Path, small: bool):
+    def __init__(
+        self,
+        preset: Preset,
+        overrides: Mapping[str, str],
+        results: Path,
+        output: Path,
+        small: bool,
+        kept: Path | None = None,
+    ):
         self.results, self.small, self.force = results, small, overrides.get("force") == "true"
         self.folder = output / (preset.name.replace("/", "-") + ("-small" if small else ""))
+        self.kept = self.folder if kept is None else kept / self.folder.name
         self.preset = self._changed(preset, overrides)
 
     def _changed(self, preset: Preset, overrides: Mapping[str, str]) -> Preset:
@@ -122,8 +133,8 @@ class Run:
         if records is None:
             records = list(Store(self.results).read().records.values()) if self.results.is_dir() else []
         measured = select(records, [_expected(sweep) for sweep in self.sweeps]) if self.sweeps else None
-        schedules = read_schedules(self.folder) if self.schedules else {}
-        return Evidence(measured, schedules, read_timelines(self._trace) if self.timeline else [])
+        schedules = read_schedules(self.kept) if self.schedules else {}
+        return Evidence(measured, schedules, read_timelines(self.kept / self._trace.name) if self.timeline else [])
 
     def missing_systems(self) -> list[str]:
         """What the preset names and conf/system/ does not have."""
