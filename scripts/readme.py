@@ -34,6 +34,8 @@ SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every schedul
 COMPILED = ROOT / "results" / "reference" / "h200-tvm"
 STAGES = ROOT / "results" / "reference" / "h200-ios"
 PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
+LAUNCHED = ROOT / "results" / "reference" / "h200-opara"
+COUNTED = ROOT / "results" / "reference" / "h200-opara-counters"  # SM efficiency by the GPU's counters
 SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 CHART = RESULTS / "speedup.svg"
 BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
@@ -59,11 +61,15 @@ ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first t
     "nimble/table1": (TURNS,),
     "nimble/figure8": (TURNS,),
     "nimble/supplement_figure2": (TURNS,),
-    "opara/figure5": (SCHEDULERS, TURNS),
+    "opara/figure2": (LAUNCHED,),
+    "opara/figure5": (SCHEDULERS, TURNS, COUNTED),
+    "opara/figure8": (LAUNCHED,),
+    "opara/figure9": (LAUNCHED,),
     "ios/schedules": (STAGES,),
     "ios/blockwise": (STAGES,),
     "ios/active_warps": (STAGES,),
     "ios/batch_sizes": (STAGES,),
+    "ios/specialization": (STAGES,),
     "ios/pruning": (PRUNED,),
 }
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
