@@ -67,7 +67,7 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     """One call of `prepared`, the shortest of a few.
 
     On a GPU the kernels and copies as torch.profiler saw them run, each on its stream; of a call that replays a CUDA Graph
-    those of the graph, which is launched while the GPU is busy: under the profiler a launch takes longer than the graph, whose
+    those of the graph, launched while the GPU is busy: under the profiler a launch takes longer than the graph, whose
     first kernels would wait for the others to be launched. On a CPU, for a schedule, the operators as its worker threads ran
     them; for any other system the operators that torch.profiler saw called by no other, a stream a thread. program: the
     module as captured, by whose operators the kinds are told (classify: measured or table).
