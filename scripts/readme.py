@@ -33,6 +33,7 @@ TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and 
 SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
 COMPILED = ROOT / "results" / "reference" / "h200-tvm"
 STAGES = ROOT / "results" / "reference" / "h200-ios"
+UNHINDERED = ROOT / "results" / "reference" / "h200-ios-barriers"  # IOS's stages with and without their barriers
 PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
 LAUNCHED = ROOT / "results" / "reference" / "h200-opara"
 COUNTED = ROOT / "results" / "reference" / "h200-opara-counters"  # SM efficiency by the GPU's counters
@@ -42,6 +43,8 @@ BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py --
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN_COMPILED, END_COMPILED = "<!-- compilers: python scripts/readme.py -->", "<!-- end of compilers -->"
 BEGIN_TRAINING, END_TRAINING = "<!-- training: python scripts/readme.py -->", "<!-- end of training -->"
+BEGIN_STAGES, END_STAGES = "<!-- stages: python scripts/readme.py -->", "<!-- end of stages -->"
+BEGIN_ORDERS, END_ORDERS = "<!-- launch orders: python scripts/readme.py -->", "<!-- end of launch orders -->"
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
 # Systems that launch one graph a call, and so hardly depend on what else the host does.
@@ -55,6 +58,7 @@ GRAPHS = [
 ]
 TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
 BESIDE_TVM = ("eager", "cuda_graph", "nimble", "tvm")
+LAUNCH_ORDERS = ("depth_first", "breadth_first", "reverse", "opara")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
     "nimble/figure7": (TURNS, COMPILED),
@@ -134,7 +138,7 @@ def turns(measured: list[dict[str, dict[str, Any]]]) -> str:
     for group in measured:
         config = _config(group)
         ratios = [over(group, better, worse) for better, worse in GRAPHS]
-        cells = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
+        cells = [told(ratio) for ratio in ratios]
         lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *cells]) + " |")
     return "\n".join([*lines, "", alone(measured, {name for pair in GRAPHS for name in pair})])
 
@@ -151,6 +155,55 @@ def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
     return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"}), "", equal_to_eager(measured)])
 
 
+def stages(measured: list[dict[str, dict[str, Any]]], unhindered: list[dict[str, dict[str, Any]]]) -> str:
+    """IOS over the sequential schedule captured and not, what the searches of its strategies took one after the other, and
+    what barriers cost, as a Markdown table.
+    """
+    head = ["model", "sequential", "ios", "ios over sequential", "stages measured", "seconds of search"]
+    head += ["uncaptured: sequential", "ios", "ios over sequential", "without barriers over with them"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    free = {name_of(group): over(group, "ios (barriers=false)", "ios") for group in unhindered}
+    for group in measured:
+        name = name_of(group)
+        if name not in free or _config(group)["batch"] != 1:
+            continue
+        searches = [group[system]["schedule"]["search"] for system in ("ios_merge", "ios_parallel", "ios")]
+        counted = (sum(search[what] for search in searches) for what in ("measured", "seconds"))
+        cells = [name, *_both(group, ""), *(f"{count:,.0f}" for count in counted)]
+        cells += [*_both(group, " (capture=false)"), told(free[name])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _both(group: dict[str, dict[str, Any]], how: str) -> list[str]:
+    """Milliseconds of the sequential schedule and of IOS's, and the ratio."""
+    ratio = over(group, f"ios{how}", f"sequential{how}")
+    return [*(_in_turn(group.get(f"{system}{how}")) for system in ("sequential", "ios")), told(ratio)]
+
+
+def launch_orders(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of Opara's streams in each launch order, in their rounds, as a Markdown table."""
+    head = ["model", "batch", "mean achieved occupancy", *LAUNCH_ORDERS, "opara over depth_first"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        of = {order: "opara" if order == "opara" else f"opara (launch_order={order})" for order in LAUNCH_ORDERS}
+        if not set(of.values()) <= group.keys():
+            continue
+        cells = [name_of(group), str(_config(group)["batch"]), f"{group['opara']['schedule']['search']['occupancy']:.0%}"]
+        cells += [*(_in_turn(group[system]) for system in of.values()), told(over(group, "opara", of["depth_first"]))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def told(ratio: Speedup | None) -> str:
+    return f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
+
+
+def name_of(group: dict[str, dict[str, Any]]) -> str:
+    """The model with its options, as in a request."""
+    return label(_config(group)["model"])
+
+
 def beside_tvm(measured: list[dict[str, dict[str, Any]]]) -> str:
     """Milliseconds of TVM and others in their rounds, what it took to compile, and its outputs' distance from eager's; where
     it was tuned too, also its milliseconds then, with the trials and their seconds.
@@ -163,7 +216,7 @@ def beside_tvm(measured: list[dict[str, dict[str, Any]]]) -> str:
     for group, best in zip(measured, tuned, strict=True):
         tvm, ratio = group["tvm"], over(group, "nimble", "tvm")
         cells = [_config(group)["model"]["name"], *(_in_turn(group.get(system)) for system in BESIDE_TVM)]
-        cells.append(f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–")
+        cells.append(told(ratio))
         cells += [f"{tvm['compilation']['compile_s']:.0f}", f"{tvm['correctness']['relative_error']:.1e}"]
         if any(tuned):
             spent = (best or {}).get("compilation") or {}
@@ -206,11 +259,11 @@ def training(measured: list[dict[str, dict[str, Any]]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for group in sorted(measured, key=lambda group: (_config(group)["model"]["name"], _config(group)["batch"])):
         config = _config(group)
-        rates = [f"{config['batch'] / in_rounds(group[s]) * 1e3:,.0f}" for s in TRAINERS]
-        ratios = [over(group, better, worse) for better, worse in pairs]
-        told = [f"{r.ratio:.2f}x [{r.low:.2f}, {r.high:.2f}]" if r else "–" for r in ratios]
-        kernels = [f"{group[s]['kernels']['covered_ms']:.2f}" for s in ("eager", "torch_compile", "nimble")]
-        lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *rates, *told, *kernels]) + " |")
+        cells = [config["model"]["name"], str(config["batch"])]
+        cells += [f"{config['batch'] / in_rounds(group[s]) * 1e3:,.0f}" for s in TRAINERS]
+        cells += [told(over(group, better, worse)) for better, worse in pairs]
+        cells += [f"{group[s]['kernels']['covered_ms']:.2f}" for s in ("eager", "torch_compile", "nimble")]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -224,8 +277,8 @@ def alone(measured: list[dict[str, dict[str, Any]]], systems: set[str]) -> str:
     """How far the latencies of cells are from their rounds."""
     cells = [group[s] for group in measured for s in systems & set(group) if group[s]["comparison"]]
     shares = [median(cell["latency"]["host_ms"]) / in_rounds(cell) for cell in cells]
-    told = f"a cell alone takes {median(shares):.1%} of its time in the rounds in the middle, and {max(shares):.0%} at most"
-    return f"Of these {len(shares)} cells, {told}."
+    middle = f"a cell alone takes {median(shares):.1%} of its time in the rounds in the middle"
+    return f"Of these {len(shares)} cells, {middle}, and {max(shares):.0%} at most."
 
 
 def in_rounds(record: dict[str, Any]) -> float:
@@ -298,6 +351,11 @@ def title(measured: list[dict[str, dict[str, Any]]]) -> str:
     return f"{environment['gpu']}, torch {environment['libraries']['torch']}, {config['precision']}, batch 1"
 
 
+def read(folder: Path) -> list[dict[str, dict[str, Any]]]:
+    """The groups of a folder's records of runner=bench."""
+    return groups([r for r in Store(folder).read().records.values() if r["config"]["runner"]["name"] == "bench"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where README or chart differ")
@@ -308,15 +366,17 @@ def main() -> None:
     measured = groups(list(contents.records.values()))
     in_turn = list(Store(TURNS).read().records.values())
     trained = [r for r in in_turn if r["config"]["runner"]["name"] == "training"]
-    schedulers = groups(list(Store(SCHEDULERS).read().records.values()))
+    schedulers = read(SCHEDULERS)
     shown, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
     text = README.read_text(encoding="utf-8")
     for begin, end, part in (
         (BEGIN, END, table(measured)),
         (BEGIN_TURNS, END_TURNS, turns(groups([r for r in in_turn if r not in trained]))),
-        (BEGIN_COMPILED, END_COMPILED, beside_tvm(groups(list(Store(COMPILED).read().records.values())))),
+        (BEGIN_COMPILED, END_COMPILED, beside_tvm(read(COMPILED))),
         (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),
         (BEGIN_SCHEDULERS, END_SCHEDULERS, side_by_side(schedulers)),
+        (BEGIN_STAGES, END_STAGES, stages(read(STAGES), read(UNHINDERED))),
+        (BEGIN_ORDERS, END_ORDERS, launch_orders(read(LAUNCHED))),
         (EXHIBITS, END_EXHIBITS, shown),
     ):
         before, _, rest = text.partition(begin)
