@@ -370,3 +370,12 @@ def test_run_py_takes_a_preset_too(name: str) -> None:
     command = [sys.executable, "run.py", f"experiment={name}", "batch=0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "batch=0 is not a positive integer" in done.stderr, done.stderr
+
+
+def test_a_network_that_was_not_asked_for_is_told_as_such(tmp_path: Path) -> None:
+    one = Run(Preset.read("ios/table2"), {"model": "randwire"}, tmp_path, tmp_path / "out", small=False)
+    reasons = {f.what.partition(":")[0]: f.reason for f in quantities.findings(one.preset, one.evidence([]))}
+    assert "asked" not in reasons.pop("randwire")
+    assert reasons == {
+        model: f"{model} was not asked for" for model in ("inception_v3", "nasnet_large", "squeezenet_bypass")
+    }

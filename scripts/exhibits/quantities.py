@@ -10,7 +10,7 @@ from results.published.names import NO_MODEL
 from results.published.value import Value
 from scripts.charts.measured import Measured, Row
 
-from .evidence import Evidence, short
+from .evidence import Evidence, labels, short
 from .preset import Preset, systems_here
 
 WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
@@ -157,6 +157,9 @@ class _Figure:
         for name in filter(None, (self.system, self.baseline)):
             if (plain := name.partition(" (")[0]) not in systems_here():
                 raise Missing(f"{plain} is no system here")
+        asked = {model for sweep in (self.preset.sweep, *self.preset.also) for model in labels("model", sweep)}
+        if self.model is not None and asked and self.model not in asked:
+            raise Missing(f"{self.model} was not asked for")
 
     # Which rows of ours a value is about, and what becomes of several.
 
