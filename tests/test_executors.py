@@ -3,7 +3,11 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +17,11 @@ from torchvision.models import squeezenet1_1
 
 from systems.base import Unsupported
 from systems.nimble.stream_assignment import assign_streams
+from systems.scheduling import stream_executor
 from systems.scheduling.capture import capture
 from systems.scheduling.cpu_executor import CpuExecutor, MissingDependency
 from systems.scheduling.execute import execute
+from systems.scheduling.program import Program
 from systems.scheduling.schedule import sequential
 from systems.scheduling.verify import InvalidSchedule, verify
 
@@ -238,3 +244,84 @@ def test_switching_contexts_leaves_everything_as_it_was() -> None:
     assert int(driver.cuCtxGetCurrent()[1]) == int(before)
     graph.replay()
     assert torch.equal(y.cpu(), torch.arange(1024.0) * 2)
+
+
+class Device:
+    """In the place of a GPU's streams and events: what each stream is known to have behind it, and what ran where."""
+
+    def __init__(self) -> None:
+        self.current = "caller's"
+        self.behind: dict[str, set[int]] = {"caller's": set()}
+        self.launched: list[tuple[int, str]] = []
+
+    def use(self, stream: str) -> None:
+        self.current = stream
+
+    @contextmanager
+    def using(self, stream: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def streams(self, count: int, device: torch.device) -> SimpleNamespace:
+        names = [f"stream {i}" for i in range(count)]
+        self.behind.update((name, set()) for name in names)
+        return SimpleNamespace(handles=names, torch=names, close=lambda: None)
+
+    def event(self) -> SimpleNamespace:
+        seen: set[int] = set()
+        return SimpleNamespace(
+            record=lambda stream: seen.update(self.behind[stream]),
+            block=lambda stream: self.behind[stream].update(seen),
+            close=lambda: None,
+        )
+
+    def launching(self, program: Program) -> Program:
+        """The program, whose operators must find on their stream what they read."""
+
+        def launch(v: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            assert set(program.graph.producers[v]) <= self.behind[self.current]
+            self.behind[self.current].add(v)
+            self.launched.append((v, self.current))
+            return function(*args, **kwargs)
+
+        calls = [dataclasses.replace(c, function=partial(launch, v, c.function)) for v, c in enumerate(program.calls)]
+        return Program(program.graph, calls, program.outputs, program.output_spec, program.examples)
+
+
+def test_without_a_graph_operators_are_launched_in_order_behind_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(stream_executor, "Streams", device.streams)
+    monkeypatch.setattr(stream_executor, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "stream", device.using)
+    monkeypatch.setattr(torch.cuda, "set_stream", device.use)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=device.current))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    module, inputs = example()
+    program = capture(module, inputs)
+    schedule = assign_streams(program.graph)
+    assert schedule.stream_count > 1
+    prepared = stream_executor.StreamExecutor(device.launching(program), schedule)
+    device.launched.clear()
+    for got, expected in zip(prepared(*inputs).values(), module(*inputs).values(), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert device.launched == [(v, f"stream {schedule.streams[v]}") for v in schedule.order]
+    assert device.current == "caller's" and device.behind["caller's"] == set(range(len(program.graph)))
+    prepared.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        prepared(*inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_without_a_graph_a_gpu_agrees_with_the_module() -> None:
+    module, inputs = example("cuda")
+    program = capture(module, inputs)
+    prepared = stream_executor.StreamExecutor(program, assign_streams(program.graph))
+    before = torch.cuda.current_stream()
+    for _ in range(3):
+        inputs = tuple(torch.randn_like(x) for x in inputs)
+        for got, expected in zip(prepared(*inputs).values(), module(*inputs).values(), strict=True):
+            torch.testing.assert_close(got, expected)
+    assert torch.cuda.current_stream() == before
+    prepared.close()

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -39,6 +41,19 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     produces: Any = None
+
+    @cached_property
+    def launch(self) -> Callable[[Sequence[Any], Sequence[Tensor]], Any]:
+        """The call as a function of what its producers left in `values`, one slot an operator, and of the model's inputs.
+
+        Made once as Python source, since finding the Outputs and Inputs in the arguments of every call takes as long as
+        launching a kernel does.
+        """
+        names: dict[str, Any] = {"function": self.function}
+        arguments = [_source(a, names) for a in self.args]
+        arguments += [_keyword(name, _source(a, names)) for name, a in self.kwargs.items()]
+        function: Callable[..., Any] = eval(f"lambda values, inputs: function({', '.join(arguments)})", names)
+        return function
 
     def leaves(self) -> list[Any]:
         """Its arguments, and what the lists, tuples and dicts among them hold, in order."""
@@ -115,8 +130,7 @@ class Program:
 
     def execute(self, operator: int, values: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
         """Run one operator on what its producers left in `values`; returns its output."""
-        call = self.calls[operator]
-        return call.function(*_resolve(call.args, values, inputs), **_resolve(call.kwargs, values, inputs))
+        return self.calls[operator].launch(values, inputs)
 
     def result(self, values: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
         """The model's outputs, flat."""
@@ -192,6 +206,27 @@ def _resolve(argument: Any, values: Sequence[Any], inputs: Sequence[Any]) -> Any
     if isinstance(argument, dict):
         return {key: _resolve(a, values, inputs) for key, a in argument.items()}
     return argument
+
+
+def _source(argument: Any, names: dict[str, Any]) -> str:
+    """Python for what `_resolve` gives; what is neither an Output nor an Input gets a name in `names`."""
+    if isinstance(argument, Output):
+        return f"values[{argument.operator}]" + ("" if argument.index is None else f"[{argument.index}]")
+    if isinstance(argument, Input):
+        return f"inputs[{argument.index}]"
+    if isinstance(argument, tuple):
+        return f"({''.join(_source(a, names) + ', ' for a in argument)})"
+    if isinstance(argument, list):
+        return f"[{', '.join(_source(a, names) for a in argument)}]"
+    if isinstance(argument, dict):
+        return f"{{{', '.join(f'{key!r}: {_source(a, names)}' for key, a in argument.items())}}}"
+    names[name := f"constant_{len(names)}"] = argument
+    return name
+
+
+def _keyword(name: str, source: str) -> str:
+    """An argument by name; some of PyTorch's operators call one `from`."""
+    return f"**{{{name!r}: {source}}}" if iskeyword(name) else f"{name}={source}"
 
 
 def _map(change: Callable[[Any], Any], argument: Any) -> Any:

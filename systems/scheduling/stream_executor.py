@@ -33,10 +33,13 @@ class StreamExecutor(Prepared):
         self.program, self.schedule = program, schedule
         self.device = program.device
         self.streams: Streams | None = Streams(schedule.stream_count, self.device)
-        self.waits: dict[int, list[int]] = {}
-        for u, v in schedule.waits:
-            self.waits.setdefault(v, []).append(u)
         self.events = {u: Event() for u in {u for u, _ in schedule.waits}}
+        waits: dict[int, list[Event]] = {}
+        for u, v in schedule.waits:
+            waits.setdefault(v, []).append(self.events[u])
+        self.steps = [
+            (v, program.calls[v].launch, schedule.streams[v], waits.get(v, ()), self.events.get(v)) for v in schedule.order
+        ]
         self.fork, self.joins = Event(), [Event() for _ in range(schedule.stream_count)]
         for _ in range(WARM_UP_RUNS):
             self(*program.examples)
@@ -52,15 +55,18 @@ class StreamExecutor(Prepared):
         self.fork.record(current)
         for handle in self.streams.handles:
             self.fork.block(handle)
+        handles, streams, running = self.streams.handles, self.streams.torch, self.schedule.streams[self.schedule.order[0]]
         values: list[Any] = [None] * len(self.program.graph)
-        for v in self.schedule.order:
-            s = self.schedule.streams[v]
-            for u in self.waits.get(v, ()):
-                self.events[u].block(self.streams.handles[s])
-            with torch.cuda.stream(self.streams.torch[s]):
-                values[v] = self.program.execute(v, values, inputs)
-            if v in self.events:
-                self.events[v].record(self.streams.handles[s])
+        with torch.cuda.stream(streams[running]):  # entered once, since that takes about as long as a launch
+            for v, launch, s, waits, event in self.steps:
+                if s != running:
+                    torch.cuda.set_stream(streams[s])
+                    running = s
+                for other in waits:
+                    other.block(handles[s])
+                values[v] = launch(values, inputs)
+                if event is not None:
+                    event.record(handles[s])
         for handle, join in zip(self.streams.handles, self.joins, strict=True):
             join.record(handle)
             join.block(current)
