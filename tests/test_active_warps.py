@@ -301,7 +301,7 @@ def test_a_gpu_has_warps_over_a_call(monkeypatch: pytest.MonkeyPatch, system: st
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(active_warps, "of_one_call", lambda call: seen.extend(kernels.of_one_call(call)) or seen)
     inputs = (torch.randn(2, 3, 64, 64, device="cuda"),)
-    prepared = systems.load(system).prepare(Branches().eval().cuda(), inputs)
+    prepared = systems.load(**cell(system)["system"]).prepare(Branches().eval().cuda(), inputs)
     for _ in range(5):
         prepared(*inputs)
     course = active_warps.from_timeline(lambda: prepared(*inputs))
