@@ -1,39 +1,48 @@
-"""Active warps: how many warps the whole GPU has in flight on average while a call runs (IOS, Section 6.3)."""
+"""Active warps: how many warps the whole GPU has in flight over a call, and on average (IOS, Section 6.3)."""
 
 import csv
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import ceil, prod
 from typing import Any
 
 import torch
 
-from .kernels import traced
+from results.course import Course
+
+from .kernels import of_one_call
 from .sm_efficiency import DURATION, METRIC, CountersUnavailable, profiled
 
 WARPS = "sm__warps_active.avg.per_cycle_active"  # of an SM, over the cycles in which it has any
 WARP = 32  # threads
-OCCUPANCY = "est. achieved occupancy %"
+OCCUPANCY = "est. achieved occupancy %"  # rounded to a whole number
+STEPS = 400  # of the course in a record, at most
 
 
 def measure(call: Callable[[], Any], cell: dict[str, Any], captured: bool, call_ms: float) -> dict[str, Any]:
     """value (warps on the whole GPU, the mean over a call) and its source, `counters` or `estimated`, as SM efficiency has
-    them; the two are not comparable. call_ms: what a call takes when nothing profiles it. On a CPU the value is None.
+    them; the two are not comparable. estimated_course: the warps over the milliseconds of a call, as results.course has them
+    in a record, in at most STEPS steps; an estimate whatever the source of the value, which is its mean where that is one.
+
+    call_ms: what a call takes when nothing profiles it. On a CPU value and course are None.
     """
     if cell["device"] != "cuda":
-        return {"value": None, "source": None, "reason": "a CPU has no warps"}
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    reason = "Nsight Compute (ncu) is not on the PATH"
+        return {"value": None, "source": None, "reason": "a CPU has no warps", "estimated_course": None}
+    value, source, reason = None, "counters", None
     if shutil.which("ncu"):
         try:
             warp_ns, elapsed_ns = parse(profiled(cell, captured, (METRIC, WARPS, DURATION)))
-            return {
-                "value": sms * warp_ns / (elapsed_ns if captured else call_ms * 1e6),
-                "source": "counters",
-                "reason": None,
-            }
+            sms = torch.cuda.get_device_properties(0).multi_processor_count
+            value = sms * warp_ns / (elapsed_ns if captured else call_ms * 1e6)
         except CountersUnavailable as error:
             reason = str(error)
-    return {"value": from_timeline(call), "source": "estimated", "reason": reason}
+    else:
+        reason = "Nsight Compute (ncu) is not on the PATH"
+    # Nsight Compute has profiled another process, and counters are for one profiler at a time: the trace is taken after it.
+    course = from_timeline(call)
+    if value is None:
+        value, source = course.mean, "estimated"
+    return {"value": value, "source": source, "reason": reason, "estimated_course": course.resampled(STEPS).to_json()}
 
 
 def parse(text: str) -> tuple[float, float]:
@@ -50,24 +59,29 @@ def parse(text: str) -> tuple[float, float]:
     return sum(ns * percent / 100 * warps for ns, percent, warps in found), sum(ns for ns, *_ in found)
 
 
-def from_timeline(call: Callable[[], Any]) -> float:
-    """Estimate from the kernels' timeline: a kernel keeps the warps that its estimated occupancy leaves it, and kernels at
-    once no more than the GPU holds.
-    """
+def from_timeline(call: Callable[[], Any]) -> Course:
+    """Estimate of one call from its kernels' timeline, from the first kernel's beginning to the last one's end."""
     properties = torch.cuda.get_device_properties(0)
-    most = properties.multi_processor_count * properties.max_threads_per_multi_processor / WARP
-    kernels = [e for e in traced(call) if e["cat"] == "kernel"]
-    spans = [(e["ts"], e["ts"] + e["dur"], e["args"].get(OCCUPANCY, 0) / 100 * most) for e in kernels]
-    return mean_warps(spans, most)
+    most = properties.multi_processor_count * properties.max_threads_per_multi_processor // WARP
+    return course_of([e for e in of_one_call(call) if e["cat"] == "kernel"], most)
 
 
-def mean_warps(spans: list[tuple[float, float, float]], most: float) -> float:
-    """The mean over time of the warps in flight, at most `most`, for kernels given as (start, end, warps)."""
-    if not spans:
-        return 0.0
-    changes = sorted([(start, warps) for start, _, warps in spans] + [(end, -warps) for _, end, warps in spans])
-    area, running, last = 0.0, 0.0, changes[0][0]
-    for moment, warps in changes:
-        area += (moment - last) * min(most, running)
-        running, last = running + warps, moment
-    return area / (changes[-1][0] - changes[0][0])
+def course_of(kernels: Sequence[dict[str, Any]], most: int) -> Course:
+    """Of kernels as events of a Chrome trace. A kernel keeps the warps that it can have in flight for as long as it runs,
+    and kernels at once have no more than `most`, what the GPU holds.
+    """
+    first = min((e["ts"] for e in kernels), default=0.0)
+    milliseconds = [((e["ts"] - first) / 1e3, (e["ts"] + e["dur"] - first) / 1e3) for e in kernels]
+    return Course.of(((*span, warps_of(e, most)) for span, e in zip(milliseconds, kernels, strict=True)), most)
+
+
+def warps_of(kernel: dict[str, Any], most: int) -> float:
+    """All of a kernel's warps, or those that its occupancy allows it of the `most` that the GPU holds.
+
+    The occupancy alone would not do: a kernel of a few blocks is at 0 % of a large GPU.
+    """
+    arguments = kernel["args"]
+    warps = prod(arguments["grid"]) * ceil(prod(arguments["block"]) / WARP)
+    percent = arguments.get(OCCUPANCY, 0)
+    limited = percent > 0 and warps > (percent + 0.5) / 100 * most
+    return min(most, percent / 100 * most if limited else warps)

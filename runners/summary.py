@@ -15,6 +15,7 @@ NOTES = {
     "latency ms": "median, with its 95 % interval where there is room",
     "MiB": "peak over weights and inputs",
     "SM": "share of time with an active warp, c from counters, e estimated",
+    "warps": "active on the whole GPU on average, c from counters, e estimated",
     "limit ms": "critical path of the operators (latency over it)",
     "over eager": "speedup, measured in turn",
 }
@@ -61,6 +62,7 @@ def _print_cell(record: dict[str, Any], console: Console) -> None:
         ("throughput", _throughput(record, " samples/s")),
         ("memory over weights and inputs", _memory(record, " MiB")),
         ("SM efficiency", _sm_efficiency(record, long=True)),
+        ("active warps on the whole GPU", _active_warps(record, long=True)),
         ("relative error against eager", _error(record)),
         ("critical path of the operators", _limit(record, "critical_path_ms", " ms, latency is {:.2f} times that")),
         ("sum of the operators", _limit(record, "busy_ms", " ms, latency is {:.2f} times that")),
@@ -97,6 +99,7 @@ def _table(records: list[dict[str, Any]], detail: int) -> Table:
         ("samples/s", 0 if training else 2, _throughput),
         ("MiB", 3, _memory),
         ("SM", 4, _sm_efficiency),
+        ("warps", 0, _active_warps),
         ("error", 2, _error),
         ("limit ms", 4, lambda r: _limit(r, "critical_path_ms", " ({:.1f}x)")),
         ("over eager", 0, lambda r: ratio(r, eager.get(group_key(r["config"])))),
@@ -174,6 +177,15 @@ def _sm_efficiency(record: dict[str, Any], long: bool = False) -> str:
     if measured["value"] is None:
         return f"none: {measured['reason']}" if long else DASH
     return f"{measured['value']:.0%} ({measured['source'] if long else measured['source'][0]})"
+
+
+def _active_warps(record: dict[str, Any], long: bool = False) -> str:
+    measured = record.get("active_warps")
+    if not measured:
+        return DASH
+    if measured["value"] is None:
+        return f"none: {measured['reason']}" if long else DASH
+    return f"{measured['value']:,.1f} ({measured['source'] if long else measured['source'][0]})"
 
 
 def _error(record: dict[str, Any]) -> str:

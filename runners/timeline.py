@@ -17,18 +17,17 @@ from results.timeline import COMPUTE, MEMORY, UNKNOWN, Bar, Timeline
 from systems.base import Prepared, Unsupported
 from systems.compiled import Compiled
 from systems.opara import intensity, profiler
-from systems.opara.kernel_trace import exported, on_device, outermost_operators
+from systems.opara.kernel_trace import exported, outermost_operators
 from systems.scheduling.capture import capture
 from systems.scheduling.cpu_executor import CpuExecutor
 from systems.scheduling.program import Program
 
-from . import correctness, latency
+from . import correctness, kernels, latency
 from .requests import defaults_only
 from .session import Session
 
 WARM_UP_CALLS = 5
-CALLS = 9  # of which the shortest is drawn: what the profiler does beside a call makes it longer
-QUEUE_CYCLES = 40_000_000  # some 20 ms, within which the profiler launches a graph of thousands of kernels
+CALLS = 9  # of which the shortest is drawn
 TABLE = "table"
 INDUCTORS = re.compile(r"^graph_\d+_\w+?_(fused_\w+?)_\d+$")  # the name of a kernel that Inductor made
 Calls = Callable[[], Any]
@@ -67,10 +66,9 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     """One call of `prepared`, the shortest of a few.
 
     On a GPU the kernels and copies as torch.profiler saw them run, each on its stream; of a call that replays a CUDA Graph
-    those of the graph, launched while the GPU is busy: under the profiler a launch takes longer than the graph, whose
-    first kernels would wait for the others to be launched. On a CPU, for a schedule, the operators as its worker threads ran
-    them; for any other system the operators that torch.profiler saw called by no other, a stream a thread. program: the
-    module as captured, by whose operators the kinds are told (classify: measured or table).
+    those of the graph. On a CPU, for a schedule, the operators as its worker threads ran them; for any other system the
+    operators that torch.profiler saw called by no other, a stream a thread. program: the module as captured, by whose
+    operators the kinds are told (classify: measured or table).
     """
     call = partial(prepared, *inputs)
     for _ in range(WARM_UP_CALLS):
@@ -78,10 +76,8 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     if inputs[0].is_cuda:
         latency.synchronize("cuda")
         by_kernel = _by_kernel(program, classify)
-        graph = launched_graph(_events(call))  # the profiler's first turn is slow, too
-        ahead = partial(torch.cuda._sleep, QUEUE_CYCLES) if graph is not None else None
-        source, one = "kernels of torch.profiler", lambda: kernel_bars(replayed(_events(call, ahead)), by_kernel)
-    elif isinstance(prepared, CpuExecutor):
+        return Timeline(title, "kernels of torch.profiler", tuple(kernel_bars(kernels.of_one_call(call), by_kernel)))
+    if isinstance(prepared, CpuExecutor):
         source, one = "worker threads", partial(_scheduled, prepared, call, kinds(prepared.program, classify))
     else:
         source, one = "operators of torch.profiler", partial(_profiled, call, _by_shapes(program, classify), classify)
@@ -132,33 +128,6 @@ def _profiled(call: Calls, by_shapes: dict[Any, str], classify: str) -> list[Bar
         details = {"target": event["name"], "shapes": [list(s) for s in shapes]}
         bars.append(_bar(event, events[0]["ts"], threads.index(event["tid"]), name, kind, details))
     return bars
-
-
-def _events(call: Calls, ahead: Calls | None = None) -> list[dict[str, Any]]:
-    """What ran on the device in a call, and in what is launched ahead of it, in the order of time."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        if ahead is not None:
-            ahead()
-        call()
-        torch.cuda.synchronize()
-    return on_device(exported(profiled))
-
-
-def launched_graph(events: list[dict[str, Any]]) -> int | None:
-    """The correlation of the launch of a CUDA Graph, which all that the graph runs has; None where there is not just one."""
-    launches = Counter(event["args"]["correlation"] for event in events)
-    graphs = [correlation for correlation, count in launches.items() if count > 1]
-    return graphs[0] if len(graphs) == 1 else None
-
-
-def replayed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of a call that replays a CUDA Graph what the graph ran, of any other all that ran.
-
-    The profiler takes a millisecond and more to launch a graph, which would lie between the copies of the inputs and the
-    graph as if the device had waited for that long.
-    """
-    graph = launched_graph(events)
-    return events if graph is None else [e for e in events if e["args"]["correlation"] == graph]
 
 
 def kernel_bars(events: list[dict[str, Any]], by_kernel: dict[Any, tuple[str, str]]) -> list[Bar]:

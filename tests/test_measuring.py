@@ -174,20 +174,6 @@ def test_the_share_of_a_timeline_that_was_made_by_hand(kernels: list[tuple[float
     assert occupied(kernels, 4) == pytest.approx(share)
 
 
-@pytest.mark.parametrize(
-    ("spans", "mean"),
-    [
-        ([], 0.0),
-        ([(0.0, 10.0, 8.0)], 8.0),
-        ([(0.0, 10.0, 8.0), (10.0, 30.0, 2.0)], 4.0),
-        ([(0.0, 10.0, 8.0), (0.0, 10.0, 8.0)], 12.0),  # no more than the device holds
-        ([(0.0, 10.0, 8.0), (15.0, 20.0, 8.0)], 6.0),  # a gap
-    ],
-)
-def test_the_mean_of_warps_that_were_given_by_hand(spans: list[tuple[float, float, float]], mean: float) -> None:
-    assert active_warps.mean_warps(spans, 12.0) == pytest.approx(mean)
-
-
 def test_counted_warps_weigh_by_the_time_that_they_were_active() -> None:
     head = f'"ID","{METRIC}","{active_warps.WARPS}","{active_warps.DURATION}"'
     text = f'==PROF== x\n{head}\n"","%","warp","ns"\n"0","50","8.0","1,000"\n"1","100","4.0","500"\n'

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from test_active_warps import pictured_warps
 
 from results.published.values import exhibit
 from results.record import label
@@ -144,6 +145,7 @@ CHARTS: dict[str, Callable[[], Figure]] = {
     "throughput of several sweeps": lambda: throughput.draw(several()).figure,
     "latency of several sweeps": lambda: latency.draw(several().only(batches=[1])).figure,
     "memory of several sweeps": lambda: memory.draw(several().only(batches=[1])).figure,
+    "active warps": pictured_warps,
     "speedup of one": lambda: speedup.draw(measured().only(models=["nasnet"], systems=["nimble", "eager"])).figure,
 }
 

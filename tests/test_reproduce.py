@@ -157,6 +157,8 @@ def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
     properties = torch.cuda.get_device_properties(0)
     most = properties.multi_processor_count * properties.max_threads_per_multi_processor / 32
     assert len(found) == 2 and all(0 < warps["value"] <= most for warps in found), found
+    assert all(0 < max(warps["estimated_course"]["warps"]) <= most for warps in found)
+    assert (tmp_path / "out" / "ios-active_warps" / "active_warps.svg").exists(), done.stdout
 
 
 def test_exhibits_are_listed(script: Run) -> None:

@@ -48,6 +48,20 @@ def test_training_shows_its_throughput_however_narrow_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 200])
+def test_active_warps_say_where_they_are_from(width: int) -> None:
+    found = {
+        "value": 1276.84,
+        "source": "estimated",
+        "reason": None,
+        "estimated_course": {"ms": [0.0, 1.0], "warps": [1276.84]},
+    }
+    rows = [record(s, active_warps=found, environment=MEASURED["environment"]) for s in ("sequential", "ios")]
+    assert "1,276.8 (e)" in shown(rows, width) and "1,276.8 (estimated)" in shown(rows[:1], width)
+    nowhere = {"value": None, "source": None, "reason": "a CPU has no warps", "estimated_course": None}
+    assert "a CPU has no warps" in shown([record("ios", active_warps=nowhere, environment=MEASURED["environment"])], width)
+
+
+@pytest.mark.parametrize("width", [80, 200])
 def test_one_cell_is_shown_downwards(width: int) -> None:
     table = shown([record("eager", **MEASURED)], width)
     assert max(len(line) for line in table.splitlines() if not line.startswith("record")) <= width

@@ -22,7 +22,7 @@ import scripts.timeline as picture
 import systems
 from models.model import Model
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace, to_trace
-from runners import timeline
+from runners import kernels, timeline
 from systems.base import Prepared, Unsupported
 from systems.compiled import Compiled
 from systems.opara import intensity, profiler
@@ -162,10 +162,10 @@ def test_of_a_replayed_graph_nothing_is_seen_but_the_graph() -> None:
         return [{**e, "args": {**e["args"], "correlation": c}} for e, c in zip(EVENTS, correlations, strict=True)]
 
     graph = launched(1, 2, 2, 2, 2, 3)
-    assert timeline.launched_graph(graph) == 2 and timeline.replayed(graph) == graph[1:5]
-    assert timeline.kernel_bars(timeline.replayed(graph), {})[0].start == 0.0
+    assert kernels.launched_graph(graph) == 2 and kernels.replayed(graph) == graph[1:5]
+    assert timeline.kernel_bars(kernels.replayed(graph), {})[0].start == 0.0
     for all_of_it in (launched(1, 2, 3, 4, 5, 6), launched(1, 1, 2, 2, 3, 4)):  # no graph, or several
-        assert timeline.launched_graph(all_of_it) is None and timeline.replayed(all_of_it) == all_of_it
+        assert kernels.launched_graph(all_of_it) is None and kernels.replayed(all_of_it) == all_of_it
 
 
 def test_kernels_that_overlap_on_a_stream_get_rows_of_their_own() -> None:

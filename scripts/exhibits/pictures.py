@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from results.finding import Finding
-from scripts.charts import blocks, claims, search, shares
+from scripts.charts import active_warps, blocks, claims, search, shares
 from scripts.charts.chart import Chart
 from scripts.charts.measured import NoResults
 from scripts.plot import CHARTS, draw_all
@@ -18,6 +18,7 @@ OWN: dict[str, Callable[..., Chart]] = {
     "idle": shares.draw_idle,
     "critical_path": shares.draw_critical_path,
     "blocks": blocks.draw,
+    "active_warps": active_warps.draw,
 }
 
 

@@ -41,8 +41,8 @@ class Preset:
     rows: the published values. claims: those that stand in the text alone. ratio: {"over": SYSTEM} where a published value
     of a system, or {"of": SYSTEM} where one of all others, is compared as a ratio to that system's. systems, models: our
     labels for the paper's names. absent: why a system or device of the paper's is not here. charts: of scripts/plot.py, and
-    idle, critical_path, blocks. baseline: what the chart of speedups is over. remark: in what ours is another thing than the
-    paper's. small: what +size=small changes of `sweep`, and of the others where they have the key.
+    idle, critical_path, blocks, active_warps. baseline: what the chart of speedups is over. remark: in what ours is another
+    thing than the paper's. small: what +size=small changes of `sweep`, and of the others where they have the key.
     """
 
     name: str
