@@ -12,6 +12,7 @@ from torch import nn
 
 import models
 from models import loading, registry
+from models.calibration import calibrate
 
 ROOT = Path(__file__).parent.parent
 
@@ -270,3 +271,11 @@ def test_bypasses_of_squeezenet_add_what_a_fire_module_reads() -> None:
             x = torch.randn(1, layer.fire.squeeze.in_channels, 5, 5)
             with torch.no_grad():
                 assert torch.equal(layer(x), layer.fire(x) + layer.bypass(x))
+
+
+def test_calibration_times_no_algorithms_and_leaves_the_caller_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    norm, seen = nn.BatchNorm2d(3).eval(), []
+    norm.register_forward_pre_hook(lambda *_: seen.append((torch.backends.cudnn.benchmark, norm.training)))
+    calibrate(norm, (torch.randn(4, 3, 5, 5),))
+    assert seen == [(False, True)] and torch.backends.cudnn.benchmark and not norm.training
