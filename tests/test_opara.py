@@ -66,12 +66,14 @@ def test_the_options_reach_the_algorithms(monkeypatch: pytest.MonkeyPatch, resou
         Kernel("k", 1, chance.randrange(32, 1024, 32), chance.randrange(16, 128), chance.randrange(0, 1 << 15), 0.5, 0.1)
         for _ in range(n)
     ]
-    known = Profile(tuple(OperatorProfile(0.1, (k,)) for k in kernels), Capacity(2048, 65536, 1 << 17))
+    times = [chance.random() for _ in kernels]
+    operators = tuple(OperatorProfile(time, (k,)) for time, k in zip(times, kernels, strict=True))
+    known = Profile(operators, Capacity(2048, 65536, 1 << 17))
     monkeypatch.setattr("systems.opara.system.profile", lambda *_: known)
     memory, demand = intensity.memory_intensive(program, "table"), known.demand(resource)
     for name, order_of in launch_order.ORDERS.items():
         schedule = Opara(resource=resource, launch_order=name, classify="table").plan(program)
-        assert schedule.order == order_of(program.graph, memory, demand)
+        assert schedule.order == order_of(program.graph, memory, times if name == "critical_path" else demand)
         assert schedule.streams == allocate_streams(program.graph)
         assert schedule.search["seconds"] >= schedule.search["allocation_seconds"] > 0
         assert ("occupancy" in schedule.search) == (name in launch_order.PROFILED)

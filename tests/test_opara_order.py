@@ -133,6 +133,26 @@ def test_every_order_is_topological_and_passes_verification(given_: tuple[Operat
         verify(graph, Schedule(graph, "opara", order, streams, waits))
 
 
+@given(weighted())
+def test_the_longest_chain_goes_first(given_: tuple[OperatorGraph, list[bool], list[float]]) -> None:
+    """Of those that are ready, by all of their paths; of equals the one captured first."""
+    graph, memory, milliseconds = given_
+    network = as_networkx(graph)
+    order = launch_order.critical_path(graph, memory, milliseconds)
+
+    def longest(v: int) -> float:
+        reached = network.subgraph({v} | nx.descendants(network, v))
+        chains = nx.DiGraph()
+        chains.add_weighted_edges_from((a, b, milliseconds[a]) for a, b in reached.edges)
+        chains.add_weighted_edges_from((a, "end", milliseconds[a]) for a in reached)
+        return float(nx.dag_longest_path_length(chains))
+
+    ranks = [longest(v) for v in range(len(graph))]
+    for i, v in enumerate(order):
+        ready = [u for u in order[i:] if set(graph.predecessors[u]) <= set(order[:i])]
+        assert v == min(ready, key=lambda u: (-ranks[u], u))
+
+
 @given(dags())
 def test_depth_first_follows_a_branch_and_breadth_first_a_generation(graph: OperatorGraph) -> None:
     network = as_networkx(graph)

@@ -76,8 +76,13 @@ class Profile:
         names. On a CPU milliseconds stand in.
         """
         if self.capacity is None:
-            return [o.milliseconds for o in self.operators]
+            return self.milliseconds
         return [max((_demand(k, resource, self.capacity) for k in o.kernels), default=0.0) for o in self.operators]
+
+    @property
+    def milliseconds(self) -> list[float]:
+        """What each operator takes by itself."""
+        return [o.milliseconds for o in self.operators]
 
     def occupancy(self) -> float | None:
         """The mean achieved occupancy over the kernels' time, of those that have one."""

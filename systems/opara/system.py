@@ -12,15 +12,16 @@ from systems.scheduling.program import Program
 from systems.scheduling.schedule import Schedule
 
 from .intensity import METHODS, memory_intensive
-from .launch_order import ORDERS, PROFILED
+from .launch_order import ORDERS, PROFILED, TIMED
 from .profiler import RESOURCES, profile
 from .stream_allocator import allocate_streams, needed_waits
 
 
 class Opara(System):
     """resource: what the launcher takes for an operator's demand, one of RESOURCES. launch_order: one of ORDERS, all on the
-    same streams (the ablation of the paper's figure 2). classify: how operators are told to be memory- or compute-intensive,
-    one of METHODS. rewriting: the switches of `Rewriting`, which are not in the paper. Raises BadOption for any other value.
+    same streams (the ablation of the paper's figure 2, and an order of our own). classify: how operators are told to be
+    memory- or compute-intensive, one of METHODS. rewriting: the switches of `Rewriting`, which are not in the paper. Raises
+    BadOption for any other value.
     """
 
     name = "opara"
@@ -67,7 +68,8 @@ class Opara(System):
         if self.launch_order in PROFILED:
             memory = memory_intensive(program, self.classify)
             if found := profile(program, measure):
-                demand, occupancy = found.demand(self.resource), found.occupancy()
+                demand = found.milliseconds if self.launch_order in TIMED else found.demand(self.resource)
+                occupancy = found.occupancy()
                 self.profiled |= found.fresh and program.device.type == "cuda"
         profiled = perf_counter()
         order = ORDERS[self.launch_order](graph, memory, demand)
