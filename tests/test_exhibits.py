@@ -1,8 +1,10 @@
 """Presets against what there is, and figures and verdicts against the committed records."""
 
 import copy
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +19,8 @@ from results.record import CONF, label
 from results.store import Store
 from scripts.charts.measured import Measured, NoResults
 from scripts.charts.setting import CALLS
+from scripts.charts.speedup import published_marks
+from scripts.charts.style import PAPERS
 from scripts.exhibits import judgement, preset, quantities
 from scripts.exhibits.evidence import Evidence, labels, parts, select, short
 from scripts.exhibits.pictures import OWN, pictures
@@ -201,6 +205,60 @@ def test_latencies_become_ratios() -> None:
     _, _, found = judged("ios/batch_sizes", batches)
     (at_16,) = [f for f in found if f.what == "inception_v3, batch 16: ios over sequential"]
     assert at_16.ours == pytest.approx(2) and at_16.published == pytest.approx(17.95 / 15.17)
+
+
+def test_the_papers_values_are_marked_where_they_are_judged() -> None:
+    """Latencies as ratios, by the labels of the preset."""
+    networks, systems = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass"), ("greedy", "ios_merge", "ios")
+    read = Preset.read("ios/schedules")
+    rows = [(network, 1) for network in networks]
+    marks = published_marks(quantities.published_speedups(read), read.baseline, rows, systems)
+    marked = {f"{row[0]}: {system} over sequential": mark.value for (row, system), (mark,) in marks.items()}
+    judged_here = {f.what: f.published for f in judged("ios/schedules")[2]}
+    assert len(marked) == 12 and marked == {what: pytest.approx(judged_here[what]) for what in marked}
+    assert marked["squeezenet_bypass: greedy over sequential"] == pytest.approx(0.86 / 0.98)
+    # Systems and a metric of other names, and a model whose name here is another network's in another paper.
+    read = Preset.read("opara/figure2")
+    marks = published_marks(quantities.published_speedups(read), read.baseline, [("googlenet", 1)], ["opara"])
+    assert [(mark.value, mark.legend) for mark in marks[("googlenet", 1), "opara"]] == [
+        (pytest.approx(1 / (1 - 0.29)), "opara paper, 2080 SUPER"),
+        (pytest.approx(1 / (1 - 0.103)), "opara paper, A100"),
+    ]
+    marks = published_marks(
+        quantities.published_speedups(Preset.read("nimble/figure7")), "eager", [("nasnet", 1)], ["nimble"]
+    )
+    assert [mark.value for mark in marks[("nasnet", 1), "nimble"]] == [22.34]
+    # A ratio to the baseline of the chart, whichever side of the verdict's that is; nothing of what is absent here.
+    read = Preset.read("ios/frameworks")
+    values = [v for v in quantities.published_speedups(read) if v.zoo_model == "inception_v3"]
+    assert {v.our_system: v.value for v in values} == {
+        "tvm": pytest.approx(4.03 / 4.88),
+        "tensorrt": pytest.approx(4.03 / 5.21),
+    }
+
+
+def test_the_batches_of_one_model_are_one_chart_with_its_marks() -> None:
+    read = Preset.read("opara/figure2")
+    records = Store(H200.with_name("h200-opara")).read().records.values()
+    measured = select(list(records), [read.sweep])
+    assert measured is not None and len(measured.batches) == 5
+    charts, _ = pictures(read, Evidence(measured), [])
+    assert list(charts) == ["speedup"] and "papers' values" in charts["speedup"].caption
+    (axes,) = charts["speedup"].figure.axes
+    assert len(axes.get_xticklabels()) == 5 and len(axes.patches) == 15
+    drawn = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == PAPERS["opara"]]
+    assert drawn == [pytest.approx(1 / (1 - 0.29)), pytest.approx(1 / (1 - 0.103))]
+
+
+def test_charts_stand_in_the_order_of_the_preset() -> None:
+    read = replace(Preset.read("opara/figure8"), charts=["speedup", "memory", "throughput"])
+    charts, refused = pictures(read, Evidence(select(RECORDS, [read.sweep | {"system": "cuda_graph,nimble"}])), [])
+    assert [name.partition("-")[0] for name in dict.fromkeys(charts)][:2] == ["speedup", "memory"], refused
+
+
+def test_the_folder_of_pictures_holds_what_the_readme_shows() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {file.name for file in (H200 / "exhibits").iterdir()} == set(re.findall(r"h200/exhibits/([^)]+)", text))
 
 
 def test_a_range_of_batches_has_its_extremes() -> None:

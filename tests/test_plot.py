@@ -1,9 +1,11 @@
 """Charts: what they show, what they must not show, and that they can be read."""
 
 import copy
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -31,6 +33,7 @@ from scripts.charts.measured import WORDS, Measured, NoResults, by_setting, read
 from systems import registry
 
 REFERENCE = ROOT / "results" / "reference" / "h200"
+DEPTH_FIRST = "opara (launch_order=depth_first)"
 # Machado, Oliveira and Fernandes 2009: how the dichromat sees, on linear RGB.
 DICHROMATS = (
     ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -61,6 +64,14 @@ def several() -> Measured:
     """Of sweeps over different systems, most of which were not measured on most models."""
     folders = [REFERENCE, *(REFERENCE.with_name(name) for name in ("h200-ios", "h200-ios-pruning", "h200-tvm"))]
     return Measured(read(folders)).only(models=["nasnet", "inception_v3", "bert", "squeezenet_bypass"])
+
+
+@cache
+def launched() -> Measured:
+    """One model at several batches, under systems of which one has a long label."""
+    return Measured(read([REFERENCE.with_name("h200-opara")])).only(
+        models=["googlenet"], systems=["opara", DEPTH_FIRST, "opara (launch_order=reverse)"]
+    )
 
 
 def changed(model: str, system: str, **new: Any) -> Measured:
@@ -144,6 +155,8 @@ CHARTS: dict[str, Callable[[], Figure]] = {
     "throughput of several sweeps": lambda: throughput.draw(several()).figure,
     "latency of several sweeps": lambda: latency.draw(several().only(batches=[1])).figure,
     "memory of several sweeps": lambda: memory.draw(several().only(batches=[1])).figure,
+    "speedup over a long label": lambda: speedup.draw(launched(), DEPTH_FIRST).figure,
+    "speedup over a long label at one batch": lambda: speedup.draw(launched().only(batches=[8]), DEPTH_FIRST).figure,
     "speedup of one": lambda: speedup.draw(measured().only(models=["nasnet"], systems=["nimble", "eager"])).figure,
 }
 
@@ -322,6 +335,40 @@ def test_published_values_are_marked_where_they_belong() -> None:
     # A mark that would leave the axis is at its edge, with its number.
     small = measured().only(models=["mobilenet_v2"])
     assert "9.99" in drawn(speedup.draw(small, "eager", exhibit("nimble/figure7")).figure)
+
+
+def test_marks_of_one_paper_on_several_gpus_are_told_apart() -> None:
+    (value,) = [v for v in exhibit("nimble/figure7") if (v.system, v.zoo_model) == ("nimble", "mobilenet_v2")]
+    one = measured().only(models=["mobilenet_v2"], systems=["eager", "nimble"])
+    figure = speedup.draw(one, "eager", [value, replace(value, device="TITAN", value=3.0), replace(value, device="")]).figure
+    (legend,) = figure.legends
+    faces = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)}
+    marks = [handle.get_markerfacecolor() for label, handle in faces.items() if "paper" in label]  # type: ignore[union-attr]
+    assert list(faces) == ["nimble", "nimble paper, V100", "nimble paper, TITAN", "nimble paper"]
+    assert len(set(marks)) == 3 and marks[0] == "white"
+
+
+def test_a_chart_of_one_model_has_a_group_for_each_batch() -> None:
+    figure = speedup.draw(launched(), DEPTH_FIRST).figure
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == [f"batch {batch}" for batch in launched().batches]
+    assert "googlenet" in figure.legends[0].get_title().get_text()
+    several_models = speedup.draw(measured((8, 32)), "cuda_graph").figure
+    labels = {text.get_text().replace("_\n", "_") for axes in several_models.axes for text in axes.get_xticklabels()}
+    assert labels == {f"{model}\nbatch {batch}" for model, batch in measured((8, 32)).rows}
+
+
+@given(st.lists(st.sampled_from(["over", "ios", "nimble_single_stream", "(launch_order=depth_first)"]), min_size=1))
+def test_a_text_is_broken_where_it_may_be_and_not_sooner(words: list[str]) -> None:
+    text = " ".join(words)
+    with style.house():
+        lines = style.broken(text, 1.0, style.FONT)
+        assert " ".join(lines).replace(" ", "") == text.replace(" ", "")
+        for line in lines:
+            assert style.inches(line, style.FONT) <= 1.0
+        for line, after in itertools.pairwise(style.broken(text, 1.0, style.FONT, [style.WORDS])):
+            assert style.inches(f"{line} {after.split()[0]}", style.FONT) > 1.0
+        assert style.broken(text, style.inches(text, style.FONT), style.FONT) == [text]
 
 
 def test_machines_are_not_mixed() -> None:

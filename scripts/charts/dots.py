@@ -93,7 +93,7 @@ def draw_dots(
             if others:
                 note(axes, others, (low, begin + len(own)), (3, 0))
             begin += tall[row]
-        axes.set_yticks(middles, [wrapped(text) for text in measured.row_labels(shown)])
+        axes.set_yticks(middles, [wrapped(text) for text in measured.row_labels(shown, rows)])
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
         axes.set_xlabel(xlabel)

@@ -13,8 +13,8 @@ from .style import house
 def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value] = ()) -> Chart:
     """published: speedups; those over this baseline, of a model, batch and system that are shown, are marked.
 
-    Models stand in the order of the largest speedup that was measured. Raises NoResults where no system shares rounds with
-    the baseline.
+    Batches stand in their order, models in that of the largest speedup that was measured. Raises NoResults where no system
+    shares rounds with the baseline.
     """
     systems = [system for system in measured.systems if system != baseline]
     ratios = {(row, s): r for row in measured.rows for s in systems if (r := measured.over(row, s, baseline)) is not None}
@@ -42,7 +42,10 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
         "rounds, the line on it the bootstrap 95 % interval."
     )
     if marks:
-        caption += " Open marks are the papers' values, on the papers' GPUs; one that would leave the axis has its number."
+        caption += (
+            " Open marks are the papers' values, on the papers' GPUs (grey: those of a paper's further GPUs); "
+            "one that would leave the axis has its number."
+        )
     return Chart("speedup", f"Speedup over {baseline}", caption, figure)
 
 
@@ -61,6 +64,6 @@ def published_marks(
             continue
         row = value.zoo_model, int(value.batch)
         if row in rows and value.our_system in systems:
-            mark = Mark(value.value, value.paper, f"{value.paper} paper, {value.device}")
+            mark = Mark(value.value, value.paper, ", ".join(filter(None, [f"{value.paper} paper", value.device])))
             found.setdefault((row, value.our_system), []).append(mark)
     return found

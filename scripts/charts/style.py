@@ -1,5 +1,6 @@
 """How every chart looks: a colour, a marker and a hatch fixed for each system, type that is legible in print, files."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 WIDTH = 7.2  # inches: the text of a two-column paper, or a screen
@@ -19,6 +22,9 @@ FONT, SMALL, TINY = 8, 7, 6  # points
 DOTS = 200  # an inch, in a PNG
 ENTRY, LETTER = 0.5, 0.062  # inches of an entry of a legend beside its words, and of a letter
 FORMATS = ("png", "svg")
+POINTS = 72  # in an inch
+# Where a text may be broken: between what a claim is about and its two sides, between words, within a label.
+SIDES, WORDS, PARTS = map(re.compile, (r"(?<=: )|(?=\bover )", r"(?<= )", r"(?<=[=,/@_])"))
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,32 @@ def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, fl
     plain_note: dict[str, Any] = {"fontsize": TINY, "color": FAINT, "va": "center", "annotation_clip": False}
     plain_note["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}
     axes.annotate(text, at, offset, textcoords="offset points", **(plain_note | more))
+
+
+def inches(text: str, points: float) -> float:
+    """The width of a line of text, in the font that charts have now."""
+    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=points), ismath=False)
+    return float(width) / POINTS
+
+
+def broken(text: str, most: float, points: float, breaks: Sequence[re.Pattern[str]] = (WORDS, PARTS)) -> list[str]:
+    """The lines of a text, none longer than `most` inches unless there is no break in it.
+
+    breaks: the best first; at the later ones only what the earlier leave too long is broken.
+    """
+    return [line.strip() for line in _broken(text, most, points, breaks)]
+
+
+def _broken(text: str, most: float, points: float, breaks: Sequence[re.Pattern[str]]) -> list[str]:
+    if not breaks or inches(text.strip(), points) <= most:
+        return [text]
+    lines: list[str] = []
+    for piece in filter(None, breaks[0].split(text)):
+        if lines and inches((lines[-1] + piece).strip(), points) <= most:
+            lines[-1] += piece
+        else:
+            lines += _broken(piece, most, points, breaks[1:])
+    return lines
 
 
 def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
