@@ -207,6 +207,27 @@ def test_latencies_become_ratios() -> None:
     assert at_16.ours == pytest.approx(2) and at_16.published == pytest.approx(17.95 / 15.17)
 
 
+def test_a_schedule_is_judged_against_the_others_at_the_batch_that_it_was_searched_for() -> None:
+    read = Preset.read("ios/specialization")
+    own = {b: read.systems[f"ios_both(optimized_for_batch={b})"] for b in (1, 32, 128)}
+    scales = {(b, of): 1.0 if b == of else 1.1 for b in own for of in own} | {(32, 128): 0.9}
+    records = []
+    for (batch, of), scale in scales.items():
+        record = made("ios", batch, scale)
+        record["config"]["system"]["schedule"] = own[of].partition("schedule=")[2].rstrip(")")
+        record["id"] += str(of)
+        records.append(record)
+    _, _, found = judged("ios/specialization", records)
+    words = [f for f in found if f.rule == "not_slower"]
+    assert len(words) == 6 and len({f.what for f in found}) == len(found)
+    assert {f.what for f in words if f.verdict != HOLDS} == {
+        "inception_v3, batch 32: ios (schedule=inception_v3@ios@b32) over ios (schedule=inception_v3@ios@b128)"
+    }
+    # What is judged by the paper's figure too says which of the two it is.
+    both = [f for f in found if f.what.removesuffix(", in words") in {g.what for g in found if g.rule == "ratio"}]
+    assert sorted(f.what.endswith(", in words") for f in both if f.rule == "not_slower") == [True, True]
+
+
 def test_the_papers_values_are_marked_where_they_are_judged() -> None:
     """Latencies as ratios, by the labels of the preset."""
     networks, systems = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass"), ("greedy", "ios_merge", "ios")

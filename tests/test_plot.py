@@ -28,8 +28,11 @@ from matplotlib.text import Text
 from results.published.values import exhibit
 from results.record import label
 from scripts import plot, readme
-from scripts.charts import bars, dots, latency, limits, memory, search, sm_efficiency, speedup, style, throughput
+from scripts.charts import bars, claims, dots, latency, limits, memory, search, sm_efficiency, speedup, style, throughput
 from scripts.charts.measured import WORDS, Measured, NoResults, by_setting, read
+from scripts.exhibits import quantities
+from scripts.exhibits.evidence import Evidence
+from scripts.exhibits.preset import Preset, names
 from systems import registry
 
 REFERENCE = ROOT / "results" / "reference" / "h200"
@@ -161,21 +164,51 @@ CHARTS: dict[str, Callable[[], Figure]] = {
 }
 
 
+def check_words(figure: Figure) -> None:
+    """In print: no word is under 5.5 points, none is cut off at the paper's edge, and none lies on another."""
+    shown = texts(figure)
+    boxes = [(t.get_text(), t.get_window_extent()) for t in shown]
+    edge = figure.bbox
+    for text, box in boxes:
+        assert box.x0 >= edge.x0 - 1 and box.x1 <= edge.x1 + 1 and box.y0 >= edge.y0 - 1 and box.y1 <= edge.y1 + 1, text
+    assert min(t.get_fontsize() for t in shown) >= 5.5
+    for (a, x), (b, y) in combinations(boxes, 2):
+        wide, tall = min(x.x1, y.x1) - max(x.x0, y.x0), min(x.y1, y.y1) - max(x.y0, y.y0)
+        assert wide < 2 or tall < 2, f"{a!r} lies on {b!r}"
+
+
 @pytest.mark.parametrize("name", CHARTS)
 def test_a_chart_can_be_read(name: str) -> None:
-    """In print: no word is under 5.5 points, none is cut off at the paper's edge, and none lies on another."""
     with style.house():
         figure = CHARTS[name]()
-        shown = texts(figure)
         assert figure.get_figwidth() == style.WIDTH and figure.get_figheight() < 11
-        boxes = [(t.get_text(), t.get_window_extent()) for t in shown]
-        edge = figure.bbox
-        for text, box in boxes:
-            assert box.x0 >= edge.x0 - 1 and box.x1 <= edge.x1 + 1 and box.y0 >= edge.y0 - 1 and box.y1 <= edge.y1 + 1, text
-        assert min(t.get_fontsize() for t in shown) >= 5.5
-        for (a, x), (b, y) in combinations(boxes, 2):
-            wide, tall = min(x.x1, y.x1) - max(x.x0, y.x0), min(x.y1, y.y1) - max(x.y0, y.y0)
-            assert wide < 2 or tall < 2, f"{a!r} lies on {b!r}"
+        check_words(figure)
+
+
+@pytest.mark.parametrize("name", names())
+def test_claims_can_be_read(name: str) -> None:
+    """Whatever was measured of an exhibit, and however long the reason is where it was not."""
+    unknown = quantities.findings(Preset.read(name), Evidence())
+    long = "the worker ended with status 1 and said nothing but that its device is none of those that it was made for"
+    for part in range(3):
+        found = [
+            replace(f, ours=1.2 * f.published) if i % 3 == part else replace(f, reason=(f.reason, long)[i % 2])
+            for i, f in enumerate(unknown, start=part)
+        ]
+        with style.house():
+            if all(f.ours is None for f in found):
+                continue
+            figure = claims.draw(found, name.partition("/")[0], "title").figure
+            check_words(figure)
+            for axes in figure.axes:
+                box = axes.get_window_extent()
+                assert box.width >= 0.4 * figure.bbox.width
+                for note in axes.texts:
+                    assert note.get_window_extent().x0 >= box.x0 - 1 and note.get_window_extent().x1 <= figure.bbox.x1
+        shown = "".join(drawn(figure).split())
+        for f in found:
+            assert "".join(f.what.split()) in shown
+            assert f.ours is not None or "".join(f.reason.split()) in shown
 
 
 def test_a_figure_is_the_same_file_again(tmp_path: Path) -> None:
