@@ -20,9 +20,9 @@ from results.store import Store
 from scripts.charts.measured import Measured, NoResults
 from scripts.charts.setting import CALLS
 from scripts.charts.speedup import published_marks
-from scripts.charts.style import PAPERS
+from scripts.charts.style import PAPERS, short
 from scripts.exhibits import judgement, preset, quantities
-from scripts.exhibits.evidence import Evidence, labels, parts, select, short
+from scripts.exhibits.evidence import Evidence, labels, parts, select
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
 from scripts.exhibits.running import Run, cells, quoted, system_of

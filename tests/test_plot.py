@@ -183,6 +183,7 @@ def test_a_chart_can_be_read(name: str) -> None:
         figure = CHARTS[name]()
         assert figure.get_figwidth() == style.WIDTH and figure.get_figheight() < 11
         check_words(figure)
+        assert "results/exhibits" not in drawn(figure)  # a schedule's file is told by its name
 
 
 @pytest.mark.parametrize("name", names())

@@ -7,7 +7,7 @@ from results.published.value import Value
 from .bars import Bar, Mark, draw_bars
 from .chart import Chart
 from .measured import Measured, NoResults, Row
-from .style import house
+from .style import house, short
 
 
 def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value] = ()) -> Chart:
@@ -35,18 +35,18 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
     marks = published_marks(published, baseline, rows, systems)
     with house():
         figure = draw_bars(
-            measured, rows, systems, bar, why, marks, f"speedup over {baseline}", measured.title_of(rows), line=1.0
+            measured, rows, systems, bar, why, marks, f"speedup over {short(baseline)}", measured.title_of(rows), line=1.0
         )
     caption = (
-        f"Speedup over {baseline}: systems measured in turn on one machine, in interleaved rounds. A bar is the median over "
-        "rounds, the line on it the bootstrap 95 % interval."
+        f"Speedup over {short(baseline)}: systems measured in turn on one machine, in interleaved rounds. A bar is the "
+        "median over rounds, the line on it the bootstrap 95 % interval."
     )
     if marks:
         caption += (
             " Open marks are the papers' values, on the papers' GPUs (grey: those of a paper's further GPUs); "
             "one that would leave the axis has its number."
         )
-    return Chart("speedup", f"Speedup over {baseline}", caption, figure)
+    return Chart("speedup", f"Speedup over {short(baseline)}", caption, figure)
 
 
 def published_marks(

@@ -21,6 +21,7 @@ WIDTH = 7.2  # inches: the text of a two-column paper, or a screen
 FONT, SMALL, TINY = 8, 7, 6  # points
 DOTS = 200  # an inch, in a PNG
 ENTRY, LETTER = 0.5, 0.062  # inches of an entry of a legend beside its words, and of a letter
+ROW, ROWS = 0.16, 3  # inches of a legend's line, and lines that every figure has room for
 FORMATS = ("png", "svg")
 POINTS = 72  # in an inch
 # Where a text may be broken: between what a claim is about and its two sides, between words, within a label.
@@ -98,6 +99,11 @@ def order(systems: Sequence[str]) -> list[str]:
         return known.index(nearest) if nearest in known else len(known), system
 
     return sorted(set(systems), key=place)
+
+
+def short(system: str) -> str:
+    """A label whose schedule file is told by its name alone: "ios (schedule=inception_v3@ios@b32)"."""
+    return re.sub(r"schedule=(?:[^,)]*/)?([^,)/]*?)(?:\.schedule)?\.json", r"schedule=\1", system)
 
 
 @contextmanager
@@ -190,13 +196,18 @@ def _broken(text: str, most: float, points: float, breaks: Sequence[re.Pattern[s
 
 
 def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
-    """The chart's title and under it the legend, over the panels, where neither covers any of them."""
+    """The chart's title and under it the legend, over the panels, where neither covers any of them; a figure grows by what
+    a legend of many lines takes.
+    """
+    for handle in handles:
+        handle.set_label(short(str(handle.get_label())))
     widths = [ENTRY + LETTER * len(str(handle.get_label())) for handle in handles]
     for lines in range(1, len(handles) + 1):
         columns = -(-len(handles) // lines)
         # matplotlib fills one column after another, the first ones with one entry more.
         if sum(max(column) for column in np.array_split(widths, columns)) < WIDTH:
             break
+    figure.set_figheight(figure.get_figheight() + ROW * max(0, lines - ROWS))
     figure.legend(
         handles=handles,
         title=title,

@@ -10,8 +10,9 @@ from results.finding import IN_WORDS, Finding
 from results.published.names import NO_MODEL
 from results.published.value import Value
 from scripts.charts.measured import Measured, Row
+from scripts.charts.style import short
 
-from .evidence import Evidence, short
+from .evidence import Evidence
 from .preset import Preset, Renamed, systems_here
 
 WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
