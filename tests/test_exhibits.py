@@ -1,8 +1,10 @@
 """Presets against what there is, and figures and verdicts against the committed records."""
 
 import copy
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,8 +19,10 @@ from results.record import CONF, label
 from results.store import Store
 from scripts.charts.measured import Measured, NoResults
 from scripts.charts.setting import CALLS
+from scripts.charts.speedup import published_marks
+from scripts.charts.style import PAPERS, short
 from scripts.exhibits import judgement, preset, quantities
-from scripts.exhibits.evidence import Evidence, labels, parts, select, short
+from scripts.exhibits.evidence import Evidence, labels, parts, select
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
 from scripts.exhibits.running import Run, cells, quoted, system_of
@@ -201,6 +205,81 @@ def test_latencies_become_ratios() -> None:
     _, _, found = judged("ios/batch_sizes", batches)
     (at_16,) = [f for f in found if f.what == "inception_v3, batch 16: ios over sequential"]
     assert at_16.ours == pytest.approx(2) and at_16.published == pytest.approx(17.95 / 15.17)
+
+
+def test_a_schedule_is_judged_against_the_others_at_the_batch_that_it_was_searched_for() -> None:
+    read = Preset.read("ios/specialization")
+    own = {b: read.systems[f"ios_both(optimized_for_batch={b})"] for b in (1, 32, 128)}
+    scales = {(b, of): 1.0 if b == of else 1.1 for b in own for of in own} | {(32, 128): 0.9}
+    records = []
+    for (batch, of), scale in scales.items():
+        record = made("ios", batch, scale)
+        record["config"]["system"]["schedule"] = own[of].partition("schedule=")[2].rstrip(")")
+        record["id"] += str(of)
+        records.append(record)
+    _, _, found = judged("ios/specialization", records)
+    words = [f for f in found if f.rule == "not_slower"]
+    assert len(words) == 6 and len({f.what for f in found}) == len(found)
+    assert {f.what for f in words if f.verdict != HOLDS} == {
+        "inception_v3, batch 32: ios (schedule=inception_v3@ios@b32) over ios (schedule=inception_v3@ios@b128)"
+    }
+    # What is judged by the paper's figure too says which of the two it is.
+    both = [f for f in found if f.what.removesuffix(", in words") in {g.what for g in found if g.rule == "ratio"}]
+    assert sorted(f.what.endswith(", in words") for f in both if f.rule == "not_slower") == [True, True]
+
+
+def test_the_papers_values_are_marked_where_they_are_judged() -> None:
+    """Latencies as ratios, by the labels of the preset."""
+    networks, systems = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass"), ("greedy", "ios_merge", "ios")
+    read = Preset.read("ios/schedules")
+    rows = [(network, 1) for network in networks]
+    marks = published_marks(quantities.published_speedups(read), read.baseline, rows, systems)
+    marked = {f"{row[0]}: {system} over sequential": mark.value for (row, system), (mark,) in marks.items()}
+    judged_here = {f.what: f.published for f in judged("ios/schedules")[2]}
+    assert len(marked) == 12 and marked == {what: pytest.approx(judged_here[what]) for what in marked}
+    assert marked["squeezenet_bypass: greedy over sequential"] == pytest.approx(0.86 / 0.98)
+    # Systems and a metric of other names, and a model whose name here is another network's in another paper.
+    read = Preset.read("opara/figure2")
+    marks = published_marks(quantities.published_speedups(read), read.baseline, [("googlenet", 1)], ["opara"])
+    assert [(mark.value, mark.legend) for mark in marks[("googlenet", 1), "opara"]] == [
+        (pytest.approx(1 / (1 - 0.29)), "opara paper, 2080 SUPER"),
+        (pytest.approx(1 / (1 - 0.103)), "opara paper, A100"),
+    ]
+    marks = published_marks(
+        quantities.published_speedups(Preset.read("nimble/figure7")), "eager", [("nasnet", 1)], ["nimble"]
+    )
+    assert [mark.value for mark in marks[("nasnet", 1), "nimble"]] == [22.34]
+    # A ratio to the baseline of the chart, whichever side of the verdict's that is; nothing of what is absent here.
+    read = Preset.read("ios/frameworks")
+    values = [v for v in quantities.published_speedups(read) if v.zoo_model == "inception_v3"]
+    assert {v.our_system: v.value for v in values} == {
+        "tvm": pytest.approx(4.03 / 4.88),
+        "tensorrt": pytest.approx(4.03 / 5.21),
+    }
+
+
+def test_the_batches_of_one_model_are_one_chart_with_its_marks() -> None:
+    read = Preset.read("opara/figure2")
+    records = Store(H200.with_name("h200-opara")).read().records.values()
+    measured = select(list(records), [read.sweep])
+    assert measured is not None and len(measured.batches) == 5
+    charts, _ = pictures(read, Evidence(measured), [])
+    assert list(charts) == ["speedup"] and "papers' values" in charts["speedup"].caption
+    (axes,) = charts["speedup"].figure.axes
+    assert len(axes.get_xticklabels()) == 5 and len(axes.patches) == 15
+    drawn = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == PAPERS["opara"]]
+    assert drawn == [pytest.approx(1 / (1 - 0.29)), pytest.approx(1 / (1 - 0.103))]
+
+
+def test_charts_stand_in_the_order_of_the_preset() -> None:
+    read = replace(Preset.read("opara/figure8"), charts=["speedup", "memory", "throughput"])
+    charts, refused = pictures(read, Evidence(select(RECORDS, [read.sweep | {"system": "cuda_graph,nimble"}])), [])
+    assert [name.partition("-")[0] for name in dict.fromkeys(charts)][:2] == ["speedup", "memory"], refused
+
+
+def test_the_folder_of_pictures_holds_what_the_readme_shows() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {file.name for file in (H200 / "exhibits").iterdir()} == set(re.findall(r"h200/exhibits/([^)]+)", text))
 
 
 def test_a_range_of_batches_has_its_extremes() -> None:

@@ -1,9 +1,11 @@
 """Charts: what they show, what they must not show, and that they can be read."""
 
 import copy
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -27,11 +29,15 @@ from test_active_warps import pictured_warps
 from results.published.values import exhibit
 from results.record import label
 from scripts import plot, readme
-from scripts.charts import bars, dots, latency, limits, memory, search, sm_efficiency, speedup, style, throughput
+from scripts.charts import bars, claims, dots, latency, limits, memory, search, sm_efficiency, speedup, style, throughput
 from scripts.charts.measured import WORDS, Measured, NoResults, by_setting, read
+from scripts.exhibits import quantities
+from scripts.exhibits.evidence import Evidence
+from scripts.exhibits.preset import Preset, names
 from systems import registry
 
 REFERENCE = ROOT / "results" / "reference" / "h200"
+DEPTH_FIRST = "opara (launch_order=depth_first)"
 # Machado, Oliveira and Fernandes 2009: how the dichromat sees, on linear RGB.
 DICHROMATS = (
     ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -62,6 +68,14 @@ def several() -> Measured:
     """Of sweeps over different systems, most of which were not measured on most models."""
     folders = [REFERENCE, *(REFERENCE.with_name(name) for name in ("h200-ios", "h200-ios-pruning", "h200-tvm"))]
     return Measured(read(folders)).only(models=["nasnet", "inception_v3", "bert", "squeezenet_bypass"])
+
+
+@cache
+def launched() -> Measured:
+    """One model at several batches, under systems of which one has a long label."""
+    return Measured(read([REFERENCE.with_name("h200-opara")])).only(
+        models=["googlenet"], systems=["opara", DEPTH_FIRST, "opara (launch_order=reverse)"]
+    )
 
 
 def changed(model: str, system: str, **new: Any) -> Measured:
@@ -146,25 +160,58 @@ CHARTS: dict[str, Callable[[], Figure]] = {
     "latency of several sweeps": lambda: latency.draw(several().only(batches=[1])).figure,
     "memory of several sweeps": lambda: memory.draw(several().only(batches=[1])).figure,
     "active warps": pictured_warps,
+    "speedup over a long label": lambda: speedup.draw(launched(), DEPTH_FIRST).figure,
+    "speedup over a long label at one batch": lambda: speedup.draw(launched().only(batches=[8]), DEPTH_FIRST).figure,
     "speedup of one": lambda: speedup.draw(measured().only(models=["nasnet"], systems=["nimble", "eager"])).figure,
 }
 
 
+def check_words(figure: Figure) -> None:
+    """In print: no word is under 5.5 points, none is cut off at the paper's edge, and none lies on another."""
+    shown = texts(figure)
+    boxes = [(t.get_text(), t.get_window_extent()) for t in shown]
+    edge = figure.bbox
+    for text, box in boxes:
+        assert box.x0 >= edge.x0 - 1 and box.x1 <= edge.x1 + 1 and box.y0 >= edge.y0 - 1 and box.y1 <= edge.y1 + 1, text
+    assert min(t.get_fontsize() for t in shown) >= 5.5
+    for (a, x), (b, y) in combinations(boxes, 2):
+        wide, tall = min(x.x1, y.x1) - max(x.x0, y.x0), min(x.y1, y.y1) - max(x.y0, y.y0)
+        assert wide < 2 or tall < 2, f"{a!r} lies on {b!r}"
+
+
 @pytest.mark.parametrize("name", CHARTS)
 def test_a_chart_can_be_read(name: str) -> None:
-    """In print: no word is under 5.5 points, none is cut off at the paper's edge, and none lies on another."""
     with style.house():
         figure = CHARTS[name]()
-        shown = texts(figure)
         assert figure.get_figwidth() == style.WIDTH and figure.get_figheight() < 11
-        boxes = [(t.get_text(), t.get_window_extent()) for t in shown]
-        edge = figure.bbox
-        for text, box in boxes:
-            assert box.x0 >= edge.x0 - 1 and box.x1 <= edge.x1 + 1 and box.y0 >= edge.y0 - 1 and box.y1 <= edge.y1 + 1, text
-        assert min(t.get_fontsize() for t in shown) >= 5.5
-        for (a, x), (b, y) in combinations(boxes, 2):
-            wide, tall = min(x.x1, y.x1) - max(x.x0, y.x0), min(x.y1, y.y1) - max(x.y0, y.y0)
-            assert wide < 2 or tall < 2, f"{a!r} lies on {b!r}"
+        check_words(figure)
+        assert "results/exhibits" not in drawn(figure)  # a schedule's file is told by its name
+
+
+@pytest.mark.parametrize("name", names())
+def test_claims_can_be_read(name: str) -> None:
+    """Whatever was measured of an exhibit, and however long the reason is where it was not."""
+    unknown = quantities.findings(Preset.read(name), Evidence())
+    long = "the worker ended with status 1 and said nothing but that its device is none of those that it was made for"
+    for part in range(3):
+        found = [
+            replace(f, ours=1.2 * f.published) if i % 3 == part else replace(f, reason=(f.reason, long)[i % 2])
+            for i, f in enumerate(unknown, start=part)
+        ]
+        with style.house():
+            if all(f.ours is None for f in found):
+                continue
+            figure = claims.draw(found, name.partition("/")[0], "title").figure
+            check_words(figure)
+            for axes in figure.axes:
+                box = axes.get_window_extent()
+                assert box.width >= 0.4 * figure.bbox.width
+                for note in axes.texts:
+                    assert note.get_window_extent().x0 >= box.x0 - 1 and note.get_window_extent().x1 <= figure.bbox.x1
+        shown = "".join(drawn(figure).split())
+        for f in found:
+            assert "".join(f.what.split()) in shown
+            assert f.ours is not None or "".join(f.reason.split()) in shown
 
 
 def test_a_figure_is_the_same_file_again(tmp_path: Path) -> None:
@@ -324,6 +371,40 @@ def test_published_values_are_marked_where_they_belong() -> None:
     # A mark that would leave the axis is at its edge, with its number.
     small = measured().only(models=["mobilenet_v2"])
     assert "9.99" in drawn(speedup.draw(small, "eager", exhibit("nimble/figure7")).figure)
+
+
+def test_marks_of_one_paper_on_several_gpus_are_told_apart() -> None:
+    (value,) = [v for v in exhibit("nimble/figure7") if (v.system, v.zoo_model) == ("nimble", "mobilenet_v2")]
+    one = measured().only(models=["mobilenet_v2"], systems=["eager", "nimble"])
+    figure = speedup.draw(one, "eager", [value, replace(value, device="TITAN", value=3.0), replace(value, device="")]).figure
+    (legend,) = figure.legends
+    faces = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)}
+    marks = [handle.get_markerfacecolor() for label, handle in faces.items() if "paper" in label]  # type: ignore[union-attr]
+    assert list(faces) == ["nimble", "nimble paper, V100", "nimble paper, TITAN", "nimble paper"]
+    assert len(set(marks)) == 3 and marks[0] == "white"
+
+
+def test_a_chart_of_one_model_has_a_group_for_each_batch() -> None:
+    figure = speedup.draw(launched(), DEPTH_FIRST).figure
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == [f"batch {batch}" for batch in launched().batches]
+    assert "googlenet" in figure.legends[0].get_title().get_text()
+    several_models = speedup.draw(measured((8, 32)), "cuda_graph").figure
+    labels = {text.get_text().replace("_\n", "_") for axes in several_models.axes for text in axes.get_xticklabels()}
+    assert labels == {f"{model}\nbatch {batch}" for model, batch in measured((8, 32)).rows}
+
+
+@given(st.lists(st.sampled_from(["over", "ios", "nimble_single_stream", "(launch_order=depth_first)"]), min_size=1))
+def test_a_text_is_broken_where_it_may_be_and_not_sooner(words: list[str]) -> None:
+    text = " ".join(words)
+    with style.house():
+        lines = style.broken(text, 1.0, style.FONT)
+        assert " ".join(lines).replace(" ", "") == text.replace(" ", "")
+        for line in lines:
+            assert style.inches(line, style.FONT) <= 1.0
+        for line, after in itertools.pairwise(style.broken(text, 1.0, style.FONT, [style.WORDS])):
+            assert style.inches(f"{line} {after.split()[0]}", style.FONT) > 1.0
+        assert style.broken(text, style.inches(text, style.FONT), style.FONT) == [text]
 
 
 def test_machines_are_not_mixed() -> None:

@@ -13,11 +13,14 @@ from matplotlib.patches import Patch
 
 from .measured import Measured, Row
 from .places import NOT_MEASURED, places
-from .style import FONT, INK, PAPERS, WIDTH, above, look, note
+from .style import FONT, INK, PAPERS, WIDTH, above, broken, inches, look, note
 
 SLOTS = 50  # bars, and the gaps between groups, across a page
 GAP = 0.9  # of a bar, between two groups
 PANEL = 1.75  # inches of height
+LOW = 1.15  # inches of height that every panel's axes have
+# Of the marks of one paper, a face for each of its GPUs: the first is open.
+FACES = ("white", "0.65", "0.35", "black")
 ABOVE = 1.35  # a mark higher than so many times the highest bar of its panel is drawn at the edge, with its number
 
 
@@ -65,6 +68,7 @@ def draw_bars(
     width = {row: len(there) + bool(others) + GAP for row, (there, others) in placed.items()}
     panels = packed([width[row] for row in rows])
     widest = max(sum(width[rows[i]] for i in panel) for panel in panels)
+    faces = _faces(marks)
     size = WIDTH, PANEL * len(panels) + 0.75
     figure, grid = plt.subplots(len(panels), 1, figsize=size, squeeze=False, layout="constrained")
     for panel, axes in zip(panels, grid[:, 0], strict=True):
@@ -87,11 +91,11 @@ def draw_bars(
                 else:
                     note(axes, why(row, system), (x, 0), (0, 2), rotation=90, ha="center", va="bottom")
                 for mark in marks.get((row, system), ()):
-                    _mark(axes, x, mark, high)
+                    _mark(axes, x, mark, high, faces[mark.paper, mark.legend])
             if others:
                 note(axes, others, (begin + len(own), 0), (0, 2), rotation=90, ha="center", va="bottom")
             begin += width[row]
-        axes.set_xticks(middles, [wrapped(text) for text in measured.row_labels(shown)])
+        axes.set_xticks(middles, [wrapped(text) for text in measured.row_labels(shown, rows)])
         axes.tick_params(axis="x", length=0, pad=2)
         axes.grid(False, axis="x")
         if line is not None:
@@ -100,6 +104,12 @@ def draw_bars(
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
     _legend(figure, named if legend else (), systems, marks, title)
+    if inches(ylabel, FONT) > LOW:
+        # Only now is it known how high the axes are.
+        figure.draw_without_rendering()
+        for axes in grid[:, 0]:
+            high = axes.get_window_extent().height / figure.dpi
+            axes.set_ylabel("\n".join(broken(ylabel, high, FONT)))
     return figure
 
 
@@ -128,14 +138,28 @@ def _bar(axes: Axes, x: float, bar: Bar, system: str, systems: Sequence[str]) ->
         axes.errorbar(x, bar.value, yerr=errors, fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.4, capthick=0.8, zorder=3)
 
 
-def _mark(axes: Axes, x: float, mark: Mark, high: float) -> None:
-    style: Any = {
-        "marker": PAPERS.get(mark.paper, "o"),
+def _faces(marks: Mapping[tuple[Row, str], Sequence[Mark]]) -> dict[tuple[str, str], str]:
+    """The face of the marks of a paper and a legend, in the order of the legend."""
+    found: dict[tuple[str, str], str] = {}
+    for mark in (mark for there in marks.values() for mark in there):
+        before = sum(paper == mark.paper for paper, _ in found)
+        found.setdefault((mark.paper, mark.legend), FACES[before % len(FACES)])
+    return found
+
+
+def _published(paper: str, face: str) -> dict[str, Any]:
+    """How the marks of a paper look."""
+    return {
+        "marker": PAPERS.get(paper, "o"),
         "markersize": 4,
-        "mfc": "white",
-        "mec": "black",
+        "markerfacecolor": face,
+        "markeredgecolor": "black",
         "linestyle": "none",
     }
+
+
+def _mark(axes: Axes, x: float, mark: Mark, high: float, face: str) -> None:
+    style = _published(mark.paper, face)
     if mark.value <= high:
         axes.plot(x, mark.value, zorder=4, clip_on=False, **style)
         return
@@ -156,19 +180,8 @@ def _legend(
     for system in systems:
         style = look(system, among)
         handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, label=system))
-    for mark in dict.fromkeys((mark.paper, mark.legend) for found in marks.values() for mark in found):
-        handles.append(
-            Line2D(
-                [],
-                [],
-                marker=PAPERS.get(mark[0], "o"),
-                linestyle="none",
-                markersize=4,
-                markerfacecolor="white",
-                markeredgecolor="black",
-                label=mark[1],
-            )
-        )
+    for (paper, label), face in _faces(marks).items():
+        handles.append(Line2D([], [], label=label, **_published(paper, face)))
     if handles:
         above(figure, handles, title)
     else:

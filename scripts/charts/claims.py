@@ -1,6 +1,8 @@
 """A paper's figures beside ours, a line each: open marks are the paper's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,16 +13,51 @@ from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, VER
 
 from .chart import Chart
 from .measured import NoResults
-from .style import FAINT, INK, PAPERS, SMALL, WIDTH, above, house, note, set_log
+from .style import (
+    FAINT,
+    INK,
+    PAPERS,
+    PARTS,
+    POINTS,
+    SIDES,
+    SMALL,
+    TINY,
+    WIDTH,
+    WORDS,
+    above,
+    broken,
+    house,
+    inches,
+    note,
+    set_log,
+)
 
 LINE = 0.17  # inches of height, a figure
-MOST_REASON = 60  # letters
+FURTHER = 0.65  # of that, each further line of words beside it
+MOST_LABEL = 0.48 * WIDTH  # inches, a line of what a figure is of
+MARGIN = 0.3  # inches that are neither of the axes nor of those words
+ASIDE = 8  # points between a mark and words beside it
 NARROW = 4  # an axis over less than this factor is linear: a logarithmic one would have few ticks
 TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara"}
 AXES = {"x": "times", "G": "10⁹ multiply-accumulates"}
 # Told apart by their fill as well, so that print without colours keeps them.
 COLOURS = {HOLDS: "#0b7a4b", IN_PART: "#e0a100", DOES_NOT_HOLD: "#b3261e", CANNOT: "#707a8a"}
 FILLS = {HOLDS: "full", IN_PART: "left", DOES_NOT_HOLD: "none", CANNOT: "full"}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A figure as it is drawn: words broken to the room that they have. at, height: in lines, of its middle and of it all.
+
+    reason: of what was not measured. right: whether that stands right of the mark.
+    """
+
+    finding: Finding
+    what: list[str]
+    reason: list[str]
+    right: bool
+    height: float
+    at: float
 
 
 def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = True) -> Chart:
@@ -33,8 +70,13 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
         raise NoResults("none of the paper's figures was measured")
     units = list(dict.fromkeys(finding.unit for finding in findings))
     panels = {unit: [finding for finding in findings if finding.unit == unit] for unit in units}
-    heights = [len(found) + 1.2 for found in panels.values()]
     with house():
+        labels = {finding.what: broken(finding.what, MOST_LABEL, SMALL, (SIDES, WORDS, PARTS)) for finding in findings}
+        widest = max(inches(line, SMALL) for lines in labels.values() for line in lines)
+        room = WIDTH - widest - MARGIN
+        limits = {unit: _limits(found, unit) for unit, found in panels.items()}
+        lines = {unit: _lines(found, labels, limits[unit], room) for unit, found in panels.items()}
+        heights = [sum(line.height for line in found) + 1.2 for found in lines.values()]
         figure, grid = plt.subplots(
             *(len(units), 1),
             figsize=(WIDTH, LINE * sum(heights) + 0.42 * len(units) + 0.6),
@@ -42,8 +84,8 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
             squeeze=False,
             layout="constrained",
         )
-        for axes, (unit, found) in zip(grid[:, 0], panels.items(), strict=True):
-            _panel(axes, found, unit, paper, stands)
+        for axes, (unit, shown) in zip(grid[:, 0], lines.items(), strict=True):
+            _panel(axes, shown, limits[unit], unit, paper, stands)
         shape = PAPERS.get(paper, "o")
         hollow: dict[str, Any] = {
             "linestyle": "none",
@@ -80,25 +122,51 @@ def _look(verdict: str) -> dict[str, Any]:
     }
 
 
-def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str, stands: bool) -> None:
+def _limits(findings: Sequence[Finding], unit: str) -> tuple[float, float]:
+    """The ends of an axis."""
     shown = [v for f in findings for v in (f.published, f.ours, f.low, f.high) if v is not None and v > 0]
     low, high = min(shown) / 1.15, max(shown) * 1.15
     if unit == "x":
         low, high = min(low, 0.9), max(high, 1.1)
+    return low, high
+
+
+def _lines(
+    findings: Sequence[Finding], labels: Mapping[str, list[str]], limits: tuple[float, float], room: float
+) -> list[_Line]:
+    """From the top. room: inches that the axes are wide."""
+    low, high = limits
+    found: list[_Line] = []
+    for finding in findings:
+        reason: list[str] = []
+        right = True
+        if finding.verdict == CANNOT:
+            part = (finding.published - low) / (high - low)
+            if high / low > NARROW:
+                part = log(finding.published / low) / log(high / low)
+            right = part <= 0.5
+            reason = broken(finding.reason, max(part, 1 - part) * room - ASIDE / POINTS, TINY)
+        height = 1 + FURTHER * (max(len(labels[finding.what]), len(reason)) - 1)
+        end = found[-1].at + found[-1].height / 2 if found else -0.5
+        found.append(_Line(finding, labels[finding.what], reason, right, height, end + height / 2))
+    return found
+
+
+def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit: str, paper: str, stands: bool) -> None:
+    low, high = limits
     if high / low > NARROW:
         set_log(axes, "x", low, high)
     else:
         axes.set_xlim(low, high)
-    axes.set_ylim(len(findings) - 0.4, -0.6)
-    for place, finding in enumerate(findings):
+    axes.set_ylim(lines[-1].at + lines[-1].height / 2 + 0.1, -0.6)
+    for line in lines:
+        finding, place = line.finding, line.at
         marker: dict[str, Any] = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": "black", "zorder": 3}
         if finding.rule not in IN_WORDS:
             axes.plot(finding.published, place, marker=PAPERS.get(paper, "o"), linestyle="none", **marker)
         if finding.verdict == CANNOT:
-            reason = finding.reason if len(finding.reason) <= MOST_REASON else finding.reason[: MOST_REASON - 1] + "…"
-            left = finding.published < ((low * high) ** 0.5 if high / low > NARROW else (low + high) / 2)
-            offset = (8, 0) if left else (-8, 0)
-            note(axes, reason, (finding.published, place), offset, ha="left" if left else "right")
+            offset, ha = ((ASIDE, 0), "left") if line.right else ((-ASIDE, 0), "right")
+            note(axes, "\n".join(line.reason), (finding.published, place), offset, ha=ha)
             continue
         ours = max(finding.ours or 0.0, low)
         if finding.rule not in IN_WORDS:
@@ -107,7 +175,7 @@ def _panel(axes: Axes, findings: Sequence[Finding], unit: str, paper: str, stand
         axes.plot(ours, place, zorder=4, **look)
         if finding.low is not None and finding.high is not None and finding.high > finding.low:
             axes.hlines(place, finding.low, finding.high, color=look["color"], linewidth=1.4, zorder=3)
-    axes.set_yticks(range(len(findings)), [finding.what for finding in findings], fontsize=SMALL)
+    axes.set_yticks([line.at for line in lines], ["\n".join(line.what) for line in lines], fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     axes.set_xlabel(AXES.get(unit, unit), color=INK)

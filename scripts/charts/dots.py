@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from .bars import wrapped
 from .measured import Measured, Row
 from .places import NOT_MEASURED, places
-from .style import INK, WIDTH, above, look, note, set_log
+from .style import INK, WIDTH, above, look, note, set_log, short
 
 LINE = 0.088  # inches of height, a system
 BETWEEN = 1.1  # lines, between two models
@@ -87,13 +87,13 @@ def draw_dots(
             for place, system in enumerate(own):
                 found = dots(row, system)
                 if not found:
-                    note(axes, f"{system}: {why(row, system)}", (low, begin + place), (3, 0))
+                    note(axes, f"{short(system)}: {why(row, system)}", (low, begin + place), (3, 0))
                 for dot in found:
                     _dot(axes, begin + place, dot, system, systems)
             if others:
                 note(axes, others, (low, begin + len(own)), (3, 0))
             begin += tall[row]
-        axes.set_yticks(middles, [wrapped(text) for text in measured.row_labels(shown)])
+        axes.set_yticks(middles, [wrapped(text) for text in measured.row_labels(shown, rows)])
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
         axes.set_xlabel(xlabel)

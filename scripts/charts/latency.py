@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from .chart import Chart
 from .measured import Measured, NoResults, Row
 from .places import NOT_MEASURED, places
-from .style import FONT, INK, WIDTH, above, house, look, note, plain
+from .style import FONT, INK, WIDTH, above, house, look, note, plain, short
 
 ACROSS = 2  # panels
 PAGE = 14  # models
@@ -133,7 +133,7 @@ def _panel(axes: Axes, measured: Measured, row: Row, systems: list[str], others:
         note(axes, text, (1, place), (4, 0), xycoords=BESIDE, color=INK)
     if others:
         note(axes, others, (1, len(systems)), (3, 0))
-    axes.set_yticks(range(len(systems)), systems)
+    axes.set_yticks(range(len(systems)), [short(system) for system in systems])
     axes.tick_params(axis="y", length=0, pad=1)
     axes.grid(False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))

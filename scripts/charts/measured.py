@@ -139,11 +139,15 @@ class Measured:
         return record["reason"] if record is not None else None
 
     def title_of(self, rows: Sequence[Row]) -> str:
-        """The setting, and the batch if it is one."""
-        batches = sorted({batch for _, batch in rows})
-        return self.setting.label + (f", batch {batches[0]}" if len(batches) == 1 else "")
+        """The setting, and the batch if it is one; of several batches the model if that is one."""
+        models, batches = sorted({model for model, _ in rows}), sorted({batch for _, batch in rows})
+        if len(batches) == 1:
+            return f"{self.setting.label}, batch {batches[0]}"
+        return self.setting.label + (f", {models[0]}" if len(models) == 1 else "")
 
-    def row_labels(self, rows: Sequence[Row]) -> list[str]:
-        """The model, and the batch where there are several."""
-        several = len({batch for _, batch in rows}) > 1
-        return [f"{model}\nbatch {batch}" if several else model for model, batch in rows]
+    def row_labels(self, rows: Sequence[Row], among: Sequence[Row] = ()) -> list[str]:
+        """Of rows among all that a chart has: what the title leaves open, the model, the batch or both."""
+        models, batches = ({part[i] for part in among or rows} for i in range(2))
+        if len(batches) == 1:
+            return [model for model, _ in rows]
+        return [f"batch {batch}" if len(models) == 1 else f"{model}\nbatch {batch}" for model, batch in rows]

@@ -7,14 +7,14 @@ from results.published.value import Value
 from .bars import Bar, Mark, draw_bars
 from .chart import Chart
 from .measured import Measured, NoResults, Row
-from .style import house
+from .style import house, short
 
 
 def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value] = ()) -> Chart:
     """published: speedups; those over this baseline, of a model, batch and system that are shown, are marked.
 
-    Models stand in the order of the largest speedup that was measured. Raises NoResults where no system shares rounds with
-    the baseline.
+    Batches stand in their order, models in that of the largest speedup that was measured. Raises NoResults where no system
+    shares rounds with the baseline.
     """
     systems = [system for system in measured.systems if system != baseline]
     ratios = {(row, s): r for row in measured.rows for s in systems if (r := measured.over(row, s, baseline)) is not None}
@@ -35,15 +35,18 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
     marks = published_marks(published, baseline, rows, systems)
     with house():
         figure = draw_bars(
-            measured, rows, systems, bar, why, marks, f"speedup over {baseline}", measured.title_of(rows), line=1.0
+            measured, rows, systems, bar, why, marks, f"speedup over {short(baseline)}", measured.title_of(rows), line=1.0
         )
     caption = (
-        f"Speedup over {baseline}: systems measured in turn on one machine, in interleaved rounds. A bar is the median over "
-        "rounds, the line on it the bootstrap 95 % interval."
+        f"Speedup over {short(baseline)}: systems measured in turn on one machine, in interleaved rounds. A bar is the "
+        "median over rounds, the line on it the bootstrap 95 % interval."
     )
     if marks:
-        caption += " Open marks are the papers' values, on the papers' GPUs; one that would leave the axis has its number."
-    return Chart("speedup", f"Speedup over {baseline}", caption, figure)
+        caption += (
+            " Open marks are the papers' values, on the papers' GPUs (grey: those of a paper's further GPUs); "
+            "one that would leave the axis has its number."
+        )
+    return Chart("speedup", f"Speedup over {short(baseline)}", caption, figure)
 
 
 def published_marks(
@@ -61,6 +64,6 @@ def published_marks(
             continue
         row = value.zoo_model, int(value.batch)
         if row in rows and value.our_system in systems:
-            mark = Mark(value.value, value.paper, f"{value.paper} paper, {value.device}")
+            mark = Mark(value.value, value.paper, ", ".join(filter(None, [f"{value.paper} paper", value.device])))
             found.setdefault((row, value.our_system), []).append(mark)
     return found

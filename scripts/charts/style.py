@@ -1,5 +1,6 @@
 """How every chart looks: a colour, a marker and a hatch fixed for each system, type that is legible in print, files."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +13,19 @@ import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 WIDTH = 7.2  # inches: the text of a two-column paper, or a screen
 FONT, SMALL, TINY = 8, 7, 6  # points
 DOTS = 200  # an inch, in a PNG
 ENTRY, LETTER = 0.5, 0.062  # inches of an entry of a legend beside its words, and of a letter
+ROW, ROWS = 0.16, 3  # inches of a legend's line, and lines that every figure has room for
 FORMATS = ("png", "svg")
+POINTS = 72  # in an inch
+# Where a text may be broken: between what a claim is about and its two sides, between words, within a label.
+SIDES, WORDS, PARTS = map(re.compile, (r"(?<=: )|(?=\bover )", r"(?<= )", r"(?<=[=,/@_])"))
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,11 @@ def order(systems: Sequence[str]) -> list[str]:
     return sorted(set(systems), key=place)
 
 
+def short(system: str) -> str:
+    """A label whose schedule file is told by its name alone: "ios (schedule=inception_v3@ios@b32)"."""
+    return re.sub(r"schedule=(?:[^,)]*/)?([^,)/]*?)(?:\.schedule)?\.json", r"schedule=\1", system)
+
+
 @contextmanager
 def house() -> Iterator[None]:
     """The settings that every chart is drawn and saved under."""
@@ -157,14 +169,45 @@ def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, fl
     axes.annotate(text, at, offset, textcoords="offset points", **(plain_note | more))
 
 
+def inches(text: str, points: float) -> float:
+    """The width of a line of text, in the font that charts have now."""
+    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=points), ismath=False)
+    return float(width) / POINTS
+
+
+def broken(text: str, most: float, points: float, breaks: Sequence[re.Pattern[str]] = (WORDS, PARTS)) -> list[str]:
+    """The lines of a text, none longer than `most` inches unless there is no break in it.
+
+    breaks: the best first; at the later ones only what the earlier leave too long is broken.
+    """
+    return [line.strip() for line in _broken(text, most, points, breaks)]
+
+
+def _broken(text: str, most: float, points: float, breaks: Sequence[re.Pattern[str]]) -> list[str]:
+    if not breaks or inches(text.strip(), points) <= most:
+        return [text]
+    lines: list[str] = []
+    for piece in filter(None, breaks[0].split(text)):
+        if lines and inches((lines[-1] + piece).strip(), points) <= most:
+            lines[-1] += piece
+        else:
+            lines += _broken(piece, most, points, breaks[1:])
+    return lines
+
+
 def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
-    """The chart's title and under it the legend, over the panels, where neither covers any of them."""
+    """The chart's title and under it the legend, over the panels, where neither covers any of them; a figure grows by what
+    a legend of many lines takes.
+    """
+    for handle in handles:
+        handle.set_label(short(str(handle.get_label())))
     widths = [ENTRY + LETTER * len(str(handle.get_label())) for handle in handles]
     for lines in range(1, len(handles) + 1):
         columns = -(-len(handles) // lines)
         # matplotlib fills one column after another, the first ones with one entry more.
         if sum(max(column) for column in np.array_split(widths, columns)) < WIDTH:
             break
+    figure.set_figheight(figure.get_figheight() + ROW * max(0, lines - ROWS))
     figure.legend(
         handles=handles,
         title=title,

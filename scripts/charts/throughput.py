@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from .chart import Chart
 from .measured import Measured, NoResults
 from .places import FEW, NOT_MEASURED
-from .style import WIDTH, above, house, look, note, set_log
+from .style import WIDTH, above, house, look, note, set_log, short
 
 ACROSS = 3  # panels
 PANEL = 2.0  # inches of height
@@ -129,4 +129,4 @@ def _panel(
 def _gap(batch: int, word: str, names: list[str], most: int) -> str:
     """names: by name where they are few, or did not run."""
     few = len(names) <= most or word != NOT_MEASURED
-    return f"batch {batch} {word}: {', '.join(names) if few else f'{len(names)} systems'}"
+    return f"batch {batch} {word}: {', '.join(map(short, names)) if few else f'{len(names)} systems'}"

@@ -2,7 +2,6 @@
 
 import json
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -88,11 +87,6 @@ def labels(group: str, sweep: Mapping[str, str]) -> set[str]:
             given = {key.partition(".")[2]: yaml.safe_load(value) for key, value in zip(options, values, strict=True)}
             found.add(label(plain | given))
     return found
-
-
-def short(system: str) -> str:
-    """A label whose schedule file is told by its name alone: "ios (schedule=inception_v3@ios@b32)"."""
-    return re.sub(r"schedule=(?:[^,)]*/)?([^,)/]*?)(?:\.schedule)?\.json", r"schedule=\1", system)
 
 
 def parts(text: str) -> list[str]:

@@ -30,8 +30,8 @@ def gallery(
     whose verdict stands that of every other one. schedules: the folder of schedules and timelines, as in `OUTPUT`, where
     scripts/reproduce.py writes them.
 
-    An exhibit is shown by its first chart, one for each batch where there are several, and not at all where no figure of the
-    paper's was measured for it.
+    An exhibit is shown by its first chart, one for each batch where there are several of more than one model, and not at all
+    where no figure of the paper's was measured for it.
     """
     parts, files, missing = [], {}, []
     records = {place: list(Store(place).read().records.values()) for place in {results, *chain(*others.values())}}

@@ -9,8 +9,9 @@ from results.record import samples
 from results.verdict import Verdict
 from scripts.charts.limits import limits_of
 from scripts.charts.measured import Measured, Row
+from scripts.charts.style import short
 
-from .evidence import Evidence, short
+from .evidence import Evidence
 from .preset import Preset
 
 MOST = 4  # figures that a reason names

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from results.finding import Finding
-from scripts.charts import active_warps, blocks, claims, search, shares
+from scripts.charts import active_warps, blocks, claims, search, shares, speedup
 from scripts.charts.chart import Chart
 from scripts.charts.measured import NoResults
 from scripts.plot import CHARTS, draw_all
@@ -13,6 +13,7 @@ from scripts.timeline import draw as draw_timelines
 from .evidence import Cell, Evidence
 from .judgement import stands
 from .preset import Preset
+from .quantities import published_speedups
 
 OWN: dict[str, Callable[..., Chart]] = {
     "idle": shares.draw_idle,
@@ -27,17 +28,20 @@ def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tu
     charts: dict[str, Chart] = {}
     refused: dict[str, str] = {}
     if evidence.measured is not None:
-        own: dict[str, Callable[..., Chart]] = (
-            {**OWN, "search": partial(search.draw, cold=_searched(evidence))} if preset.cold else OWN
-        )
+        own, published = dict(OWN), published_speedups(preset)
+        if preset.cold:
+            own["search"] = partial(search.draw, cold=_searched(evidence))
+        if len(evidence.measured.models) == 1:  # its batches stand beside each other, not each in a chart of its own
+            own["speedup"] = partial(speedup.draw, baseline=preset.baseline, published=published)
         of_plot = [name for name in preset.charts if name in CHARTS and name not in own]
-        charts, refused = draw_all(evidence.measured, of_plot, preset.baseline, preset.rows)
+        charts, refused = draw_all(evidence.measured, of_plot, preset.baseline, published)
         for name in preset.charts:
             if name in own:
                 try:
                     charts[name] = own[name](evidence.measured)
                 except NoResults as error:
                     refused[name] = str(error)
+        charts = dict(sorted(charts.items(), key=lambda drawn: preset.charts.index(drawn[0].partition("-")[0])))
     if evidence.timelines:
         caption = "Each stream a row, each operator a bar: red where it is bound by arithmetic, blue by memory."
         charts["timeline"] = Chart("timeline", preset.title, caption, draw_timelines(evidence.timelines))

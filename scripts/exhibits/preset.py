@@ -25,6 +25,27 @@ class NoPreset(ValueError):
 
 
 @dataclass(frozen=True)
+class Renamed(Value):
+    """A published value, with the labels that a preset has for its model (None for no single one) and its systems."""
+
+    model_here: str | None
+    system_here: str
+    baseline_here: str
+
+    @property
+    def zoo_model(self) -> str | None:
+        return self.model_here
+
+    @property
+    def our_system(self) -> str:
+        return self.system_here
+
+    @property
+    def our_baseline(self) -> str:
+        return self.baseline_here
+
+
+@dataclass(frozen=True)
 class Claim:
     """What a paper says in its text alone, as a published value, and the rule of results.finding that it stands by."""
 
@@ -92,6 +113,21 @@ class Preset:
     def figures(self) -> list[tuple[Value, str | None]]:
         """What is to be reproduced, and the rule it stands by where that does not follow from its metric."""
         return [*((value, None) for value in self.rows), *((claim.value, claim.rule) for claim in self.claims)]
+
+    def model_of(self, value: Value) -> str | None:
+        """Our label for its network; None where it is of no single one."""
+        return None if value.zoo_model is None else self.models.get(value.model, value.zoo_model)
+
+    def system_of(self, value: Value) -> str:
+        return self.systems.get(value.system, value.our_system)
+
+    def baseline_of(self, value: Value) -> str:
+        return self.systems.get(value.baseline, value.our_baseline)
+
+    def beside(self, value: Value) -> list[Value]:
+        """The same figure of every system that the paper has it of, this one too."""
+        same = ("model", "batch", "device", "metric", "task")
+        return [other for other, _ in self.figures if all(getattr(other, key) == getattr(value, key) for key in same)]
 
 
 def names() -> list[str]:

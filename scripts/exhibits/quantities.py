@@ -1,5 +1,6 @@
 """What each metric of a published value is here: a number with its interval, or why there is none."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
@@ -9,9 +10,10 @@ from results.finding import IN_WORDS, Finding
 from results.published.names import NO_MODEL
 from results.published.value import Value
 from scripts.charts.measured import Measured, Row
+from scripts.charts.style import short
 
-from .evidence import Evidence, labels, short
-from .preset import Preset, systems_here
+from .evidence import Evidence, labels
+from .preset import Preset, Renamed, systems_here
 
 WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
 PERCENT = 100.0
@@ -46,8 +48,32 @@ class Number:
 
 def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
     """Every figure of the exhibit beside ours."""
-    found = (_Figure(preset, evidence, value, rule).finding() for value, rule in preset.figures)
-    return [finding for finding in found if finding is not None]
+    made = (_Figure(preset, evidence, value, rule).finding() for value, rule in preset.figures)
+    found = [finding for finding in made if finding is not None]
+    times = Counter(finding.what for finding in found)
+    # What a paper gives a figure for and says in words is judged twice.
+    twice = [finding.rule in IN_WORDS and times[finding.what] > 1 for finding in found]
+    return [replace(f, what=f"{f.what}, in words") if again else f for f, again in zip(found, twice, strict=True)]
+
+
+def published_speedups(preset: Preset) -> list[Value]:
+    """The speedups that the exhibit has figures for, and those over the preset's baseline that its latencies make, by the
+    preset's labels; without what is absent here and what the paper says in words alone.
+    """
+    found: list[Value] = []
+    for value, rule in preset.figures:
+        if rule in IN_WORDS or preset.absent.keys() & {value.system, value.baseline, value.device}:
+            continue
+        system, ratios = preset.system_of(value), list[tuple[str, float]]()
+        if value.metric in RATIOS and RATIOS[value.metric] is None and value.metric not in EXTREMES:
+            ratios = [(preset.baseline_of(value), _as_ratio(value.metric, value.value))]
+        elif value.metric in COMPARED and COMPARED[value.metric] is None and system != preset.baseline:
+            sides = [other for other in preset.beside(value) if preset.system_of(other) == preset.baseline]
+            ratios = [(preset.baseline, _ratio(value, other)) for other in sides]
+        for baseline, ratio in ratios:
+            named: dict[str, Any] = {"model_here": preset.model_of(value), "system_here": system, "baseline_here": baseline}
+            found.append(Renamed(**(vars(value) | {"metric": "speedup", "value": ratio, "unit": "x"} | named)))
+    return found
 
 
 class _Figure:
@@ -55,15 +81,8 @@ class _Figure:
 
     def __init__(self, preset: Preset, evidence: Evidence, value: Value, rule: str | None):
         self.preset, self.evidence, self.value, self.rule = preset, evidence, value, rule
-        self.system = self._label(value.system, value.our_system)
-        self.baseline = self._label(value.baseline, value.our_baseline)
-        self.model = self._model(value)
-
-    def _model(self, value: Value) -> str | None:
-        return None if value.zoo_model is None else self.preset.models.get(value.model, value.zoo_model)
-
-    def _label(self, theirs: str, ours: str) -> str:
-        return self.preset.systems.get(theirs, ours)
+        self.system, self.baseline = preset.system_of(value), preset.baseline_of(value)
+        self.model = preset.model_of(value)
 
     def finding(self) -> Finding | None:
         """None for a value that only serves as the other side of a ratio."""
@@ -82,12 +101,12 @@ class _Figure:
             ((side, other),) = self.preset.ratio.items()
             if self.value.system == other:
                 return None
-            partner = self._partner(other)
+            partner = next((value for value in self.preset.beside(self.value) if value.system == other), None)
             if partner is None:
                 return self._alone(other)
             better, worse = (partner, self.value) if side == "of" else (self.value, partner)
-            published = worse.value / better.value if metric in WORSE else better.value / worse.value
-            fast, slow = (self._label(v.system, v.our_system) for v in (better, worse))
+            published = _ratio(better, worse)
+            fast, slow = self.preset.system_of(better), self.preset.system_of(worse)
             what, rule, unit = f"{short(fast)} over {short(slow)}", self.rule or "ratio", "x"
             what += "" if metric == "latency" else f", {metric.replace('_', ' ')}"
             compute = lambda: self._over(COMPARED[metric], fast, slow)  # noqa: E731
@@ -142,14 +161,6 @@ class _Figure:
     def _several_batches(self) -> bool:
         return len({value.batch for value, _ in self.preset.figures}) > 1
 
-    def _partner(self, other: str) -> Value | None:
-        """The same figure of the system that the preset compares with."""
-        same = ("model", "batch", "device", "metric", "task")
-        for value, _ in self.preset.figures:
-            if value.system == other and all(getattr(value, key) == getattr(self.value, key) for key in same):
-                return value
-        return None
-
     def _refuse_what_is_absent(self) -> None:
         for name in (self.value.system, self.value.baseline, self.value.device):
             if name in self.preset.absent:
@@ -180,7 +191,7 @@ class _Figure:
 
     def _networks(self) -> set[str]:
         """Of the figures of this exhibit: what a mean of it is over."""
-        same = (self._model(v) for v, _ in self.preset.figures if v.exhibit == self.value.exhibit)
+        same = (self.preset.model_of(v) for v, _ in self.preset.figures if v.exhibit == self.value.exhibit)
         return {model for model in same if model}
 
     def _measured(self) -> Measured:
@@ -251,6 +262,11 @@ class _Figure:
 
 
 Quantity = Callable[[Evidence, Row, str], float]
+
+
+def _ratio(better: Value, worse: Value) -> float:
+    """How many times better one published value is than another of the same metric."""
+    return worse.value / better.value if better.metric in WORSE else better.value / worse.value
 
 
 def _as_ratio(metric: str, value: float) -> float:
