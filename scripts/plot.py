@@ -58,8 +58,10 @@ def drawings(name: str, measured: Measured, baseline: str, published: Sequence[V
 
 
 def per_batch(name: str, measured: Measured) -> list[tuple[str, Measured]]:
-    """The measured, by a suffix for the name of the file: a chart shows one batch, unless it is about several."""
-    if name == "throughput" or len(measured.batches) == 1:
+    """The measured, by a suffix for the name of the file. A chart shows one batch, unless it is about several, or of the
+    speedups of one model, whose batches stand beside each other.
+    """
+    if name == "throughput" or len(measured.batches) == 1 or (name == "speedup" and len(measured.models) == 1):
         return [("", measured)]
     return [(f"-b{batch}", measured.only(batches=[batch])) for batch in measured.batches]
 

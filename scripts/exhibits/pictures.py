@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from results.finding import Finding
-from scripts.charts import active_warps, blocks, claims, search, shares, speedup
+from scripts.charts import active_warps, blocks, claims, search, shares
 from scripts.charts.chart import Chart
 from scripts.charts.measured import NoResults
 from scripts.plot import CHARTS, draw_all
@@ -28,13 +28,9 @@ def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tu
     charts: dict[str, Chart] = {}
     refused: dict[str, str] = {}
     if evidence.measured is not None:
-        own, published = dict(OWN), published_speedups(preset)
-        if preset.cold:
-            own["search"] = partial(search.draw, cold=_searched(evidence))
-        if len(evidence.measured.models) == 1:  # its batches stand beside each other, not each in a chart of its own
-            own["speedup"] = partial(speedup.draw, baseline=preset.baseline, published=published)
+        own = OWN | ({"search": partial(search.draw, cold=_searched(evidence))} if preset.cold else {})
         of_plot = [name for name in preset.charts if name in CHARTS and name not in own]
-        charts, refused = draw_all(evidence.measured, of_plot, preset.baseline, published)
+        charts, refused = draw_all(evidence.measured, of_plot, preset.baseline, published_speedups(preset))
         for name in preset.charts:
             if name in own:
                 try:
