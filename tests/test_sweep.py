@@ -283,6 +283,7 @@ def cells(batches: Sequence[int], systems: Sequence[str]) -> list[dict[str, Any]
     return [cell | {"system": {"name": system}, "batch": batch} for batch in batches for system in systems]
 
 
+@pytest.mark.slow
 def test_what_the_next_cell_needs_is_made_ahead_of_it(overheard: list[tuple[int, str, str, int]]) -> None:
     """Also from one group to the next, and nothing is left running."""
     asked = cells((1, 5), ("eager", "torchscript"))
@@ -295,6 +296,7 @@ def test_what_the_next_cell_needs_is_made_ahead_of_it(overheard: list[tuple[int,
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in of.values()))
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_measured_in_a_second_process_takes_the_one_that_has_imported(
     overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
