@@ -171,21 +171,20 @@ def _memory(record: dict[str, Any], unit: str = "") -> str:
 
 
 def _sm_efficiency(record: dict[str, Any], long: bool = False) -> str:
-    measured = record.get("sm_efficiency")
-    if not measured:
-        return DASH
-    if measured["value"] is None:
-        return f"none: {measured['reason']}" if long else DASH
-    return f"{measured['value']:.0%} ({measured['source'] if long else measured['source'][0]})"
+    return _sourced(record.get("sm_efficiency"), "{:.0%}", long)
 
 
 def _active_warps(record: dict[str, Any], long: bool = False) -> str:
-    measured = record.get("active_warps")
+    return _sourced(record.get("active_warps"), "{:,.1f}", long)
+
+
+def _sourced(measured: dict[str, Any] | None, number: str, long: bool) -> str:
+    """A value and where it comes from, or why there is none."""
     if not measured:
         return DASH
     if measured["value"] is None:
         return f"none: {measured['reason']}" if long else DASH
-    return f"{measured['value']:,.1f} ({measured['source'] if long else measured['source'][0]})"
+    return f"{number.format(measured['value'])} ({measured['source'] if long else measured['source'][0]})"
 
 
 def _error(record: dict[str, Any]) -> str:

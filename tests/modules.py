@@ -31,3 +31,14 @@ class Mixed(nn.Module):
 def mixed(device: str = "cpu") -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     return Mixed().eval().to(device), (torch.randn(2, 3, 16, 16, device=device),)
+
+
+class Branches(nn.Module):
+    """Two branches of a convolution and an elementwise operator that are of equal length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(3, 64, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((self.a(x).relu(), self.b(x).sigmoid()), 1)

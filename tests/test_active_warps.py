@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
+from modules import Branches
 from test_results import record
-from torch import Tensor, nn
 
 import systems
 from results.course import DIGITS, Course
@@ -283,15 +283,6 @@ def test_the_course_is_estimated_whatever_the_mean_is(
 def test_a_cpu_has_no_course() -> None:
     found = active_warps.measure(lambda: None, {"device": "cpu"}, False, 1.0)
     assert found["value"] is None and found["estimated_course"] is None and set(found) == set(PROFILED["active_warps"])
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(3, 64, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.a(x).relu(), self.b(x).sigmoid()), 1)
 
 
 @pytest.mark.usefixtures("cache_folder")

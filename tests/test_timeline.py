@@ -15,8 +15,9 @@ import torch
 from conftest import ROOT, Run
 from hypothesis import given
 from hypothesis import strategies as st
+from modules import Branches
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 import scripts.timeline as picture
 import systems
@@ -34,15 +35,6 @@ GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(3, 64, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.a(x).relu(), self.b(x).sigmoid()), 1)
 
 
 def recorded(system: str, classify: str = "table", device: str = "cpu") -> tuple[Timeline, Program, Prepared]:

@@ -88,6 +88,7 @@ class Program:
         self.graph = graph
         self.calls = tuple(calls)
         self.outputs = tuple(outputs)  # Output, Input, or a constant
+        self.returns = Call(lambda *values: values, self.outputs, {})
         self.output_spec = output_spec
         self.examples = examples
         self.derived = derived or Derivations()
@@ -134,7 +135,7 @@ class Program:
 
     def result(self, values: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
         """The model's outputs, flat."""
-        return [_resolve(o, values, inputs) for o in self.outputs]
+        return list(self.returns.launch(values, inputs))
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The model's outputs in the structure that its module returns them in."""
@@ -192,24 +193,8 @@ def describe(x: Any) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
 
 
-def _resolve(argument: Any, values: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    """`argument` with every Output and Input in it replaced by what it stands for."""
-    if isinstance(argument, Output):
-        value = values[argument.operator]
-        return value if argument.index is None else value[argument.index]
-    if isinstance(argument, Input):
-        return inputs[argument.index]
-    if isinstance(argument, tuple):
-        return tuple(_resolve(a, values, inputs) for a in argument)
-    if isinstance(argument, list):
-        return [_resolve(a, values, inputs) for a in argument]
-    if isinstance(argument, dict):
-        return {key: _resolve(a, values, inputs) for key, a in argument.items()}
-    return argument
-
-
 def _source(argument: Any, names: dict[str, Any]) -> str:
-    """Python for what `_resolve` gives; what is neither an Output nor an Input gets a name in `names`."""
+    """Python for what an argument stands for; what is neither an Output nor an Input gets a name in `names`."""
     if isinstance(argument, Output):
         return f"values[{argument.operator}]" + ("" if argument.index is None else f"[{argument.index}]")
     if isinstance(argument, Input):

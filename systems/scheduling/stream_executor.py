@@ -57,7 +57,7 @@ class StreamExecutor(Prepared):
             self.fork.block(handle)
         handles, streams, running = self.streams.handles, self.streams.torch, self.schedule.streams[self.schedule.order[0]]
         values: list[Any] = [None] * len(self.program.graph)
-        with torch.cuda.stream(streams[running]):  # entered once, since that takes about as long as a launch
+        with torch.cuda.stream(streams[running]):  # once: for each operator it would set a stream and set it back
             for v, launch, s, waits, event in self.steps:
                 if s != running:
                     torch.cuda.set_stream(streams[s])
