@@ -35,7 +35,7 @@ class Tvm(System):
 
     name = "tvm"
 
-    def __init__(self, trials: int = 0, budget_s: float = 480.0, cuda_graph: bool = False):
+    def __init__(self, trials: int = 0, budget_s: float = 300.0, cuda_graph: bool = False):
         if trials < 0:
             raise BadOption(f"system.trials is {trials}: it is a number of trials, 0 for default schedules")
         if not 0 <= budget_s < float("inf"):
