@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .record import file_name, problem
+from .record import amended, file_name, problem
 
 PARTIAL = ".partial"  # a file that is being written; no reader looks at it
 STALE_SECONDS = 3600.0
@@ -43,7 +43,7 @@ class Store:
                     left.unlink()
 
     def read(self) -> Contents:
-        """Every record, and every file that is none, with the reason."""
+        """Every record, without what is known by now to be wrong in it, and every file that is none, with the reason."""
         contents = Contents()
         for file in sorted(self.folder.rglob("*.json")):
             try:
@@ -52,7 +52,7 @@ class Store:
             except (OSError, ValueError) as error:
                 reason = f"not readable as JSON ({error})"
             if reason is None:
-                contents.records[document["id"]] = document
+                contents.records[document["id"]] = amended(document)
             else:
                 contents.skipped[file] = reason
         return contents

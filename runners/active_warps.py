@@ -20,29 +20,31 @@ STEPS = 400  # of the course in a record, at most
 
 
 def measure(call: Callable[[], Any], cell: dict[str, Any], captured: bool, call_ms: float) -> dict[str, Any]:
-    """value (warps on the whole GPU, the mean over a call) and its source, `counters` or `estimated`, as SM efficiency has
-    them; the two are not comparable. estimated_course: the warps over the milliseconds of a call, as results.course has them
-    in a record, in at most STEPS steps; an estimate whatever the source of the value, which is its mean where that is one.
+    """value (warps on the whole GPU, the mean over a call), its source, `counters` or `estimated`, and profiled_ms, as SM
+    efficiency has them; the two sources are not comparable. estimated_course: the warps over the milliseconds of a call, as
+    results.course has them in a record, in at most STEPS steps; an estimate whatever the source of the value, which is its
+    mean where that is one.
 
     call_ms: what a call takes when nothing profiles it. On a CPU value and course are None.
     """
     if cell["device"] != "cuda":
-        return {"value": None, "source": None, "reason": "a CPU has no warps", "estimated_course": None}
-    value, source, reason = None, "counters", None
+        reason = "a CPU has no warps"
+        return {"value": None, "source": None, "reason": reason, "profiled_ms": None, "estimated_course": None}
+    found: dict[str, Any] = {"value": None, "source": "counters", "reason": None, "profiled_ms": None}
     if shutil.which("ncu"):
         try:
             warp_ns, elapsed_ns = parse(profiled(cell, captured, (METRIC, WARPS, DURATION)))
             sms = torch.cuda.get_device_properties(0).multi_processor_count
-            value = sms * warp_ns / (elapsed_ns if captured else call_ms * 1e6)
+            found |= {"value": sms * warp_ns / 1e6 / call_ms, "profiled_ms": elapsed_ns / 1e6}
         except CountersUnavailable as error:
-            reason = str(error)
+            found["reason"] = str(error)
     else:
-        reason = "Nsight Compute (ncu) is not on the PATH"
+        found["reason"] = "Nsight Compute (ncu) is not on the PATH"
     # Nsight Compute has profiled another process, and counters are for one profiler at a time: the trace is taken after it.
     course = from_timeline(call)
-    if value is None:
-        value, source = course.mean, "estimated"
-    return {"value": value, "source": source, "reason": reason, "estimated_course": course.resampled(STEPS).to_json()}
+    if found["value"] is None:
+        found |= {"value": course.mean, "source": "estimated"}
+    return found | {"estimated_course": course.resampled(STEPS).to_json()}
 
 
 def parse(text: str) -> tuple[float, float]:

@@ -140,7 +140,7 @@ def test_a_course_comes_back_from_a_record(given_: list[tuple[float, float, floa
 
 def test_records_keep_a_course_and_those_without_one_are_read(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    measured = {"value": 3.0, "source": "counters", "reason": None}
+    measured = {"value": 3.0, "source": "counters", "reason": None, "profiled_ms": 1.5}
     old = record("sequential", active_warps=measured)
     new = record("ios", active_warps=measured | {"estimated_course": Course.of([(0.0, 1.25, 7.0)], 10).to_json()})
     new["id"] = "1" * 16
@@ -242,8 +242,8 @@ COUNTED = '"ID","{}","{}","{}"\n"","%","warp","ns"\n"0","50","8.0","1000"\n'
 @pytest.mark.parametrize(
     ("which", "captured", "source", "value"),
     [
-        ("/usr/bin/ncu", True, "counters", 10 * 4.0),
-        ("/usr/bin/ncu", False, "counters", 10 * 2.0),  # of a call that takes twice as long as its kernels
+        ("/usr/bin/ncu", True, "counters", 10 * 8.0),  # of a call that takes half as long as under Nsight Compute
+        ("/usr/bin/ncu", False, "counters", 10 * 8.0),
         ("/usr/bin/broken", True, "estimated", None),
         (None, True, "estimated", None),
     ],
@@ -270,13 +270,14 @@ def test_the_course_is_estimated_whatever_the_mean_is(
     monkeypatch.setattr(active_warps.shutil, "which", lambda _: which)
     monkeypatch.setattr(active_warps, "profiled", profiled)
     monkeypatch.setattr(active_warps, "of_one_call", one_call)
-    found = active_warps.measure(lambda: None, {"device": "cuda"}, captured, 0.002)
+    found = active_warps.measure(lambda: None, {"device": "cuda"}, captured, 0.0005)
     assert order == (["counters", "trace"] if which else ["trace"])
     course = Course.from_json(found["estimated_course"])
     assert len(course.warps) == active_warps.STEPS and course.duration == pytest.approx(1.999)
     assert course.mean == pytest.approx(sum(4 * (1 + i % 5) for i in range(1000)) / 1999)  # a microsecond each, in 1999
     assert found["source"] == source and found["value"] == pytest.approx(course.mean if value is None else value)
     assert (found["reason"] is None) == (source == "counters")
+    assert found["profiled_ms"] == (0.001 if source == "counters" else None)
     assert set(found) == set(PROFILED["active_warps"])
 
 

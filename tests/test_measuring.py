@@ -14,7 +14,7 @@ from dags import as_networkx, dags
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners import active_warps, correctness, latency, throughput
+from runners import active_warps, correctness, latency, sm_efficiency, throughput
 from runners.correctness import relative_error
 from runners.session import Session
 from runners.sm_efficiency import METRIC, CountersUnavailable, occupied, parse_counters
@@ -209,6 +209,17 @@ def test_counters_of_several_workloads_weigh_by_their_durations() -> None:
 def test_counters_that_were_not_collected_are_no_zeros(text: str) -> None:
     with pytest.raises(CountersUnavailable, match=r"sm__cycles_active"):
         parse_counters(text)
+
+
+@pytest.mark.parametrize(("call_ms", "share"), [(1.0, 0.946), (2.0, 0.473), (0.5, 1.0)])
+def test_what_the_profiler_stretches_is_put_over_an_undisturbed_call(
+    monkeypatch: pytest.MonkeyPatch, call_ms: float, share: float
+) -> None:
+    monkeypatch.setattr(sm_efficiency, "profiled", lambda *_: ncu())  # 1.6 ms, in which SMs are active for 0.946
+    monkeypatch.setattr(sm_efficiency.shutil, "which", lambda _: "/usr/bin/ncu")
+    for captured in (True, False):
+        found = sm_efficiency.measure(lambda: None, {"device": "cuda"}, captured, "auto", call_ms)
+        assert found == {"value": pytest.approx(share), "source": "counters", "reason": None, "profiled_ms": 1.6}
 
 
 @given(dags(max_nodes=30), st.data())

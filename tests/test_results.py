@@ -56,6 +56,35 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert store.find("0" * 16) is None
 
 
+COURSE = {"ms": [0.0, 1.0, 2.0], "warps": [10.0, 30.0]}
+COUNTED = {"value": 0.3, "source": "counters", "reason": None}
+
+
+@pytest.mark.parametrize(
+    ("system", "found", "value", "source"),
+    [
+        ({"name": "nimble"}, COUNTED, None, None),
+        ({"name": "ios", "capture": True}, COUNTED, None, None),
+        ({"name": "ios", "capture": True}, COUNTED | {"estimated_course": COURSE}, 20.0, "estimated"),
+        ({"name": "ios", "capture": False}, COUNTED, 0.3, "counters"),  # had been put over an undisturbed call
+        ({"name": "eager"}, COUNTED, 0.3, "counters"),
+        ({"name": "nimble"}, COUNTED | {"profiled_ms": 3.0}, 0.3, "counters"),
+        ({"name": "nimble"}, COUNTED | {"source": "estimated"}, 0.3, "estimated"),
+    ],
+)
+def test_counters_over_the_time_of_a_profiled_graph_are_not_read(
+    tmp_path: Path, system: dict[str, Any], found: dict[str, Any], value: float | None, source: str | None
+) -> None:
+    store = Store(tmp_path)
+    written = record() | {"config": CONFIG | {"system": system}, "active_warps": found, "kernels": {"count": 3}}
+    file = store.write(written)
+    (read,) = store.read().records.values()
+    assert (read["active_warps"]["value"], read["active_warps"]["source"]) == (value, source)
+    assert read["active_warps"].get("estimated_course") == found.get("estimated_course")
+    assert read | {"active_warps": found} == written == json.loads(file.read_text())
+    assert read == written or "profiled call" in read["active_warps"]["reason"]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
