@@ -17,16 +17,30 @@ STATUSES = ("ok", "unsupported", "incorrect", "failed", "out_of_memory", "timeou
 # A cell with one of these is not run again by the next sweep; the others may fare better.
 FINAL = ("ok", "unsupported", "incorrect", "out_of_memory")
 # What of the config makes a cell the cell it is; where its record goes and how long it may take do not.
-IDENTITY = ("model", "system", "runner", "batch", "device", "precision", "layout", "seed")
-
+IDENTITY = ("model", "system", "runner", "batch", "device", "precision", "layout", "seed", "algorithms")
+LATER = {"algorithms": "timed"}  # what records older than a key lack, and how they were measured
 UNCAPTURED = ("eager", "torchscript", "torch_compile")  # systems of which a call is not one graph
 STRETCHED = "its counters were put over the time of a profiled call, which is longer than a call"
 
 
+def asked(config: dict[str, Any], key: str) -> Any:
+    """What a config says of a key of IDENTITY."""
+    return config[key] if key in config else LATER[key]
+
+
+def in_words(config: dict[str, Any]) -> str:
+    """The arithmetic: "tf32, contiguous", or "tf32, contiguous, heuristic algorithms"."""
+    algorithms = asked(config, "algorithms")
+    return f"{config['precision']}, {config['layout']}" + f", {algorithms} algorithms" * (algorithms != "timed")
+
+
 def identity(config: dict[str, Any], environment: dict[str, Any]) -> str:
     """16 hexadecimal digits that two runs share exactly when they would measure the same thing in the same place."""
-    asked = {"config": {key: config[key] for key in IDENTITY}, "environment": environment}
-    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    whole = {
+        "config": {key: config[key] for key in IDENTITY if key in config or key not in LATER},
+        "environment": environment,
+    }
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -38,7 +52,7 @@ def file_name(record: dict[str, Any]) -> str:
 
 def group_key(config: dict[str, Any]) -> str:
     """What cells must share for a ratio between their systems to mean something."""
-    shared = {key: config[key] for key in IDENTITY if key != "system"}
+    shared = {key: asked(config, key) for key in IDENTITY if key != "system"}
     return json.dumps(shared, sort_keys=True)
 
 
@@ -51,7 +65,7 @@ def problem(document: Any) -> str | None:
     if document.get("status") not in STATUSES:
         return f"its status is {document.get('status')!r}"
     config = document.get("config")
-    if not isinstance(config, dict) or any(key not in config for key in IDENTITY):
+    if not isinstance(config, dict) or any(key not in config for key in IDENTITY if key not in LATER):
         return "it lacks the config that was asked for"
     if not isinstance(document.get("id"), str) or not isinstance(document.get("environment"), dict):
         return "it lacks its id or its environment"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .comparison import RESAMPLES, comparable
-from .record import group_key, label
+from .record import asked, group_key, label
 
 # What may be compared, and whether more of it is better.
 METRICS = {"latency": False, "throughput": True, "memory": False, "preparation": False, "speedup": True}
@@ -52,7 +52,7 @@ def cell_key(record: dict[str, Any]) -> tuple[str, ...]:
     """
     config = record["config"]
     key = label(config["model"]), str(config["batch"]), label(config["system"])
-    return (*key, config["device"], config["precision"], config["layout"], str(config["seed"]))
+    return (*key, *(str(asked(config, k)) for k in ("device", "precision", "layout", "seed", "algorithms")))
 
 
 def changes(before: Iterable[dict[str, Any]], after: Iterable[dict[str, Any]], metric: str, baseline: str) -> list[Change]:

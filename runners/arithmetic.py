@@ -1,10 +1,14 @@
-"""How arithmetic is rounded while a cell runs."""
+"""How a cell's arithmetic is rounded, and by which algorithms cuDNN does it."""
 
 import torch
 
 
-def set_precision(precision: str) -> None:
-    """The same arithmetic for every system. tf32 is PyTorch's default: TF32 in convolutions, not in matrix products."""
+def set_arithmetic(precision: str, algorithms: str = "timed") -> None:
+    """The same for every system. tf32 is PyTorch's default: TF32 in convolutions, not in matrix products.
+
+    algorithms: `timed` takes the fastest of one timing each, on whose scatter the choice turns, so that two processes run
+    different kernels; `heuristic` is cuDNN's own choice, the same in every process.
+    """
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = algorithms == "timed"

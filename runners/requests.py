@@ -17,6 +17,7 @@ from .device import cuda_device_count
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 LAYOUTS = ("contiguous", "channels_last")
+ALGORITHMS = ("timed", "heuristic")
 DEVICES = ("auto", "cpu", "cuda")
 SM_METHODS = ("auto", "counters", "estimated", "off")
 OPTIMIZERS = ("sgd", "adamw")
@@ -84,6 +85,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     _positive_integer("batch", request["batch"])
     _one_of("precision", request["precision"], PRECISIONS)
     _one_of("layout", request["layout"], LAYOUTS)
+    _one_of("algorithms", request["algorithms"], ALGORITHMS)
     _one_of("device", request["device"], DEVICES)
     _integer("seed", request["seed"], least=0)
     if request["seed"] > MOST_SEED:

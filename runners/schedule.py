@@ -9,14 +9,15 @@ from torch import nn
 
 import models
 import systems
+from results.record import asked
 
-from .arithmetic import set_precision
+from .arithmetic import set_arithmetic
 
 
 def run(cell: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
     """The schedule file of a cell, as data. Raises Unsupported for a system without schedules, and BadModel."""
     report("loading the model")
-    set_precision(cell["precision"])  # some schedulers measure
+    set_arithmetic(cell["precision"], asked(cell, "algorithms"))  # some schedulers measure
     model = shape_of(cell, cell["device"])
     options = {k: v for k, v in cell["system"].items() if k != "name"}
     report("scheduling")

@@ -12,12 +12,13 @@ import torch
 
 import models
 import systems
+from results.record import asked
 from systems.base import Prepared, Unsupported
 from systems.notice import Notice
 from systems.scheduling import limits
 
 from . import active_warps, card, correctness, kernels, latency, sm_efficiency, throughput
-from .arithmetic import set_precision
+from .arithmetic import set_arithmetic
 from .memory import MemoryMeter
 from .pending import AGAIN, PROFILED
 from .statistics import spread
@@ -65,14 +66,14 @@ class Session:
         self.system.report = lambda told: phase(f"preparing: {told}")
         if reason := self.system.unsupported(self.device):
             raise Unsupported(reason)
-        set_precision(cell["precision"])
+        set_arithmetic(cell["precision"], asked(cell, "algorithms"))
         phase("loading the model")
         options = {k: v for k, v in cell["model"].items() if k != "name"}
         torch.manual_seed(cell["seed"])
         loaded = models.load(cell["model"]["name"], cell["batch"], training=self.training, device=self.device, **options)
         self.model = models.place(loaded, device=self.device, precision=cell["precision"], layout=cell["layout"])
         self.inputs = self.model.fresh_inputs(cell["seed"])
-        if self.device == "cuda":
+        if self.device == "cuda" and torch.backends.cudnn.benchmark:
             phase("choosing algorithms")
             self._choose_algorithms()
         self.prepared: Prepared | None = None

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results.comparison import speedup
-from results.record import file_name, group_key, label, system_label
+from results.record import asked, file_name, group_key, in_words, label, system_label
 from results.words import counted
 
 DASH = "–"
@@ -21,7 +21,7 @@ NOTES = {
 }
 NO_TERMINAL = 200  # columns where nobody's terminal sets a width
 MOST_DETAIL = 4
-MAY_VARY = ("runner", "device", "precision", "layout", "seed")  # shown where a sweep has several
+MAY_VARY = ("runner", "device", "precision", "layout", "algorithms", "seed")  # shown where a sweep has several
 
 
 def print_summary(records: list[dict[str, Any]], folder: Path, console: Console | None = None) -> None:
@@ -55,7 +55,7 @@ def _print_cell(record: dict[str, Any], console: Console) -> None:
     table.add_column("", justify="right")
     rows = [
         ("status", record["status"]),
-        ("precision, layout", f"{config['precision']}, {config['layout']}"),
+        ("precision, layout", in_words(config)),
         ("latency, host", _interval(_statistics(record, "host"), "ms")),
         ("  min, p90, p99", _tail(_statistics(record, "host"))),
         ("latency, device", _interval(_statistics(record, "device"), "ms")),
@@ -106,7 +106,7 @@ def _table(records: list[dict[str, Any]], detail: int) -> Table:
     ]
     columns = [c for c in columns if detail >= c[1] and any(c[2](r) != DASH for r in records)]
     table = Table(title=_title(records))
-    varied = [key for key in MAY_VARY if len({str(r["config"][key]) for r in records}) > 1]
+    varied = [key for key in MAY_VARY if len({str(asked(r["config"], key)) for r in records}) > 1]
     for heading in ("model", *varied, "batch", "system", *(c[0] for c in columns)):
         wraps = heading in ("model", "system")
         left = wraps or heading in ("status", *varied)
@@ -117,8 +117,13 @@ def _table(records: list[dict[str, Any]], detail: int) -> Table:
         if last not in (None, key):
             table.add_section()
         last = key
-        asked = [label(config["model"]), *(_name(config[key]) for key in varied), str(config["batch"]), system_label(config)]
-        table.add_row(*asked, *(value(record) for _, _, value in columns))
+        cells = [
+            label(config["model"]),
+            *(_name(asked(config, key)) for key in varied),
+            str(config["batch"]),
+            system_label(config),
+        ]
+        table.add_row(*cells, *(value(record) for _, _, value in columns))
     return table
 
 
@@ -145,8 +150,7 @@ def _ratio(record: dict[str, Any], baseline: dict[str, Any] | None) -> str:
 
 def _title(records: list[dict[str, Any]]) -> str:
     places = {r["environment"].get("gpu") or r["environment"]["cpu"] for r in records}
-    precisions = {f"{r['config']['precision']}, {r['config']['layout']}" for r in records}
-    return " · ".join([*sorted(places), *sorted(precisions)])
+    return " · ".join([*sorted(places), *sorted({in_words(r["config"]) for r in records})])
 
 
 def _interval(statistics: dict[str, Any] | None, unit: str = "") -> str:

@@ -59,6 +59,7 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("timeout=0", "positive number of seconds"),
     ("timeout=nan", "positive number of seconds"),
     ("precision=fp8", "fp32, tf32, fp16, bf16"),
+    ("algorithms=benchmark", "timed, heuristic"),
     ("layout=nhwc", "channels_last"),
     ("device=gpu", "auto, cpu, cuda"),
     ("device=cuda", "no CUDA device"),

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.comparison import speedup
-from results.record import IDENTITY, file_name, identity, label, problem
+from results.record import IDENTITY, file_name, group_key, identity, in_words, label, problem
 from results.store import PARTIAL, STALE_SECONDS, Store, write_json
 
 CONFIG: dict[str, Any] = {
@@ -28,6 +28,7 @@ CONFIG: dict[str, Any] = {
     "precision": "tf32",
     "layout": "contiguous",
     "seed": 0,
+    "algorithms": "timed",
 }
 ENVIRONMENT = {"host": "here", "libraries": {"torch": "2.11"}}
 
@@ -54,6 +55,14 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert path.name == file_name(record()) == f"nasnet-nimble-b1-cpu-{record()['id']}.json"
     assert store.find(record()["id"]) == record() and store.read().records == {record()["id"]: record()}
     assert store.find("0" * 16) is None
+
+
+def test_a_record_older_than_a_key_is_of_cells_measured_in_the_same_way() -> None:
+    older = {key: value for key, value in CONFIG.items() if key != "algorithms"}
+    assert problem(record() | {"config": older}) is None
+    assert group_key(older) == group_key(CONFIG) != group_key(CONFIG | {"algorithms": "heuristic"})
+    assert in_words(older) == in_words(CONFIG) == "tf32, contiguous"
+    assert in_words(CONFIG | {"algorithms": "heuristic"}) == "tf32, contiguous, heuristic algorithms"
 
 
 COURSE = {"ms": [0.0, 1.0, 2.0], "warps": [10.0, 30.0]}

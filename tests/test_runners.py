@@ -167,6 +167,44 @@ def test_a_cpu_has_no_sm_efficiency_and_says_so() -> None:
     assert found["value"] is None and found["source"] is None and "CPU" in found["reason"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "timed"), [({}, True), ({"algorithms": "timed"}, True), ({"algorithms": "heuristic"}, False)]
+)
+def test_cudnn_chooses_as_the_cell_asks(monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], timed: bool) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not timed)
+    cell = {
+        "model": {"name": "mobilenet_v2_cifar10"},
+        "system": {"name": "eager"},
+        "runner": {"name": "correctness"},
+        "seed": 0,
+    }
+    cell |= {"batch": 1, "device": "cpu", "precision": "fp32", "layout": "contiguous"} | asked
+    Session(cell, "0", lambda _: None)
+    assert torch.backends.cudnn.benchmark == timed
+
+
+KERNELS = """
+import sys
+from runners import kernels
+from runners.session import Session
+cell = {"model": {"name": "squeezenet"}, "system": {"name": "eager"}, "runner": {"name": "latency"}, "seed": 0, "batch": 1}
+cell |= {"device": "cuda", "precision": "tf32", "layout": "contiguous", "algorithms": "heuristic"}
+session = Session(cell, "0", lambda _: None)
+session.prepare()
+for _ in range(3):
+    session.call()
+print(*(event["name"] for event in kernels.traced(session.call, 1)), sep="\\n")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_heuristic_algorithms_are_the_same_in_every_process() -> None:
+    told = [subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True) for _ in range(2)]
+    first, second = (one.stdout.splitlines() for one in told)
+    assert len(first) > 30 and first == second
+
+
 def test_a_process_that_was_profiled_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("systems.eager.Eager.profiled", True)
     runner = {"name": "latency", "samples": 5}

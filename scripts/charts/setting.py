@@ -4,13 +4,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from results.record import asked
+
 # The runners that measure a call as it is used; any other runner's records are a kind of their own.
 CALLS = ("bench", "latency", "throughput", "memory", "sm_efficiency", "correctness", "limits", "active_warps")
 
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """One machine, one torch, one precision and layout, one kind of run. place: the GPU, or the CPU where there is none."""
+    """One machine, one torch, one arithmetic and layout, one kind of run. place: the GPU, or the CPU where there is none."""
 
     place: str
     host: str
@@ -18,6 +20,7 @@ class Setting:
     torch: str
     precision: str
     layout: str
+    algorithms: str
     kind: str
 
     @classmethod
@@ -31,6 +34,7 @@ class Setting:
             torch=str(environment.get("libraries", {}).get("torch", "?")),
             precision=config["precision"],
             layout=config["layout"],
+            algorithms=asked(config, "algorithms"),
             kind="inference" if runner in CALLS else runner,
         )
 
@@ -38,6 +42,7 @@ class Setting:
     def label(self) -> str:
         """ "NVIDIA H200, torch 2.11.0, tf32" """
         unusual = [self.layout] * (self.layout != "contiguous") + [self.kind] * (self.kind != "inference")
+        unusual += [f"{self.algorithms} algorithms"] * (self.algorithms != "timed")
         return ", ".join([self.place, f"torch {self.torch}", self.precision, *unusual])
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from results.record import CONF, label
+from results.record import CONF, asked, label
 from results.timeline import Timeline, from_trace
 from scripts.charts.measured import Measured, Record, by_setting
 
@@ -69,7 +69,7 @@ def _asked(record: Record, sweep: Mapping[str, str], names: Mapping[str, set[str
         return False
     if "batch" not in sweep and config["batch"] != 1:
         return False
-    if any(key in sweep and config[key] not in parts(sweep[key]) for key in ("precision", "layout")):
+    if any(key in sweep and asked(config, key) not in parts(sweep[key]) for key in ("precision", "layout", "algorithms")):
         return False
     if sweep.get("device", "auto") not in ("auto", config["device"]):
         return False

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from results.record import in_words
 from scripts.charts.limits import limits_of
 from scripts.charts.measured import Measured, Record, Row
 
@@ -86,7 +87,7 @@ def environment(measured: Measured) -> list[tuple[str, str]]:
         ("Python", values("python")),
         ("libraries", libraries()),
         ("settings of the shell", values("settings")),
-        ("precision, layout", f"{config['precision']}, {config['layout']}"),
+        ("precision, layout", in_words(config)),
         ("commit", ", ".join(sorted({_commit(record) for record in records} - {""}))),
         ("measured", when[0] if when[0] == when[-1] else f"{when[0]} to {when[-1]}"),
         ("records", _counts(records)),
