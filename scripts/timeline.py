@@ -10,6 +10,7 @@ red and memory-intensive ones blue, as in Opara's figures 6 and 7. --window draw
 import json
 import sys
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,20 @@ from matplotlib.patches import Patch
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
 from scripts.arguments import Parser
 
-WIDTH = 14.0  # inches
-ROW, TALLEST = 0.16, 7.0  # inches of a stream, and of a whole panel
+WIDTH = 10.0  # inches
+ROW, TALLEST = 0.16, 7.0  # inches of a stream, at most, and of the streams of all panels together
 COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#d1495b", "#3d7ab5", "#a8a8a8"), strict=True))
 EDGES = dict(zip(COLOURS, ("#7d1f2d", "#1b4470", "#666666"), strict=True))  # darker, so that the shortest bars are seen
-LETTER = 0.052  # inches of width; a name is written into a bar that has room for it
+NAME, LETTER = 6, 0.052  # points of height and inches of width; a name is written into a bar that has room for it
+LINE = 9  # points of height of a stream's number
 
 
 def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = None) -> Figure:
     """A panel for each timeline. window: the milliseconds to draw, all of the longest timeline if None."""
     begin, end = window or (0.0, max(bar.end for timeline in timelines for bar in timeline.bars))
     rows = {id(t): sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines}
-    heights = [min(TALLEST, ROW * len(rows[id(t)]) + 0.3) for t in timelines]
+    row = min(ROW, TALLEST / sum(map(len, rows.values())))
+    heights = [row * len(rows[id(t)]) + 0.3 for t in timelines]
     with sns.axes_style("ticks"), plt.rc_context({"svg.hashsalt": "opweave", "font.size": 9}):
         figure, panels = plt.subplots(
             *(len(timelines), 1),
@@ -64,13 +67,13 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
                 )
             for bar in shown:
                 left, right = max(bar.start, begin), min(bar.end, end)
-                if (right - left) / (end - begin) * (WIDTH - 1.0) > LETTER * (len(bar.name) + 1):
+                if 72 * row >= NAME and (right - left) / (end - begin) * (WIDTH - 1.0) > LETTER * (len(bar.name) + 1):
                     place = (left + right) / 2, streams.index(bar.stream)
-                    axes.annotate(bar.name, place, ha="center", va="center", color="white", fontsize=6)
+                    axes.annotate(bar.name, place, ha="center", va="center", color="white", fontsize=NAME)
             whole = max((bar.end for bar in timeline.bars), default=0.0)
             axes.set_title(f"{timeline.title}: {whole:.3f} ms ({timeline.source})", loc="left", fontsize=9)
-            step = max(1, round(len(streams) / 20))
-            axes.set_yticks(range(0, len(streams), step), [str(s) for s in streams[::step]], fontsize=6)
+            step = ceil(LINE / (72 * row))
+            axes.set_yticks(range(0, len(streams), step), [str(s) for s in streams[::step]], fontsize=7)
             axes.set(ylabel="stream", ylim=(len(streams) - 0.4, -0.6), xlim=(begin, end))
             if window is None:
                 axes.axvline(whole, color="0.4", linewidth=0.8, linestyle=":")
