@@ -66,9 +66,10 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     """One call of `prepared`, the shortest of a few.
 
     On a GPU the kernels and copies as torch.profiler saw them run, each on its stream; of a call that replays a CUDA Graph
-    those of the graph. On a CPU, for a schedule, the operators as its worker threads ran them; for any other system the
-    operators that torch.profiler saw called by no other, a stream a thread. program: the module as captured, by whose
-    operators the kinds are told (classify: measured or table).
+    those of the graph, on the streams that CUDA puts the graph's branches on, which need not be the schedule's. On a CPU,
+    for a schedule, the operators as its worker threads ran them; for any other system the operators that torch.profiler saw
+    called by no other, a stream a thread. program: the module as captured, by whose operators the kinds are told (classify:
+    measured or table).
     """
     call = partial(prepared, *inputs)
     for _ in range(WARM_UP_CALLS):
@@ -199,14 +200,13 @@ def _by_kernel(program: Program | None, classify: str) -> dict[Any, tuple[str, s
     """The operators that launch a kernel with this many blocks and threads, by name, and the kind of most of them.
 
     A replayed CUDA Graph does not say which operator a kernel is from, so its kernels are recognised by those that the
-    operators launch one by one. Two operators that launch the very same kernel are then told apart by nothing.
+    operators launch one by one, in this very process: of a profile in the cache the kernels may be another's. Two operators
+    that launch the very same kernel are then told apart by nothing.
     """
     if program is None:
         return {}
-    profiled = profiler.profile(program)
-    assert profiled is not None
     launching: dict[Any, list[int]] = {}
-    for v, operator in enumerate(profiled.operators):
+    for v, operator in enumerate(profiler.on_gpu(program)):
         for kernel in operator.kernels:
             launching.setdefault((kernel.name, kernel.blocks, kernel.threads), []).append(v)
     kind = kinds(program, classify)

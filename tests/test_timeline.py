@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from runners import kernels, timeline
 from systems.base import Prepared, Unsupported
 from systems.compiled import Compiled
 from systems.opara import intensity, profiler
-from systems.opara.profiler import Kernel, OperatorProfile, Profile
+from systems.opara.profiler import Kernel, OperatorProfile
 from systems.scheduling.capture import capture
+from systems.scheduling.costs import Cache
 from systems.scheduling.program import Program
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -184,8 +186,11 @@ def test_kernels_are_recognised_by_what_the_operators_launch_alone(monkeypatch: 
     kernels = [
         (Kernel(names[o.name], 8, 128, 32, 0, None, 0.1),) if o.name in names else () for o in program.graph.operators
     ]
-    known = Profile(tuple(OperatorProfile(0.1, k) for k in kernels), profiler.Capacity(2048, 65536, 1 << 17))
-    monkeypatch.setattr(profiler, "profile", lambda _: known)
+    monkeypatch.setattr(profiler, "on_gpu", lambda _: [OperatorProfile(0.1, k) for k in kernels])
+    elsewhere = asdict(OperatorProfile(0.1, (Kernel(EVENTS[5]["name"], 8, 128, 32, 0, None, 0.1),)))
+    Cache("opara", program.device).add(  # what they launched in another process
+        {f"operator {program.signature(v)}": elsewhere for v in range(len(program.graph))}
+    )
     bars = timeline.kernel_bars(EVENTS, timeline._by_kernel(program, "table"))
     assert [(bar.stream, bar.name, bar.kind) for bar in bars] == [
         (0, "Memcpy DtoD", MEMORY),
@@ -292,6 +297,19 @@ def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -
     assert {t.get_text() for t in first.texts} == {"conv2d", "relu"}
     assert [t.get_text() for t in figure.legends[0].texts] == list(KINDS)
     picture.plt.close(figure)
+
+
+def test_many_streams_have_the_height_of_few_and_fewer_numbers() -> None:
+    heights = []
+    for count in (90, 180):
+        bars = tuple(Bar(s, "conv2d", 0.0, 4.0, COMPUTE) for s in range(count))
+        figure = picture.draw([Timeline("many", "x", bars), *EXAMPLE])
+        heights.append(figure.get_figheight())
+        axes = figure.axes[0]
+        points = 72 * axes.get_position().height * heights[-1]
+        assert len(axes.get_yticklabels()) * picture.LINE <= points * 1.1 and not axes.texts  # no bar is as high as its name
+        picture.plt.close(figure)
+    assert heights[0] == pytest.approx(heights[1]) and heights[0] < picture.TALLEST + 3.5
 
 
 def test_a_window_shows_what_runs_within_it() -> None:

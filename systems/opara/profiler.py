@@ -104,7 +104,7 @@ def profile(program: Program, measure: bool = True) -> Profile | None:
     if fresh:
         if not measure:
             return None
-        measured = _on_gpu(program) if device.type == "cuda" else _on_cpu(program)
+        measured = on_gpu(program) if device.type == "cuda" else _on_cpu(program)
         cache.add({name: asdict(operator) for name, operator in zip(names, measured, strict=True)})
     operators = tuple(OperatorProfile.from_json(cache[name]) for name in names)
     return Profile(operators, _capacity(device) if device.type == "cuda" else None, fresh)
@@ -164,7 +164,10 @@ def _on_cpu(program: Program) -> list[OperatorProfile]:
 
 
 @torch.no_grad()
-def _on_gpu(program: Program) -> list[OperatorProfile]:
+def on_gpu(program: Program) -> list[OperatorProfile]:
+    """What every operator of `program` launches in this process, from one profiled run of the whole model. In another
+    process it may launch other kernels, since cuDNN chooses its algorithms by timing them.
+    """
     for _ in range(WARM_UP_PASSES):
         program.run(program.examples)
     torch.cuda.synchronize()
