@@ -36,6 +36,7 @@ STAGES = ROOT / "results" / "reference" / "h200-ios"
 UNHINDERED = ROOT / "results" / "reference" / "h200-ios-barriers"  # IOS's stages with and without their barriers
 PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
 LAUNCHED = ROOT / "results" / "reference" / "h200-opara"
+ORDERED = ROOT / "results" / "reference" / "h200-orders"  # its `opara` in more launch orders, on more models at batch 1
 COUNTED = ROOT / "results" / "reference" / "h200-opara-counters"  # SM efficiency by the GPU's counters
 SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 CHART = RESULTS / "speedup.svg"
@@ -58,14 +59,14 @@ GRAPHS = [
 ]
 TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
 BESIDE_TVM = ("eager", "cuda_graph", "nimble", "tvm")
-LAUNCH_ORDERS = ("depth_first", "breadth_first", "reverse", "opara")
+LAUNCH_ORDERS = ("depth_first", "breadth_first", "reverse", "opara", "critical_path")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
     "nimble/figure7": (TURNS, COMPILED),
     "nimble/table1": (TURNS,),
     "nimble/figure8": (TURNS,),
     "nimble/supplement_figure2": (TURNS,),
-    "opara/figure2": (LAUNCHED,),
+    "opara/figure2": (LAUNCHED, ORDERED),
     "opara/figure5": (SCHEDULERS, TURNS, COUNTED),
     "opara/figure8": (LAUNCHED,),
     "opara/figure9": (LAUNCHED,),
@@ -182,15 +183,25 @@ def _both(group: dict[str, dict[str, Any]], how: str) -> list[str]:
 
 
 def launch_orders(measured: list[dict[str, dict[str, Any]]]) -> str:
-    """Milliseconds of Opara's streams in each launch order, in their rounds, as a Markdown table."""
-    head = ["model", "batch", "mean achieved occupancy", *LAUNCH_ORDERS, "opara over depth_first"]
+    """Milliseconds of Opara's streams in each launch order, in their rounds, and of Opara in other rounds, as a Markdown
+    table. measured: of what was measured more than once the row comes first.
+    """
+    pairs = [("opara", "depth_first"), ("critical_path", "depth_first")]
+    head = ["model", "batch", "mean achieved occupancy", *LAUNCH_ORDERS, "opara in other rounds"]
+    head += [f"{better} over {worse}" for better, worse in pairs]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    of = {order: "opara" if order == "opara" else f"opara (launch_order={order})" for order in LAUNCH_ORDERS}
+    same: dict[str, list[dict[str, dict[str, Any]]]] = {}
     for group in measured:
-        of = {order: "opara" if order == "opara" else f"opara (launch_order={order})" for order in LAUNCH_ORDERS}
-        if not set(of.values()) <= group.keys():
+        if "opara" in group and group["opara"]["comparison"]:
+            same.setdefault(group_key(_config(group) | {"runner": None}), []).append(group)
+    for group, *others in same.values():
+        if of["depth_first"] not in group:
             continue
         cells = [name_of(group), str(_config(group)["batch"]), f"{group['opara']['schedule']['search']['occupancy']:.0%}"]
-        cells += [*(_in_turn(group[system]) for system in of.values()), told(over(group, "opara", of["depth_first"]))]
+        cells += [_in_turn(group.get(system)) for system in of.values()]
+        cells.append(", ".join(sorted(_in_turn(other["opara"]) for other in others)) or "–")
+        cells += [told(over(group, of[better], of[worse])) for better, worse in pairs]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -366,17 +377,18 @@ def main() -> None:
     measured = groups(list(contents.records.values()))
     in_turn = list(Store(TURNS).read().records.values())
     trained = [r for r in in_turn if r["config"]["runner"]["name"] == "training"]
-    schedulers = read(SCHEDULERS)
+    schedulers, turned = read(SCHEDULERS), groups([r for r in in_turn if r not in trained])
+    launched = [*read(ORDERED), *read(LAUNCHED), *schedulers, *turned, *read(COUNTED)]
     shown, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
     text = README.read_text(encoding="utf-8")
     for begin, end, part in (
         (BEGIN, END, table(measured)),
-        (BEGIN_TURNS, END_TURNS, turns(groups([r for r in in_turn if r not in trained]))),
+        (BEGIN_TURNS, END_TURNS, turns(turned)),
         (BEGIN_COMPILED, END_COMPILED, beside_tvm(read(COMPILED))),
         (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),
         (BEGIN_SCHEDULERS, END_SCHEDULERS, side_by_side(schedulers)),
         (BEGIN_STAGES, END_STAGES, stages(read(STAGES), read(UNHINDERED))),
-        (BEGIN_ORDERS, END_ORDERS, launch_orders(read(LAUNCHED))),
+        (BEGIN_ORDERS, END_ORDERS, launch_orders(launched)),
         (EXHIBITS, END_EXHIBITS, shown),
     ):
         before, _, rest = text.partition(begin)

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +41,25 @@ def test_a_tuned_tvm_stands_beside_the_other_with_what_tuning_took() -> None:
     assert head.endswith("| tvm tuned | trials | seconds of tuning |")
     for row in rows:
         assert row.endswith(" | 271 | 121 |" if row.startswith("| nasnet |") else "| – | – | – |")
+
+
+def test_of_launch_orders_the_first_records_of_a_cell_make_its_row() -> None:
+    import scripts.readme as readme
+
+    new, old = readme.read(readme.ORDERED), readme.read(readme.LAUNCHED)
+
+    def rows(measured: list[dict[str, dict[str, Any]]]) -> dict[tuple[str, str], list[str]]:
+        cells = [row.strip("| ").split(" | ") for row in readme.launch_orders(measured).splitlines()[2:]]
+        return {(model, batch): further for model, batch, *further in cells}
+
+    alone, both = rows(old), rows([*new, *old])
+    assert ("googlenet", "1") in alone and alone.keys() < both.keys()
+    opara, elsewhere = 1 + readme.LAUNCH_ORDERS.index("opara"), 1 + len(readme.LAUNCH_ORDERS)
+    for (model, batch), row in both.items():
+        critical_path = row[1 + readme.LAUNCH_ORDERS.index("critical_path")]
+        assert (critical_path == row[-1] == "–") == (batch != "1"), model
+    assert both["googlenet", "1"][elsewhere] == alone["googlenet", "1"][opara] != both["googlenet", "1"][opara]
+    assert both["googlenet", "2"] == alone["googlenet", "2"] and both["googlenet", "2"][elsewhere] == "–"
 
 
 def test_the_two_commands_stand_at_the_top_and_links_lead_somewhere() -> None:
