@@ -33,6 +33,9 @@ def in_words(config: dict[str, Any]) -> str:
     algorithms = asked(config, "algorithms")
     return f"{config['precision']}, {config['layout']}" + f", {algorithms} algorithms" * (algorithms != "timed")
 
+# Options that have no effect unless one of these is on.
+SPENT_ON = {"budget_s": ("trials", "best")}
+
 
 def identity(config: dict[str, Any], environment: dict[str, Any]) -> str:
     """16 hexadecimal digits that two runs share exactly when they would measure the same thing in the same place."""
@@ -67,8 +70,12 @@ def problem(document: Any) -> str | None:
     config = document.get("config")
     if not isinstance(config, dict) or any(key not in config for key in IDENTITY if key not in LATER):
         return "it lacks the config that was asked for"
+    if any(not isinstance(config[group], dict) or "name" not in config[group] for group in ("model", "system", "runner")):
+        return "its config does not name a model, a system and a runner"
     if not isinstance(document.get("id"), str) or not isinstance(document.get("environment"), dict):
         return "it lacks its id or its environment"
+    if not isinstance(document.get("when"), str) or not isinstance(document.get("warnings"), list):
+        return "it lacks its time or its warnings"
     return None
 
 
@@ -92,13 +99,14 @@ def amended(record: dict[str, Any]) -> dict[str, Any]:
 def label(choice: dict[str, Any]) -> str:
     """A model or a system as a person would ask for it: by the file in conf/ that comes nearest to it, and by the options in
     which it differs from that file: "nimble_fused", "nimble (multi_stream=false)". One that is off, and that the file does
-    not know, says nothing.
+    not know, says nothing; nor does a budget where nothing is on that it would be spent on.
     """
     known = _files(choice["name"]) or {choice["name"]: {"name": choice["name"]}}
 
     def differing(file: str) -> list[str]:
         options = known[file]
-        return [k for k in sorted(choice) if choice[k] != options.get(k) and (choice[k] or k in options)]
+        differing = [k for k in sorted(choice) if choice[k] != options.get(k) and (choice[k] or k in options)]
+        return [k for k in differing if k not in SPENT_ON or any(choice.get(what) for what in SPENT_ON[k])]
 
     nearest = min(known, key=lambda file: (len(differing(file)), file != choice["name"], file))
     options = [f"{key}={_plain(choice[key])}" for key in differing(nearest)]

@@ -35,7 +35,14 @@ ENVIRONMENT = {"host": "here", "libraries": {"torch": "2.11"}}
 
 def record(system: str = "nimble", **more: Any) -> dict[str, Any]:
     config = CONFIG | {"system": {"name": system}}
-    whole = {"schema": 1, "id": identity(config, ENVIRONMENT), "status": "ok", "reason": None, "warnings": []}
+    whole = {
+        "schema": 1,
+        "id": identity(config, ENVIRONMENT),
+        "status": "ok",
+        "reason": None,
+        "when": "2026-01-01",
+        "warnings": [],
+    }
     return whole | {"config": config, "environment": ENVIRONMENT, "comparison": None} | more
 
 
@@ -105,6 +112,8 @@ def test_counters_over_the_time_of_a_profiled_graph_are_not_read(
         ('{"schema": 2}', "schema is 2"),
         ('{"schema": 1, "status": "fine"}', "status is 'fine'"),
         ('{"schema": 1, "status": "ok", "config": {}}', "config"),
+        (json.dumps(record() | {"id": "1", "config": CONFIG | {"model": "nasnet"}}), "name a model"),
+        (json.dumps({key: value for key, value in record().items() if key != "when"} | {"id": "1"}), "its time"),
     ],
 )
 def test_what_is_no_record_is_named_and_left_alone(tmp_path: Path, text: str, why: str) -> None:
@@ -282,6 +291,14 @@ def test_labels_are_what_a_person_would_write() -> None:
     assert label(every) == "nimble_fused" and label(every | {"multi_stream": False}) == "nimble_fused (multi_stream=false)"
     assert label({"name": "eager", "gone": False}) == "eager" and label({"name": "eager", "gone": 0.5}) == "eager (gone=0.5)"
     assert label({"name": "of_an_older_version", "option": 3}) == "of_an_older_version (option=3)"
+
+
+def test_a_budget_is_told_only_where_it_is_spent() -> None:
+    """A default that has changed does not give another name to records in which it had no effect."""
+    assert label({"name": "tvm", "trials": 0, "budget_s": 1234.0}) == "tvm"
+    assert label({"name": "tvm", "trials": 2000, "budget_s": 1234.0}) == "tvm_tuned (budget_s=1234.0)"
+    assert label({"name": "torch_compile", "best": False, "budget_s": 1234.0}) == "torch_compile"
+    assert "budget_s=1234.0" in label({"name": "torch_compile", "best": True, "budget_s": 1234.0})
 
 
 def test_a_record_has_no_problem() -> None:
