@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .comparison import RESAMPLES, comparable
+from .comparison import RESAMPLES, comparable, disturbed
 from .record import asked, group_key, label
 
 # What may be compared, and whether more of it is better.
@@ -58,8 +58,8 @@ def cell_key(record: dict[str, Any]) -> tuple[str, ...]:
 def changes(before: Iterable[dict[str, Any]], after: Iterable[dict[str, Any]], metric: str, baseline: str) -> list[Change]:
     """A change for each cell that both sets have, the most certain regression first. metric: of METRICS.
 
-    baseline: the system that a metric of "speedup" is over: each set's own, from the rounds that the two shared, so that two
-    machines may be compared by it.
+    baseline: the system that a metric of "speedup" is over: each set's own, from the rounds that the two shared and no
+    profiler disturbed, so that two machines may be compared by it.
     """
     a, b = _newest(before, metric, baseline), _newest(after, metric, baseline)
     found = [_change(key, a[key], b[key], METRICS[metric]) for key in a if key in b]
@@ -100,7 +100,7 @@ def _samples(record: dict[str, Any], records: Sequence[dict[str, Any]], metric: 
         return [record["preparation_s"]] if record.get("preparation_s") else None
     for other in records:
         same = group_key(other["config"]) == group_key(record["config"]) and label(other["config"]["system"]) == baseline
-        if same and other is not record and comparable(record, other):
+        if same and other is not record and comparable(record, other) and not (disturbed(record) or disturbed(other)):
             rounds = zip(other["comparison"]["rounds"], record["comparison"]["rounds"], strict=True)
             return [median(slow) / median(fast) for slow, fast in rounds]
     return None

@@ -6,7 +6,7 @@ BEFORE and AFTER are folders of records. Cells are matched by what was asked (mo
 precision, layout); "times worse" is the ratio of the medians with its bootstrap 95 % interval, above 1 where AFTER is worse.
 A cell is a regression where that whole interval is beyond the threshold, or where a system that ran no longer does. On two
 machines, or on two days, latencies say as much of the machine as of the code: --metric speedup compares what each set
-measured in turn, over --baseline.
+measured in turn, over --baseline, without rounds that a profiler slowed.
 
 Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request. A cell that AFTER lacks is told and is
 no regression, since AFTER may be a part of the sweep; with --complete it ends with 1 too.
