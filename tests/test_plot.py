@@ -355,6 +355,51 @@ def test_counted_and_estimated_efficiency_never_share_a_chart(monkeypatch: pytes
         sm_efficiency.draw(measured((8,)), "counters")
 
 
+def test_what_was_counted_is_not_called_missing_among_the_estimated() -> None:
+    large = measured().only(models=["nasnet_large", "bert"])
+    assert drawn(sm_efficiency.draw(large, "estimated").figure).count("counted") == 4
+    assert drawn(sm_efficiency.draw(large, "counters").figure).count("estimated") == 1
+    assert "not measured" not in drawn(sm_efficiency.draw(large, "counters").figure)
+
+
+def test_ratios_of_latencies_measured_alone_are_told_from_those_in_turn() -> None:
+    """A profiler had been in the processes of the first set before their rounds, not in those of the second."""
+    turns = read([REFERENCE.with_name("h200-turns")])
+    mixed = Measured([*(r for r in reference() if r["config"]["model"]["name"] == "gpt2"), *turns]).only(batches=[1])
+    for found, title, starred in (
+        (measured(), "measured alone", []),
+        (mixed, "* measured alone", ["gpt2 *"]),
+        (Measured(turns).only(batches=[1]), "", []),
+    ):
+        chart = speedup.draw(found)
+        words = drawn(chart.figure).splitlines()
+        assert [word for word in words if word.endswith(" *")] == starred
+        assert [word.partition("; ")[2] for word in words if word.startswith("NVIDIA")] == [title]
+        assert ("a profiler had been" in chart.caption) == bool(title)
+
+
+def test_a_part_looks_as_the_whole_does() -> None:
+    """The variants of a system that are in one chart alone do not change how the others look in it."""
+    last = max(system for system in launched().systems if system != DEPTH_FIRST)
+    alone = launched().only(systems=[last])
+    assert alone.systems == [last] and style.look(last, alone.among) == style.look(last, launched().among)
+    assert style.look(last, alone.among) != style.look(last, alone.systems)
+
+
+def test_notes_stand_below_all_points() -> None:
+    """Of sweeps over different systems, where there is much to say of what was not measured."""
+    for found in (Measured(read([REFERENCE.with_name(name)])) for name in ("h200-opara", "h200-ios")):
+        with style.house():
+            figure = throughput.draw(found).figure
+            check_words(figure)
+            for axes in figure.axes:
+                assert axes.get_window_extent().height > 1.1 * figure.dpi or not axes.axison
+                for text in axes.texts:
+                    top = text.get_window_extent().y1
+                    ends = [axes.transData.transform((0.1, y))[1] for line in axes.lines for y in line.get_ydata()]  # type: ignore[union-attr]
+                    assert top < min(end for end in ends if end == end)
+
+
 def test_published_values_are_marked_where_they_belong() -> None:
     rows, systems = [("nasnet", 1), ("resnet50", 1), ("nasnet", 8)], ["nimble", "cuda_graph"]
     found = speedup.published_marks(exhibit("nimble/figure7"), "eager", rows, systems)

@@ -43,7 +43,7 @@ def draw(measured: Measured) -> Chart:
             batch = f", batch {row[1]}" if len(measured.batches) > 1 else ""
             axes.set_title(f"{system}, {row[0]}{batch}", loc="left", pad=3)
             if (row, system) in found:
-                _panel(axes, courses[row, system], found[row, system], look(system, measured.systems).colour)
+                _panel(axes, courses[row, system], found[row, system], look(system, measured.among).colour)
             else:
                 missing = measured.missing(row, system, "active_warps")
                 middle: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}

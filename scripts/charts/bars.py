@@ -1,6 +1,6 @@
 """Bars grouped by model, a bar a system, over as many rows of panels as stay legible."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from .measured import Measured, Row
 from .places import NOT_MEASURED, places
-from .style import FONT, INK, PAPERS, WIDTH, above, broken, inches, look, note
+from .style import FONT, INK, PAPERS, WIDTH, Look, above, broken, inches, look, note
 
 SLOTS = 50  # bars, and the gaps between groups, across a page
 GAP = 0.9  # of a bar, between two groups
@@ -54,9 +54,10 @@ def draw_bars(
     line: float | None = None,
     top: float | None = None,
     legend: bool = True,
+    starred: Collection[Row] = (),
 ) -> Figure:
     """bar: of a cell, None where it has none; `why` then stands there. line: a level to draw. top: of every panel's axis.
-    legend: without one the systems are not told apart, for what is a model's own.
+    legend: without one the systems are not told apart, for what is a model's own. starred: rows with a * at their label.
     """
 
     def empty(row: Row, system: str) -> bool:
@@ -87,7 +88,7 @@ def draw_bars(
             for place, system in enumerate(own):
                 x = begin + place
                 if (found := bars.get((row, system))) is not None:
-                    _bar(axes, x, found, system, systems)
+                    _bar(axes, x, found, look(system, measured.among))
                 else:
                     note(axes, why(row, system), (x, 0), (0, 2), rotation=90, ha="center", va="bottom")
                 for mark in marks.get((row, system), ()):
@@ -95,7 +96,8 @@ def draw_bars(
             if others:
                 note(axes, others, (begin + len(own), 0), (0, 2), rotation=90, ha="center", va="bottom")
             begin += width[row]
-        axes.set_xticks(middles, [wrapped(text) for text in measured.row_labels(shown, rows)])
+        labels = zip(shown, measured.row_labels(shown, rows), strict=True)
+        axes.set_xticks(middles, [wrapped(text) + (" *" if row in starred else "") for row, text in labels])
         axes.tick_params(axis="x", length=0, pad=2)
         axes.grid(False, axis="x")
         if line is not None:
@@ -103,7 +105,7 @@ def draw_bars(
         axes.set_ylabel(ylabel)
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
-    _legend(figure, named if legend else (), systems, marks, title)
+    _legend(figure, named if legend else (), measured.among, marks, title)
     if inches(ylabel, FONT) > LOW:
         # Only now is it known how high the axes are.
         figure.draw_without_rendering()
@@ -130,8 +132,7 @@ def packed(widths: Sequence[float], most: float = SLOTS) -> list[range]:
     return next(panels for limit in sums if len(panels := cut(limit + 1e-9)) <= fewest)
 
 
-def _bar(axes: Axes, x: float, bar: Bar, system: str, systems: Sequence[str]) -> None:
-    style = look(system, systems)
+def _bar(axes: Axes, x: float, bar: Bar, style: Look) -> None:
     axes.bar(x, bar.value, 0.92, color=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, zorder=2)
     if bar.low is not None and bar.high is not None:
         errors = [[bar.value - bar.low], [bar.high - bar.value]]

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from .bars import wrapped
 from .measured import Measured, Row
 from .places import NOT_MEASURED, places
-from .style import INK, WIDTH, above, look, note, set_log, short
+from .style import INK, WIDTH, Look, above, look, note, set_log, short
 
 LINE = 0.088  # inches of height, a system
 BETWEEN = 1.1  # lines, between two models
@@ -89,7 +89,7 @@ def draw_dots(
                 if not found:
                     note(axes, f"{short(system)}: {why(row, system)}", (low, begin + place), (3, 0))
                 for dot in found:
-                    _dot(axes, begin + place, dot, system, systems)
+                    _dot(axes, begin + place, dot, look(system, measured.among))
             if others:
                 note(axes, others, (low, begin + len(own)), (3, 0))
             begin += tall[row]
@@ -101,7 +101,7 @@ def draw_dots(
             axes.spines[side].set_visible(False)
     handles: list[Artist] = []
     for system in named:
-        style = look(system, systems)
+        style = look(system, measured.among)
         line: Any = {"linestyle": "none", "markersize": 4.5, "markeredgecolor": style.colour, "markeredgewidth": 0.6}
         handles.append(Line2D([], [], marker=style.marker, color=style.colour, label=system, **line))
     for sign in seen.values():
@@ -115,8 +115,7 @@ def _half(heights: Sequence[float]) -> int:
     return min(range(1, len(heights) + 1), key=lambda i: (round(max(sum(heights[:i]), sum(heights[i:])), 6), -i))
 
 
-def _dot(axes: Axes, y: float, dot: Dot, system: str, systems: Sequence[str]) -> None:
-    style = look(system, systems)
+def _dot(axes: Axes, y: float, dot: Dot, style: Look) -> None:
     if dot.low is not None and dot.high is not None:
         axes.hlines(y, dot.low, dot.high, color=style.colour, linewidth=1.0, zorder=2.5)
     axes.plot(

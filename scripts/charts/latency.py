@@ -60,7 +60,7 @@ def draw(measured: Measured, page: int | None = None) -> Chart:
                 axes.set_xlabel("latency / its median")
         handles: list[Artist] = []
         for system in named:
-            style = look(system, systems)
+            style = look(system, measured.among)
             handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", label=system))
         handles += [
             Patch(facecolor="0.6", label="10 % to 90 % of calls"),
@@ -104,7 +104,7 @@ def _panel(axes: Axes, measured: Measured, row: Row, systems: list[str], others:
     axes.set_ylim(lines - 0.4, -0.6)
     axes.axvline(1, color="0.75", linewidth=0.7, zorder=1)
     for place, system in enumerate(systems):
-        style = look(system, measured.systems)
+        style = look(system, measured.among)
         if system not in found:
             note(axes, measured.missing(row, system, "latency"), (1, place), (3, 0))
             continue

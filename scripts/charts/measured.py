@@ -59,9 +59,11 @@ def by_setting(records: Iterable[Record]) -> "dict[Setting, Measured]":
 
 
 class Measured:
-    """models, systems: labels, systems in the order of charts; batches: ascending; rows: each (model, batch) there is."""
+    """models, systems: labels, systems in the order of charts; batches: ascending; rows: each (model, batch) there is.
+    among: the systems that looks tell apart, those of all that a part was taken of, so that a system looks the same in each.
+    """
 
-    def __init__(self, records: Sequence[Record]):
+    def __init__(self, records: Sequence[Record], among: Sequence[str] = ()):
         """records: of one setting. Raises NoResults for none."""
         if not records:
             raise NoResults("no record is left to show")
@@ -74,6 +76,7 @@ class Measured:
             self._cells.setdefault(place, []).append(record)
         self.models = sorted({model for model, _, _ in self._cells})
         self.systems = order([system for _, _, system in self._cells])
+        self.among = order([*among, *self.systems])
         self.batches = sorted({batch for _, batch, _ in self._cells})
         self.rows: list[Row] = sorted({(model, batch) for model, batch, _ in self._cells}, key=lambda row: (row[1], row[0]))
 
@@ -104,7 +107,7 @@ class Measured:
             and (not systems or system in (*systems, *always))
             and (not batches or batch in batches)
         ]
-        return Measured(kept)
+        return Measured(kept, self.among)
 
     def records_of(self, row: Row, system: str) -> list[Record]:
         """All of a cell's, the newest first."""

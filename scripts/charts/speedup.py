@@ -20,7 +20,8 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
     ratios = {(row, s): r for row in measured.rows for s in systems if (r := measured.over(row, s, baseline)) is not None}
     rows = [row for row in measured.rows if any((row, s) in ratios for s in systems)]
     if not rows:
-        raise NoResults(f"nothing was measured in turn with {baseline}")
+        told = ", ".join(map(short, systems))
+        raise NoResults(f"nothing was measured in turn with {baseline}" + (f"; --baseline takes {told}" if told else ""))
     rows.sort(key=lambda row: (row[1], -max(ratios[row, s].ratio for s in systems if (row, s) in ratios), row[0]))
 
     def bar(row: Row, system: str) -> Bar | None:
@@ -33,14 +34,26 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
         return "not in turn" if measured_alone else missing
 
     marks = published_marks(published, baseline, rows, systems)
+    alone = [row for row in rows if not all(ratios[row, s].in_turn for s in systems if (row, s) in ratios)]
+    starred = alone if len(alone) < len(rows) else []
+    title = measured.title_of(rows) + (f"; {'* ' if starred else ''}measured alone" if alone else "")
     with house():
         figure = draw_bars(
-            measured, rows, systems, bar, why, marks, f"speedup over {short(baseline)}", measured.title_of(rows), line=1.0
+            *(measured, rows, systems, bar, why, marks, f"speedup over {short(baseline)}", title),
+            line=1.0,
+            starred=starred,
         )
-    caption = (
-        f"Speedup over {short(baseline)}: systems measured in turn on one machine, in interleaved rounds. A bar is the "
-        "median over rounds, the line on it the bootstrap 95 % interval."
+    in_turn = "systems measured in turn on one machine, in interleaved rounds. A bar is the median over rounds"
+    not_in_turn = (
+        "the ratio of the median latencies of systems each measured alone, since a profiler had been in these processes "
+        "before their rounds and slowed them"
     )
+    caption = (
+        f"Speedup over {short(baseline)}: {in_turn if starred or not alone else not_in_turn}, the line on it the bootstrap "
+        "95 % interval."
+    )
+    if starred:
+        caption += f" Beside a *: {not_in_turn}."
     if marks:
         caption += (
             " Open marks are the papers' values, on the papers' GPUs (grey: those of a paper's further GPUs); "

@@ -14,6 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Polygon
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -63,7 +64,15 @@ LOOKS = {
 }
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")
-MARKERS = ((6, 1, 0), "8", "H", (5, 1, 180), (8, 1, 0), (3, 0, 90))
+_SHAPES = (  # unlike each other, and unlike what LOOKS has, at the size of a marker
+    ((-1, -1), (1, -1), (-1, 1), (1, 1)),  # an hourglass
+    ((-1, -1), (0, 0.2), (1, -1), (1, -0.2), (0, 1), (-1, -0.2)),  # a roof
+    ((-1, -1), (1, 1), (1, -1), (-1, 1)),  # a bow tie
+    ((-1, -1), (1, -1), (1, -0.2), (-0.2, -0.2), (-0.2, 1), (-1, 1)),  # an L
+    ((-0.5, -1), (0.5, -1), (0.5, 1), (-0.5, 1)),  # a bar that stands
+    ((-1, -0.5), (1, -0.5), (1, 0.5), (-1, 0.5)),  # a bar that lies
+)
+MARKERS = tuple(Polygon(corners).get_path() for corners in _SHAPES)
 OTHER = Look("#707a8a", (6, 0, 30))  # a system that is not there
 PAPERS = {"nimble": "D", "ios": "s", "opara": "^"}  # the mark of a published value
 INK, FAINT = "0.2", "0.45"

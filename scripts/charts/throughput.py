@@ -15,10 +15,12 @@ from .style import WIDTH, above, house, look, note, set_log, short
 
 ACROSS = 3  # panels
 PANEL = 2.0  # inches of height
-LINE = 36  # letters of a note
+LINE = 36  # letters of a note on one of so many
+LEADING = 0.105  # inches of a line of it
+AXES = 1.25  # inches of a panel's height that its axes have
 APART = 0.08  # of a factor two, between the points of two systems at one batch
 FARTHEST = 0.5  # and between the first and the last of many
-MOST = 6  # lines that a panel has room for
+MOST = 6  # lines of notes, if they can do with so few
 
 
 def draw(measured: Measured) -> Chart:
@@ -36,14 +38,17 @@ def draw(measured: Measured) -> Chart:
     if not panels:
         raise NoResults("no model's throughput was measured at several batches")
     models = sorted(panels)
+    # What has no point in any panel, nor a reason why, is told apart by no legend and named by no note.
+    named = [s for s in systems if any(_known(measured, model, panels[model][0], s) for model in models)]
     with house():
         across = min(ACROSS, len(models))
         down = -(-len(models) // across)
-        figure, grid = plt.subplots(
-            *(down, across), figsize=(WIDTH, PANEL * down + 0.7), squeeze=False, layout="constrained"
-        )
+        notes = {model: _notes(measured, model, *panels[model], named, LINE * ACROSS // across) for model in models}
+        tall = LEADING * max(map(len, notes.values()))
+        size = WIDTH, (PANEL + tall) * down + 0.7
+        figure, grid = plt.subplots(*(down, across), figsize=size, squeeze=False, layout="constrained")
         for axes, model in zip(grid.flat, models, strict=False):
-            _panel(axes, measured, model, *panels[model])
+            _panel(axes, measured, model, *panels[model], notes[model], LEADING * len(notes[model]) / (AXES + tall))
         for axes in list(grid.flat)[len(models) :]:
             axes.set_axis_off()
         for axes in grid[:, 0]:
@@ -52,9 +57,8 @@ def draw(measured: Measured) -> Chart:
             if number < len(models) and number + across >= len(models):
                 axes.set_xlabel("batch")
         handles = []
-        # What has no point in any panel, nor a reason why, is told apart by no legend.
-        for system in [s for s in systems if any(_known(measured, model, panels[model][0], s) for model in models)]:
-            style = look(system, systems)
+        for system in named:
+            style = look(system, measured.among)
             handles.append(
                 Line2D([], [], color=style.colour, marker=style.marker, markersize=4.5, linewidth=1, label=system)
             )
@@ -83,25 +87,28 @@ def _of(measured: Measured, model: str, batch: int, system: str) -> dict[str, An
 
 
 def _panel(
-    axes: Axes, measured: Measured, model: str, batches: list[int], found: dict[tuple[int, str], dict[str, Any]]
+    axes: Axes,
+    measured: Measured,
+    model: str,
+    batches: list[int],
+    found: dict[tuple[int, str], dict[str, Any]],
+    notes: list[str],
+    room: float,
 ) -> None:
+    """notes: lines that stand below all points. room: the share of the axes' height that they take."""
     systems = [s for s in measured.systems if any((batch, s) in found for batch in batches)]
     axes.set_title(model, pad=3)
     ends = [end for t in found.values() for end in t["ci95"]]
-    set_log(axes, "y", min(ends) / 1.3, max(ends) * 1.3, most=6)
+    low, high = min(ends) / 1.3, max(ends) * 1.3
+    set_log(axes, "y", low * (low / high) ** (room / (1 - room)), high, most=6)
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(batches) / 1.6, max(batches) * 1.6)
     axes.xaxis.set_major_locator(FixedLocator(batches))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels([str(batch) for batch in batches])
-    gaps: dict[tuple[int, str], list[str]] = {}
     step = min(APART, FARTHEST / max(1, len(systems) - 1))
-    for system in measured.systems:
-        for batch in batches:
-            if (batch, system) not in found:
-                gaps.setdefault((batch, measured.missing((model, batch), system, "throughput")), []).append(system)
     for place, system in enumerate(systems):
-        style = look(system, measured.systems)
+        style = look(system, measured.among)
         apart = 2.0 ** (step * (place - (len(systems) - 1) / 2))
         xs: list[float] = []
         ys: list[float] = []
@@ -116,17 +123,35 @@ def _panel(
             axes.vlines(batch * apart, low, high, color=style.colour, linewidth=1.0, zorder=2.5)
         line: Any = {"linewidth": 0.9, "markersize": 3.6, "markeredgecolor": "white", "markeredgewidth": 0.3}
         axes.plot(xs, ys, color=style.colour, marker=style.marker, zorder=3, **line)
-    # The lower right corner is free: throughput grows with the batch.
-    told = [line for gap, names in sorted(gaps.items()) for line in wrap(_gap(*gap, names, len(names)), LINE)]
-    if len(told) > MOST:
-        told = [line for gap, names in sorted(gaps.items()) for line in wrap(_gap(*gap, names, FEW), LINE)]
-    if told:
-        note(axes, "\n".join(told), (1, 0), (-2, 2), xycoords="axes fraction", ha="right", va="bottom", zorder=4)
+    if notes:
+        note(axes, "\n".join(notes), (1, 0), (-2, 2), xycoords="axes fraction", ha="right", va="bottom", zorder=4)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _gap(batch: int, word: str, names: list[str], most: int) -> str:
-    """names: by name where they are few, or did not run."""
-    few = len(names) <= most or word != NOT_MEASURED
-    return f"batch {batch} {word}: {', '.join(map(short, names)) if few else f'{len(names)} systems'}"
+def _notes(
+    measured: Measured,
+    model: str,
+    batches: list[int],
+    found: dict[tuple[int, str], dict[str, Any]],
+    systems: list[str],
+    line: int,
+) -> list[str]:
+    """Which of the systems have no point at which batches, and why, in lines of so many letters."""
+    gaps: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for system in systems:
+        lacking: dict[str, list[int]] = {}
+        for batch in batches:
+            if (batch, system) not in found:
+                lacking.setdefault(measured.missing((model, batch), system, "throughput"), []).append(batch)
+        for word, where in lacking.items():
+            gaps.setdefault((tuple(where), word), []).append(system)
+    for most in (len(systems), FEW):  # by name, if that does with few lines
+        told = []
+        for (at, word), names in sorted(gaps.items()):
+            which = f"batch{'es' * (len(at) > 1)} {', '.join(map(str, at))} " if len(at) < len(batches) else ""
+            few = len(names) <= most or word != NOT_MEASURED  # what did not run is always named
+            told += wrap(f"{which}{word}: {', '.join(map(short, names)) if few else f'{len(names)} systems'}", line)
+        if len(told) <= MOST:
+            break
+    return told

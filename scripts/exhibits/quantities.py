@@ -34,12 +34,15 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Number:
-    """A value with the ends of its 95 % interval, which are the value where it has none. of: which of several it is."""
+    """A value with the ends of its 95 % interval, which are the value where it has none. of: which of several it is.
+    in_turn: as of a Speedup.
+    """
 
     value: float
     low: float
     high: float
     of: str = ""
+    in_turn: bool = True
 
     @classmethod
     def exact(cls, value: float) -> "Number":
@@ -119,7 +122,8 @@ class _Figure:
         except Missing as error:
             return Finding(what, rule, unit, published, reason=str(error))
         alone = "one measurement, without an interval" if rule in IN_WORDS and ours.low == ours.high else ""
-        told = "; ".join(filter(None, [ours.of, self._doubt(), alone]))
+        apart = "" if ours.in_turn else "not in turn"
+        told = "; ".join(filter(None, [ours.of, self._doubt(), apart, alone]))
         return Finding(what, rule, unit, published, ours.value, ours.low, ours.high, told)
 
     def _doubt(self) -> str:
@@ -218,7 +222,7 @@ class _Figure:
                 raise Missing(reasons[0])
             ends = zip(*((n.value, n.low, n.high) for n in found), strict=True)
             value, low, high = (exp(sum(map(log, end)) / len(found)) for end in ends)
-            return Number(value, low, high)
+            return Number(value, low, high, in_turn=all(number.in_turn for number in found))
         smallest = EXTREMES.get(self.value.metric) == "smallest"
         if self.rule in IN_WORDS:  # holds for all, so for the worst of them
             worst = min(found, key=lambda number: number.low if self.rule == "direction" else number.high)
@@ -280,7 +284,7 @@ def _speedup(measured: Measured, row: Row, system: str, baseline: str) -> Number
     if found is None:
         reasons = [_why(measured, row, s) for s in (system, baseline)]
         raise Missing(next(filter(None, reasons), f"{system} and {baseline} were not measured in turn"))
-    return Number(found.ratio, found.low, found.high)
+    return Number(found.ratio, found.low, found.high, in_turn=found.in_turn)
 
 
 def _why(measured: Measured, row: Row, system: str) -> str:

@@ -1,7 +1,7 @@
 """What a report says of the records of one setting: the environment, a row for each cell, and what did not run."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from results.record import in_words
@@ -115,7 +115,10 @@ def cells(measured: Measured, baseline: str) -> Table:
             lambda row, system: _latency(measured, row, system, "device", "median"),
         ),
         (
-            Column(f"over {baseline}", "speedup from interleaved rounds: median and 95 % interval"),
+            Column(
+                f"over {baseline}",
+                "speedup from interleaved rounds: median and 95 % interval; * from latencies, each system's measured alone",
+            ),
             lambda row, system: _speedup(measured, row, system, baseline),
         ),
         (
@@ -198,7 +201,10 @@ def _latency(measured: Measured, row: Row, system: str, clock: str, which: str) 
 
 def _speedup(measured: Measured, row: Row, system: str, baseline: str) -> Entry:
     found = measured.over(row, system, baseline)
-    return Entry(DASH) if found is None else _with_interval(found.ratio, found.low, found.high, ".2f")
+    if found is None:
+        return Entry(DASH)
+    entry = _with_interval(found.ratio, found.low, found.high, ".2f")
+    return entry if found.in_turn else replace(entry, text=f"{entry.text} *")
 
 
 def _over_path(measured: Measured, row: Row, system: str) -> Entry:
