@@ -184,7 +184,7 @@ def main() -> None:
     except (NoResults, NoSuchValue, NoSchedule) as error:
         parser.error(str(error))
     except (OSError, ValueError) as error:
-        parser.error(f"{file}: {error}")
+        parser.unreadable(file, error)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(report.html(), encoding="utf-8")

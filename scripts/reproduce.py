@@ -145,7 +145,7 @@ def request(parser: Parser) -> Request:
     if not asked:
         parser.error(f"name an exhibit, or all: {', '.join(names())}")
     try:
-        wanted = names() if asked == [ALL] else asked
+        wanted = names() if ALL in asked else asked
         presets = [Preset.read(name) for name in dict.fromkeys(wanted)]
     except (NoPreset, NoSuchValue) as error:
         parser.error(str(error))
