@@ -33,6 +33,7 @@ def in_words(config: dict[str, Any]) -> str:
     algorithms = asked(config, "algorithms")
     return f"{config['precision']}, {config['layout']}" + f", {algorithms} algorithms" * (algorithms != "timed")
 
+
 # Options that have no effect unless one of these is on.
 SPENT_ON = {"budget_s": ("trials", "best")}
 
