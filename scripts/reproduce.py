@@ -47,6 +47,7 @@ from scripts.exhibits.quantities import findings
 from scripts.exhibits.running import ROOT, CannotRun, Refused, Run
 
 ALL, SMALL, SIZES = "all", "small", ("small", "full")
+SMALL_RUN = f"+size={SMALL}"
 NO_TERMINAL = 200  # columns where nobody's terminal sets a width
 INTERRUPTED = 130
 
@@ -116,8 +117,13 @@ def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdic
 
 
 def keep(file: Path, verdict: Verdict) -> None:
-    """Put the verdict among those in the file, in the place of an older one of the same exhibit."""
-    kept = [other for other in (read_verdicts(file) if file.exists() else []) if other.exhibit != verdict.exhibit]
+    """Put the verdict among those in the file, in the place of an older one of the same exhibit; but one of a small run,
+    which says nothing of a GPU, not in the place of one of a whole run.
+    """
+    there = read_verdicts(file) if file.exists() else []
+    if SMALL_RUN in verdict.command and any(v.exhibit == verdict.exhibit and SMALL_RUN not in v.command for v in there):
+        return
+    kept = [other for other in there if other.exhibit != verdict.exhibit]
     order = names()
     write_verdicts(file, sorted([*kept, verdict], key=lambda v: order.index(v.exhibit) if v.exhibit in order else -1))
 

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from test_active_warps import pictured_warps
 
+from results.finding import Finding
 from results.published.values import exhibit
 from results.record import label
 from scripts import plot, readme
@@ -353,6 +354,13 @@ def test_counted_and_estimated_efficiency_never_share_a_chart(monkeypatch: pytes
         assert {sources[cell] for cell in found} == {source} and len(found) == list(sources.values()).count(source)
     with pytest.raises(NoResults, match="was counted"):
         sm_efficiency.draw(measured((8,)), "counters")
+
+
+def test_a_figure_of_nothing_has_its_number() -> None:
+    """A GPU that is never idle: beside the paper's 91 % the axis begins far from 0."""
+    idle = Finding("eager, GPU idle", "at_least", "%", 91.0, 0.0, 0.0, 0.0)
+    assert "← 0" in drawn(claims.draw([idle], "nimble", "title").figure)
+    assert "←" not in drawn(claims.draw([replace(idle, ours=80.0, low=80.0, high=80.0)], "nimble", "title").figure)
 
 
 def test_what_was_counted_is_not_called_missing_among_the_estimated() -> None:

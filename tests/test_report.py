@@ -15,7 +15,7 @@ from reports import REFERENCE, VERDICT, document, made, records
 from results.record import label
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from scripts import report
-from scripts.charts.measured import Measured, by_setting
+from scripts.charts.measured import Measured, by_setting, read
 from scripts.page import content
 from systems.nimble.stream_assignment import assign_streams
 from systems.scheduling.operator_graph import OperatorGraph
@@ -91,6 +91,18 @@ def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
     assert told["nasnet", "torchscript", "unsupported"] == "no compiler | here"
     html = made().html()
     assert "exceeds &lt;the&gt; tolerance" in html and "<the>" not in html
+
+
+def test_a_schedule_is_told_by_its_name_and_a_ratio_not_in_turn_has_a_mark() -> None:
+    ios, alone = (Measured(read([REFERENCE.with_name(name)])) for name in ("h200-ios", "h200"))
+    systems = {row[2].text: row[2].title for row in content.cells(ios, "sequential").rows}
+    path = "results/exhibits/ios-specialization/inception_v3@ios@b1.schedule.json"
+    assert systems["ios (schedule=inception_v3@ios@b1)"] == f"ios (schedule={path})" and systems["ios"] == ""
+    for found, baseline in ((alone, "cuda_graph"), (ios.only(systems=["sequential", "ios"]), "sequential")):
+        table = content.cells(found, baseline)
+        (column,) = [i for i, heading in enumerate(table.columns) if heading.heading == f"over {baseline}"]
+        told = [row[column].text for row in table.rows if not row[column].missing and row[2].text != baseline]
+        assert told and all(text.endswith("] *") == (found is alone) for text in told)
 
 
 def test_the_environment_says_where() -> None:

@@ -4,17 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, Run, environment
 
-from results.finding import CANNOT, VERDICTS
+from results.finding import CANNOT, HOLDS, VERDICTS
 from results.record import label
 from results.store import Store
-from results.verdict import read_verdicts
+from results.verdict import Verdict, read_verdicts
 from scripts.exhibits.preset import names
+from scripts.reproduce import keep
 
 Done = subprocess.CompletedProcess[str]
 
@@ -31,6 +33,15 @@ def small(folder: Path, *arguments: str) -> Done:
     own = {"TMPDIR": str(folder), "OPWEAVE_CACHE": str(folder / "cache")}
     places = f"results={folder / 'runs'}", "--output", str(folder / "out")
     return reproduce(*arguments, "+size=small", *places, **own)
+
+
+def test_a_small_run_takes_no_whole_runs_place(tmp_path: Path) -> None:
+    file, command = tmp_path / "verdicts.json", "python scripts/reproduce.py nimble/figure7"
+    whole = Verdict("nimble/figure7", "a claim", "2x", "2x", HOLDS, "a reason", command, "a GPU")
+    small_run = replace(whole, verdict=CANNOT, command=f"{command} +size=small", place="a CPU")
+    for kept, expected in ((small_run, small_run), (whole, whole), (small_run, whole)):
+        keep(file, kept)
+        assert read_verdicts(file) == [expected]
 
 
 def test_a_figure_of_nimble(tmp_path: Path) -> None:

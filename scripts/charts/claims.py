@@ -173,6 +173,8 @@ def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit
             axes.plot([finding.published, ours], [place, place], color="0.75", linewidth=0.8, zorder=1.5)
         look = _look(finding.verdict if stands or finding.rule == "count" else CANNOT)
         axes.plot(ours, place, zorder=4, **look)
+        if (finding.ours or 0.0) < low:  # a 0, which a logarithmic axis has no place for
+            note(axes, f"← {finding.ours:g}", (ours, place), (ASIDE, 0), ha="left", color=INK)
         if finding.low is not None and finding.high is not None and finding.high > finding.low:
             axes.hlines(place, finding.low, finding.high, color=look["color"], linewidth=1.4, zorder=3)
     axes.set_yticks([line.at for line in lines], ["\n".join(line.what) for line in lines], fontsize=SMALL)

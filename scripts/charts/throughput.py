@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from results.words import counted
+
 from .chart import Chart
 from .measured import Measured, NoResults
 from .places import FEW, NOT_MEASURED
@@ -146,12 +148,12 @@ def _notes(
                 lacking.setdefault(measured.missing((model, batch), system, "throughput"), []).append(batch)
         for word, where in lacking.items():
             gaps.setdefault((tuple(where), word), []).append(system)
-    for most in (len(systems), FEW):  # by name, if that does with few lines
+    for most in (len(systems), FEW, 0):  # by name, if that does with few lines
         told = []
         for (at, word), names in sorted(gaps.items()):
             which = f"batch{'es' * (len(at) > 1)} {', '.join(map(str, at))} " if len(at) < len(batches) else ""
             few = len(names) <= most or word != NOT_MEASURED  # what did not run is always named
-            told += wrap(f"{which}{word}: {', '.join(map(short, names)) if few else f'{len(names)} systems'}", line)
+            told += wrap(f"{which}{word}: {', '.join(map(short, names)) if few else counted(len(names), 'system')}", line)
         if len(told) <= MOST:
             break
     return told

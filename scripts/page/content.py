@@ -7,6 +7,7 @@ from typing import Any
 from results.record import in_words
 from scripts.charts.limits import limits_of
 from scripts.charts.measured import Measured, Record, Row
+from scripts.charts.style import short
 
 DASH = "–"
 
@@ -100,7 +101,7 @@ def cells(measured: Measured, baseline: str) -> Table:
     columns: list[tuple[Column, Callable[[Row, str], Entry]]] = [
         (Column("model", number=False), lambda row, _: Entry(row[0])),
         (Column("batch"), lambda row, _: Entry(str(row[1]), row[1])),
-        (Column("system", number=False), lambda _, system: Entry(system)),
+        (Column("system", number=False), lambda _, system: _system(system)),
         (Column("status", number=False), lambda row, system: _status(measured, row, system)),
         (
             Column("latency, ms", "host time of a call with a synchronisation: median and 95 % interval"),
@@ -162,13 +163,19 @@ def remarks(measured: Measured) -> Table:
             records = measured.records_of(row, system)
             if not records:
                 continue
-            about = Entry(row[0]), Entry(str(row[1]), row[1]), Entry(system)
+            about = Entry(row[0]), Entry(str(row[1]), row[1]), _system(system)
             if records[0]["status"] != "ok":
                 rows.append([*about, Entry(records[0]["status"]), Entry(records[0]["reason"] or DASH)])
             warnings = dict.fromkeys(warning for record in records for warning in record["warnings"])
             rows += [[*about, Entry("warning"), Entry(warning)] for warning in warnings]
     texts = Column("system", number=False), Column("what", number=False), Column("reason", number=False, words=True)
     return Table([Column("model", number=False), Column("batch"), *texts], rows)
+
+
+def _system(label: str) -> Entry:
+    """One whose schedule file is told by its name alone, as charts tell it: a path would push the numbers off the page."""
+    text = short(label)
+    return Entry(text, title=label if text != label else "")
 
 
 def _status(measured: Measured, row: Row, system: str) -> Entry:
