@@ -19,6 +19,7 @@ FINAL = ("ok", "unsupported", "incorrect", "out_of_memory")
 # What of the config makes a cell the cell it is; where its record goes and how long it may take do not.
 IDENTITY = ("model", "system", "runner", "batch", "device", "precision", "layout", "seed", "algorithms")
 LATER = {"algorithms": "timed"}  # what records older than a key lack, and how they were measured
+SPENT_ON = {"budget_s": ("trials", "best")}  # options that have no effect unless one of these is on
 UNCAPTURED = ("eager", "torchscript", "torch_compile")  # systems of which a call is not one graph
 STRETCHED = "its counters were put over the time of a profiled call, which is longer than a call"
 
@@ -32,10 +33,6 @@ def in_words(config: dict[str, Any]) -> str:
     """The arithmetic: "tf32, contiguous", or "tf32, contiguous, heuristic algorithms"."""
     algorithms = asked(config, "algorithms")
     return f"{config['precision']}, {config['layout']}" + f", {algorithms} algorithms" * (algorithms != "timed")
-
-
-# Options that have no effect unless one of these is on.
-SPENT_ON = {"budget_s": ("trials", "best")}
 
 
 def identity(config: dict[str, Any], environment: dict[str, Any]) -> str:
@@ -82,7 +79,7 @@ def problem(document: Any) -> str | None:
 
 def amended(record: dict[str, Any]) -> dict[str, Any]:
     """The record without the counters of a captured graph that were put over the time that it took under Nsight Compute, up
-    to three times an undisturbed call's, as they were until records told that time (profiled_ms).
+    to four times an undisturbed call's, as they were until records told that time (profiled_ms).
 
     The mean of the estimated course, where there is one, takes the place of counted warps.
     """

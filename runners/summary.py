@@ -117,13 +117,8 @@ def _table(records: list[dict[str, Any]], detail: int) -> Table:
         if last not in (None, key):
             table.add_section()
         last = key
-        cells = [
-            label(config["model"]),
-            *(_name(asked(config, key)) for key in varied),
-            str(config["batch"]),
-            system_label(config),
-        ]
-        table.add_row(*cells, *(value(record) for _, _, value in columns))
+        cells = [label(config["model"]), *(_name(asked(config, key)) for key in varied), str(config["batch"])]
+        table.add_row(*cells, system_label(config), *(value(record) for _, _, value in columns))
     return table
 
 
