@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HOLDS, IN_PART, DOES_NOT_HOLD, CANNOT = "holds", "holds in part", "does not hold", "cannot be run here"
-VERDICTS = (HOLDS, IN_PART, DOES_NOT_HOLD, CANNOT)
+NOT_RUN = "not run yet"  # of an exhibit, where nothing was asked for but to judge what is there
+VERDICTS = (HOLDS, IN_PART, DOES_NOT_HOLD, CANNOT, NOT_RUN)
 
 SHARE = 0.8  # of a published figure: what reaches it holds in size too, since GPUs and libraries differ
 PART = 0.5  # of a published bound
@@ -24,7 +25,8 @@ RULES = {
     f"{percent(NO_DIFFERENCE)} of 1",
     "direction": "a direction holds where the 95 % interval lies beyond 1; of one measurement, which has no interval, where "
     f"that is beyond 1 by {percent(EQUAL)}, in part where it is by less",
-    "not_slower": f"what is not slower holds where the 95 % interval reaches {percent(1 - BEHIND)} of the other's speed",
+    "not_slower": f"what is not slower holds where it has {percent(1 - BEHIND)} of the other's speed, in part where only "
+    "the end of its 95 % interval has",
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
     "at_least": f"a lower bound holds where {percent(SHARE)} of it is reached, in part where {percent(PART)} is",
@@ -72,7 +74,7 @@ class Finding:
                 return DOES_NOT_HOLD
             return IN_PART if low == high and low - 1 < EQUAL else HOLDS
         if self.rule == "not_slower":
-            return HOLDS if high >= 1 - BEHIND else DOES_NOT_HOLD
+            return HOLDS if ours >= 1 - BEHIND else IN_PART if high >= 1 - BEHIND else DOES_NOT_HOLD
         if abs(published - 1) <= EQUAL:
             return HOLDS if abs(ours - 1) <= NO_DIFFERENCE else DOES_NOT_HOLD
         if published < 1:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from results.finding import CANNOT, HOLDS, VERDICTS, Finding
+from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS, Finding
 from results.published.values import everything
 from results.record import CONF, label
 from results.store import Store
@@ -313,6 +313,8 @@ def test_what_is_not_ok_gives_no_figure(status: str) -> None:
     assert all(f.verdict == CANNOT for f in found)
     assert any(f.reason == f"nimble is {status}: for a reason" for f in found)
     assert judgement.judge(read, evidence, found, small=False).verdict == CANNOT
+    nothing = Evidence()
+    assert judgement.judge(read, nothing, quantities.findings(read, nothing), small=False).verdict == NOT_RUN
 
 
 def is_eager(record: dict[str, Any]) -> bool:

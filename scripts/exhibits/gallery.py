@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from results.finding import CANNOT, Finding
+from results.finding import CANNOT, NOT_RUN, Finding
 from results.store import Store
 from results.verdict import Verdict
 from scripts.charts import style
@@ -38,7 +38,7 @@ def gallery(
     for name in names():
         preset = Preset.read(name)
         judged = {place: _judged(preset, records[place], place, schedules) for place in (*others.get(name, ()), results)}
-        told_of = [place for place, (_, _, told) in judged.items() if told.verdict != CANNOT]
+        told_of = [place for place, (_, _, told) in judged.items() if told.verdict not in (CANNOT, NOT_RUN)]
         if not told_of:
             missing.append(name)
             continue

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from results.comparison import disturbed
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, RULES, VERDICTS, Finding, overall
+from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, NOT_RUN, RULES, VERDICTS, Finding, overall
 from results.record import samples
 from results.verdict import Verdict
 from scripts.charts.limits import limits_of
@@ -29,6 +29,8 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
             f"It is about a GPU; {taken} of its {len(findings)} figures could be taken on {settings}" if taken else reason
         )
         verdict = CANNOT
+    if not evidence.place:
+        verdict = NOT_RUN
     if preset.remark:
         reason += f". {preset.remark}"
     measured = [finding for finding in findings if finding.ours is not None]

@@ -225,7 +225,7 @@ class _Figure:
             return Number(value, low, high, in_turn=all(number.in_turn for number in found))
         smallest = EXTREMES.get(self.value.metric) == "smallest"
         if self.rule in IN_WORDS:  # holds for all, so for the worst of them
-            worst = min(found, key=lambda number: number.low if self.rule == "direction" else number.high)
+            worst = min(found, key=lambda number: number.low if self.rule == "direction" else number.value)
             return replace(worst, of=f"the least of {len(found)}, {worst.of}") if worst.of else worst
         return (min if smallest else max)(found, key=lambda number: number.value)
 
