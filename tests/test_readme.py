@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -31,16 +33,21 @@ def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
 def test_a_tuned_tvm_stands_beside_the_other_with_what_tuning_took() -> None:
     import scripts.readme as readme
 
-    records = list(readme.Store(readme.COMPILED).read().records.values())
-    (untuned,) = (r for r in records if r["config"]["system"]["name"] == "tvm" and r["config"]["model"]["name"] == "nasnet")
-    system = untuned["config"]["system"] | {"trials": 2000}
-    tuned = untuned | {"config": untuned["config"] | {"system": system}}
-    tuned["compilation"] = untuned["compilation"] | {"trials": 271, "tuning_s": 121.4}
-    table = readme.beside_tvm(readme.groups([*records, tuned]))
-    head, _, *rows = table.splitlines()
-    assert head.endswith("| tvm tuned | trials | seconds of tuning |")
-    for row in rows:
-        assert row.endswith(" | 271 | 121 |" if row.startswith("| nasnet |") else "| – | – | – |")
+    measured = [*readme.read(readme.ZOO), *readme.read(readme.COMPILED)]
+    head, _, *rows = readme.beside_tvm(measured).splitlines()
+    names = [name.strip() for name in head.strip("|").split("|")]
+    assert len(rows) == len(measured) and any("tvm_tuned" in group for group in measured)
+    for group, row in zip(measured, rows, strict=True):
+        cells = dict(zip(names, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
+        assert cells["model"] == readme.name_of(group)
+        found = [cells[name] for name in ("tvm_tuned", "trials", "seconds of tuning")]
+        if "tvm_tuned" not in group:
+            assert found == ["–"] * 3
+            continue
+        spent = group["tvm_tuned"]["compilation"]
+        assert found[1:] == [str(spent["trials"]), f"{spent['tuning_s']:.0f}"] and float(found[0]) < float(cells["tvm"])
+        ratio = float(cells["nimble over the faster tvm"].split("x")[0])
+        assert ratio == pytest.approx(float(found[0]) / float(cells["nimble"]), rel=0.1)
 
 
 def test_of_launch_orders_the_first_records_of_a_cell_make_its_row() -> None:
