@@ -1,6 +1,7 @@
 """A sweep: cells grouped for comparison, each in a process of its own, each recorded as soon as it is measured."""
 
 import os
+import re
 import sys
 import tempfile
 from collections import deque
@@ -28,6 +29,7 @@ from .progress import Progress
 from .requests import defaults_only
 from .summary import print_summary
 
+CORES = Path("/sys/devices/system/cpu")
 IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
 COMPARED = ("bench", "latency", "training")  # runners whose cells take part in the interleaved rounds
 NO_RATIO = "no ratio"  # how the warning of a cell begins that could not take part in them
@@ -132,13 +134,21 @@ class Sweep:
 def shares(count: int) -> list[list[int]]:
     """The cores for each of `count` GPUs measured at once: what is compiled for one must not hold up launches on another.
 
-    Empty ones, which stand for every core, for one GPU and where there is less than a core for each.
+    Empty ones, which stand for every core, for one GPU and where there is less than a core for each. Threads of one physical
+    core, which many machines number far apart, slow each other, so they go to one GPU.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0), key=_physical) if hasattr(os, "sched_getaffinity") else []
     if count == 1 or len(cores) < count:
         return [[] for _ in range(count)]
     bounds = [i * len(cores) // count for i in range(count + 1)]
-    return [cores[begin:end] for begin, end in pairwise(bounds)]
+    return [sorted(cores[begin:end]) for begin, end in pairwise(bounds)]
+
+
+def _physical(core: int) -> tuple[int, int]:
+    """The first thread of the physical core that a core (as Linux counts them) is a thread of, and itself."""
+    siblings = CORES / f"cpu{core}" / "topology" / "thread_siblings_list"  # "3", "3,35" or "6-7"
+    first = re.match(r"\d+", siblings.read_text()) if siblings.exists() else None
+    return int(first[0]) if first else core, core
 
 
 def _options(cell: dict[str, Any], group: str) -> str:

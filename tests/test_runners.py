@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -299,6 +300,21 @@ def test_gpus_measured_at_once_have_cores_of_their_own() -> None:
     worker = CellProcess("cpu", "0", shared[-1])
     assert psutil.Process(worker.process.pid).cpu_affinity() == shared[-1]
     worker.close()
+
+
+@pytest.mark.parametrize("siblings", ["{0},{1}\n", None])
+def test_threads_of_a_physical_core_go_to_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, siblings: str | None
+) -> None:
+    """Eight threads, of which i and i + 4 share a core, for two GPUs; where Linux does not say so, as they are counted."""
+    for core in range(8):
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        if siblings:
+            (folder / "thread_siblings_list").write_text(siblings.format(core % 4, core % 4 + 4))
+    monkeypatch.setattr("runners.sweep.CORES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert shares(2) == ([[0, 1, 4, 5], [2, 3, 6, 7]] if siblings else [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
 def test_waiting_for_another_sweep_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
