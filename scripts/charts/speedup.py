@@ -35,7 +35,7 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
 
     marks = published_marks(published, baseline, rows, systems)
     alone = [row for row in rows if not all(ratios[row, s].in_turn for s in systems if (row, s) in ratios)]
-    starred = alone if len(alone) < len(rows) else []
+    starred = alone if any(ratio.in_turn for ratio in ratios.values()) else []
     title = measured.title_of(rows) + (f"; {'* ' if starred else ''}measured alone" if alone else "")
     with house():
         figure = draw_bars(
@@ -53,7 +53,7 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
         "95 % interval."
     )
     if starred:
-        caption += f" Beside a *: {not_in_turn}."
+        caption += f" Beside a *, some bars or all: {not_in_turn}."
     if marks:
         caption += (
             " Open marks are the papers' values, on the papers' GPUs (grey: those of a paper's further GPUs); "
