@@ -354,6 +354,9 @@ def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
     read, evidence, found = judged("nimble/figure7", records)
     verdict = judgement.judge(read, evidence, found, small=True)
     assert verdict.verdict == CANNOT and "about a GPU" in verdict.reason and "8 of its 10 figures" in verdict.reason
+    none = [replace(finding, ours=None, reason="it was not asked for") for finding in found]
+    reason = judgement.judge(read, evidence, none, small=True).reason
+    assert reason.startswith("It is about a GPU, and this was a CPU with small settings. ") and "not asked for" in reason
 
 
 def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:

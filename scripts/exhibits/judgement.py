@@ -25,9 +25,10 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
     if not stands(preset, evidence):
         settings = "a CPU with small settings" if small else "a CPU"
         taken = sum(finding.ours is not None for finding in findings)
-        reason = (
-            f"It is about a GPU; {taken} of its {len(findings)} figures could be taken on {settings}" if taken else reason
-        )
+        if taken:
+            reason = f"It is about a GPU; {taken} of its {len(findings)} figures could be taken on {settings}"
+        elif evidence.place:
+            reason = f"It is about a GPU, and this was {settings}. {reason}"
         verdict = CANNOT
     if not evidence.place:
         verdict = NOT_RUN
