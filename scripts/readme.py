@@ -66,6 +66,7 @@ ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first t
     "nimble/figure7": (TURNS, ZOO, COMPILED),
     "nimble/table1": (TURNS,),
     "nimble/figure8": (TURNS,),
+    "nimble/supplement_figure1": (TURNS,),
     "nimble/supplement_figure2": (TURNS,),
     "opara/figure2": (LAUNCHED, ORDERED),
     "opara/figure5": (SCHEDULERS, TURNS),
