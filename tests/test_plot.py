@@ -275,6 +275,15 @@ def test_bars_are_the_speedups_and_their_intervals(monkeypatch: pytest.MonkeyPat
     assert ("nasnet", "cuda_graph") not in found
 
 
+def test_what_has_no_baseline_is_named() -> None:
+    records = [
+        r for r in measured().records if (r["config"]["model"]["name"], r["config"]["system"]["name"]) != ("bert", "eager")
+    ]
+    chart = speedup.draw(Measured(records))
+    assert "1 without eager left out" in drawn(chart.figure) and "not measured in turn: bert." in chart.caption
+    assert "left out" not in speedup.draw(measured()).caption.lower()
+
+
 def test_dots_are_the_distances_to_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
     found = points(monkeypatch, lambda: limits.draw(measured()))
     for record in measured().records:

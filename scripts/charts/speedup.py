@@ -36,7 +36,10 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
     marks = published_marks(published, baseline, rows, systems)
     alone = [row for row in rows if not all(ratios[row, s].in_turn for s in systems if (row, s) in ratios)]
     starred = alone if any(ratio.in_turn for ratio in ratios.values()) else []
+    left_out = [row for row in measured.rows if row not in rows]
     title = measured.title_of(rows) + (f"; {'* ' if starred else ''}measured alone" if alone else "")
+    if left_out:
+        title += f"; {len(left_out)} without {short(baseline)} left out"
     with house():
         figure = draw_bars(
             *(measured, rows, systems, bar, why, marks, f"speedup over {short(baseline)}", title),
@@ -54,6 +57,9 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
     )
     if starred:
         caption += f" Beside a *, some bars or all: {not_in_turn}."
+    if left_out:
+        names = ", ".join(label.replace("\n", ", ") for label in measured.row_labels(left_out, measured.rows))
+        caption += f" Left out, where {short(baseline)} was not measured in turn: {names}."
     if marks:
         caption += (
             " Open marks are the papers' values, on the papers' GPUs (grey: those of a paper's further GPUs); "
