@@ -27,11 +27,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One call of one system. title: what ran; source: where the times come from."""
+    """One call of one system. title: what ran; source: where the times come from; scheduled: how many streams the schedule
+    has that was run, where there is one, which need not be those that were seen.
+    """
 
     title: str
     source: str
     bars: tuple[Bar, ...]
+    scheduled: int | None = None
 
     @property
     def streams(self) -> list[int]:
@@ -39,7 +42,8 @@ class Timeline:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Timeline":
-        return cls(document["title"], document["source"], tuple(Bar(**bar) for bar in document["bars"]))
+        bars = tuple(Bar(**bar) for bar in document["bars"])
+        return cls(document["title"], document["source"], bars, document["scheduled"])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,7 +64,8 @@ def to_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
         for bar in sorted(timeline.bars, key=lambda bar: (bar.start, bar.stream)):
             place = {"ph": "X", "pid": number, "tid": number * STREAMS + bar.stream, "name": bar.name, "cat": bar.kind}
             events.append({**place, "ts": bar.start * 1e3, "dur": bar.duration * 1e3, "args": bar.details})
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    scheduled = {str(number): timeline.scheduled for number, timeline in enumerate(timelines, start=1)}
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"scheduled": scheduled}}
 
 
 def from_trace(document: Any) -> list[Timeline]:
@@ -76,6 +81,7 @@ def from_trace(document: Any) -> list[Timeline]:
                     raise ValueError(f"not a timeline: {e['name']} is of the category {e['cat']}")
                 stream = e["tid"] - e["pid"] * STREAMS
                 bars[e["pid"]].append(Bar(stream, e["name"], e["ts"] / 1e3, e["dur"] / 1e3, e["cat"], e["args"]))
-        return [Timeline(titles[pid], sources[pid], tuple(bars[pid])) for pid in sorted(titles)]
+        scheduled = document.get("otherData", {}).get("scheduled", {})
+        return [Timeline(titles[p], sources[p], tuple(bars[p]), scheduled.get(str(p))) for p in sorted(titles)]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a timeline: {type(error).__name__}: {error}") from error

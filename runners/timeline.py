@@ -72,18 +72,21 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     measured or table).
     """
     call = partial(prepared, *inputs)
+    scheduled = prepared.schedule.stream_count if prepared.schedule is not None else None
     for _ in range(WARM_UP_CALLS):
         call()
     if inputs[0].is_cuda:
         latency.synchronize("cuda")
         by_kernel = _by_kernel(program, classify)
-        return Timeline(title, "kernels of torch.profiler", tuple(kernel_bars(kernels.of_one_call(call), by_kernel)))
+        bars = kernel_bars(kernels.of_one_call(call), by_kernel)
+        return Timeline(title, "kernels of torch.profiler", tuple(bars), scheduled)
     if isinstance(prepared, CpuExecutor):
         source, one = "worker threads", partial(_scheduled, prepared, call, kinds(prepared.program, classify))
     else:
         source, one = "operators of torch.profiler", partial(_profiled, call, _by_shapes(program, classify), classify)
     calls = (one() for _ in range(CALLS))
-    return Timeline(title, source, tuple(min(calls, key=lambda bars: max((bar.end for bar in bars), default=0.0))))
+    shortest = min(calls, key=lambda bars: max((bar.end for bar in bars), default=0.0))
+    return Timeline(title, source, tuple(shortest), scheduled)
 
 
 def kinds(program: Program, classify: str) -> list[str]:

@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
+from results.words import counted
 from scripts.arguments import Parser
 
 WIDTH = 10.0  # inches
@@ -71,7 +72,10 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
                     place = (left + right) / 2, streams.index(bar.stream)
                     axes.annotate(bar.name, place, ha="center", va="center", color="white", fontsize=NAME)
             whole = max((bar.end for bar in timeline.bars), default=0.0)
-            axes.set_title(f"{timeline.title}: {whole:.3f} ms ({timeline.source})", loc="left", fontsize=9)
+            source = timeline.source
+            if timeline.scheduled and timeline.scheduled != len(timeline.streams):
+                source += f"; {counted(timeline.scheduled, 'stream')} scheduled"
+            axes.set_title(f"{timeline.title}: {whole:.3f} ms ({source})", loc="left", fontsize=9)
             step = ceil(LINE / (72 * row))
             axes.set_yticks(range(0, len(streams), step), [str(s) for s in streams[::step]], fontsize=7)
             axes.set(ylabel="stream", ylim=(len(streams) - 0.4, -0.6), xlim=(begin, end))

@@ -17,6 +17,7 @@ from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS, Finding
 from results.published.values import everything
 from results.record import CONF, label
 from results.store import Store
+from results.timeline import COMPUTE, Bar, Timeline
 from scripts.charts.measured import Measured, NoResults
 from scripts.charts.setting import CALLS
 from scripts.charts.speedup import published_marks
@@ -463,3 +464,10 @@ def test_a_network_that_was_not_asked_for_is_told_as_such(tmp_path: Path) -> Non
     assert reasons == {
         model: f"{model} was not asked for" for model in ("inception_v3", "nasnet_large", "squeezenet_bypass")
     }
+
+
+def test_streams_of_a_timeline_are_those_that_its_schedule_has() -> None:
+    bars = tuple(Bar(stream, "conv2d", 0.0, 1.0, COMPUTE) for stream in range(3))
+    timelines = [Timeline(f"t5, {name}, batch 1, cuda", "x", bars, told) for name, told in (("nimble", None), ("opara", 7))]
+    found = [quantities.streams(Evidence(timelines=timelines), ("t5", 1), system) for system in ("nimble", "opara")]
+    assert found == [3.0, 7.0]

@@ -53,6 +53,7 @@ def recorded(system: str, classify: str = "table", device: str = "cpu") -> tuple
 def test_a_schedule_is_seen_as_it_ran(system: str) -> None:
     found, program, prepared = recorded(system)
     assert prepared.schedule is not None and found.source == "worker threads"
+    assert found.scheduled == len(found.streams) == prepared.schedule.stream_count
     bars = {bar.details["operator"]: bar for bar in found.bars}
     assert sorted(bars) == list(range(len(program.graph))) and min(bar.start for bar in found.bars) == 0.0
     for v, bar in bars.items():
@@ -69,7 +70,11 @@ def test_a_system_without_a_schedule_is_seen_by_the_profiler(monkeypatch: pytest
     found, _, _ = recorded("eager", classify)
     assert [bar.name for bar in found.bars] == ["conv2d", "relu", "conv2d", "sigmoid", "cat"]
     assert [bar.kind for bar in found.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
-    assert found.streams == [0] and found.bars[0].details["shapes"] == [[2, 3, 64, 64], [64, 3, 3, 3], [64]]
+    assert (
+        found.streams == [0]
+        and found.scheduled is None
+        and found.bars[0].details["shapes"] == [[2, 3, 64, 64], [64, 3, 3, 3], [64]]
+    )
     assert_one_at_a_time(found)
 
 
@@ -211,6 +216,7 @@ def test_a_gpu_is_seen_by_its_kernels(system: str) -> None:
     assert {"conv2d", "relu", "cat"} <= {part for name in names for part in name.split("/")}
     assert {bar.kind for bar in found.bars} >= {COMPUTE, MEMORY} and len(found.bars) >= len(program.graph) - 1
     assert all(bar.duration > 0 for bar in found.bars)
+    assert (found.scheduled is None) == (system in ("eager", "cuda_graph"))
     assert_one_at_a_time(found)
 
 
@@ -227,13 +233,20 @@ bars_ = st.builds(
     kind=st.sampled_from(KINDS),
     details=st.dictionaries(texts, st.integers()),
 )
-timelines_ = st.builds(Timeline, title=texts, source=texts, bars=st.lists(bars_, max_size=6).map(tuple))
+timelines_ = st.builds(
+    Timeline,
+    title=texts,
+    source=texts,
+    bars=st.lists(bars_, max_size=6).map(tuple),
+    scheduled=st.none() | st.integers(1, 99),
+)
 
 
 @given(st.lists(timelines_, max_size=3))
 def test_a_trace_reads_back(timelines: list[Timeline]) -> None:
     again = from_trace(json.loads(json.dumps(to_trace(timelines))))
-    assert [(t.title, t.source, len(t.bars)) for t in again] == [(t.title, t.source, len(t.bars)) for t in timelines]
+    told = [[(t.title, t.source, t.scheduled, len(t.bars)) for t in some] for some in (again, timelines)]
+    assert told[0] == told[1]
     for got, wanted in zip(again, timelines, strict=True):
         expected = sorted(wanted.bars, key=lambda bar: (bar.start, bar.stream))
         for a, b in zip(got.bars, expected, strict=True):
@@ -297,6 +310,14 @@ def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -
     assert {t.get_text() for t in first.texts} == {"conv2d", "relu"}
     assert [t.get_text() for t in figure.legends[0].texts] == list(KINDS)
     picture.plt.close(figure)
+
+
+def test_streams_that_are_not_the_schedules_are_told_of() -> None:
+    bars = EXAMPLE[0].bars  # on two
+    told = {n: picture.draw([Timeline("a", "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
+    assert told[None] == told[2] == "a: 4.000 ms (seen)"
+    assert told[1].endswith("(seen; 1 stream scheduled)") and told[28].endswith("(seen; 28 streams scheduled)")
+    picture.plt.close("all")
 
 
 def test_many_streams_have_the_height_of_few_and_fewer_numbers() -> None:

@@ -364,10 +364,11 @@ def assignment_ms(evidence: Evidence, row: Row, system: str) -> float:
 
 
 def streams(evidence: Evidence, row: Row, system: str) -> float:
+    """Of the schedule; those that were seen where a timeline does not tell."""
     for timeline in evidence.timelines:
         model, of, *_ = timeline.title.split(", ")
         if (model, of) == (row[0], system):
-            return len(timeline.streams)
+            return float(timeline.scheduled or len(timeline.streams))
     return float(schedule_of(evidence, row, system)["streams"])
 
 
