@@ -339,7 +339,7 @@ def test_many_that_were_not_measured_take_one_place_and_leave_looks_as_they_are(
     assert len(lacking) > 3 and f"{len(lacking)} others not measured" in shown and f"{lacking[0]}: not measured" not in shown
     assert "tensorrt: unsupported" in shown  # what did not run is told by name
     counted = sm_efficiency.draw(Measured([*measured().records, *several().records]).only(batches=[1]), "counters").figure
-    assert "nimble" in drawn(counted) and "ios" not in drawn(counted)
+    assert "torch_compile" in drawn(counted) and "ios" not in drawn(counted)
 
 
 @given(st.lists(st.floats(1, 30), min_size=1, max_size=12))
@@ -357,7 +357,7 @@ def test_counted_and_estimated_efficiency_never_share_a_chart(monkeypatch: pytes
     sources = {
         (label(r["config"]["model"]), label(r["config"]["system"])): r["sm_efficiency"]["source"] for r in measured().records
     }
-    assert set(sources.values()) == {"counters", "estimated"}
+    assert set(sources.values()) == {"counters", "estimated", None}  # None: counted wrongly, by what is known now
     for source in sm_efficiency.SOURCES:
         found = heights(monkeypatch, lambda source=source: sm_efficiency.draw(measured(), source))  # type: ignore[misc]
         assert {sources[cell] for cell in found} == {source} and len(found) == list(sources.values()).count(source)
@@ -374,9 +374,10 @@ def test_a_figure_of_nothing_has_its_number() -> None:
 
 def test_what_was_counted_is_not_called_missing_among_the_estimated() -> None:
     large = measured().only(models=["nasnet_large", "bert"])
-    assert drawn(sm_efficiency.draw(large, "estimated").figure).count("counted") == 4
-    assert drawn(sm_efficiency.draw(large, "counters").figure).count("estimated") == 1
-    assert "not measured" not in drawn(sm_efficiency.draw(large, "counters").figure)
+    counted, estimated = (drawn(sm_efficiency.draw(large, source).figure) for source in ("counters", "estimated"))
+    # Of nasnet_large two systems were counted, one was estimated, and two were counted wrongly, by what is known now.
+    assert estimated.splitlines().count("counted") == 2 and counted.splitlines().count("estimated") == 1
+    assert estimated.count("not measured") == counted.count("not measured") == 2
 
 
 def test_ratios_of_latencies_measured_alone_are_told_from_those_in_turn() -> None:

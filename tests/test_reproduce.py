@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, Run, environment
 
-from results.finding import CANNOT, HOLDS, VERDICTS
+from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS
 from results.record import label
 from results.store import Store
 from results.verdict import Verdict, read_verdicts
@@ -143,7 +143,7 @@ def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> No
     done = reproduce("all", "--judge", f"results={tmp_path / 'none'}", "--output", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()[-len(names()) :]] == names()
-    assert {v.verdict for v in read_verdicts(tmp_path / "out" / "verdicts.json")} == {CANNOT}
+    assert {v.verdict for v in read_verdicts(tmp_path / "out" / "verdicts.json")} == {NOT_RUN}
     refused = reproduce("all", "batch=0", f"results={tmp_path / 'none'}", "--output", str(tmp_path / "out"))
     first = refused.stderr.splitlines()[0]
     assert (
