@@ -1,6 +1,8 @@
 """ONNX Runtime on its CPU or CUDA provider."""
 
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from systems.onnx_session import BoundSession
 
 MODES = ("sequential", "parallel")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+GPU_PACKAGE = "'onnxruntime-gpu[cuda,cudnn]'"  # with libraries that torch need not have, cuRAND among them
 WARM_UP_RUNS = 3  # cuDNN's algorithms are chosen in the first; a CUDA Graph is captured in one of the next
 
 
@@ -40,7 +43,7 @@ class OnnxRuntime(System):
         if self.cuda_graph and device != "cuda":
             return "a CUDA Graph needs a CUDA device"
         if device == "cuda" and CUDA not in _providers():
-            return "this ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu in the place of onnxruntime"
+            return f"this ONNX Runtime has no CUDA provider: pip install {GPU_PACKAGE} in the place of onnxruntime"
         return None
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
@@ -69,14 +72,17 @@ class OnnxRuntime(System):
         options.log_severity_level = 3  # errors
         provider = CPU if stream is None else CUDA
         providers: list[Any] = [CPU] if stream is None else [(CUDA, self._cuda_options(exported, stream)), CPU]
-        if stream is not None and hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()  # CUDA and cuDNN as torch brought them
+        onnxruntime.set_default_logger_severity(4)  # what goes wrong is raised, or told below
+        with redirect_stdout(StringIO()) as told:
+            if stream is not None and hasattr(onnxruntime, "preload_dlls"):
+                onnxruntime.preload_dlls()  # CUDA and cuDNN as torch brought them
         try:
             session = onnxruntime.InferenceSession(file, options, providers=providers)
         except (raised.NotImplemented, raised.InvalidGraph, raised.Fail) as error:  # it has no kernel, or cannot capture
             raise Unsupported(f"ONNX Runtime cannot load it: {first_line(error)}") from error
         if provider not in session.get_providers():  # it goes on without one that does not load
-            raise Unsupported(f"ONNX Runtime's {provider} does not load here: it has CUDA or cuDNN of another version")
+            why = (told.getvalue().splitlines() or ["it wants CUDA or cuDNN of another version"])[0]
+            raise Unsupported(f"ONNX Runtime's {provider} does not load here ({why}): pip install {GPU_PACKAGE}")
         return session
 
     def _cuda_options(self, exported: Exported, stream: "torch.cuda.Stream") -> dict[str, str]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -305,6 +306,21 @@ class TestOnnxRuntime:
         assert "onnxruntime-gpu" in str(OnnxRuntime().unsupported("cuda"))
         monkeypatch.setattr(onnx_export, "NEEDED", ("no_such_package",))
         assert "no_such_package" in str(OnnxRuntime().unsupported("cpu"))
+
+    @pytest.mark.parametrize("told", ["Failed to load libcurand.so.10: no such file\nPlease follow https://...", ""])
+    def test_a_provider_that_does_not_load_is_told_with_what_it_lacks(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: str
+    ) -> None:
+        """A stand-in for a session on a machine that lacks a library of the CUDA provider, which goes on without it."""
+        monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print(told, end=""), raising=False)
+        without = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+        monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: without)
+        exported = SimpleNamespace(device=torch.device("cuda"), allow_tf32=True, channels_last=False)
+        with pytest.raises(Unsupported) as refused:
+            OnnxRuntime()._session("model.onnx", exported, SimpleNamespace(cuda_stream=0))  # type: ignore[arg-type]
+        lacks = "Failed to load libcurand.so.10: no such file" if told else "of another version"
+        assert lacks in str(refused.value) and "onnxruntime-gpu[cuda,cudnn]" in str(refused.value)
+        assert "\n" not in str(refused.value) and not capsys.readouterr().out
 
     def test_what_it_has_no_kernel_for_is_told(self) -> None:
         with pytest.raises(Unsupported, match="Conv"):
