@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-from .course import Course
-
 CONF = Path(__file__).parent.parent / "conf"
 SCHEMA = 1
 STATUSES = ("ok", "unsupported", "incorrect", "failed", "out_of_memory", "timeout")
@@ -20,8 +18,6 @@ FINAL = ("ok", "unsupported", "incorrect", "out_of_memory")
 IDENTITY = ("model", "system", "runner", "batch", "device", "precision", "layout", "seed", "algorithms")
 LATER = {"algorithms": "timed"}  # what records older than a key lack, and how they were measured
 SPENT_ON = {"budget_s": ("trials", "best")}  # options that have no effect unless one of these is on
-UNCAPTURED = ("eager", "torchscript", "torch_compile")  # systems of which a call is not one graph
-STRETCHED = "its counters were put over the time of a profiled call, which is longer than a call"
 
 
 def asked(config: dict[str, Any], key: str) -> Any:
@@ -75,23 +71,6 @@ def problem(document: Any) -> str | None:
     if not isinstance(document.get("when"), str) or not isinstance(document.get("warnings"), list):
         return "it lacks its time or its warnings"
     return None
-
-
-def amended(record: dict[str, Any]) -> dict[str, Any]:
-    """The record without the counters of a captured graph that were put over the time that it took under Nsight Compute, up
-    to four times an undisturbed call's, as they were until records told that time (profiled_ms).
-
-    The mean of the estimated course, where there is one, takes the place of counted warps.
-    """
-    system = record["config"]["system"]
-    if system["name"] in UNCAPTURED or system.get("capture") is False:
-        return record
-    found = {name: record.get(name) or {} for name in ("sm_efficiency", "active_warps")}
-    wrong = {n: f for n, f in found.items() if f.get("source") == "counters" and "profiled_ms" not in f}
-    right = {n: f | {"value": None, "source": None, "reason": STRETCHED} for n, f in wrong.items()}
-    if course := wrong.get("active_warps", {}).get("estimated_course"):
-        right["active_warps"] |= {"value": Course.from_json(course).mean, "source": "estimated"}
-    return record | right
 
 
 def label(choice: dict[str, Any]) -> str:

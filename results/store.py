@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .record import amended, file_name, problem
+from .amended import amended
+from .record import file_name, problem
 
 PARTIAL = ".partial"  # a file that is being written; no reader looks at it
 STALE_SECONDS = 3600.0

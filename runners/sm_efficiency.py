@@ -57,9 +57,9 @@ def profiled(cell: dict[str, Any], captured: bool, metrics: Sequence[str]) -> st
     """What Nsight Compute prints of these metrics, as CSV, for one call of a cell, run once more in a process of its own.
 
     A captured graph is profiled as one workload, with its concurrency kept; other systems by a range around one call, which
-    keeps it too. Either takes longer than a call that nothing profiles, and not twice the same: on an H200 inception_v3's
-    graph took 3.0 to 5.5 ms for 1.1 and 1.7. The time in which SMs are active repeats to 2 % meanwhile, and their warps over
-    that time, so those are put over the time of an undisturbed call. Raises CountersUnavailable.
+    keeps it too. Either takes longer than a call that nothing profiles, and not twice the same, while the time in which SMs
+    are active and their warps over that time repeat. So those are put over the time of an undisturbed call; a record tells
+    both times. Raises CountersUnavailable.
     """
     # A range begins and ends with the profiler by itself; graphs are profiled wherever they run unless told when.
     replay = ["--graph-profiling", "graph", "--profile-from-start", "off"] if captured else ["--replay-mode", "app-range"]
