@@ -41,9 +41,9 @@ from scripts.arguments import Parser
 from scripts.charts import style
 from scripts.exhibits import judgement
 from scripts.exhibits.evidence import Evidence
+from scripts.exhibits.findings import findings
 from scripts.exhibits.pictures import pictures
 from scripts.exhibits.preset import OUTPUT, NoPreset, Preset, names
-from scripts.exhibits.quantities import findings
 from scripts.exhibits.running import ROOT, CannotRun, Refused, Run
 
 ALL, SMALL, SIZES = "all", "small", ("small", "full")

@@ -22,7 +22,7 @@ from scripts.charts.measured import Measured, NoResults
 from scripts.charts.setting import CALLS
 from scripts.charts.speedup import published_marks
 from scripts.charts.style import PAPERS, short
-from scripts.exhibits import judgement, preset, quantities
+from scripts.exhibits import findings, judgement, preset, quantities
 from scripts.exhibits.evidence import Evidence, labels, parts, select
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
@@ -59,7 +59,7 @@ OPTIONAL = {"tvm", "tvm_tuned", "tensorrt", "onnxruntime"}
 def judged(name: str, records: list[dict[str, Any]] = RECORDS) -> tuple[Preset, Evidence, list[Finding]]:
     read = Preset.read(name)
     evidence = Evidence(select(records, [read.sweep, *({**read.sweep, **change} for change in read.also)]))
-    return read, evidence, quantities.findings(read, evidence)
+    return read, evidence, findings.findings(read, evidence)
 
 
 def test_every_exhibit_has_a_preset() -> None:
@@ -234,25 +234,23 @@ def test_the_papers_values_are_marked_where_they_are_judged() -> None:
     networks, systems = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass"), ("greedy", "ios_merge", "ios")
     read = Preset.read("ios/schedules")
     rows = [(network, 1) for network in networks]
-    marks = published_marks(quantities.published_speedups(read), read.baseline, rows, systems)
+    marks = published_marks(findings.published_speedups(read), read.baseline, rows, systems)
     marked = {f"{row[0]}: {system} over sequential": mark.value for (row, system), (mark,) in marks.items()}
     judged_here = {f.what: f.published for f in judged("ios/schedules")[2]}
     assert len(marked) == 12 and marked == {what: pytest.approx(judged_here[what]) for what in marked}
     assert marked["squeezenet_bypass: greedy over sequential"] == pytest.approx(0.86 / 0.98)
     # Systems and a metric of other names, and a model whose name here is another network's in another paper.
     read = Preset.read("opara/figure2")
-    marks = published_marks(quantities.published_speedups(read), read.baseline, [("googlenet", 1)], ["opara"])
+    marks = published_marks(findings.published_speedups(read), read.baseline, [("googlenet", 1)], ["opara"])
     assert [(mark.value, mark.legend) for mark in marks[("googlenet", 1), "opara"]] == [
         (pytest.approx(1 / (1 - 0.29)), "opara paper, 2080 SUPER"),
         (pytest.approx(1 / (1 - 0.103)), "opara paper, A100"),
     ]
-    marks = published_marks(
-        quantities.published_speedups(Preset.read("nimble/figure7")), "eager", [("nasnet", 1)], ["nimble"]
-    )
+    marks = published_marks(findings.published_speedups(Preset.read("nimble/figure7")), "eager", [("nasnet", 1)], ["nimble"])
     assert [mark.value for mark in marks[("nasnet", 1), "nimble"]] == [22.34]
     # A ratio to the baseline of the chart, whichever side of the verdict's that is; nothing of what is absent here.
     read = Preset.read("ios/frameworks")
-    values = [v for v in quantities.published_speedups(read) if v.zoo_model == "inception_v3"]
+    values = [v for v in findings.published_speedups(read) if v.zoo_model == "inception_v3"]
     assert {v.our_system: v.value for v in values} == {
         "tvm": pytest.approx(4.03 / 4.88),
         "tensorrt": pytest.approx(4.03 / 5.21),
@@ -315,7 +313,7 @@ def test_what_is_not_ok_gives_no_figure(status: str) -> None:
     assert any(f.reason == f"nimble is {status}: for a reason" for f in found)
     assert judgement.judge(read, evidence, found, small=False).verdict == CANNOT
     nothing = Evidence()
-    assert judgement.judge(read, nothing, quantities.findings(read, nothing), small=False).verdict == NOT_RUN
+    assert judgement.judge(read, nothing, findings.findings(read, nothing), small=False).verdict == NOT_RUN
 
 
 def is_eager(record: dict[str, Any]) -> bool:
@@ -459,7 +457,7 @@ def test_run_py_takes_a_preset_too(name: str) -> None:
 
 def test_a_network_that_was_not_asked_for_is_told_as_such(tmp_path: Path) -> None:
     one = Run(Preset.read("ios/table2"), {"model": "randwire"}, tmp_path, tmp_path / "out", small=False)
-    reasons = {f.what.partition(":")[0]: f.reason for f in quantities.findings(one.preset, one.evidence([]))}
+    reasons = {f.what.partition(":")[0]: f.reason for f in findings.findings(one.preset, one.evidence([]))}
     assert "asked" not in reasons.pop("randwire")
     assert reasons == {
         model: f"{model} was not asked for" for model in ("inception_v3", "nasnet_large", "squeezenet_bypass")

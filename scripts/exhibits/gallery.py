@@ -15,9 +15,9 @@ from scripts.charts.measured import Record
 
 from . import judgement
 from .evidence import Evidence
+from .findings import findings
 from .pictures import pictures
 from .preset import OUTPUT, Preset, names
-from .quantities import findings
 from .running import Run
 
 

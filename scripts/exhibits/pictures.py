@@ -11,9 +11,9 @@ from scripts.plot import CHARTS, draw_all
 from scripts.timeline import draw as draw_timelines
 
 from .evidence import Cell, Evidence
+from .findings import published_speedups
 from .judgement import stands
 from .preset import Preset
-from .quantities import published_speedups
 
 OWN: dict[str, Callable[..., Chart]] = {
     "idle": shares.draw_idle,
