@@ -1,7 +1,6 @@
 """Charts: what they show, what they must not show, and that they can be read."""
 
 import copy
-import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +15,10 @@ import matplotlib
 matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from test_active_warps import pictured_warps
@@ -29,24 +26,15 @@ from test_active_warps import pictured_warps
 from results.finding import Finding
 from results.published.values import exhibit
 from results.record import label
-from scripts import plot, readme
+from scripts import plot, tables
 from scripts.charts import bars, claims, dots, latency, limits, memory, search, sm_efficiency, speedup, style, throughput
 from scripts.charts.measured import WORDS, Measured, NoResults, by_setting, read
-from scripts.exhibits import quantities
+from scripts.exhibits import findings
 from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.preset import Preset, names
-from systems import registry
 
 REFERENCE = ROOT / "results" / "reference" / "h200"
 DEPTH_FIRST = "opara (launch_order=depth_first)"
-# Machado, Oliveira and Fernandes 2009: how the dichromat sees, on linear RGB.
-DICHROMATS = (
-    ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
-)
-TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
 
 
 @pytest.fixture(autouse=True)
@@ -87,44 +75,6 @@ def changed(model: str, system: str, **new: Any) -> Measured:
         same = config["model"]["name"] == model and config["system"]["name"] == system
         records.append(copy.deepcopy(record) | new if same else record)
     return Measured(records)
-
-
-def seen_as(colour: Any, dichromat: Any) -> np.ndarray:
-    """L*a*b* of a colour as such an eye sees it."""
-    rgb = np.asarray(to_rgb(colour))
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    xyz = TO_XYZ @ np.clip(np.asarray(dichromat) @ linear, 0, 1) / (0.95047, 1.0, 1.08883)
-    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
-def test_colours_differ_for_every_eye_or_hatches_do() -> None:
-    for (a, x), (b, y) in combinations(style.LOOKS.items(), 2):
-        for eye in DICHROMATS:
-            apart = float(np.linalg.norm(seen_as(x.colour, eye) - seen_as(y.colour, eye)))
-            assert apart > 12 or x.hatch != y.hatch, (a, b, apart)
-    for name, look in style.LOOKS.items():
-        assert all(np.linalg.norm(seen_as(look.colour, eye) - seen_as("white", eye)) > 20 for eye in DICHROMATS), name
-    assert len({repr(look.marker) for look in style.LOOKS.values()}) == len(style.LOOKS)
-
-
-def test_every_system_has_a_look_of_its_own_everywhere() -> None:
-    assert set(registry.SYSTEMS) <= set(style.LOOKS)
-    assert {s: style.LOOKS[s].colour for s in readme.SYSTEMS} == readme.COLOURS
-    variants = ["nimble (fold_batch_norm=true)", "nimble (fuse_elementwise=true)", "nimble", "eager"]
-    looks = [style.look(label, variants) for label in variants]
-    assert len({(look.colour, look.hatch) for look in looks}) == len({repr(look.marker) for look in looks}) == 4
-    assert looks[0].colour == looks[1].colour == looks[2].colour
-    assert style.order(variants) == ["eager", "nimble", *variants[:2]]
-    assert style.look("nobody's", ["nobody's"]) == style.OTHER
-
-
-@given(st.floats(1e-6, 1e6), st.floats(1.0001, 1e8), st.integers(2, 12))
-def test_a_logarithmic_axis_has_ticks(low: float, factor: float, most: int) -> None:
-    high = low * factor
-    ticks = style.log_ticks(low, high, most)
-    assert 2 <= len(ticks) <= max(most, 2)
-    assert ticks == sorted(set(ticks)) and low * 0.999 <= ticks[0] and ticks[-1] <= high * 1.001
 
 
 def texts(figure: Figure) -> list[Text]:
@@ -192,7 +142,7 @@ def test_a_chart_can_be_read(name: str) -> None:
 @pytest.mark.parametrize("name", names())
 def test_claims_can_be_read(name: str) -> None:
     """Whatever was measured of an exhibit, and however long the reason is where it was not."""
-    unknown = quantities.findings(Preset.read(name), Evidence())
+    unknown = findings.findings(Preset.read(name), Evidence())
     long = "the worker ended with status 1 and said nothing but that its device is none of those that it was made for"
     for part in range(3):
         found = [
@@ -265,11 +215,11 @@ def test_searches_that_knew_of_none_before_are_drawn_alone(monkeypatch: pytest.M
 
 def test_bars_are_the_speedups_and_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     found = heights(monkeypatch, lambda: speedup.draw(measured(), "cuda_graph"))
-    groups = readme.groups(reference())
+    groups = tables.groups(reference())
     for group in groups:
         config = next(iter(group.values()))["config"]
         if config["batch"] == 1:
-            ratio = readme.over(group, "nimble", "cuda_graph")
+            ratio = tables.over(group, "nimble", "cuda_graph")
             bar = found[config["model"]["name"], "nimble"]
             assert ratio is not None and (bar.value, bar.low, bar.high) == (ratio.ratio, ratio.low, ratio.high)
     assert ("nasnet", "cuda_graph") not in found
@@ -455,19 +405,6 @@ def test_a_chart_of_one_model_has_a_group_for_each_batch() -> None:
     several_models = speedup.draw(measured((8, 32)), "cuda_graph").figure
     labels = {text.get_text().replace("_\n", "_") for axes in several_models.axes for text in axes.get_xticklabels()}
     assert labels == {f"{model}\nbatch {batch}" for model, batch in measured((8, 32)).rows}
-
-
-@given(st.lists(st.sampled_from(["over", "ios", "nimble_single_stream", "(launch_order=depth_first)"]), min_size=1))
-def test_a_text_is_broken_where_it_may_be_and_not_sooner(words: list[str]) -> None:
-    text = " ".join(words)
-    with style.house():
-        lines = style.broken(text, 1.0, style.FONT)
-        assert " ".join(lines).replace(" ", "") == text.replace(" ", "")
-        for line in lines:
-            assert style.inches(line, style.FONT) <= 1.0
-        for line, after in itertools.pairwise(style.broken(text, 1.0, style.FONT, [style.WORDS])):
-            assert style.inches(f"{line} {after.split()[0]}", style.FONT) > 1.0
-        assert style.broken(text, style.inches(text, style.FONT), style.FONT) == [text]
 
 
 def test_machines_are_not_mixed() -> None:

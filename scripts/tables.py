@@ -1,0 +1,264 @@
+"""README's tables, from groups of records that were measured in turn."""
+
+from statistics import median
+from typing import Any
+
+from results.comparison import Speedup, speedup
+from results.record import group_key, label
+
+# Systems that launch one graph a call, and so hardly depend on what else the host does.
+GRAPHS = [
+    ("nimble", "cuda_graph"),
+    ("nimble", "nimble_single_stream"),
+    ("opara", "nimble"),
+    ("nimble_fused", "nimble"),
+    ("nimble_fused", "torch_compile"),
+    ("nimble_fused", "torch_compile_channels_last"),
+]
+TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
+BESIDE_TVM = ("eager", "torch_compile", "cuda_graph", "nimble", "ios", "opara", "tvm")
+LAUNCH_ORDERS = ("depth_first", "breadth_first", "reverse", "opara", "critical_path")
+SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
+SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
+
+
+def groups(records: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """Records by system, one entry for each set that was measured in turn, ordered by batch and by Nimble's speedup."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(group_key(record["config"]), {})[label(record["config"]["system"])] = record
+
+    def order(group: dict[str, dict[str, Any]]) -> tuple[int, float, str]:
+        config = next(iter(group.values()))["config"]
+        ratio = over(group, "nimble", "cuda_graph")
+        return config["batch"], -(ratio.ratio if ratio else 0.0), config["model"]["name"]
+
+    return sorted(found.values(), key=order)
+
+
+def over(group: dict[str, dict[str, Any]], system: str, baseline: str) -> Speedup | None:
+    """How many times faster one system was than another in the rounds that they shared."""
+    if system not in group or baseline not in group:
+        return None
+    return speedup(group[system], group[baseline])
+
+
+def table(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Latency by system, and what Nimble gains, as a Markdown table."""
+    head = [
+        "model",
+        "batch",
+        *SYSTEMS,
+        "Nimble over CUDA Graph",
+        "critical path",
+        "MiB: CUDA Graph",
+        "Nimble",
+        "nothing reused",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        any_record = next(iter(group.values()))
+        config = any_record["config"]
+        row = [config["model"]["name"], str(config["batch"]), *(latency(group.get(s)) for s in SYSTEMS)]
+        ratio = over(group, "nimble", "cuda_graph")
+        alone = "" if ratio is None or ratio.in_turn else " *"
+        row.append(f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]{alone}" if ratio else "–")
+        row.append(f"{any_record['limits']['critical_path_ms']:.2f}")
+        row += [
+            memory(group.get("cuda_graph"), "peak"),
+            memory(group.get("nimble"), "peak"),
+            memory(group.get("nimble"), "all"),
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def turns(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Ratios between systems that launch a graph, as a Markdown table, and how far their latencies are from the rounds."""
+    head = ["model", "batch", *(f"{better} over {worse}" for better, worse in GRAPHS)]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        config = config_of(group)
+        ratios = [over(group, better, worse) for better, worse in GRAPHS]
+        cells = [told(ratio) for ratio in ratios]
+        lines.append("| " + " | ".join([config["model"]["name"], str(config["batch"]), *cells]) + " |")
+    return "\n".join([*lines, "", alone(measured, {name for pair in GRAPHS for name in pair})])
+
+
+def side_by_side(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of the schedulers in their rounds, and what IOS's search took, as a Markdown table."""
+    head = ["model", *SIDE_BY_SIDE, "IOS's search: stages measured", "seconds"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        times = [_in_turn(group.get(system)) for system in SIDE_BY_SIDE]
+        search = group["ios"]["schedule"]["search"]
+        cells = [config_of(group)["model"]["name"], *times]
+        lines.append("| " + " | ".join([*cells, f"{search['measured']:,}", f"{search['seconds']:.1f}"]) + " |")
+    return "\n".join([*lines, "", alone(measured, set(SIDE_BY_SIDE) - {"torch_compile"}), "", equal_to_eager(measured)])
+
+
+def stages(measured: list[dict[str, dict[str, Any]]], unhindered: list[dict[str, dict[str, Any]]]) -> str:
+    """IOS over the sequential schedule captured and not, what the searches of its strategies took one after the other, and
+    what barriers cost, as a Markdown table.
+    """
+    head = ["model", "sequential", "ios", "ios over sequential", "stages measured", "seconds of search"]
+    head += ["uncaptured: sequential", "ios", "ios over sequential", "without barriers over with them"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    free = {name_of(group): over(group, "ios (barriers=false)", "ios") for group in unhindered}
+    for group in measured:
+        name = name_of(group)
+        if name not in free or config_of(group)["batch"] != 1:
+            continue
+        searches = [group[system]["schedule"]["search"] for system in ("ios_merge", "ios_parallel", "ios")]
+        counted = (sum(search[what] for search in searches) for what in ("measured", "seconds"))
+        cells = [name, *_both(group, ""), *(f"{count:,.0f}" for count in counted)]
+        cells += [*_both(group, " (capture=false)"), told(free[name])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _both(group: dict[str, dict[str, Any]], how: str) -> list[str]:
+    """Milliseconds of the sequential schedule and of IOS's, and the ratio."""
+    ratio = over(group, f"ios{how}", f"sequential{how}")
+    return [*(_in_turn(group.get(f"{system}{how}")) for system in ("sequential", "ios")), told(ratio)]
+
+
+def launch_orders(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of Opara's streams in each launch order, in their rounds, and of Opara in other rounds, as a Markdown
+    table. measured: of what was measured more than once the row comes first.
+    """
+    pairs = [("opara", "depth_first"), ("critical_path", "depth_first")]
+    head = ["model", "batch", "mean achieved occupancy", *LAUNCH_ORDERS, "opara in other rounds"]
+    head += [f"{better} over {worse}" for better, worse in pairs]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    of = {order: "opara" if order == "opara" else f"opara (launch_order={order})" for order in LAUNCH_ORDERS}
+    same: dict[str, list[dict[str, dict[str, Any]]]] = {}
+    for group in measured:
+        if "opara" in group and group["opara"]["comparison"]:
+            same.setdefault(group_key(config_of(group) | {"runner": None}), []).append(group)
+    for group, *others in same.values():
+        if of["depth_first"] not in group:
+            continue
+        cells = [name_of(group), str(config_of(group)["batch"]), f"{group['opara']['schedule']['search']['occupancy']:.0%}"]
+        cells += [_in_turn(group.get(system)) for system in of.values()]
+        cells.append(", ".join(sorted(_in_turn(other["opara"]) for other in others)) or "–")
+        cells += [told(over(group, of[better], of[worse])) for better, worse in pairs]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def told(ratio: Speedup | None) -> str:
+    return f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
+
+
+def name_of(group: dict[str, dict[str, Any]]) -> str:
+    """The model with its options, as in a request."""
+    return label(config_of(group)["model"])
+
+
+def beside_tvm(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of TVM, tuned too where it was, and of others in their rounds, the trials and seconds of tuning, what it
+    took to compile, and TVM's distance from eager's outputs.
+    """
+    head = [
+        "model",
+        *BESIDE_TVM,
+        "tvm_tuned",
+        "trials",
+        "seconds of tuning",
+        "functions tuned",
+        "nimble over the faster tvm",
+    ]
+    head += ["seconds to compile: torch_compile", "tvm", "tvm's relative error against eager"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        tuned = group.get("tvm_tuned")
+        spent = ["–"] * 3
+        if tuned:
+            tuning = tuned["compilation"]
+            spent = [str(tuning["trials"]), f"{tuning['tuning_s']:.0f}", f"{tuning['tuned']} of {tuning['functions']}"]
+        cells = [name_of(group), *(_in_turn(group.get(system)) for system in (*BESIDE_TVM, "tvm_tuned")), *spent]
+        cells.append(
+            told(min(filter(None, (over(group, "nimble", s) for s in ("tvm", "tvm_tuned"))), key=lambda r: r.ratio))
+        )
+        cells += [f"{group[s]['compilation']['compile_s']:.0f}" if s in group else "–" for s in ("torch_compile", "tvm")]
+        lines.append("| " + " | ".join([*cells, f"{group['tvm']['correctness']['relative_error']:.1e}"]) + " |")
+    return "\n".join(lines)
+
+
+def equal_to_eager(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """How many cells of systems that run the model's own operators give eager's outputs bit for bit, and which do not."""
+    errors = {
+        f"{config_of(group)['model']['name']} under {system}": group[system]["correctness"]["relative_error"]
+        for group in measured
+        for system in SIDE_BY_SIDE
+        if system in group and system not in ("torch_compile", "nimble_fused")
+    }
+    others = [f"{cell} ({error:.1e})" for cell, error in errors.items() if error]
+    equal = f"{len(errors) - len(others)} of the {len(errors)} cells that run the model's own operators do"
+    return f"Outputs equal eager's bit for bit: {equal}" + (f"; not {', '.join(others)}." if others else ".")
+
+
+def _in_turn(record: dict[str, Any] | None) -> str:
+    if record is None:
+        return "–"
+    return f"{in_rounds(record):.3f}" if record["status"] == "ok" else record["status"]
+
+
+def training(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Samples a second of the steps in their rounds, as a Markdown table."""
+    pairs = [("nimble", "eager"), ("nimble", "torch_compile")]
+    head = [
+        "model",
+        "batch",
+        *TRAINERS,
+        *(f"{better} over {worse}" for better, worse in pairs),
+        "kernels, ms: eager",
+        "torch_compile",
+        "nimble",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in sorted(measured, key=lambda group: (config_of(group)["model"]["name"], config_of(group)["batch"])):
+        config = config_of(group)
+        cells = [config["model"]["name"], str(config["batch"])]
+        cells += [f"{config['batch'] / in_rounds(group[s]) * 1e3:,.0f}" for s in TRAINERS]
+        cells += [told(over(group, better, worse)) for better, worse in pairs]
+        cells += [f"{group[s]['kernels']['covered_ms']:.2f}" for s in ("eager", "torch_compile", "nimble")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def config_of(group: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the cells of a group have in common, and the system of one of them."""
+    config: dict[str, Any] = next(iter(group.values()))["config"]
+    return config
+
+
+def alone(measured: list[dict[str, dict[str, Any]]], systems: set[str]) -> str:
+    """How far the latencies of cells are from their rounds."""
+    cells = [group[s] for group in measured for s in systems & set(group) if group[s]["comparison"]]
+    shares = [median(cell["latency"]["host_ms"]) / in_rounds(cell) for cell in cells]
+    middle = f"a cell alone takes {median(shares):.1%} of its time in the rounds in the middle"
+    return f"Of these {len(shares)} cells, {middle}, and {max(shares):.0%} at most."
+
+
+def in_rounds(record: dict[str, Any]) -> float:
+    """Median milliseconds of a call, of all rounds."""
+    return median(call for turn in record["comparison"]["rounds"] for call in turn)
+
+
+def latency(record: dict[str, Any] | None) -> str:
+    """Median milliseconds, or why there are none."""
+    if record is None:
+        return "–"
+    if record["status"] != "ok":
+        return record["status"]
+    return f"{record['latency']['statistics']['host']['median']:.2f}"
+
+
+def memory(record: dict[str, Any] | None, what: str) -> str:
+    if record is None or record["status"] != "ok":
+        return "–"
+    measured = record["memory"]
+    size = measured["peak_bytes"] if what == "peak" else measured["system"]["keep_all"]
+    return f"{size / 2**20:.0f}"
