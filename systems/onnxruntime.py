@@ -72,7 +72,6 @@ class OnnxRuntime(System):
         options.log_severity_level = 3  # errors
         provider = CPU if stream is None else CUDA
         providers: list[Any] = [CPU] if stream is None else [(CUDA, self._cuda_options(exported, stream)), CPU]
-        onnxruntime.set_default_logger_severity(4)  # what goes wrong is raised, or told below
         with redirect_stdout(StringIO()) as told:
             if stream is not None and hasattr(onnxruntime, "preload_dlls"):
                 onnxruntime.preload_dlls()  # CUDA and cuDNN as torch brought them
