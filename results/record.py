@@ -26,9 +26,9 @@ def asked(config: dict[str, Any], key: str) -> Any:
 
 
 def in_words(config: dict[str, Any]) -> str:
-    """The arithmetic: "tf32, contiguous", or "tf32, contiguous, heuristic algorithms"."""
+    """The arithmetic: "tf32, contiguous", or "tf32, contiguous, timed algorithms"."""
     algorithms = asked(config, "algorithms")
-    return f"{config['precision']}, {config['layout']}" + f", {algorithms} algorithms" * (algorithms != "timed")
+    return f"{config['precision']}, {config['layout']}" + f", {algorithms} algorithms" * (algorithms != "heuristic")
 
 
 def identity(config: dict[str, Any], environment: dict[str, Any]) -> str:

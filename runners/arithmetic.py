@@ -3,11 +3,11 @@
 import torch
 
 
-def set_arithmetic(precision: str, algorithms: str = "timed") -> None:
+def set_arithmetic(precision: str, algorithms: str) -> None:
     """The same for every system. tf32 is PyTorch's default: TF32 in convolutions, not in matrix products.
 
-    algorithms: `timed` takes the fastest of one timing each, on whose scatter the choice turns, so that two processes run
-    different kernels; `heuristic` is cuDNN's own choice, the same in every process.
+    algorithms: `heuristic`, PyTorch's default too, is cuDNN's own choice, the same in every process; `timed` takes the fastest
+    of one timing each, on whose scatter the choice turns, so that two processes run different kernels.
     """
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = False

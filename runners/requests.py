@@ -17,7 +17,7 @@ from .device import cuda_device_count
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 LAYOUTS = ("contiguous", "channels_last")
-ALGORITHMS = ("timed", "heuristic")
+ALGORITHMS = ("heuristic", "timed")
 DEVICES = ("auto", "cpu", "cuda")
 SM_METHODS = ("auto", "counters", "estimated", "off")
 OPTIMIZERS = ("sgd", "adamw")

@@ -55,7 +55,7 @@ def measured(batches: tuple[int, ...] = (1,)) -> Measured:
 @cache
 def several() -> Measured:
     """Of sweeps over different systems, most of which were not measured on most models."""
-    folders = [REFERENCE, *(REFERENCE.with_name(name) for name in ("h200-ios", "h200-ios-pruning", "h200-tvm"))]
+    folders = [REFERENCE, *(REFERENCE.with_name(name) for name in ("h200-ios", "h200-ios-pruning", "h200-tuned"))]
     return Measured(read(folders)).only(models=["nasnet", "inception_v3", "bert", "squeezenet_bypass"])
 
 

@@ -42,7 +42,7 @@ class Setting:
     def label(self) -> str:
         """ "NVIDIA H200, torch 2.11.0, tf32" """
         unusual = [self.layout] * (self.layout != "contiguous") + [self.kind] * (self.kind != "inference")
-        unusual += [f"{self.algorithms} algorithms"] * (self.algorithms != "timed")
+        unusual += [f"{self.algorithms} algorithms"] * (self.algorithms != "heuristic")
         return ", ".join([self.place, f"torch {self.torch}", self.precision, *unusual])
 
     @property

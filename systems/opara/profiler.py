@@ -166,7 +166,7 @@ def _on_cpu(program: Program) -> list[OperatorProfile]:
 @torch.no_grad()
 def on_gpu(program: Program) -> list[OperatorProfile]:
     """What every operator of `program` launches in this process, from one profiled run of the whole model. In another
-    process it may launch other kernels, since cuDNN chooses its algorithms by timing them.
+    process it may launch other kernels where cuDNN chooses its algorithms by timing them (algorithms=timed).
     """
     for _ in range(WARM_UP_PASSES):
         program.run(program.examples)
