@@ -20,6 +20,7 @@ from systems.opara.kernel_trace import launched_under, on_device, outermost_oper
 from systems.opara.profiler import Capacity, Kernel, OperatorProfile, Profile, from_trace, profile
 from systems.scheduling.capture import capture
 from systems.scheduling.costs import Cache
+from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 
 CPU = torch.device("cpu")
 
@@ -44,9 +45,20 @@ def test_the_papers_table() -> None:
     """What the paper names: Conv, Sgemm, Embedding and Arange on one side, Relu, Add, To and Ones on the other."""
     found = kind_of("t5", "table", sequence=8, decoder_sequence=8)
     assert all(found[name] == {False} for name in ("linear", "embedding", "arange", "scaled_dot_product_attention"))
-    assert all(found[name] == {True} for name in ("add", "relu", "_to_copy", "zeros", "view", "mean"))
+    assert all(found[name] == {True} for name in ("add", "min", "relu", "_to_copy", "zeros", "view", "mean"))
     assert kind_of("squeezenet", "table").items() >= {"conv2d": {False}, "max_pool2d": {True}, "cat": {True}}.items()
     assert intensity.in_table("ones") and not intensity.in_table("addmm")
+
+
+@pytest.mark.parametrize("method", intensity.METHODS)
+def test_elementwise_operators_stay_memory_intensive_when_they_are_fused(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(intensity, "ridge_point", lambda *_: 10.0)
+    module = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU()).eval()
+    program = fuse_elementwise(capture(module, (torch.randn(1, 3, 32, 32),)))
+    assert [o.name for o in program.graph.operators] == ["conv2d", "batch_norm_relu"]
+    assert intensity.memory_intensive(program, method) == [False, True]
 
 
 @pytest.mark.parametrize(("ridge", "convolutions"), [(1e-9, False), (1e9, True)])

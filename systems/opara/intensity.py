@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from systems.base import Unsupported
 from systems.scheduling.costs import Cache
+from systems.scheduling.passes.fuse_elementwise import FusedElementwise
 from systems.scheduling.program import Program
 
 # The paper classifies by an "offline-collected operator table" (Section 3.3) that it does not print. Of what it names, Conv,
@@ -21,8 +22,8 @@ from systems.scheduling.program import Program
 # activations, elementwise arithmetic, normalisation, pooling and whatever only moves or lays out data among the latter, and
 # everything else among the former. This is that rule in aten's names.
 _TABLE = """
-    abs add addcmul ceil clamp div eq exp floor ge gt le log lt maximum minimum mul ne neg pow reciprocal rsqrt sqrt sub
-    where
+    abs add addcmul ceil clamp div eq exp floor ge gt le log lt max maximum min minimum mul ne neg pow reciprocal rsqrt sqrt
+    sub where
     elu gelu hardsigmoid hardswish hardtanh leaky_relu relu sigmoid silu softmax _softmax tanh
     batch_norm group_norm instance_norm layer_norm _native_batch_norm_legit_no_training native_layer_norm
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d avg_pool2d max_pool1d max_pool2d
@@ -42,12 +43,14 @@ REPEATS = 5
 def memory_intensive(program: Program, method: str) -> list[bool]:
     """For each operator whether it is memory-intensive rather than compute-intensive.
 
-    method: `table`, the paper's, by the operator's name alone, or `measured`: below the device's ridge point, which is the
-    arithmetic intensity from which on arithmetic rather than memory limits an operator. Raises Unsupported for `measured`
-    where the program's device cannot be measured.
+    method: `table`, the paper's, by the operator's name alone (elementwise operators fused into one are memory-intensive as
+    each of them is), or `measured`: below the device's ridge point, which is the arithmetic intensity from which on
+    arithmetic rather than memory limits an operator. Raises Unsupported for `measured` where the program's device cannot be
+    measured.
     """
     if method == "table":
-        return [in_table(o.name) for o in program.graph.operators]
+        of = zip(program.graph.operators, program.calls, strict=True)
+        return [in_table(o.name) or isinstance(call.function, FusedElementwise) for o, call in of]
     device = program.device
     found: dict[str, bool] = {}
     for v in range(len(program.graph)):
