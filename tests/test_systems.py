@@ -88,6 +88,12 @@ def test_systems_without_a_schedule_say_so() -> None:
             systems.load(name).schedule(loaded.module, loaded.inputs)
 
 
+def test_a_model_without_an_operator_is_nothing_to_schedule() -> None:
+    for name in ("nimble", "ios", "opara"):
+        with pytest.raises(Unsupported, match="has no operator"):
+            systems.load(name).prepare(nn.Identity(), (torch.randn(2),))
+
+
 class TestDynamoBackend:
     @pytest.fixture
     def module(self) -> nn.Module:

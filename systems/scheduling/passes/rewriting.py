@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from systems.base import Unsupported
 from systems.scheduling.capture import capture
 from systems.scheduling.program import Program
 from systems.scheduling.timing import Timer
@@ -33,10 +34,15 @@ class Rewriting:
     fuse_elementwise: bool = False
 
     def captured(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, dict[str, Any]]:
-        """The model as captured and as the passes leave it, and what they did. Raises Unsupported as `capture` does."""
+        """The model as captured and as the passes leave it, and what they did. Raises Unsupported as `capture` does, and for
+        a model without an operator.
+        """
+        program = capture(module, inputs)
+        if not len(program.graph):
+            raise Unsupported("the model has no operator, so there is nothing to schedule")
         timer = Timer(inputs[0].device)
         try:
-            return self.apply(capture(module, inputs), timer)
+            return self.apply(program, timer)
         finally:
             timer.close()
 
