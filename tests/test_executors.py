@@ -4,7 +4,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +17,13 @@ from torchvision.models import squeezenet1_1
 
 from systems.base import Unsupported
 from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling import stream_executor
+from systems.opara.launch_order import breadth_first
+from systems.scheduling import cuda_executor, stream_executor
 from systems.scheduling.capture import capture
 from systems.scheduling.cpu_executor import CpuExecutor, MissingDependency
 from systems.scheduling.execute import execute
 from systems.scheduling.program import Program
-from systems.scheduling.schedule import sequential
+from systems.scheduling.schedule import Schedule, sequential
 from systems.scheduling.verify import InvalidSchedule, verify
 
 DEVICES = [
@@ -289,6 +290,33 @@ class Device:
         return Program(program.graph, calls, program.outputs, program.output_spec, program.examples)
 
 
+def reordered(program: Program) -> Schedule:
+    """Several streams, launched in another order than that of capture."""
+    schedule = assign_streams(program.graph)
+    schedule = dataclasses.replace(schedule, order=breadth_first(program.graph, [], []))
+    verify(program.graph, schedule)
+    assert schedule.stream_count > 1 and schedule.order != tuple(sorted(schedule.order))
+    return schedule
+
+
+def test_a_graph_is_captured_in_launch_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each operator on its stream, behind what it needs; in the end all is behind the stream that capture began on."""
+    device = Device()
+    monkeypatch.setattr(cuda_executor, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "stream", device.using)
+    module, inputs = example()
+    program = capture(module, inputs)
+    executor = object.__new__(cuda_executor.CudaExecutor)
+    executor.program, executor.schedule = device.launching(program), reordered(program)
+    executor.inputs, executor.arena = list(inputs), None
+    streams = device.streams(executor.schedule.stream_count, torch.device("cuda"))
+    origin, none = streams.handles[executor.schedule.streams[executor.schedule.order[0]]], [()] * len(program.graph)
+    allocator: Any = SimpleNamespace(operator=lambda *_: nullcontext())
+    executor._launch_all(streams, {}, device.event(), origin, allocator, none, none)
+    assert device.launched == [(v, f"stream {executor.schedule.streams[v]}") for v in executor.schedule.order]
+    assert device.behind[origin] == set(range(len(program.graph)))
+
+
 def test_without_a_graph_operators_are_launched_in_order_behind_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     monkeypatch.setattr(stream_executor, "Streams", device.streams)
@@ -299,8 +327,7 @@ def test_without_a_graph_operators_are_launched_in_order_behind_what_they_need(m
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     module, inputs = example()
     program = capture(module, inputs)
-    schedule = assign_streams(program.graph)
-    assert schedule.stream_count > 1
+    schedule = reordered(program)
     prepared = stream_executor.StreamExecutor(device.launching(program), schedule)
     device.launched.clear()
     for got, expected in zip(prepared(*inputs).values(), module(*inputs).values(), strict=True):

@@ -1,7 +1,10 @@
 """Opara's stream allocator and launch orders."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -72,6 +75,32 @@ def test_the_first_successor_alone_goes_on_with_a_stream() -> None:
     assert allocate_streams(graph) == (0, 1, 2, 0, 2)
     graph = OperatorGraph.from_edges(4, [(0, 2), (1, 2), (1, 3)])
     assert allocate_streams(graph) == (0, 1, 0, 2) and needed_waits(graph, (0, 1, 0, 2)) == ((1, 2), (1, 3))
+
+
+def test_allocation_looks_at_each_dependency_once() -> None:
+    """So it is O(n) where the number of arguments is bounded: it searches no list, and asks for first successors alone."""
+    looks = Counter[str]()
+
+    class Seen(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            for v in super().__iter__():
+                looks["predecessors"] += 1
+                yield v
+
+        def __getitem__(self, place: Any) -> Any:
+            assert place == 0
+            looks["first successors"] += 1
+            return super().__getitem__(place)
+
+        def __contains__(self, _: object) -> bool:
+            pytest.fail("a list was searched")
+
+    graph = OperatorGraph.from_edges(300, [(u, v) for v in range(300) for u in range(max(0, v - 7), v)])
+    expected = allocate_streams(graph)
+    graph.__dict__["successors"] = [Seen(s) for s in graph.successors]
+    graph.predecessors = tuple(Seen(p) for p in graph.predecessors)
+    assert allocate_streams(graph) == expected
+    assert 300 <= looks["predecessors"] <= len(graph.edges) and looks["first successors"] <= looks["predecessors"]
 
 
 # Launch orders
