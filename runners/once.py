@@ -84,7 +84,7 @@ def run_timeline(cells: list[dict[str, Any]], output: str | None, timeout: float
     if timelines and _write(output, to_trace(timelines)):
         for timeline in timelines:
             operators, streams = counted(len(timeline.bars), "operator"), counted(len(timeline.streams), "stream")
-            last = max(bar.end for bar in timeline.bars)
+            last = max((bar.end for bar in timeline.bars), default=0.0)
             print(f"{output}: {timeline.title}: {operators} on {streams} in {last:.3f} ms")
     return 1 if failed else 0
 

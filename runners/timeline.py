@@ -29,6 +29,7 @@ from .session import Session
 WARM_UP_CALLS = 5
 CALLS = 9  # of which the shortest is drawn
 TABLE = "table"
+USUAL = {"precision": "tf32", "layout": "contiguous", "algorithms": "timed"}  # what a title says nothing of
 INDUCTORS = re.compile(r"^graph_\d+_\w+?_(fused_\w+?)_\d+$")  # the name of a kernel that Inductor made
 Calls = Callable[[], Any]
 
@@ -58,7 +59,8 @@ def run(cell: dict[str, Any], visible_device: str, report: Callable[[str], None]
     how = cell["runner"]["classify"]
     report("recording")
     system = cell["system"]["name"] if defaults_only(cell, "system") else system_label(cell)
-    title = f"{cell['model']['name']}, {system}, batch {cell['batch']}, {cell['device']}"
+    conditions = [cell[key] for key, usual in USUAL.items() if cell[key] != usual]
+    title = ", ".join((cell["model"]["name"], system, f"batch {cell['batch']}", *conditions, cell["device"]))
     return {"timeline": record(prepared, program, session.inputs, how, title).to_json()}
 
 
@@ -123,12 +125,16 @@ def _profiled(call: Calls, by_shapes: dict[Any, str], classify: str) -> list[Bar
     threads = list(dict.fromkeys(e["tid"] for e in events))
     bars = []
     for event in events:
-        name = INDUCTORS.sub(r"\1", event["name"].rpartition("::")[2].rstrip("_"))
+        inductors = INDUCTORS.match(event["name"])
+        name = inductors[1] if inductors else event["name"].rpartition("::")[2].rstrip("_")
         shapes = tuple(_shapes(event["args"].get("Input Dims", [])))
-        if classify == TABLE:
+        if inductors:  # several operators, which the name does not tell apart
+            kind = UNKNOWN
+        elif classify == TABLE:
             kind = MEMORY if intensity.in_table(name) else COMPUTE
-        else:
-            kind = by_shapes.get(_known_as(name, shapes), UNKNOWN)
+        else:  # of TorchScript's operators the arguments are the last of what lies on its stack
+            keys = (_known_as(name, shapes[i:]) for i in range(len(shapes) + 1))
+            kind = next((by_shapes[key] for key in keys if key in by_shapes), UNKNOWN)
         details = {"target": event["name"], "shapes": [list(s) for s in shapes]}
         bars.append(_bar(event, events[0]["ts"], threads.index(event["tid"]), name, kind, details))
     return bars
@@ -187,7 +193,7 @@ def _by_shapes(program: Program | None, classify: str) -> dict[Any, str]:
 
 def _known_as(name: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[str, tuple[tuple[int, ...], ...]]:
     """Convolutions have several names, and a compiler may take their bias out: input and weight tell them."""
-    return ("convolution", shapes[:2]) if "conv" in name and "fused" not in name else (name, shapes)
+    return ("convolution", shapes[:2]) if "conv" in name else (name, shapes)
 
 
 def _shapes(dimensions: Any) -> Iterable[tuple[int, ...]]:

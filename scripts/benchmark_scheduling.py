@@ -28,6 +28,7 @@ from systems.scheduling.schedule import Schedule
 from systems.scheduling.verify import verify
 
 REPEATS = 5
+SIZES = (5_000, 10_000, 20_000)  # operators of the random graphs
 
 
 def random_graph(n: int, degree: int, reach: int, seed: int = 0) -> OperatorGraph:
@@ -52,17 +53,18 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("schedules", nargs="*", type=Path, metavar="SCHEDULE.json")
     arguments = parser.parse_args()
-    graphs = {}
+    graphs: list[tuple[str, OperatorGraph]] = []
     for file in arguments.schedules:
         try:
             document = json.loads(file.read_text())
-            graphs[f"{document['model']}, captured"] = Schedule.from_json(document).graph
+            graph = Schedule.from_json(document).graph
+            graphs.append((f"{document['model']} ({file.name})", graph))
         except (OSError, ValueError, KeyError, TypeError) as error:
             parser.unreadable(file, error)
-    graphs["random, local"] = random_graph(1_300, 3, 20)
-    for n in (5_000, 10_000, 20_000):
-        graphs[f"random, local, {n:,}"] = random_graph(n, 3, 50)
-        graphs[f"random, {n:,}"] = random_graph(n, 8, n)
+    graphs.append(("random, local", random_graph(1_300, 3, 20)))
+    for n in SIZES:
+        graphs.append((f"random, local, {n:,}", random_graph(n, 3, 50)))
+        graphs.append((f"random, {n:,}", random_graph(n, 8, n)))
     table = Table(title="Streams and waits; milliseconds of Nimble's assignment, Opara's allocation, the proof, the width")
     for column in (
         *("graph", "operators", "edges", "width"),
@@ -70,7 +72,7 @@ def main() -> None:
         *("Nimble", "Opara", "Opara with waits", "verify", "width", "peak MiB"),
     ):
         table.add_column(column, justify="left" if column == "graph" else "right", no_wrap=column == "graph")
-    for name, graph in graphs.items():
+    for name, graph in graphs:
         schedule = assign_streams(graph)
         streams = allocate_streams(graph)
         counts = (

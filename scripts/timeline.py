@@ -10,7 +10,7 @@ red and memory-intensive ones blue, as in Opara's figures 6 and 7. --window draw
 import json
 import sys
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,8 @@ def main() -> None:
     window: Any = arguments.window and tuple(arguments.window)
     if not any(timeline.bars for timeline in timelines):
         parser.error("there is nothing to draw in them")
-    if window and not window[0] < window[1]:
-        parser.error(f"--window {window[0]:g} {window[1]:g} is empty")
+    if window and not -inf < window[0] < window[1] < inf:
+        parser.error(f"--window {window[0]:g} {window[1]:g} is no span of time")
     if window and not any(bar.end > window[0] and bar.start < window[1] for t in timelines for bar in t.bars):
         parser.error(f"--window {window[0]:g} {window[1]:g}: there is nothing to draw in it")
     figure = draw(timelines, window)

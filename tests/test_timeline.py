@@ -1,30 +1,24 @@
-"""Timelines: what ran when, the trace that holds it, and the picture made of it."""
+"""runner=timeline: what ran when, and on which stream."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-import matplotlib.colors
 import pytest
 import torch
-from conftest import ROOT, Run
+from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
 from modules import Branches
-from PIL import Image
 from torch import nn
 
-import scripts.timeline as picture
 import systems
 from models.model import Model
-from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace, to_trace
-from runners import kernels, timeline
+from results.timeline import COMPUTE, MEMORY, UNKNOWN, Timeline, from_trace
+from runners import kernels, once, timeline
 from systems.base import Prepared, Unsupported
 from systems.compiled import Compiled
 from systems.opara import intensity, profiler
@@ -79,7 +73,9 @@ def test_a_system_without_a_schedule_is_seen_by_the_profiler(monkeypatch: pytest
 
 
 def test_of_what_is_compiled_the_operators_within_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace as of torch.compile, with the names of its notes, its region, and the kernels that Inductor made."""
+    """A trace as of torch.compile, with the names of its notes, its region, and the kernels that Inductor made; these are of
+    several operators, so that the table knows them no more than the capture does.
+    """
     traced = [
         (0, 10, "TorchDynamo Cache Lookup", []),
         (10, 90, "Torch-Compiled Region: 0/0", []),
@@ -98,6 +94,15 @@ def test_of_what_is_compiled_the_operators_within_are_seen(monkeypatch: pytest.M
     found = [(bar.name, bar.kind, round(bar.start * 1e3)) for bar in bars]
     fused, linear = ("fused_convolution_relu", UNKNOWN, 0), ("_linear_pointwise", UNKNOWN, 65)
     assert found == [fused, ("convolution", COMPUTE, 10), linear]
+    bars = timeline._profiled(lambda: None, {}, "table")
+    assert [bar.kind for bar in bars] == [UNKNOWN, COMPUTE, COMPUTE]
+
+
+def test_of_torchscript_the_branches_too_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it runs the second branch the output of the first lies on its stack, and torch.profiler lists all of that."""
+    monkeypatch.setattr(intensity, "ridge_point", lambda *_: 1.0)
+    found, _, _ = recorded("torchscript", "measured")
+    assert [bar.kind for bar in found.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
 
 
 def test_operators_that_nobody_sees_are_no_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +137,18 @@ def test_an_operator_that_the_capture_does_not_know_is_of_unknown_kind() -> None
         ("table", None, MEMORY),
     ):
         assert [bar.kind for bar in timeline.record(prepared, program, inputs, classify, "x").bars] == [kind]
+
+
+def test_a_call_without_an_operator_is_an_empty_timeline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = (torch.randn(2),)
+    found = timeline.record(systems.load("eager").prepare(nn.Identity(), inputs), None, inputs, "measured", "nothing")
+    assert found.bars == ()
+    monkeypatch.setattr(once, "_ask", lambda *_: {"timeline": found.to_json()})
+    file = tmp_path / "t.json"
+    assert once.run_timeline([{}], str(file), 1.0) == 0 and from_trace(json.loads(file.read_text())) == [found]
+    assert capsys.readouterr().out == f"{file}: nothing: 0 operators on 0 streams in 0.000 ms\n"
 
 
 # On a GPU, from events in the form of torch.profiler's, written by hand: two streams, the second with kernels that overlap.
@@ -220,165 +237,6 @@ def test_a_gpu_is_seen_by_its_kernels(system: str) -> None:
     assert_one_at_a_time(found)
 
 
-# The trace
-
-
-texts, spans = st.text(max_size=8), st.integers(0, 10**6).map(lambda x: x / 1000)
-bars_ = st.builds(
-    Bar,
-    stream=st.integers(0, 200),
-    name=texts,
-    start=spans,
-    duration=spans,
-    kind=st.sampled_from(KINDS),
-    details=st.dictionaries(texts, st.integers()),
-)
-timelines_ = st.builds(
-    Timeline,
-    title=texts,
-    source=texts,
-    bars=st.lists(bars_, max_size=6).map(tuple),
-    scheduled=st.none() | st.integers(1, 99),
-)
-
-
-@given(st.lists(timelines_, max_size=3))
-def test_a_trace_reads_back(timelines: list[Timeline]) -> None:
-    again = from_trace(json.loads(json.dumps(to_trace(timelines))))
-    told = [[(t.title, t.source, t.scheduled, len(t.bars)) for t in some] for some in (again, timelines)]
-    assert told[0] == told[1]
-    for got, wanted in zip(again, timelines, strict=True):
-        expected = sorted(wanted.bars, key=lambda bar: (bar.start, bar.stream))
-        for a, b in zip(got.bars, expected, strict=True):
-            assert (a.stream, a.name, a.kind, a.details) == (b.stream, b.name, b.kind, b.details)
-            assert (a.start, a.duration) == pytest.approx((b.start, b.duration))
-        assert Timeline.from_json(json.loads(json.dumps(wanted.to_json()))) == wanted
-
-
-def test_a_trace_is_in_chromes_format() -> None:
-    """The fields that Perfetto's importer asks for; times in microseconds; no two threads of a trace share a number."""
-    bars = (Bar(3, "conv2d", 1.5, 0.25, COMPUTE), Bar(0, "relu", 0.0, 1.0, MEMORY))
-    trace = to_trace([Timeline("a", "x", bars), Timeline("b", "x", bars)])
-    events = trace["traceEvents"]
-    complete = [e for e in events if e["ph"] == "X"]
-    assert {e["ph"] for e in events} == {"X", "M"} and len(complete) == 4
-    assert all({"pid", "tid", "ts", "dur", "name", "cat", "args"} <= set(e) for e in complete)
-    assert (complete[1]["ts"], complete[1]["dur"]) == (1500.0, 250.0)
-    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert len({tid for _, tid in named}) == 4 and sorted(named.values()) == ["stream 0", "stream 0", "stream 3", "stream 3"]
-    assert {(e["pid"], e["tid"]) for e in complete} == set(named)
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        *([], {}, {"traceEvents": 1}, {"traceEvents": [{}]}),
-        {"traceEvents": [{"ph": "X", "name": "kernel", "cat": "kernel", "pid": 1, "tid": 1, "ts": 0, "dur": 1, "args": {}}]},
-        {"traceEvents": [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "x"}}]},
-    ],
-)
-def test_another_document_is_no_timeline(document: Any) -> None:
-    with pytest.raises(ValueError, match="not a timeline"):
-        from_trace(document)
-
-
-# The picture
-
-EXAMPLE = [
-    Timeline("one", "x", (Bar(0, "conv2d", 0.0, 4.0, COMPUTE), Bar(2, "relu", 1.0, 2.0, MEMORY))),
-    Timeline("two", "x", (Bar(0, "conv2d", 0.0, 3.0, COMPUTE), Bar(0, "add", 3.0, 1.0, UNKNOWN))),
-]
-
-
-def drawn(axes: Any) -> list[tuple[float, float, float, str]]:
-    """(left, width, row, colour) of each bar."""
-    return sorted(
-        (p.get_x(), p.get_width(), p.get_y() + p.get_height() / 2, matplotlib.colors.to_hex(p.get_facecolor()))
-        for p in axes.patches
-    )
-
-
-def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -> None:
-    figure = picture.draw(EXAMPLE)
-    first, second = figure.axes
-    red, blue, grey = (picture.COLOURS[kind] for kind in (COMPUTE, MEMORY, UNKNOWN))
-    assert drawn(first) == [(0.0, 4.0, 0.0, red), (1.0, 2.0, 1.0, blue)]  # stream 2 is the second that there is
-    assert drawn(second) == [(0.0, 3.0, 0.0, red), (3.0, 1.0, 0.0, grey)]
-    assert first.get_xlim() == second.get_xlim() == (0.0, 4.0)
-    assert [t.get_text() for t in first.get_yticklabels()] == ["0", "2"] and "one" in first.get_title(loc="left")
-    assert {t.get_text() for t in first.texts} == {"conv2d", "relu"}
-    assert [t.get_text() for t in figure.legends[0].texts] == list(KINDS)
-    picture.plt.close(figure)
-
-
-def test_streams_that_are_not_the_schedules_are_told_of() -> None:
-    bars = EXAMPLE[0].bars  # on two
-    told = {n: picture.draw([Timeline("a", "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
-    assert told[None] == told[2] == "a: 4.000 ms (seen)"
-    assert told[1].endswith("(seen; 1 stream scheduled)") and told[28].endswith("(seen; 28 streams scheduled)")
-    picture.plt.close("all")
-
-
-def test_many_streams_have_the_height_of_few_and_fewer_numbers() -> None:
-    heights = []
-    for count in (90, 180):
-        bars = tuple(Bar(s, "conv2d", 0.0, 4.0, COMPUTE) for s in range(count))
-        figure = picture.draw([Timeline("many", "x", bars), *EXAMPLE])
-        heights.append(figure.get_figheight())
-        axes = figure.axes[0]
-        points = 72 * axes.get_position().height * heights[-1]
-        assert len(axes.get_yticklabels()) * picture.LINE <= points * 1.1 and not axes.texts  # no bar is as high as its name
-        picture.plt.close(figure)
-    assert heights[0] == pytest.approx(heights[1]) and heights[0] < picture.TALLEST + 3.5
-
-
-def test_a_window_shows_what_runs_within_it() -> None:
-    figure = picture.draw(EXAMPLE, (3.2, 3.8))
-    assert [len(axes.patches) for axes in figure.axes] == [1, 1] and figure.axes[0].get_xlim() == (3.2, 3.8)
-    picture.plt.close(figure)
-
-
-def test_pictures_are_written_from_the_command_line(tmp_path: Path) -> None:
-    for number, part in enumerate(EXAMPLE):
-        (tmp_path / f"{number}.json").write_text(json.dumps(to_trace([part])))
-    command = [sys.executable, str(ROOT / "scripts" / "timeline.py"), "0.json", "1.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.split() == ["0.png", "0.svg"], done.stderr
-    with Image.open(tmp_path / "0.png") as image:
-        found = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
-    for kind in KINDS:
-        assert tuple(round(255 * c) for c in matplotlib.colors.to_rgb(picture.COLOURS[kind])) in found
-    svg = ElementTree.parse(tmp_path / "0.svg").getroot()
-    assert svg.tag.endswith("}svg")
-    assert all(picture.COLOURS[kind] in (tmp_path / "0.svg").read_text() for kind in KINDS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["bad.json"], "not a timeline"),
-        (["nowhere.json"], "No such file"),
-        (["empty.json"], "nothing to draw"),
-        (["good.json", "--window", "3", "2"], "is empty"),
-        (["good.json", "--output", "picture.what"], "what"),
-        (["good.json", "--output", "nowhere/picture.png"], "No such file"),
-    ],
-)
-def test_what_cannot_be_drawn_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
-    (tmp_path / "bad.json").write_text("{}")
-    (tmp_path / "empty.json").write_text(json.dumps(to_trace([])))
-    (tmp_path / "good.json").write_text(json.dumps(to_trace(EXAMPLE)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["timeline.py", *arguments])
-    with pytest.raises(SystemExit) as end:
-        picture.main()
-    told = capsys.readouterr()
-    assert end.value.code == 2 and says in told.err.splitlines()[-1] and told.out == ""
-
-
 # The command line
 
 
@@ -411,32 +269,7 @@ def test_a_wrong_request_is_one_line(run: Run, asked: list[str], says: str) -> N
 @pytest.mark.slow
 def test_a_system_that_does_not_run_here_leaves_the_others(run: Run, folder: Path) -> None:
     asked = ["-m", "runner=timeline", "model=custom", "model.factory=tiny:make", "runner.classify=table"]
-    done = run(*asked, "system=cuda_graph,eager", "output=t.json", "device=cpu")
+    done = run(*asked, "system=cuda_graph,eager", "output=t.json", "device=cpu", "precision=fp32")
     assert done.returncode == 0 and "cuda_graph on custom: unsupported" in done.stderr
-    assert [t.title for t in from_trace(json.loads((folder / "t.json").read_text()))] == ["custom, eager, batch 1, cpu"]
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "says", "own_process"),
-    [
-        ("timeline", [], "required: TRACE.json", True),
-        ("timeline", ["nowhere.json"], "nowhere.json: No such file", False),
-        ("timeline", ["trace.json", "--window", "9", "10"], "nothing to draw in it", False),
-        ("timeline", ["trace.json", "--output", "trace.json/x.png"], "trace.json/x.png: Not a directory", False),
-        ("benchmark_scheduling", ["trace.json"], "not a schedule file", True),
-        ("benchmark_ios_search", ["trace.json"], "not a schedule file", True),
-        ("benchmark_ios_search", ["trace.json", "--r", "-1"], "--r -1 is not an integer of at least 0", False),
-    ],
-)
-def test_a_wrong_request_of_a_script_is_one_line(
-    script: Run, tmp_path: Path, name: str, asked: list[str], says: str, own_process: bool
-) -> None:
-    bar = Bar(0, "conv2d", 0.0, 1.0, COMPUTE)
-    (tmp_path / "trace.json").write_text(json.dumps(to_trace([Timeline("a model", "by hand", (bar,))])))
-    if own_process:
-        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *asked]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    else:
-        done = script(name, *asked, cwd=tmp_path)
-    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+    (eager,) = from_trace(json.loads((folder / "t.json").read_text()))
+    assert eager.title == "custom, eager, batch 1, fp32, cpu"

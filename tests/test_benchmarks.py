@@ -1,0 +1,52 @@
+"""The scripts that time schedulers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+
+from scripts import benchmark_scheduling
+from systems.nimble.stream_assignment import assign_streams
+from systems.opara.stream_allocator import allocate_streams
+from systems.scheduling.operator_graph import OperatorGraph
+
+
+def test_each_schedule_file_has_a_row(script: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same model too, which passes may have rewritten; with what either scheduler makes of its graph."""
+    monkeypatch.setattr(benchmark_scheduling, "SIZES", ())
+    rows = []
+    for name, edges in (("plain", [(0, 1), (0, 2), (1, 3), (2, 3)]), ("rewritten", [(0, 2), (1, 2), (1, 3)])):
+        graph = OperatorGraph.from_edges(4, edges)
+        schedule = assign_streams(graph)
+        document = schedule.to_json(model="net", batch=1, device="cpu")
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+        counts = 4, len(edges), graph.width, schedule.stream_count, max(allocate_streams(graph)) + 1, len(schedule.waits)
+        rows.append(f"net ({name}.json) {' '.join(map(str, counts))}")
+    done = script("benchmark_scheduling", "plain.json", "rewritten.json", cwd=tmp_path)
+    shown = [" ".join(line.replace("│", " ").split()) for line in done.stdout.splitlines()]
+    for row in rows:
+        assert sum(line.startswith(f"{row} ") for line in shown) == 1
+    assert sum(line.startswith("random, local 1,300 ") for line in shown) == 1 and done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "says", "own_process"),
+    [
+        ("benchmark_scheduling", ["trace.json"], "not a schedule file", True),
+        ("benchmark_ios_search", ["trace.json"], "not a schedule file", True),
+        ("benchmark_ios_search", ["trace.json", "--r", "-1"], "--r -1 is not an integer of at least 0", False),
+    ],
+)
+def test_a_wrong_request_is_one_line(
+    script: Run, tmp_path: Path, name: str, asked: list[str], says: str, own_process: bool
+) -> None:
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": []}))
+    if own_process:
+        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *asked]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    else:
+        done = script(name, *asked, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
