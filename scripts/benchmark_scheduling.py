@@ -1,9 +1,10 @@
 """How long scheduling takes: Nimble's and Opara's algorithms on captured models and random graphs of up to 20,000 operators.
 
-python scripts/benchmark_scheduling.py [SCHEDULE.json ...]
+python scripts/benchmark_scheduling.py [SCHEDULE.json ...] [--zoo [MODEL ...]]
 
-Schedule files (from `python run.py runner=schedule model=... output=FILE`) stand for captured models; without one, only
-random graphs are scheduled. Times are the best of five, on one core, of the algorithm alone: Nimble's with its waits,
+Schedule files (from `python run.py runner=schedule model=... output=FILE`) stand for captured models, as passes left them;
+--zoo captures models of the zoo at batch 1, all of them if none is named, in a minute or two. Without either only random
+graphs are scheduled. Times are the best of five, on one core, of the algorithm alone: Nimble's with its waits,
 Opara's (its table I) without and with the search for the waits that are needed.
 """
 
@@ -20,9 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.table import Table
 
+import models
 from scripts.arguments import Parser
 from systems.nimble.stream_assignment import assign_streams
 from systems.opara.stream_allocator import allocate_streams, needed_waits
+from systems.scheduling.capture import capture
 from systems.scheduling.operator_graph import OperatorGraph
 from systems.scheduling.schedule import Schedule
 from systems.scheduling.verify import verify
@@ -52,6 +55,7 @@ def best_of(function: Callable[[OperatorGraph], object], graph: OperatorGraph) -
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("schedules", nargs="*", type=Path, metavar="SCHEDULE.json")
+    parser.add_argument("--zoo", nargs="*", metavar="MODEL", help="models to capture, all if none is named")
     arguments = parser.parse_args()
     graphs: list[tuple[str, OperatorGraph]] = []
     for file in arguments.schedules:
@@ -61,6 +65,15 @@ def main() -> None:
             graphs.append((f"{document['model']} ({file.name})", graph))
         except (OSError, ValueError, KeyError, TypeError) as error:
             parser.unreadable(file, error)
+    if arguments.zoo is not None:
+        with Console(stderr=True).status("capturing") as status:
+            for name in arguments.zoo or models.names():
+                status.update(f"capturing {name}")
+                try:
+                    model = models.load(name, 1, device="meta")
+                except models.BadModel as error:
+                    parser.error(str(error))
+                graphs.append((name, capture(model.module, model.inputs).graph))
     graphs.append(("random, local", random_graph(1_300, 3, 20)))
     for n in SIZES:
         graphs.append((f"random, local, {n:,}", random_graph(n, 3, 50)))

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 
+import models
 from scripts import benchmark_scheduling
 from systems.nimble.stream_assignment import assign_streams
 from systems.opara.stream_allocator import allocate_streams
+from systems.scheduling.capture import capture
 from systems.scheduling.operator_graph import OperatorGraph
 
 
@@ -32,10 +34,23 @@ def test_each_schedule_file_has_a_row(script: Run, tmp_path: Path, monkeypatch: 
     assert sum(line.startswith("random, local 1,300 ") for line in shown) == 1 and done.returncode == 0
 
 
+def test_models_of_the_zoo_are_captured(script: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark_scheduling, "SIZES", ())
+    done = script("benchmark_scheduling", "--zoo", "squeezenet", "vgg16")
+    shown = [line.replace("│", " ").split() for line in done.stdout.splitlines()]
+    loaded = models.load("squeezenet", 1)
+    graph = capture(loaded.module, loaded.inputs).graph
+    (row,) = (cells for cells in shown if cells[:1] == ["squeezenet"])
+    assert row[1:4] == [str(len(graph)), str(len(graph.edges)), str(graph.width)] and done.returncode == 0
+    assert row[4:6] == [str(assign_streams(graph).stream_count), str(max(allocate_streams(graph)) + 1)]
+    assert sum(cells[:1] == ["vgg16"] for cells in shown) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "says", "own_process"),
     [
         ("benchmark_scheduling", ["trace.json"], "not a schedule file", True),
+        ("benchmark_scheduling", ["--zoo", "squeezenett"], "did you mean squeezenet", False),
         ("benchmark_ios_search", ["trace.json"], "not a schedule file", True),
         ("benchmark_ios_search", ["trace.json", "--r", "-1"], "--r -1 is not an integer of at least 0", False),
     ],
