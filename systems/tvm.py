@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -58,6 +59,8 @@ class Tvm(System):
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         exported = Exported(module, inputs)
         held = held_outside_torch(exported.device)
+        # Of its own accord TVM makes one for every two CPUs, here and in the process that times candidates.
+        os.environ["TVM_NUM_THREADS"] = str(torch.get_num_threads())
         target = target_for(exported.device)
         versions = {package: importlib.metadata.version(package) for package in ("torch", *NEEDED.values())}
         of: dict[str, Any] = {"target": str(target), "versions": versions}

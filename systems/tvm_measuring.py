@@ -37,7 +37,8 @@ class Measuring:
         from tvm.support.popen_pool import StatusKind
 
         build, target = self.build, self.target  # what travels must not hold the pool
-        built = self.pool.map_with_error_catching(lambda module: build(module, target), modules)
+        # All of them before the first is timed: compiling takes the cores that a candidate, or what launches it, runs on.
+        built = list(self.pool.map_with_error_catching(lambda module: build(module, target), modules))
         results = []
         for module, library in zip(modules, built, strict=True):
             if library.status != StatusKind.COMPLETE:

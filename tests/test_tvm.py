@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ pytest.importorskip("tvm", reason="needs the extra tvm")
 if reason := Tvm().unsupported("cpu"):
     pytest.skip(reason, allow_module_level=True)
 
-from systems import tvm_build, tvm_tuning
+from systems import tvm_build, tvm_measuring, tvm_tuning
 from systems.tvm_tuning import EMPTY, RECORDS, SPENT, Function, TuningLog
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -255,6 +256,61 @@ class TestLog:
             file.write(b'["half a')
         assert TuningLog(tmp_path).trials == 2
         assert (tmp_path / RECORDS).read_bytes().endswith(b'["trial 1"]\n')
+
+
+THREADS = """
+import torch
+from tvm.support.popen_pool import PopenPoolExecutor
+from systems.tvm import Tvm
+
+def threads():
+    import tvm
+    return tvm.get_global_func("runtime.NumThreads")()
+
+torch.set_num_threads(2)
+Tvm().prepare(torch.nn.Linear(4, 4).eval(), (torch.ones(2, 4),))
+elsewhere = PopenPoolExecutor(1)
+print(threads(), elsewhere.submit(threads).result())
+elsewhere.shutdown()
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_threads_are_pytorchs() -> None:
+    """In the process that runs the library, and in those that the tuner starts."""
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}  # which TVM heeds too
+    run = subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, env=one, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["2", "2"]
+
+
+def test_a_candidate_is_timed_once_all_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cores that are not busy compiling the next."""
+    import tvm
+
+    exported = Exported(nn.Linear(4, 4).eval(), (torch.ones(2, 4),))
+    target = tvm_build.target_for(exported.device)
+    tvm_build.register_intrinsics()
+    functions = tvm_build.lowered(exported, target).functions.values()
+    function = next(f for f in functions if isinstance(f, tvm.tirx.PrimFunc))
+    alone = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    module = tvm_build.default_schedule(alone, target)
+    measuring = tvm_measuring.Measuring(target, tmp_path, 1)
+    pool, runner, done = measuring.pool, measuring.runner, []
+
+    def building(build: Any, modules: list[Any]) -> Any:
+        for result in pool.map_with_error_catching(build, modules):
+            done.append("built")
+            yield result
+
+    def timing(inputs: list[Any]) -> Any:
+        done.append("timed")
+        return runner.run(inputs)
+
+    monkeypatch.setattr(measuring, "pool", SimpleNamespace(map_with_error_catching=building, shutdown=pool.shutdown))
+    monkeypatch.setattr(measuring, "runner", SimpleNamespace(run=timing, pool=runner.pool))
+    results = measuring([module] * 3)
+    measuring.close()
+    assert done == ["built"] * 3 + ["timed"] * 3 and all(0 < r.run_secs[0] < 1 for r in results)
 
 
 PROCESS = """
