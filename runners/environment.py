@@ -13,7 +13,8 @@ from typing import Any
 from . import card
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARIES = ("torch", "torchvision", "timm", "transformers", "triton", "numpy", "onnxruntime", "apache-tvm", "tensorrt")
+MODELS = ("torch", "torchvision", "timm", "transformers", "triton", "numpy")
+COMPILERS = ("onnxscript", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "apache-tvm-ffi", "tensorrt")
 
 
 # Settings of the shell that change how fast PyTorch runs, or what it computes.
@@ -64,7 +65,7 @@ def describe(device: str, visible_device: str) -> dict[str, Any]:
 def libraries() -> dict[str, str]:
     """Version by name, of those installed."""
     versions = {}
-    for name in LIBRARIES:
+    for name in MODELS + COMPILERS:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -1,9 +1,11 @@
 """The folder of compiled artefacts: engines, tuned modules, ONNX files, kept from one run to the next within a bound."""
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -210,6 +212,13 @@ class Cache:
         except Timeout:
             return False
         return True
+
+
+def code_of(*modules: str) -> str:
+    """A digest of the source of these modules, which are imported: for the `of` of what they make, so that nothing made by
+    older code is taken for theirs.
+    """
+    return hashlib.sha256("\0".join(inspect.getsource(sys.modules[name]) for name in modules).encode()).hexdigest()
 
 
 def default_folder() -> Path:

@@ -18,7 +18,7 @@ from torch.export.graph_signature import ConstantArgument
 from torch.utils._pytree import tree_leaves
 
 from systems.base import Unsupported
-from systems.cache import Artefact, Cache
+from systems.cache import Artefact, Cache, code_of
 from systems.exported import Exported, first_line
 from systems.onnx_session import BoundSession
 
@@ -42,7 +42,8 @@ def onnx_file(exported: Exported, module: nn.Module, cache: Cache) -> Iterator[A
 
     Its notes: `operators`, how many; `inputs` and `outputs`, their names; `error`, the largest relative error of an output
     against eager on the CPU provider, None with `not_compared` where that has no kernel for a dtype (as for bfloat16's
-    convolutions). Kept by the content of the model, its inputs' shapes and the versions that export. Raises Unsupported,
+    convolutions). Kept by the content of the model, its inputs' shapes and the versions that export, this module's
+    source among them. Raises Unsupported,
     naming the operator, where one has no counterpart in ONNX, and where the file is not valid or does not compute what the
     module does.
     """
@@ -65,7 +66,7 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
 
 def _made_of(exported: Exported) -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in ("torch", "onnx", "onnxscript")}
-    return {"model": exported.content, "versions": versions}
+    return {"model": exported.content, "versions": versions, "code": code_of(__name__)}
 
 
 def _export(exported: Exported, file: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from systems.base import BadOption, Prepared, System, Unsupported
-from systems.cache import Cache
+from systems.cache import Cache, code_of
 from systems.compiled import Captured, Compiled, empty_outputs, held_outside_torch
 from systems.exported import Exported
 from systems.onnx_export import MODEL, onnx_file
@@ -203,7 +203,8 @@ def bindings(exported: Exported, inputs: Sequence[str], outputs: Sequence[str]) 
 def engine_of(exported: Exported, optimization_level: int) -> dict[str, Any]:
     """What decides an engine: the model with its batch and dtypes, the arithmetic allowed, and where it was built."""
     settings = {"tf32": exported.allow_tf32, "optimization_level": optimization_level}
-    return {"model": exported.content, **settings, **timing_of(exported.device)}
+    code = code_of(__name__, onnx_file.__module__)
+    return {"model": exported.content, "code": code, **settings, **timing_of(exported.device)}
 
 
 def timing_of(device: torch.device) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from systems.base import BadOption, Prepared, System
-from systems.cache import Cache
+from systems.cache import Cache, code_of
 from systems.compiled import Captured, Compiled, held_outside_torch
 from systems.exported import Exported
 from systems.tvm_build import LIBRARY, build, cuda_headers, lowered, quiet, target_for
@@ -80,7 +80,8 @@ class Tvm(System):
                 self.report("building")
                 return build(module_to_build(), target, library, log.best(usable) if log and usable else None)
 
-            of |= {"model": exported.content, "log": usable.digest if usable else None}
+            code = code_of(build.__module__)
+            of |= {"model": exported.content, "code": code, "log": usable.digest if usable else None}
             artefact = stack.enter_context(cache.artefact("tvm", exported.label, of, make))
             compilation: dict[str, Any] = {"compile_s": artefact.seconds, "compiled_now": artefact.made, **artefact.notes}
             if usable is not None:

@@ -1,5 +1,6 @@
 """The folder of compiled artefacts, with real files and real processes."""
 
+import importlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.base import BadOption
-from systems.cache import MANIFEST, Cache, default_bound, default_folder
+from systems.cache import MANIFEST, Cache, code_of, default_bound, default_folder
 
 OF = {"model": "abc", "batch": 1}
 
@@ -176,6 +177,16 @@ def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "file")
     with pytest.warns(UserWarning, match="nothing is kept"), cache.artefact("test", "a", OF, hello) as artefact:
         assert (artefact.folder / "sub" / "hello").read_text() == "hello"
+
+
+def test_code_counts_as_it_stands_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "made_by_this.py").write_text("x = 1\n")
+    importlib.import_module("made_by_this")
+    first, both = code_of("made_by_this"), code_of("made_by_this", __name__)
+    assert first == code_of("made_by_this") != both
+    (tmp_path / "made_by_this.py").write_text("x = 1 + 1\n")
+    assert first != code_of("made_by_this")
 
 
 def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The ONNX export that compilers share, and ONNX Runtime on its CPU provider."""
 
 import errno
+import importlib.metadata
 import subprocess
 import sys
 from functools import partial
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 import models
 import systems
+from runners.environment import libraries
 from systems import onnx_export
 from systems.base import BadOption, Unsupported
 from systems.cache import Cache
@@ -171,7 +173,7 @@ class TestExported:
 
 
 class TestExport:
-    def test_the_file_is_valid_agrees_and_is_kept(self, cache: Cache) -> None:
+    def test_the_file_is_valid_agrees_and_is_kept(self, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
         module, exported = small(), Exported(small(), image())
         with onnx_file(exported, module, cache) as artefact:
             onnx.checker.check_model(str(artefact.folder / MODEL))
@@ -182,6 +184,9 @@ class TestExport:
         for other, x in ((small(1), image()), (small(), image(4))):
             with onnx_file(Exported(other, x), other, cache) as another:
                 assert another.made
+        monkeypatch.setattr(onnx_export, "code_of", lambda *modules: "older")
+        with onnx_file(exported, module, cache) as another:
+            assert another.made
 
     @pytest.mark.parametrize(
         ("act", "operator"),
@@ -321,6 +326,18 @@ class TestOnnxRuntime:
         lacks = "Failed to load libcurand.so.10: no such file" if told else "of another version"
         assert lacks in str(refused.value) and "onnxruntime-gpu[cuda,cudnn]" in str(refused.value)
         assert "\n" not in str(refused.value) and not capsys.readouterr().out
+
+    def test_the_gpus_package_counts_as_the_cpus_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has a name of its own; another version of it makes a record another one."""
+        installed = {"onnxruntime-gpu": "1.31.0"}
+
+        def version(name: str) -> str:
+            if name not in installed:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return installed[name]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        assert libraries() == installed
 
     def test_what_it_has_no_kernel_for_is_told(self) -> None:
         with pytest.raises(Unsupported, match="Conv"):

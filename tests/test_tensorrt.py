@@ -111,6 +111,9 @@ class TestKeys:
             gpu.update(change)
             others.append(engine_of(Exported(two(), given()), 3))
             gpu.update(before)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensorrt, "code_of", lambda *modules: "older")
+            others.append(engine_of(Exported(two(), given()), 3))
         assert all(other != same for other in others)
         assert len({tuple(sorted(map(str, other.items()))) for other in others}) == len(others)
 

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
+import systems.tvm as tvm_system
 from runners.correctness import relative_error
 from systems.base import BadOption, Unsupported
 from systems.cache import Cache
@@ -162,7 +163,7 @@ def test_a_model_on_a_gpu_is_imported_as_on_the_host() -> None:
     assert {x.device.type for x in (*on_gpu.program.state_dict.values(), *on_gpu.outputs())} == {"cuda"}
 
 
-def test_the_library_is_kept_and_loaded_again() -> None:
+def test_the_library_is_kept_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first, again, other = (Tvm().prepare(small(seed), image()) for seed in (0, 0, 1))
     assert [p.compilation["compiled_now"] for p in (first, again, other)] == [True, False, True]
     assert first.compilation["compile_s"] == again.compilation["compile_s"]
@@ -170,6 +171,8 @@ def test_the_library_is_kept_and_loaded_again() -> None:
     agree(other, small(1), [image()])
     with pytest.raises(ValueError, match="prepare it again"):
         again(*image(3))
+    monkeypatch.setattr(tvm_system, "code_of", lambda *modules: "older")
+    assert Tvm().prepare(small(), image()).compilation["compiled_now"]
 
 
 def test_batch_norms_need_no_folding_by_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
