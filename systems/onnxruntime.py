@@ -69,6 +69,8 @@ class OnnxRuntime(System):
         options.execution_mode = mode.ORT_PARALLEL if parallel else mode.ORT_SEQUENTIAL
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = torch.get_num_threads() if parallel else 1
+        if parallel:  # a thread of one pool that spins for work would take its core from the other pool, which is as large
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors
         provider = CPU if stream is None else CUDA
         providers: list[Any] = [CPU] if stream is None else [(CUDA, self._cuda_options(exported, stream)), CPU]

@@ -354,6 +354,7 @@ class TestOnnxRuntime:
         monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
         OnnxRuntime("parallel").prepare(small(), image())
         options = seen[-1]
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
         assert options.intra_op_num_threads == options.inter_op_num_threads == torch.get_num_threads()
         assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
         assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
