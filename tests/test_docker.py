@@ -140,7 +140,7 @@ def test_a_service_builds_an_image_and_writes_to_the_host(service: str) -> None:
 def test_the_entrypoint_hands_over_the_arguments(tmp_path: Path) -> None:
     """It is run for what it is, with a stand-in for Python that shows what it is given."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$TMPDIR" "$@"\n')
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$TMPDIR" "$OPWEAVE_CACHE" "$@"\n')
     python.chmod(0o755)
     script = (DOCKER / "entrypoint.sh").read_text().replace("/results", str(tmp_path / "results"))
     asked = ["-m", "model=custom", "model.factory=a b:c"]
@@ -148,7 +148,10 @@ def test_the_entrypoint_hands_over_the_arguments(tmp_path: Path) -> None:
     command = ["sh", "-c", script, "entrypoint.sh", *asked]
     done = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
     results = tmp_path / "results"
-    assert done.stdout.splitlines() == [f"{results}/cache", "run.py", f"results={results}/runs", *asked]
+    places = [f"{results}/cache", f"{results}/cache/kept"]
+    assert done.stdout.splitlines() == [*places, "run.py", f"results={results}/runs", *asked]
+    named = subprocess.run(command, capture_output=True, text=True, env=path | {"OPWEAVE_CACHE": "/elsewhere"}, check=True)
+    assert named.stdout.splitlines()[1] == "/elsewhere"
     assert (results / "cache").is_dir()
 
 
