@@ -4,6 +4,7 @@ import copy
 import importlib.metadata
 import importlib.util
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from systems.base import BadOption, Prepared, System, Unsupported
 from systems.cache import Cache, code_of
 from systems.compiled import Captured, Compiled, empty_outputs, held_outside_torch
 from systems.exported import Exported
+from systems.notice import Notice
 from systems.onnx_export import MODEL, onnx_file
 from systems.onnx_export import unavailable as onnx_unavailable
 
@@ -67,6 +69,7 @@ class TensorRT(System):
         return onnx_unavailable() or (None if device == "cuda" else "TensorRT needs a CUDA device")
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        warnings.warn(CAUTION, category=Notice, stacklevel=2)
         if self.fp16:
             module = InHalf(module)
         exported = Exported(module, inputs)
@@ -83,7 +86,6 @@ class TensorRT(System):
             plan = (artefact.folder / ENGINE).read_bytes()
         compilation = {"compile_s": artefact.seconds, "compiled_now": artefact.made, **artefact.notes}
         bound = bindings(exported, compilation.pop("inputs"), compilation.pop("outputs"))
-        compilation["caution"] = CAUTION
         prepared = PreparedEngine(plan, bound, exported, held, compilation)
         prepared(*inputs)  # the first execution sets up what a capture must not
         return Captured(prepared) if self.cuda_graph else prepared

@@ -16,6 +16,7 @@ from systems import tensorrt
 from systems.base import BadOption
 from systems.cache import Cache
 from systems.exported import Exported
+from systems.notice import Notice
 from systems.tensorrt import Binding, InHalf, TensorRT, bindings, engine_of, installed, timing_of
 
 WITHOUT = pytest.mark.skipif(installed(), reason="TensorRT is installed here")
@@ -98,6 +99,18 @@ class TestUnsupported:
     def test_options(self) -> None:
         with pytest.raises(BadOption, match="0, 1, 2, 3, 4, 5"):
             TensorRT(optimization_level=6)
+
+
+@WITHOUT
+def test_a_record_will_say_that_it_has_not_been_run(
+    gpu: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notice, which a record keeps and a summary shows. Preparing goes as far as it does without the library."""
+    pytest.importorskip("onnx", reason="needs the extra onnx")
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
+    with pytest.warns(Notice, match="has not been run"), pytest.raises(ModuleNotFoundError, match="tensorrt"):
+        TensorRT().prepare(two(), given())
+    assert [entry.kind for entry in Cache().entries()] == ["onnx"]
 
 
 class TestKeys:
