@@ -24,7 +24,8 @@ from scripts.charts.style import LOOKS
 from scripts.exhibits.gallery import gallery
 from scripts.tables import (
     SYSTEMS,
-    beside_tvm,
+    algorithms,
+    compilers,
     config_of,
     groups,
     launch_orders,
@@ -33,6 +34,7 @@ from scripts.tables import (
     stages,
     table,
     training,
+    tuned,
     turns,
 )
 
@@ -42,16 +44,21 @@ README = ROOT / "README.md"
 TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
 SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
 ZOO = ROOT / "results" / "reference" / "h200-zoo"  # compilers and schedulers in one set of rounds
-COMPILED = ROOT / "results" / "reference" / "h200-tvm"  # networks that ZOO has not
+TUNED = ROOT / "results" / "reference" / "h200-tuned"  # TVM before and after tuning, beside some of them
+CHOSEN = [ROOT / "results" / "reference" / name for name in ("h200-algorithms", "h200-algorithms-again")]
+FIGURE2B = ROOT / "results" / "reference" / "h200-figure2b"  # Nimble's
+FIGURE5 = ROOT / "results" / "reference" / "h200-figure5"  # Opara's, with counters
 STAGES = ROOT / "results" / "reference" / "h200-ios"
 UNHINDERED = ROOT / "results" / "reference" / "h200-ios-barriers"  # IOS's stages with and without their barriers
 PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
 LAUNCHED = ROOT / "results" / "reference" / "h200-opara"
-ORDERED = ROOT / "results" / "reference" / "h200-orders"  # its `opara` in more launch orders, on more models at batch 1
+ORDERED = ROOT / "results" / "reference" / "h200-orders"  # in more launch orders, on more models, the same kernels in all
 SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 CHART = RESULTS / "speedup.svg"
 BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
+BEGIN_CHOSEN, END_CHOSEN = "<!-- algorithms: python scripts/readme.py -->", "<!-- end of algorithms -->"
+BEGIN_TUNED, END_TUNED = "<!-- tuned: python scripts/readme.py -->", "<!-- end of tuned -->"
 BEGIN_COMPILED, END_COMPILED = "<!-- compilers: python scripts/readme.py -->", "<!-- end of compilers -->"
 BEGIN_TRAINING, END_TRAINING = "<!-- training: python scripts/readme.py -->", "<!-- end of training -->"
 BEGIN_STAGES, END_STAGES = "<!-- stages: python scripts/readme.py -->", "<!-- end of stages -->"
@@ -59,17 +66,17 @@ BEGIN_ORDERS, END_ORDERS = "<!-- launch orders: python scripts/readme.py -->", "
 BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
 EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
-    "nimble/figure2b": (ZOO,),
-    "nimble/figure7": (TURNS, ZOO, COMPILED),
+    "nimble/figure2b": (FIGURE2B,),
+    "nimble/figure7": (TURNS, ZOO),
     "nimble/table1": (TURNS,),
     "nimble/figure8": (TURNS,),
     "nimble/supplement_figure1": (TURNS,),
     "nimble/supplement_figure2": (TURNS,),
-    "opara/figure2": (LAUNCHED, ORDERED),
-    "opara/figure5": (SCHEDULERS, TURNS),
-    "opara/figure8": (LAUNCHED,),
+    "opara/figure2": (ORDERED, LAUNCHED),
+    "opara/figure5": (FIGURE5, ZOO, SCHEDULERS, TURNS),
+    "opara/figure8": (LAUNCHED, ZOO),
     "opara/figure9": (LAUNCHED,),
-    "ios/autotune": (ZOO,),
+    "ios/autotune": (TUNED,),
     "ios/frameworks": (ZOO,),
     "ios/schedules": (STAGES,),
     "ios/blockwise": (STAGES,),
@@ -145,13 +152,16 @@ def main() -> None:
     in_turn = list(Store(TURNS).read().records.values())
     trained = [r for r in in_turn if r["config"]["runner"]["name"] == "training"]
     schedulers, turned = read(SCHEDULERS), groups([r for r in in_turn if r not in trained])
-    launched = [*read(ORDERED), *read(LAUNCHED), *schedulers, *turned, *read(ZOO)]
+    launched = [*read(ORDERED), *read(LAUNCHED), *schedulers, *turned, *read(FIGURE5), *read(TUNED), *read(ZOO)]
+    chosen = [groups(list(Store(folder).read().records.values())) for folder in CHOSEN]
     shown, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
     text = README.read_text(encoding="utf-8")
     for begin, end, part in (
         (BEGIN, END, table(measured)),
         (BEGIN_TURNS, END_TURNS, turns(turned)),
-        (BEGIN_COMPILED, END_COMPILED, beside_tvm([*read(ZOO), *read(COMPILED)])),
+        (BEGIN_COMPILED, END_COMPILED, compilers(read(ZOO))),
+        (BEGIN_TUNED, END_TUNED, tuned([*read(ZOO), *read(TUNED)])),
+        (BEGIN_CHOSEN, END_CHOSEN, algorithms(chosen)),
         (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),
         (BEGIN_SCHEDULERS, END_SCHEDULERS, side_by_side(schedulers)),
         (BEGIN_STAGES, END_STAGES, stages(read(STAGES), read(UNHINDERED))),

@@ -1,10 +1,11 @@
 """README's tables, from groups of records that were measured in turn."""
 
-from statistics import median
+from itertools import chain
+from statistics import mean, median
 from typing import Any
 
 from results.comparison import Speedup, speedup
-from results.record import group_key, label
+from results.record import asked, group_key, label
 
 # Systems that launch one graph a call, and so hardly depend on what else the host does.
 GRAPHS = [
@@ -16,7 +17,11 @@ GRAPHS = [
     ("nimble_fused", "torch_compile_channels_last"),
 ]
 TRAINERS = ("eager", "torchscript", "torch_compile", "nimble")
-BESIDE_TVM = ("eager", "torch_compile", "cuda_graph", "nimble", "ios", "opara", "tvm")
+COMPILERS = ("torch_compile", "onnxruntime", "onnxruntime_parallel", "onnxruntime_cuda_graph", "tvm", "tvm_cuda_graph")
+SCHEDULES = ("nimble", "ios", "opara")
+SCHEDULERS = ("cuda_graph", *SCHEDULES)
+PREPARED = ("torch_compile", "onnxruntime", "tvm", "nimble", "ios")
+TUNED = ("tvm", "tvm_cuda_graph", "tvm_tuned", "tvm_tuned_cuda_graph")
 LAUNCH_ORDERS = ("depth_first", "breadth_first", "reverse", "opara", "critical_path")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
@@ -128,7 +133,7 @@ def launch_orders(measured: list[dict[str, dict[str, Any]]]) -> str:
     table. measured: of what was measured more than once the row comes first.
     """
     pairs = [("opara", "depth_first"), ("critical_path", "depth_first")]
-    head = ["model", "batch", "mean achieved occupancy", *LAUNCH_ORDERS, "opara in other rounds"]
+    head = ["model", "batch", "algorithms", "mean achieved occupancy", *LAUNCH_ORDERS, "opara in other rounds"]
     head += [f"{better} over {worse}" for better, worse in pairs]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     of = {order: "opara" if order == "opara" else f"opara (launch_order={order})" for order in LAUNCH_ORDERS}
@@ -139,7 +144,8 @@ def launch_orders(measured: list[dict[str, dict[str, Any]]]) -> str:
     for group, *others in same.values():
         if of["depth_first"] not in group:
             continue
-        cells = [name_of(group), str(config_of(group)["batch"]), f"{group['opara']['schedule']['search']['occupancy']:.0%}"]
+        cells = [name_of(group), str(config_of(group)["batch"]), asked(config_of(group), "algorithms")]
+        cells.append(f"{group['opara']['schedule']['search']['occupancy']:.0%}")
         cells += [_in_turn(group.get(system)) for system in of.values()]
         cells.append(", ".join(sorted(_in_turn(other["opara"]) for other in others)) or "–")
         cells += [told(over(group, of[better], of[worse])) for better, worse in pairs]
@@ -156,34 +162,59 @@ def name_of(group: dict[str, dict[str, Any]]) -> str:
     return label(config_of(group)["model"])
 
 
-def beside_tvm(measured: list[dict[str, dict[str, Any]]]) -> str:
-    """Milliseconds of TVM, tuned too where it was, and of others in their rounds, the trials and seconds of tuning, what it
-    took to compile, and TVM's distance from eager's outputs.
+def compilers(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of compilers and schedulers in their rounds, the fastest of these over the fastest of those, and seconds
+    until a system was ready, as a Markdown table.
     """
-    head = [
-        "model",
-        *BESIDE_TVM,
-        "tvm_tuned",
-        "trials",
-        "seconds of tuning",
-        "functions tuned",
-        "nimble over the faster tvm",
-    ]
-    head += ["seconds to compile: torch_compile", "tvm", "tvm's relative error against eager"]
+    head = ["model", "batch", "eager", *COMPILERS, *SCHEDULERS, "fastest schedule over fastest compiler"]
+    head += [f"seconds to prepare {system}" for system in PREPARED]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for group in measured:
-        tuned = group.get("tvm_tuned")
-        spent = ["–"] * 3
-        if tuned:
-            tuning = tuned["compilation"]
-            spent = [str(tuning["trials"]), f"{tuning['tuning_s']:.0f}", f"{tuning['tuned']} of {tuning['functions']}"]
-        cells = [name_of(group), *(_in_turn(group.get(system)) for system in (*BESIDE_TVM, "tvm_tuned")), *spent]
-        cells.append(
-            told(min(filter(None, (over(group, "nimble", s) for s in ("tvm", "tvm_tuned"))), key=lambda r: r.ratio))
-        )
-        cells += [f"{group[s]['compilation']['compile_s']:.0f}" if s in group else "–" for s in ("torch_compile", "tvm")]
-        lines.append("| " + " | ".join([*cells, f"{group['tvm']['correctness']['relative_error']:.1e}"]) + " |")
+        schedule, compiled = (_fastest(group, systems) for systems in (SCHEDULES, COMPILERS))
+        cells = [name_of(group), str(config_of(group)["batch"])]
+        cells += [_in_turn(group.get(system)) for system in ("eager", *COMPILERS, *SCHEDULERS)]
+        cells.append(f"{told(over(group, schedule, compiled))} ({schedule} over {compiled})")
+        cells += [f"{group[s]['preparation_s']:.0f}" for s in PREPARED]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def tuned(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of TVM before and after its tuning, in rounds with others, and what tuning took, as a Markdown table."""
+    head = ["model", *TUNED, "cuda_graph", "nimble", "trials", "seconds of tuning", "functions tuned"]
+    head += ["nimble over the fastest tvm", *(f"{system}'s relative error against eager" for system in ("tvm", "tvm_tuned"))]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        if "tvm_tuned" not in group:
+            continue
+        tuning = group["tvm_tuned"]["compilation"]
+        cells = [name_of(group), *(_in_turn(group.get(system)) for system in (*TUNED, "cuda_graph", "nimble"))]
+        cells += [str(tuning["trials"]), f"{tuning['tuning_s']:.0f}", f"{tuning['tuned']} of {tuning['functions']}"]
+        cells.append(told(over(group, "nimble", _fastest(group, TUNED))))
+        cells += [f"{group[s]['correctness']['relative_error']:.1e}" for s in ("tvm", "tvm_tuned")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def algorithms(measured: list[list[dict[str, dict[str, Any]]]]) -> str:
+    """Milliseconds of the CUDA Graph by how cuDNN chose its algorithms, one of each sweep in `measured` and so of a process
+    of its own, as a Markdown table.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for group in chain(*measured):
+        of = found.setdefault(name_of(group), {}).setdefault(asked(config_of(group), "algorithms"), [])
+        of.append(median(group["cuda_graph"]["latency"]["host_ms"]))
+    head = ["model", "timed", "heuristic", "mean of timed over mean of heuristic"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for model, by in sorted(found.items()):
+        cells = [", ".join(f"{ms:.3f}" for ms in by[how]) for how in ("timed", "heuristic")]
+        lines.append("| " + " | ".join([model, *cells, f"{mean(by['timed']) / mean(by['heuristic']):.2f}x"]) + " |")
+    return "\n".join(lines)
+
+
+def _fastest(group: dict[str, dict[str, Any]], systems: tuple[str, ...]) -> str:
+    """The one of `systems` that took least in the rounds."""
+    return min((system for system in systems if system in group), key=lambda system: in_rounds(group[system]))
 
 
 def equal_to_eager(measured: list[dict[str, dict[str, Any]]]) -> str:

@@ -11,6 +11,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+def cells_of(table: str) -> list[dict[str, str]]:
+    """The rows of a Markdown table, each by the names of its columns."""
+    head, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines())
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
 def test_table_and_chart_are_what_the_results_give() -> None:
     run = subprocess.run(
         [sys.executable, "scripts/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -35,23 +41,55 @@ def test_a_tuned_tvm_stands_beside_the_other_with_what_tuning_took() -> None:
     import scripts.readme as readme
     import scripts.tables as tables
 
-    measured = [*readme.read(readme.ZOO), *readme.read(readme.COMPILED)]
-    head, _, *rows = tables.beside_tvm(measured).splitlines()
-    names = [name.strip() for name in head.strip("|").split("|")]
-    assert len(rows) == len(measured) and any("tvm_tuned" in group for group in measured)
-    for group, row in zip(measured, rows, strict=True):
-        cells = dict(zip(names, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
+    measured = [*readme.read(readme.ZOO), *readme.read(readme.TUNED)]
+    rows = cells_of(tables.tuned(measured))
+    groups = [group for group in measured if "tvm_tuned" in group]
+    assert len(rows) == len(groups) == len({row["model"] for row in rows}) >= 4
+    for group, cells in zip(groups, rows, strict=True):
         assert cells["model"] == tables.name_of(group)
-        found = [cells[name] for name in ("tvm_tuned", "trials", "seconds of tuning", "functions tuned")]
-        if "tvm_tuned" not in group:
-            assert found == ["–"] * 4
-            continue
         spent = group["tvm_tuned"]["compilation"]
         tuned = f"{spent['tuned']} of {spent['functions']}"
-        assert found[1:] == [str(spent["trials"]), f"{spent['tuning_s']:.0f}", tuned]
-        assert float(found[0]) < float(cells["tvm"])
-        ratio = float(cells["nimble over the faster tvm"].split("x")[0])
-        assert ratio == pytest.approx(float(found[0]) / float(cells["nimble"]), rel=0.1)
+        found = [cells[name] for name in ("trials", "seconds of tuning", "functions tuned")]
+        assert found == [str(spent["trials"]), f"{spent['tuning_s']:.0f}", tuned]
+        assert float(cells["tvm_tuned"]) < float(cells["tvm"])
+        fastest = min(float(cells[system]) for system in tables.TUNED if cells[system] != "–")
+        ratio = float(cells["nimble over the fastest tvm"].split("x")[0])
+        assert ratio == pytest.approx(fastest / float(cells["nimble"]), rel=0.1)
+
+
+def test_the_fastest_schedule_stands_over_the_fastest_compiler() -> None:
+    import scripts.readme as readme
+    import scripts.tables as tables
+
+    measured = readme.read(readme.ZOO)
+    rows = cells_of(tables.compilers(measured))
+    assert len(rows) == len(measured)
+    for cells in rows:
+        ratio, _, pair = cells["fastest schedule over fastest compiler"].partition(" (")
+        schedule, compiled = pair.rstrip(")").split(" over ")
+        for fastest, among in ((schedule, tables.SCHEDULES), (compiled, tables.COMPILERS)):
+            assert float(cells[fastest]) == min(float(cells[system]) for system in among if cells[system] != "–")
+        wanted = float(cells[compiled]) / float(cells[schedule])
+        assert float(ratio.split("x")[0]) == pytest.approx(wanted, rel=0.15), cells["model"]
+
+
+def test_cudnns_choices_are_told_of_each_process() -> None:
+    import scripts.tables as tables
+
+    sweeps = [tables.groups([_timed(1.0), _chosen(2.0)]), tables.groups([_timed(3.0), _chosen(2.0)])]
+    (row,) = cells_of(tables.algorithms(sweeps))
+    assert (row["timed"], row["heuristic"]) == ("1.000, 3.000", "2.000, 2.000")
+    assert row["mean of timed over mean of heuristic"] == "1.00x"
+
+
+def _timed(ms: float, algorithms: str = "timed") -> dict[str, Any]:
+    config = {"model": {"name": "m"}, "system": {"name": "cuda_graph"}, "runner": {"name": "latency"}, "batch": 1}
+    config |= {"device": "cuda", "precision": "tf32", "layout": "contiguous", "seed": 0, "algorithms": algorithms}
+    return {"config": config, "latency": {"host_ms": [ms]}}
+
+
+def _chosen(ms: float) -> dict[str, Any]:
+    return _timed(ms, "heuristic")
 
 
 def test_of_launch_orders_the_first_records_of_a_cell_make_its_row() -> None:
@@ -60,18 +98,21 @@ def test_of_launch_orders_the_first_records_of_a_cell_make_its_row() -> None:
 
     new, old = readme.read(readme.ORDERED), readme.read(readme.LAUNCHED)
 
-    def rows(measured: list[dict[str, dict[str, Any]]]) -> dict[tuple[str, str], list[str]]:
-        cells = [row.strip("| ").split(" | ") for row in tables.launch_orders(measured).splitlines()[2:]]
-        return {(model, batch): further for model, batch, *further in cells}
+    def rows(measured: list[dict[str, dict[str, Any]]]) -> dict[tuple[str, ...], dict[str, str]]:
+        return {(c["model"], c["batch"], c["algorithms"]): c for c in cells_of(tables.launch_orders(measured))}
 
-    alone, both = rows(old), rows([*new, *old])
-    assert ("googlenet", "1") in alone and alone.keys() < both.keys()
-    opara, elsewhere = 1 + tables.LAUNCH_ORDERS.index("opara"), 1 + len(tables.LAUNCH_ORDERS)
-    for (model, batch), row in both.items():
-        critical_path = row[1 + tables.LAUNCH_ORDERS.index("critical_path")]
-        assert (critical_path == row[-1] == "–") == (batch != "1"), model
-    assert both["googlenet", "1"][elsewhere] == alone["googlenet", "1"][opara] != both["googlenet", "1"][opara]
-    assert both["googlenet", "2"] == alone["googlenet", "2"] and both["googlenet", "2"][elsewhere] == "–"
+    zoo = readme.read(readme.ZOO)
+    alone, both = rows(new), rows([*new, *old, *zoo])
+    assert alone.keys() | rows(old).keys() == both.keys() and {algorithms for *_, algorithms in both} == {
+        "heuristic",
+        "timed",
+    }
+    elsewhere = {tables.name_of(group): f"{tables.in_rounds(group['opara']):.3f}" for group in reversed(zoo)}
+    for (model, batch, algorithms), row in both.items():
+        assert (row["critical_path"] == "–") == (algorithms == "timed")
+        if algorithms == "heuristic":
+            of_zoo = elsewhere[model] if batch == "1" else "–"
+            assert row == alone[model, batch, algorithms] | {"opara in other rounds": of_zoo}
 
 
 def test_the_two_commands_stand_at_the_top_and_links_lead_somewhere() -> None:
