@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 import models
 import systems
+from runners import correctness
 from runners.environment import libraries
 from systems import onnx_export
 from systems.base import BadOption, Unsupported
 from systems.cache import Cache
-from systems.compiled import Compiled
 from systems.exported import Exported
-from systems.onnx_export import MODEL, onnx_file, relative_error, unavailable
+from systems.onnx_export import MODEL, onnx_file, unavailable
 from systems.onnxruntime import OnnxRuntime
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -233,8 +233,10 @@ class TestExport:
         assert unavailable() == "no_such_package is not installed: pip install 'opweave[onnx]'"
 
 
-def agree(prepared: Compiled, module: nn.Module, draws: list[tuple[Tensor, ...]], tolerance: float = 1e-4) -> None:
-    """On every draw, with all outputs looked at last, so that a later call must not overwrite them."""
+def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], precision: str = "fp32") -> float:
+    """The largest relative error, which a record would call correct for `precision`. All outputs are looked at last, so that
+    a later call must not overwrite them.
+    """
     outputs = [prepared(*x) for x in draws]
     for x, out in zip(draws, outputs, strict=True):
         with torch.no_grad():
@@ -242,7 +244,12 @@ def agree(prepared: Compiled, module: nn.Module, draws: list[tuple[Tensor, ...]]
         assert tree_structure(out) == tree_structure(expected)
         for o, e in zip(tree_leaves(out), tree_leaves(expected), strict=True):
             if isinstance(e, Tensor):
-                assert (o.dtype, o.shape) == (e.dtype, e.shape) and relative_error(o, e) < tolerance
+                assert (o.dtype, o.shape) == (e.dtype, e.shape)
+    kept = iter(outputs)
+    found = correctness.measure(module, lambda *_: next(kept), draws, precision)
+    assert found["correct"], found["reason"]
+    error: float = found["relative_error"]
+    return error
 
 
 class TestOnnxRuntime:
@@ -263,17 +270,24 @@ class TestOnnxRuntime:
     def test_agrees_with_eager(self, model: str, options: dict[str, Any], device: str) -> None:
         loaded = models.load(model, 1, device=device)
         prepared = systems.load("onnxruntime", **options).prepare(loaded.module, loaded.inputs)
-        agree(prepared, loaded.module, [loaded.fresh_inputs(s) for s in (11, 12)], 1e-4 if device == "cpu" else 1e-2)
+        agree(prepared, loaded.module, [loaded.fresh_inputs(s) for s in (11, 12)], "fp32" if device == "cpu" else "tf32")
         prepared.close()
         with pytest.raises(RuntimeError, match="closed"):
             prepared(*loaded.inputs)
+
+    @pytest.mark.parametrize(("precision", "device"), [("fp32", "cpu"), pytest.param("tf32", "cuda", marks=GPU)])
+    def test_what_computes_something_else_disagrees(self, precision: str, device: str) -> None:
+        """In either precision by which the cases above are judged."""
+        wrong, module = small(1).to(device), small().to(device)
+        with pytest.raises(AssertionError, match="relative error"):
+            agree(wrong, module, [(image()[0].to(device),)], precision)
 
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
     def test_precisions_and_layouts(self, precision: str, layout: str) -> None:
         model = models.place(models.load("squeezenet", 1), device="cpu", precision=precision, layout=layout)
         prepared = OnnxRuntime().prepare(model.module, model.inputs)
-        agree(prepared, model.module, [model.fresh_inputs(7)], {"fp32": 1e-4, "fp16": 1e-2}[precision])
+        assert agree(prepared, model.module, [model.fresh_inputs(7)], precision) < 1e-2
 
     @pytest.mark.parametrize(
         "act",
