@@ -75,6 +75,7 @@ ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first t
     "opara/figure2": (ORDERED, LAUNCHED),
     "opara/figure5": (FIGURE5, ZOO, SCHEDULERS, TURNS),
     "opara/figure8": (LAUNCHED, ZOO),
+    "opara/prototype": (FIGURE5, ZOO),
     "opara/figure9": (LAUNCHED,),
     "ios/autotune": (TUNED,),
     "ios/frameworks": (ZOO,),

@@ -50,7 +50,7 @@ ISSUED = {
         *("schedules", "frameworks", "batch_sizes", "pruning", "specialization", "active_warps", "blockwise"),
         *("table1", "table2", "autotune"),
     ],
-    "opara": ["figure1", "figure2", "figure5", "figure6", "figure7", "figure8", "figure9", "table1"],
+    "opara": ["figure1", "figure2", "figure5", "figure6", "figure7", "figure8", "figure9", "table1", "prototype"],
 }
 # Systems of optional packages, which a preset may name before they are installed.
 OPTIONAL = {"tvm", "tvm_tuned", "tensorrt", "onnxruntime"}
