@@ -1,5 +1,7 @@
 """ONNX Runtime on its CPU or CUDA provider."""
 
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
@@ -12,6 +14,7 @@ from systems.base import BadOption, Prepared, System, Unsupported
 from systems.cache import Cache
 from systems.compiled import Compiled, StaticBuffers, empty_outputs, held_outside_torch
 from systems.exported import Exported, first_line
+from systems.notice import Notice
 from systems.onnx_export import MODEL, onnx_file, unavailable
 from systems.onnx_session import BoundSession
 
@@ -53,6 +56,7 @@ class OnnxRuntime(System):
             stream = torch.cuda.Stream(exported.device) if exported.device.type == "cuda" else None
             session = self._session(str(artefact.folder / MODEL), exported, stream)
             compilation = {"export_s": artefact.seconds, "exported_now": artefact.made, **artefact.notes}
+            compilation |= _assigned(session, exported.device)
         prepared = PreparedSession(session, exported, held, compilation, stream, self.cuda_graph)
         for _ in range(WARM_UP_RUNS):
             prepared(*inputs)
@@ -71,6 +75,7 @@ class OnnxRuntime(System):
         options.inter_op_num_threads = torch.get_num_threads() if parallel else 1
         if parallel:  # a thread of one pool that spins for work would take its core from the other pool, which is as large
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.log_severity_level = 3  # errors
         provider = CPU if stream is None else CUDA
         providers: list[Any] = [CPU] if stream is None else [(CUDA, self._cuda_options(exported, stream)), CPU]
@@ -147,6 +152,23 @@ class PreparedSession(Compiled):
 
     def close(self) -> None:
         self.bound = self.buffers = None
+
+
+def _assigned(session: Any, device: torch.device) -> dict[str, Any]:
+    """providers: how many operators each was given, before it fuses any. On CUDA a Notice says which the CPU was given.
+    Empty where this ONNX Runtime is too old to tell.
+    """
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return {}
+    types: dict[str, Counter[str]] = {}
+    for part in session.get_provider_graph_assignment_info():
+        types.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
+    providers = {name: found.total() for name, found in types.items()}
+    if device.type == "cuda" and CPU in types:
+        which = ", ".join(f"{count} {operator}" for operator, count in types[CPU].most_common())
+        told = f"ONNX Runtime has put {providers[CPU]} of {sum(providers.values())} operators on the CPU: {which}"
+        warnings.warn(told, category=Notice, stacklevel=3)
+    return {"providers": providers}
 
 
 def _providers() -> list[str]:

@@ -4,6 +4,7 @@ import errno
 import importlib.metadata
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +26,9 @@ from systems import onnx_export
 from systems.base import BadOption, Unsupported
 from systems.cache import Cache
 from systems.exported import Exported
+from systems.notice import Notice
 from systems.onnx_export import MODEL, onnx_file, unavailable
-from systems.onnxruntime import OnnxRuntime
+from systems.onnxruntime import OnnxRuntime, _assigned
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
@@ -252,6 +254,19 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], pre
     return error
 
 
+class DividedSession:
+    """Stands for a session on a machine with a GPU, whose graph is divided between providers: (provider, operators) each."""
+
+    def __init__(self, *parts: tuple[str, list[str]]):
+        self.parts = parts
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        def nodes(types: list[str]) -> list[Any]:
+            return [SimpleNamespace(op_type=t) for t in types]
+
+        return [SimpleNamespace(ep_name=name, get_nodes=partial(nodes, types)) for name, types in self.parts]
+
+
 class TestOnnxRuntime:
     @pytest.mark.parametrize(
         ("model", "options", "device"),
@@ -313,6 +328,26 @@ class TestOnnxRuntime:
         first, second = (OnnxRuntime(mode).prepare(small(), image()) for mode in ("sequential", "parallel"))
         assert first.compilation["exported_now"] and not second.compilation["exported_now"]
         assert first.compilation["export_s"] == second.compilation["export_s"] > 0
+
+    def test_each_providers_operators_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from onnxruntime.capi.onnxruntime_inference_collection import Session
+
+        module, x = Lambda(lambda x: x.relu().sin().flatten(1) @ torch.ones(192, 2)), image()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Notice)
+            assert OnnxRuntime().prepare(module, x).compilation["providers"] == {"CPUExecutionProvider": 4}
+            monkeypatch.delattr(Session, "get_provider_graph_assignment_info")  # as an older ONNX Runtime
+            assert "providers" not in OnnxRuntime().prepare(module, x).compilation
+
+    def test_what_the_cpu_has_on_a_gpu_is_told(self) -> None:
+        cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+        parts = (cuda, ["Conv"]), (cpu, ["Shape"]), (cuda, ["Relu"]), (cpu, ["NonZero"]), (cpu, ["Shape"])
+        with pytest.warns(Notice, match="3 of 5 operators on the CPU: 2 Shape, 1 NonZero$"):
+            assert _assigned(DividedSession(*parts), torch.device("cuda")) == {"providers": {cuda: 2, cpu: 3}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Notice)
+            whole = DividedSession((cuda, ["Conv"]), (cuda, ["Relu"]))
+            assert _assigned(whole, torch.device("cuda")) == {"providers": {cuda: 2}}
 
     def test_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BadOption, match="sequential, parallel"):
