@@ -41,6 +41,13 @@ def identity(config: dict[str, Any], environment: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def is_final(record: dict[str, Any]) -> bool:
+    """Does the record spare the next sweep its cell? Not where it took more host memory than it was given: that is, like the
+    time, no part of the cell's identity, and the next sweep may give more.
+    """
+    return record["status"] in FINAL and "memory_gib" not in record
+
+
 def file_name(record: dict[str, Any]) -> str:
     """model-system-b1-cuda-0123456789abcdef.json"""
     config = record["config"]

@@ -21,10 +21,10 @@ from .requests import check_writable, print_json
 CATALOGUE = environment.ROOT / "results" / "cache"
 
 
-def run_schedule(cell: dict[str, Any], output: str | None, timeout: float) -> int:
+def run_schedule(cell: dict[str, Any], output: str | None, timeout: float, memory_gib: float | None) -> int:
     """Write the cell's schedule to the file `output`, or to standard output. Raises BadRequest."""
     _check_output(output)
-    answer = _ask("schedule", cell, timeout)
+    answer = _ask("schedule", cell, timeout, memory_gib)
     if answer.get("status") == "unsupported":
         print(f"opweave: {cell['system']['name']} on {cell['model']['name']}: {answer['reason']}", file=sys.stderr)
         return 0
@@ -69,12 +69,12 @@ def _gain(milliseconds: dict[str, float]) -> float:
     return min(t for name, t in milliseconds.items() if name != one) / milliseconds[one]
 
 
-def run_timeline(cells: list[dict[str, Any]], output: str | None, timeout: float) -> int:
+def run_timeline(cells: list[dict[str, Any]], output: str | None, timeout: float, memory_gib: float | None) -> int:
     """Write the timelines of all cells, one trace, to the file `output`, or to standard output. Raises BadRequest."""
     _check_output(output)
     timelines, failed = [], False
     for cell in cells:
-        answer = _ask("timeline", cell, timeout)
+        answer = _ask("timeline", cell, timeout, memory_gib)
         if "timeline" in answer:
             timelines.append(Timeline.from_json(answer["timeline"]))
             continue
@@ -89,13 +89,13 @@ def run_timeline(cells: list[dict[str, Any]], output: str | None, timeout: float
     return 1 if failed else 0
 
 
-def run_list(cell: dict[str, Any], timeout: float) -> int:
+def run_list(cell: dict[str, Any], timeout: float, memory_gib: float | None) -> int:
     """Print every model and every system. What it takes minutes to find out is kept for as long as the code is the same."""
     known = environment.identity(cell, visible(0))
     file = CATALOGUE / f"catalogue-{cell['device']}.json"
     catalogue = _read(file)
     if catalogue is None or catalogue.get("of") != known:
-        answer = _ask("list", cell, max(timeout, 1800.0))
+        answer = _ask("list", cell, max(timeout, 1800.0), memory_gib)
         if "models" not in answer:
             print(f"opweave: {answer['status']}: {answer['reason']}", file=sys.stderr)
             return 1
@@ -148,12 +148,12 @@ def _write(output: str | None, document: dict[str, Any]) -> bool:
     return True
 
 
-def _ask(command: str, cell: dict[str, Any], timeout: float) -> dict[str, Any]:
+def _ask(command: str, cell: dict[str, Any], timeout: float, memory_gib: float | None) -> dict[str, Any]:
     console = Console(stderr=True)
     process = CellProcess(cell["device"], visible(0))
     try:
         with console.status("starting") as status:
-            answer = process.ask({"do": command, "cell": cell}, timeout, lambda phase: status.update(phase))
+            answer = process.ask({"do": command, "cell": cell}, timeout, memory_gib, status.update)
     finally:
         process.close()
     if "bad_request" in answer:

@@ -27,7 +27,7 @@ CLASSIFIED = ("measured", "table")
 MOST_SEED = 2**63 - 1  # of torch's generators
 NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
 # Of a composed config, what is about the sweep and not about a cell.
-SWEEP_KEYS = ("results", "force", "timeout", "rounds", "gpus", "output")
+SWEEP_KEYS = ("results", "force", "timeout", "memory_gib", "rounds", "gpus", "output")
 
 
 def execute(configs: list[DictConfig]) -> int:
@@ -54,12 +54,12 @@ def execute(configs: list[DictConfig]) -> int:
 
             return run(cells[0])
         if runner == "list":
-            return run_list(cells[0], options["timeout"])
+            return run_list(cells[0], options["timeout"], options["memory_gib"])
         if runner == "timeline":
-            return run_timeline(cells, options["output"], options["timeout"])
+            return run_timeline(cells, options["output"], options["timeout"], options["memory_gib"])
         if options["output"] is not None and len(cells) > 1:
             raise BadRequest(f"output={options['output']} names one file, for {len(cells)} schedules")
-        return max(run_schedule(cell, options["output"], options["timeout"]) for cell in cells)
+        return max(run_schedule(cell, options["output"], options["timeout"], options["memory_gib"]) for cell in cells)
     from .sweep import Sweep
 
     return Sweep(cells, **{k: v for k, v in options.items() if k != "output"}).run()
@@ -91,9 +91,10 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     if request["seed"] > MOST_SEED:
         raise BadRequest(f"seed={request['seed']} is more than {MOST_SEED}")
     _integer("rounds", request["rounds"], least=0)
-    timeout = request["timeout"]
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise BadRequest(f"timeout={timeout} is not a positive number of seconds")
+    if not _is_positive(request["timeout"]):
+        raise BadRequest(f"timeout={request['timeout']} is not a positive number of seconds")
+    if request["memory_gib"] is not None and not _is_positive(request["memory_gib"]):
+        raise BadRequest(f"memory_gib={request['memory_gib']} is neither a positive number of GiB nor null")
     if not isinstance(request["force"], bool):
         raise BadRequest(f"force={request['force']} is neither true nor false")
     if "samples" in request["runner"]:
@@ -206,6 +207,11 @@ def _integer(key: str, value: Any, least: int) -> None:
 def _positive_integer(key: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadRequest(f"{key}={value} is not a positive integer")
+
+
+def _is_positive(value: Any) -> bool:
+    """Is it a number, and a finite one above zero?"""
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
 
 
 def _one_of(key: str, value: Any, valid: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from results.record import FINAL, SCHEMA, group_key, identity
+from results.record import SCHEMA, group_key, identity, is_final
 from results.store import Store
 
 from . import card, environment
@@ -46,10 +46,18 @@ class Sweep:
     """
 
     def __init__(
-        self, cells: list[dict[str, Any]], *, results: str, force: bool, timeout: float, rounds: int, gpus: list[int]
+        self,
+        cells: list[dict[str, Any]],
+        *,
+        results: str,
+        force: bool,
+        timeout: float,
+        memory_gib: float | None,
+        rounds: int,
+        gpus: list[int],
     ):
         self.store = Store(results)
-        self.force, self.timeout, self.rounds = force, timeout, rounds
+        self.force, self.timeout, self.memory_gib, self.rounds = force, timeout, memory_gib, rounds
         self.cells = list({repr(sorted(cell.items())): cell for cell in cells}.values())
         self.gpus = [visible(gpu) for gpu in gpus] if cells[0]["device"] == "cuda" else ["0"]
         self.cores = dict(zip(self.gpus, shares(len(self.gpus)), strict=True))
@@ -122,7 +130,7 @@ class Sweep:
         process = CellProcess("cpu", "0")
         try:
             for options, part in doubtful.items():
-                answer = process.ask({"do": "check", "cell": part}, self.timeout)
+                answer = process.ask({"do": "check", "cell": part}, self.timeout, self.memory_gib)
                 if not answer.get("checked"):
                     raise BadRequest(answer.get("bad_request") or f"{options}: {answer['status']}: {answer['reason']}")
                 sources[options] = answer["sources"]
@@ -231,7 +239,10 @@ class GroupRun:
             lock.release()
 
     def _ask(self, process: CellProcess, command: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
-        answer = process.ask(command, self.sweep.timeout, lambda phase: self.progress.phase(self.gpu, cell, phase))
+        def tell(phase: str) -> None:
+            self.progress.phase(self.gpu, cell, phase)
+
+        answer = process.ask(command, self.sweep.timeout, self.sweep.memory_gib, tell)
         if CellProcesses.ending:
             raise Ended
         return answer
@@ -239,7 +250,7 @@ class GroupRun:
     def _found(self, cell: dict[str, Any]) -> dict[str, Any] | None:
         """The record that spares measuring the cell. Read with the lock held: another sweep may have just written it."""
         found = None if self.sweep.force else self.sweep.store.find(self.sweep.ids[id(cell)])
-        return found if found is not None and found["status"] in FINAL else None
+        return found if found is not None and is_final(found) else None
 
     def _process(self, cell: dict[str, Any]) -> CellProcess:
         """A process for the cell, begun ahead of time where cores enough are idle beside the one that measures: it has
@@ -263,7 +274,9 @@ class GroupRun:
             self.progress.skip(cell)
             return
         record = self._measure(cell, identifier)
-        if record["status"] == "out_of_memory" and self.parked:
+        # What the parked ones hold, of the GPU's memory and of the host's, the cell may have lacked; its own limit it has
+        # exceeded without them.
+        if record["status"] == "out_of_memory" and "memory_gib" not in record and self.parked:
             for process in self.parked.values():
                 CellProcesses.close(process)
             self.parked.clear()

@@ -1,8 +1,10 @@
 """The measurements, each against something that is known."""
 
 import json
+import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 import models
 from models import loading
 from runners import correctness, kernels, latency, sm_efficiency, throughput
-from runners.cell_process import CellProcess
+from runners.cell_process import CellProcess, host_memory
 from runners.pending import AGAIN
 from runners.progress import Progress
 from runners.session import Session
@@ -333,6 +335,40 @@ def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None
     slow = CellProcess("cpu", "0")
     answer = slow.ask({"do": "check", "cell": {"system": {"name": "eager"}}}, timeout=0.05)
     assert answer["status"] == "timeout" and slow.process.poll() is not None
+
+
+def test_what_the_kernel_kills_for_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = 3
+    monkeypatch.setattr("runners.cell_process.out_of_memory_kills", lambda: kills)
+    itself, of_its_own = CellProcess("cpu", "0"), CellProcess("cpu", "0")
+    kills += 1
+    itself.kill()
+    answer = itself.ask({"do": "round"}, timeout=10)
+    assert answer["status"] == "out_of_memory" and "the kernel killed its process for want of memory" in answer["reason"]
+    answer = of_its_own.ask({"do": "round"}, timeout=60)  # fails, as where a compiler has been killed
+    assert answer["status"] == "failed" and answer["reason"].startswith(
+        "AssertionError: a cell is prepared first; meanwhile"
+    )
+    assert answer["reason"].endswith("the kernel killed a process of this machine for want of memory")
+    of_its_own.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of shares of a page")
+def test_memory_that_processes_share_counts_once() -> None:
+    script = "import os, time; held = b'x' * (64 << 20); [os.fork() for _ in range(2)]; print(flush=True); time.sleep(600)"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert parent.stdout is not None
+        for _ in range(4):  # two forks make four processes of one
+            parent.stdout.readline()
+        found = psutil.Process(parent.pid)
+        processes = [found, *found.children(recursive=True)]
+        assert len(processes) == 4
+        assert host_memory(processes, math.inf) > 4 * 64 * MIB > 2 * host_memory(processes, 0) > 2 * 64 * MIB
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
+    assert host_memory([found], 0) == 0  # has ended since it was listed
 
 
 def test_phases_add_up_to_the_time_that_passed() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Run, command, environment
+from conftest import Run, command, environment, gone
 
 from results.comparison import speedup
 from runners.cell_process import CellProcess
@@ -19,7 +20,7 @@ from runners.pending import AGAIN, NOT_YET, PROFILED
 from runners.sweep import GroupRun, Sweep
 
 MODEL = '''
-import os, signal, subprocess, time
+import os, signal, subprocess, sys, time
 import torch
 from torch import nn
 
@@ -66,7 +67,30 @@ class Random(Branches):
         return super().forward(x) + torch.rand_like(x)
 
 
-MODELS = {1: Branches, 2: Killed, 3: Exits, 4: Hangs, 5: Random}
+class Takes(Branches):
+    """Takes 1.25 GiB when TorchScript traces it, unless a file says that it was given enough, and then waits for its end."""
+
+    def forward(self, x):
+        if torch.jit.is_tracing() and not os.path.exists("enough"):
+            self.take()
+            time.sleep(600)
+        return super().forward(x)
+
+    def take(self):
+        self.taken = b"x" * (5 << 28)
+
+
+class HasTaken(Takes):
+    """Half of it by each of two processes, the second of which leads a session of its own."""
+
+    def take(self):
+        program = [sys.executable, "-c", "import time; x = b'x' * (5 << 27); time.sleep(600)"]
+        children = [subprocess.Popen(program, start_new_session=own) for own in (False, True)]
+        with open("taking", "w") as file:
+            file.write(" ".join(str(child.pid) for child in children))
+
+
+MODELS = {1: Branches, 2: Killed, 3: Exits, 4: Hangs, 5: Random, 6: Takes, 7: HasTaken}
 
 
 def make(batch):
@@ -204,6 +228,31 @@ def test_cells_that_go_wrong_are_recorded_and_the_sweep_goes_on(sweep: Run, fold
     assert living(folder) == []
 
 
+def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_started(sweep: Run, folder: Path) -> None:
+    asked = ["system=eager,torchscript", "batch=6,7", "rounds=1", "timeout=60"]
+    done = sweep(*asked, "memory_gib=1.2")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    found = {(r["config"]["batch"], r["config"]["system"]["name"]): r for r in kept(folder).values()}
+    assert len(found) == 4 and all(found[batch, "eager"]["status"] == "ok" for batch in (6, 7))
+    for batch in (6, 7):
+        record = found[batch, "torchscript"]
+        assert (record["status"], record["memory_gib"]) == ("out_of_memory", 1.2) and record["reason"] in done.stdout
+        told = re.fullmatch(r"took more than memory_gib=1.2: (.*) GiB of host memory, .*, at: preparing", record["reason"])
+        assert told and 1.2 < float(told[1]) < 4
+    assert made(folder) == 5  # once to check, and once a cell: what is parked has no share in it, and there is no second try
+    assert gone([int(p) for p in (folder / "taking").read_text().split()], within=5) and living(folder) == []
+
+    (folder / "enough").touch()
+    done = sweep("system=torchscript", "batch=6")
+    assert done.returncode == 0 and len(kept(folder)) == 4, done.stderr
+    assert sum(r["status"] == "ok" and "memory_gib" not in r for r in kept(folder).values()) == 3
+
+    before = contents(folder)
+    refused = sweep("system=eager", "batch=1", "memory_gib=0.001")  # too little to try the model's factory in
+    assert refused.returncode == 2 and contents(folder) == before
+    assert "out_of_memory: took more than memory_gib=0.001" in refused.stderr.splitlines()[-1]
+
+
 def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin: Callable[..., Any], folder: Path) -> None:
     asked = ["system=eager,torchscript", "rounds=10"]  # some 3 s of rounds
 
@@ -287,7 +336,9 @@ def cells(batches: Sequence[int], systems: Sequence[str]) -> list[dict[str, Any]
 def test_what_the_next_cell_needs_is_made_ahead_of_it(overheard: list[tuple[int, str, str, int]]) -> None:
     """Also from one group to the next, and nothing is left running."""
     asked = cells((1, 5), ("eager", "torchscript"))
-    assert Sweep(asked, results="r", force=False, timeout=60, rounds=1, gpus=[0]).run() == 1  # the second model is random
+    assert (
+        Sweep(asked, results="r", force=False, timeout=60, memory_gib=None, rounds=1, gpus=[0]).run() == 1
+    )  # the second model is random
     order = [("eager", 1), ("torchscript", 1), ("eager", 5), ("torchscript", 5)]
     told = {do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("ahead", "measure")}
     assert told == {"ahead": order[1:], "measure": order}
@@ -310,7 +361,9 @@ def test_a_cell_that_is_measured_in_a_second_process_takes_the_one_that_has_impo
         return answer
 
     monkeypatch.setattr(CellProcess, "ask", profiled_once)
-    sweep = Sweep(cells((1,), ("eager", "torchscript")), results="r", force=False, timeout=60, rounds=1, gpus=[0])
+    sweep = Sweep(
+        cells((1,), ("eager", "torchscript")), results="r", force=False, timeout=60, memory_gib=None, rounds=1, gpus=[0]
+    )
     assert sweep.run() == 0
     (first, second), imported = (
         [pid for pid, do, system, _ in overheard if (do, system) == asked]

@@ -27,7 +27,7 @@ SMALL_OPTIONS = {
     "training": {"runner.samples": "3"},
     "sm_efficiency": {"runner.sm_efficiency": "off"},
 }
-NOT_CELLS = ("results", "force", "timeout", "rounds", "gpus")
+NOT_CELLS = ("results", "force", "timeout", "memory_gib", "rounds", "gpus")
 BAD_REQUEST = 2
 
 
