@@ -42,7 +42,7 @@ class Merge:
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     """read: [..., features]. weight: [K, features] and along 0 (linear), or [features, K] and along 1. bias: [K]."""
 
     operator: int
@@ -105,18 +105,18 @@ def merge_linears(program: Program, cost: Cost, at_once: Cost) -> tuple[Program,
     return rewrite(program, replacements)[0], merges
 
 
-def _groups(program: Program) -> list[list[_Product]]:
+def _groups(program: Program) -> list[list[Product]]:
     """Products of one input that could be one, by the first of them."""
-    groups: dict[tuple[Any, ...], list[_Product]] = {}
+    groups: dict[tuple[Any, ...], list[Product]] = {}
     for v, call in enumerate(program.calls):
-        p = _product(call, v)
+        p = product(call, v)
         if p is not None:
             key = (call.function, p.read, p.weight.shape[1 - p.along], p.weight.dtype, p.bias is None)
             groups.setdefault(key, []).append(p)
     return [products for products in groups.values() if len(products) > 1]
 
 
-def _product(call: Call, v: int) -> _Product | None:
+def product(call: Call, v: int) -> Product | None:
     """Operator v as a product with a weight that is the module's own, or None."""
     if call.function not in PRODUCTS or call.kwargs:
         return None
@@ -129,11 +129,11 @@ def _product(call: Call, v: int) -> _Product | None:
         return None
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != (weight.shape[along],)):
         return None
-    return _Product(v, x, weight, bias, along)
+    return Product(v, x, weight, bias, along)
 
 
 @torch.no_grad()
-def _merge(program: Program, products: Sequence[_Product]) -> _Merged:
+def _merge(program: Program, products: Sequence[Product]) -> _Merged:
     """The product with stacked weights. It is run once, to see how its output lies in memory."""
     first, function = products[0], program.calls[products[0].operator].function
     derived = [Derived.of(partial(_stack, first.along), *(p.weight for p in products))]
@@ -200,7 +200,7 @@ def _alone(program: Program, merged: _Merged) -> Program:
     return alone(operator.name, operator.target, call, examples)
 
 
-def _describe(program: Program, products: Sequence[_Product]) -> str:
+def _describe(program: Program, products: Sequence[Product]) -> str:
     """A place for people: "1x128x768, weights 3 of 768x768, with bias"."""
     weights = Counter("x".join(map(str, p.weight.shape)) for p in products)
     shapes = " + ".join(f"{count} of {shape}" for shape, count in weights.items())

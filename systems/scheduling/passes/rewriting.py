@@ -81,7 +81,7 @@ class Rewriting:
 
 def _choice(choice: Choice) -> dict[str, Any]:
     return {
-        "operator": choice.convolution,
+        "operator": choice.pattern,
         "count": len(choice.operators),
         "chosen": choice.chosen,
         "gain": round(choice.gain, 3),

@@ -27,9 +27,11 @@ Cost = Callable[[Program], float]  # milliseconds of a program, its operators on
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for equal convolutions. milliseconds: of every candidate, by name ("library channels_last")."""
+    """What was chosen for equal operators. milliseconds: of every candidate, by name ("library channels_last"), first of
+    PyTorch's own choice in the layout of the model.
+    """
 
-    convolution: str
+    pattern: str
     chosen: str
     milliseconds: dict[str, float]
     operators: tuple[int, ...]
@@ -37,7 +39,7 @@ class Choice:
     @property
     def gain(self) -> float:
         """How many times as fast as PyTorch's own choice in the layout of the model."""
-        return self.milliseconds["library contiguous"] / self.milliseconds[self.chosen]
+        return next(iter(self.milliseconds.values())) / self.milliseconds[self.chosen]
 
 
 def select_kernels(
