@@ -16,12 +16,13 @@ from .fuse_convolution import Fusion, fuse_convolution
 from .fuse_elementwise import FusedElementwise, fuse_elementwise
 from .merge_linears import Merge, merge_linears
 from .select_kernels import Choice, select_kernels
+from .select_products import select_products
 
 
 @dataclass(frozen=True)
 class Rewriting:
     """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B; it
-    has no merge_linears).
+    has no merge_linears, and selects kernels for convolutions alone).
 
     They leave a program like any other, so that IOS and Opara schedule it too.
     """
@@ -67,6 +68,9 @@ class Rewriting:
             program, choices = select_kernels(
                 program, timer, implementations=self.select_kernels, layouts=self.select_layouts
             )
+            if self.select_kernels:
+                program, more = select_products(program, timer)
+                choices += more
             report["select_kernels"] = [_choice(c) for c in choices]
         if self.fuse_convolution:
             later: Callable[[Program], Program] = fuse_elementwise if self.fuse_elementwise else lambda part: part
