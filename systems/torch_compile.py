@@ -4,12 +4,15 @@ import copy
 import hashlib
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from statistics import median
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ LAYOUTS = ("given", "contiguous", "channels_last")
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 WARM_UP_RUNS = 3  # CUDA Graph Trees warm up, record and replay in the first three calls
 SAMPLES, SAMPLE_SECONDS, MOST_SAMPLES = 5, 0.3, 100
+AGAIN_SECONDS = 5.0  # after which a compiler that swallowed being interrupted is interrupted once more
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Variant:
 
 class TorchCompile(System):
     """mode, layout, freezing: as `Variant`. best: try all of them, the configured one first, for `budget_s` seconds, and
-    keep the one whose calls take least.
+    keep the one whose calls take least. Where the seconds are over, what is being compiled is given up, but for the first.
 
     Inductor's own cache lies in ours, for each module and inputs, unless TORCHINDUCTOR_CACHE_DIR names another place. What
     Inductor reads back from there are pickles of its own.
@@ -84,8 +88,9 @@ class TorchCompile(System):
             return self._best(module, inputs)
 
     def _best(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        """The fastest of the variants that were compiled before the budget would have been passed. One that fails is told
-        among those tried, however it fails; where all do, the configured one raises what it raised.
+        """The fastest of the variants that were compiled within the budget. One that fails is told among those tried,
+        however it fails, and so is one that the end of the budget interrupts; where all fail, the configured one raises
+        what it raised.
         """
         begin, longest = perf_counter(), 0.0
         tried: list[dict[str, Any]] = []
@@ -97,9 +102,12 @@ class TorchCompile(System):
             self.report(f"variant {len(tried) + 1} of {len(variants)}, {spent:.0f} of {self.budget_s:.0f} s: {variant}")
             entry: dict[str, Any] = asdict(variant)
             try:
-                prepared = compiled(module, inputs, variant)
-                entry |= {**prepared.compilation, "latency_ms": _milliseconds(prepared, inputs)}
-                prepared.close()
+                with _at_most(self.budget_s - spent if tried else None):
+                    prepared = compiled(module, inputs, variant)
+                    entry |= {**prepared.compilation, "latency_ms": _milliseconds(prepared, inputs)}
+                    prepared.close()
+            except OverBudget:
+                entry |= {"latency_ms": None, "reason": f"not compiled within the budget of {self.budget_s:g} s"}
             except Exception as error:  # as when a kernel of Inductor's fails to start, which is no fault of the others
                 entry |= {"latency_ms": None, "reason": first_line(error)}
             tried.append(entry)
@@ -145,6 +153,29 @@ class TorchCompile(System):
         except torch._dynamo.exc.BackendCompilerFailed as error:
             raise Unsupported(f"Inductor cannot compile it: {str(error).strip().splitlines()[0]}") from error
         return step
+
+
+class OverBudget(BaseException):
+    """The seconds are over. No Exception, since compilers take those for failures of their own and go on."""
+
+
+@contextmanager
+def _at_most(seconds: float | None) -> Iterator[None]:
+    """Within, OverBudget is raised once so many seconds have passed. Only in the main thread, which alone hears signals."""
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise OverBudget
+
+    handler = signal.signal(signal.SIGALRM, end)
+    other = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *other)
+        signal.signal(signal.SIGALRM, handler)
 
 
 class CompiledStep(ModuleStep):

@@ -1,6 +1,8 @@
 """torch.compile: its options, its layouts, and the best of them."""
 
+import signal
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from systems import torch_compile
 from systems.base import BadOption, Unsupported
 from systems.cache import Cache
-from systems.torch_compile import TorchCompile, Variant, compiled
+from systems.torch_compile import PreparedCompiled, TorchCompile, Variant, compiled
 
 if reason := TorchCompile().unsupported("cpu"):
     pytest.skip(reason, allow_module_level=True)
@@ -142,6 +144,35 @@ class TestBest:
         assert len(prepared.compilation["tried"]) == 1 and prepared.compilation["not_tried"] == 7
         assert prepared.compilation["tried"][0]["latency_ms"] > 0
         assert prepared.compilation["search_s"] >= prepared.compilation["tried"][0]["compile_s"]
+
+    def test_what_the_end_of_the_budget_interrupts_is_given_up_and_the_fastest_so_far_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        system = TorchCompile("default", best=True, budget_s=5.0)
+        PreparedCompiled(small(), "given", captured=False)(*image())  # imports what takes seconds
+
+        def compile_one(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> Any:
+            while (
+                variant != system.variant
+            ):  # as a compiler that takes what interrupts it for a failure of a candidate, and goes on
+                try:
+                    sleep(60)
+                except Exception:
+                    continue
+            prepared = PreparedCompiled(module, variant.layout, captured=False)  # at once, so that the budget can be short
+            prepared.compilation = {}
+            return prepared
+
+        monkeypatch.setattr(torch_compile, "compiled", compile_one)
+        handler = signal.getsignal(signal.SIGALRM)
+        prepared = system.prepare(small(), image())
+        agree(prepared, small())
+        found = prepared.compilation
+        assert Variant(found["mode"], found["layout"], found["freezing"]) == system.variant
+        first, second = found["tried"]
+        assert first["latency_ms"] > 0 and found["not_tried"] == 6
+        assert second["latency_ms"] is None and second["reason"] == "not compiled within the budget of 5 s"
+        assert signal.getsignal(signal.SIGALRM) == handler
 
     def test_where_none_compiles_the_reason_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(*_: Any) -> Any:
