@@ -12,7 +12,7 @@ import yaml
 CONF = Path(__file__).parent.parent / "conf"
 SCHEMA = 1
 STATUSES = ("ok", "unsupported", "incorrect", "failed", "out_of_memory", "timeout")
-# A cell with one of these is not run again by the next sweep; the others may fare better.
+# A cell with one of these is not run again by the next sweep, but for what `is_final` says; the others may fare better.
 FINAL = ("ok", "unsupported", "incorrect", "out_of_memory")
 # What of the config makes a cell the cell it is; where its record goes and how long it may take do not.
 IDENTITY = ("model", "system", "runner", "batch", "device", "precision", "layout", "seed", "algorithms")

@@ -13,8 +13,10 @@ from typing import Any
 from . import card
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS = ("torch", "torchvision", "timm", "transformers", "triton", "numpy")
-COMPILERS = ("onnxscript", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "apache-tvm-ffi", "tensorrt")
+LIBRARIES = (
+    *("torch", "torchvision", "timm", "transformers", "triton", "numpy"),
+    *("onnxscript", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "apache-tvm-ffi", "tensorrt"),
+)
 
 
 # Settings of the shell that change how fast PyTorch runs, or what it computes.
@@ -65,7 +67,7 @@ def describe(device: str, visible_device: str) -> dict[str, Any]:
 def libraries() -> dict[str, str]:
     """Version by name, of those installed."""
     versions = {}
-    for name in MODELS + COMPILERS:
+    for name in LIBRARIES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -29,7 +29,7 @@ from .session import Session
 WARM_UP_CALLS = 5
 CALLS = 9  # of which the shortest is drawn
 TABLE = "table"
-USUAL = {"precision": "tf32", "layout": "contiguous", "algorithms": "timed"}  # what a title says nothing of
+USUAL = {"precision": "tf32", "layout": "contiguous", "algorithms": "heuristic"}  # what a title says nothing of
 INDUCTORS = re.compile(r"^graph_\d+_\w+?_(fused_\w+?)_\d+$")  # the name of a kernel that Inductor made
 Calls = Callable[[], Any]
 

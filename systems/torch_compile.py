@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from statistics import median
@@ -102,10 +102,9 @@ class TorchCompile(System):
             self.report(f"variant {len(tried) + 1} of {len(variants)}, {spent:.0f} of {self.budget_s:.0f} s: {variant}")
             entry: dict[str, Any] = asdict(variant)
             try:
-                with _at_most(self.budget_s - spent if tried else None):
-                    prepared = compiled(module, inputs, variant)
-                    entry |= {**prepared.compilation, "latency_ms": _milliseconds(prepared, inputs)}
-                    prepared.close()
+                most = _at_most(self.budget_s - spent if tried else None)
+                with most, closing(compiled(module, inputs, variant)) as made:
+                    entry |= {**made.compilation, "latency_ms": _milliseconds(made, inputs)}
             except OverBudget:
                 entry |= {"latency_ms": None, "reason": f"not compiled within the budget of {self.budget_s:g} s"}
             except Exception as error:  # as when a kernel of Inductor's fails to start, which is no fault of the others

@@ -51,7 +51,6 @@ def test_a_tuned_tvm_stands_beside_the_other_with_what_tuning_took() -> None:
         tuned = f"{spent['tuned']} of {spent['functions']}"
         found = [cells[name] for name in ("trials", "seconds of tuning", "functions tuned")]
         assert found == [str(spent["trials"]), f"{spent['tuning_s']:.0f}", tuned]
-        assert float(cells["tvm_tuned"]) < float(cells["tvm"])
         fastest = min(float(cells[system]) for system in tables.TUNED if cells[system] != "–")
         ratio = float(cells["nimble over the fastest tvm"].split("x")[0])
         assert ratio == pytest.approx(fastest / float(cells["nimble"]), rel=0.1)

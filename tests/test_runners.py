@@ -171,7 +171,8 @@ def test_a_cpu_has_no_sm_efficiency_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "timed"), [({}, True), ({"algorithms": "timed"}, True), ({"algorithms": "heuristic"}, False)]
+    ("asked", "timed"),
+    [pytest.param({}, True, id="older than the key"), ({"algorithms": "timed"}, True), ({"algorithms": "heuristic"}, False)],
 )
 def test_cudnn_chooses_as_the_cell_asks(monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], timed: bool) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not timed)

@@ -147,7 +147,7 @@ def test_a_call_without_an_operator_is_an_empty_timeline(
     assert found.bars == ()
     monkeypatch.setattr(once, "_ask", lambda *_: {"timeline": found.to_json()})
     file = tmp_path / "t.json"
-    assert once.run_timeline([{}], str(file), 1.0) == 0 and from_trace(json.loads(file.read_text())) == [found]
+    assert once.run_timeline([{}], str(file), 1.0, None) == 0 and from_trace(json.loads(file.read_text())) == [found]
     assert capsys.readouterr().out == f"{file}: nothing: 0 operators on 0 streams in 0.000 ms\n"
 
 

@@ -1,1 +1,1 @@
-"""What the papers report: one CSV file a paper, read and selected by `values`."""
+"""What the papers report, and what one released: one CSV file a paper, read and selected by `values`."""

@@ -57,7 +57,7 @@ def gallery(
         parts += [
             f"### {preset.title} ({judgement.extent(verdict, found)})",
             *shown,
-            f"- The paper: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
+            f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
             f"```sh\n{verdict.command}\n```",
         ]
         if behind := judgement.explanation(evidence.measured):

@@ -55,7 +55,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Preset:
-    """name: "nimble/figure7". title: for people. claim: what the paper says, in a line. needs: of NEEDS.
+    """name: "nimble/figure7". title: for people. claim: what the paper, or else `source`, says, in a line. needs: of NEEDS.
 
     sweep: what is run, as run.py takes it: the `params` of Hydra's sweeper. also: further sweeps, each a change of `sweep`.
     schedules, timeline: runs of these runners beside it. cold: each schedule is searched with nothing known of any before.
@@ -70,6 +70,7 @@ class Preset:
     title: str
     claim: str
     sweep: Parameters
+    source: str = "The paper"
     needs: str = "gpu"
     also: list[Parameters] = field(default_factory=list)
     schedules: Parameters = field(default_factory=dict)
