@@ -238,7 +238,7 @@ def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_starte
         record = found[batch, "torchscript"]
         assert (record["status"], record["memory_gib"]) == ("out_of_memory", 1.2) and record["reason"] in done.stdout
         told = re.fullmatch(r"took more than memory_gib=1.2: (.*) GiB of host memory, .*, at: preparing", record["reason"])
-        assert told and 1.2 < float(told[1]) < 4
+        assert told and 1.2 <= float(told[1]) < 4  # told to 0.01 GiB
     assert made(folder) == 5  # once to check, and once a cell: what is parked has no share in it, and there is no second try
     assert gone([int(p) for p in (folder / "taking").read_text().split()], within=5) and living(folder) == []
 
