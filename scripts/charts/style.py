@@ -46,6 +46,7 @@ LOOKS = {
     "torchscript": Look(_HUES[1], "s"),
     "torch_compile": Look(_HUES[2], "^"),
     "torch_compile_channels_last": Look(_HUES[2], (3, 1, 90), "....."),
+    "torch_compile_best": Look(_HUES[2], (5, 1, 72), "/////"),
     "onnxruntime": Look("#b9b9b9", "v"),
     "onnxruntime_parallel": Look("#b9b9b9", (5, 1, 36), "/////"),
     "onnxruntime_cuda_graph": Look("#b9b9b9", (3, 1, 60), "....."),
