@@ -25,6 +25,7 @@ from scripts.exhibits.gallery import gallery
 from scripts.tables import (
     SYSTEMS,
     algorithms,
+    best,
     compilers,
     config_of,
     groups,
@@ -44,6 +45,7 @@ README = ROOT / "README.md"
 TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
 SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
 ZOO = ROOT / "results" / "reference" / "h200-zoo"  # compilers and schedulers in one set of rounds
+BEST = ROOT / "results" / "reference" / "h200-best"  # each system with all that it can change
 TUNED = ROOT / "results" / "reference" / "h200-tuned"  # TVM before and after tuning, beside some of them
 CHOSEN = [ROOT / "results" / "reference" / name for name in ("h200-algorithms", "h200-algorithms-again")]
 FIGURE2B = ROOT / "results" / "reference" / "h200-figure2b"  # Nimble's
@@ -58,6 +60,7 @@ CHART = RESULTS / "speedup.svg"
 BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN_CHOSEN, END_CHOSEN = "<!-- algorithms: python scripts/readme.py -->", "<!-- end of algorithms -->"
+BEGIN_BEST, END_BEST = "<!-- best: python scripts/readme.py -->", "<!-- end of best -->"
 BEGIN_TUNED, END_TUNED = "<!-- tuned: python scripts/readme.py -->", "<!-- end of tuned -->"
 BEGIN_COMPILED, END_COMPILED = "<!-- compilers: python scripts/readme.py -->", "<!-- end of compilers -->"
 BEGIN_TRAINING, END_TRAINING = "<!-- training: python scripts/readme.py -->", "<!-- end of training -->"
@@ -161,6 +164,7 @@ def main() -> None:
         (BEGIN, END, table(measured)),
         (BEGIN_TURNS, END_TURNS, turns(turned)),
         (BEGIN_COMPILED, END_COMPILED, compilers(read(ZOO))),
+        (BEGIN_BEST, END_BEST, best(read(BEST))),
         (BEGIN_TUNED, END_TUNED, tuned([*read(ZOO), *read(TUNED)])),
         (BEGIN_CHOSEN, END_CHOSEN, algorithms(chosen)),
         (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),

@@ -22,6 +22,8 @@ SCHEDULES = ("nimble", "ios", "opara")
 SCHEDULERS = ("cuda_graph", *SCHEDULES)
 PREPARED = ("torch_compile", "onnxruntime", "tvm", "nimble", "ios")
 TUNED = ("tvm", "tvm_cuda_graph", "tvm_tuned", "tvm_tuned_cuda_graph")
+TUNED_COMPILERS = ("torch_compile", "torch_compile_best", "onnxruntime_cuda_graph")
+FUSED = ("nimble_fused", "ios_fused", "opara_fused")
 LAUNCH_ORDERS = ("depth_first", "breadth_first", "reverse", "opara", "critical_path")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
@@ -196,6 +198,31 @@ def tuned(measured: list[dict[str, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def best(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds of compilers and schedulers, each with all that it can change, in their rounds, and what the search for
+    torch_compile's fastest variant found and took, as a Markdown table.
+    """
+    head = ["model", *TUNED_COMPILERS, "cuda_graph", "nimble", *FUSED, "fastest fused schedule over fastest compiler"]
+    head += ["torch_compile_best", "variants tried", "seconds of search"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        schedule, compiled = (_fastest(group, systems) for systems in (FUSED, TUNED_COMPILERS))
+        cells = [name_of(group), *(_in_turn(group.get(s)) for s in (*TUNED_COMPILERS, "cuda_graph", "nimble", *FUSED))]
+        cells.append(f"{told(over(group, schedule, compiled))} ({schedule} over {compiled})")
+        found = (group.get("torch_compile_best") or {}).get("compilation")
+        cells += _searched(found) if found else ["–"] * 3
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _searched(found: dict[str, Any]) -> list[str]:
+    """The variant that `system.best` kept, how many it tried, how many of those in vain, and for how many seconds."""
+    variant = [found["mode"], *([found["layout"]] if found["layout"] != "given" else []), *["frozen"] * found["freezing"]]
+    tried, failed = len(found["tried"]), sum(entry["latency_ms"] is None for entry in found["tried"])
+    counted = f"{tried} of {tried + found['not_tried']}" + (f", {failed} in vain" if failed else "")
+    return [", ".join(variant), counted, f"{found['search_s']:.0f}"]
+
+
 def algorithms(measured: list[list[dict[str, dict[str, Any]]]]) -> str:
     """Milliseconds of the CUDA Graph by how cuDNN chose its algorithms, one of each sweep in `measured` and so of a process
     of its own, as a Markdown table.
@@ -214,7 +241,7 @@ def algorithms(measured: list[list[dict[str, dict[str, Any]]]]) -> str:
 
 def _fastest(group: dict[str, dict[str, Any]], systems: tuple[str, ...]) -> str:
     """The one of `systems` that took least in the rounds."""
-    return min((system for system in systems if system in group), key=lambda system: in_rounds(group[system]))
+    return min((system for system in systems if group.get(system, {}).get("comparison")), key=lambda system: in_rounds(group[system]))
 
 
 def equal_to_eager(measured: list[dict[str, dict[str, Any]]]) -> str:

@@ -27,6 +27,7 @@ from systems.training import Loss, ModuleStep, undone
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CAPTURING = ("reduce-overhead", "max-autotune")  # on a GPU
+TUNING = ("max-autotune", "max-autotune-no-cudagraphs")  # which take minutes where the others take seconds
 LAYOUTS = ("given", "contiguous", "channels_last")
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 WARM_UP_RUNS = 3  # CUDA Graph Trees warm up, record and replay in the first three calls
@@ -127,6 +128,7 @@ class TorchCompile(System):
         modes = on_gpu if inputs[0].is_cuda else on_cpu
         layouts = ("contiguous", "channels_last") if any(x.dim() == 4 for x in inputs) else ("given",)
         rest = [Variant(mode, layout, freezing) for freezing, mode, layout in product((False, True), modes, layouts)]
+        rest.sort(key=lambda variant: variant.mode in TUNING)
         given = _same(self.variant, inputs)
         return [self.variant, *(v for v in rest if _same(v, inputs) != given)]
 
