@@ -241,7 +241,8 @@ def algorithms(measured: list[list[dict[str, dict[str, Any]]]]) -> str:
 
 def _fastest(group: dict[str, dict[str, Any]], systems: tuple[str, ...]) -> str:
     """The one of `systems` that took least in the rounds."""
-    return min((system for system in systems if group.get(system, {}).get("comparison")), key=lambda system: in_rounds(group[system]))
+    ran = [system for system in systems if group.get(system, {}).get("comparison")]
+    return min(ran, key=lambda system: in_rounds(group[system]))
 
 
 def equal_to_eager(measured: list[dict[str, dict[str, Any]]]) -> str:

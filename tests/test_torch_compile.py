@@ -110,6 +110,10 @@ class TestBest:
         last = image()[0].contiguous(memory_format=CHANNELS_LAST)
         assert Variant("default", "channels_last", False) not in TorchCompile("default").variants((last,))[1:]
 
+    def test_what_takes_minutes_to_compile_comes_last(self) -> None:
+        variants = TorchCompile("default").variants(image())
+        assert [v.mode in torch_compile.TUNING for v in variants] == [False] * 4 + [True] * 4
+
     def test_without_images_there_is_one_layout(self) -> None:
         variants = TorchCompile("default").variants((torch.ones(2, 3),))
         assert len(variants) == 4 and {v.layout for v in variants} == {"given"}
