@@ -48,6 +48,7 @@ def _print_rewriting(rewriting: dict[str, Any]) -> None:
     if "fold_batch_norm" in rewriting:
         console.print(f"fold_batch_norm: {rewriting['fold_batch_norm']['folded']} batch norms folded", highlight=False)
     headings = {"merge_linears": "separate / merged", "select_kernels": "gain", "fuse_convolution": "separate / fused"}
+    headings["fuse_reductions"] = headings["fuse_convolution"]
     for name, heading in headings.items():
         if not rewriting.get(name):
             continue

@@ -13,7 +13,8 @@ from runners.correctness import relative_error
 from systems.scheduling.capture import capture
 from systems.scheduling.passes.fold_batch_norm import fold_batch_norm
 from systems.scheduling.passes.fuse_convolution import fuse_convolution
-from systems.scheduling.passes.fuse_elementwise import FusedElementwise, fuse_elementwise
+from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
+from systems.scheduling.passes.fused_kernel import FusedKernel
 from systems.scheduling.program import Program
 
 # Folding
@@ -110,7 +111,17 @@ ELEMENTWISE = {
     "a tree": (lambda p, x: (p["conv"](x).relu() + p["conv"](-x).tanh()).relu(), None),
     "a batch norm": (lambda p, x: p["norm"](p["conv"](x)).relu(), ["conv2d", "batch_norm_relu"]),
     "a residual": (lambda p, x: (p["norm"](y := p["conv"](x)) + y).relu(), ["conv2d", "batch_norm_add_relu"]),
-    "read twice": (lambda p, x: (y := p["conv"](x).relu()).sigmoid() * y, ["conv2d", "relu", "sigmoid_mul"]),
+    "read twice": (lambda p, x: (y := p["conv"](x).relu()).sigmoid() * y, ["conv2d", "relu_sigmoid_mul"]),
+    "read elsewhere too": (
+        lambda p, x: ((y := p["conv"](x).relu()).sigmoid() * y) + p["norm"](y.roll(1, 1)),
+        ["conv2d", "relu", "roll", "sigmoid_mul_batch_norm_add"],
+    ),
+    "in another shape": (lambda p, x: p["conv"](x).relu().view(2, -1).exp().view(2, 6, 64), ["conv2d", "relu_exp", "view"]),
+    "a view of what is not contiguous": (
+        lambda p, x: p["conv"](x).relu().transpose(2, 3).view(2, 6, 8, 2, 4).exp(),
+        ["conv2d", "relu", "transpose", "view", "exp"],
+    ),
+    "a view of a convolution": (lambda p, x: p["conv"](x).view(2, -1).exp().neg(), ["conv2d", "view", "exp_neg"]),
     "an output": (lambda p, x: ((y := p["conv"](x).relu()), y.sigmoid().exp()), ["conv2d", "relu", "sigmoid_exp"]),
     "a gate": (lambda p, x: p["conv"](x).relu() * p["conv"](x).mean((2, 3), keepdim=True).sigmoid(), None),
     "alone": (lambda p, x: p["conv"](x).relu(), ["conv2d", "relu"]),
@@ -137,7 +148,7 @@ def test_equal_groups_share_a_kernel() -> None:
         lambda p, x: p["a"](p["b"](x).relu().neg()).relu().neg(), a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 4, 1)
     ).eval()
     program = fuse_elementwise(capture(module, (image(),)))
-    fused = [c.function for c in program.calls if isinstance(c.function, FusedElementwise)]
+    fused = [c.function for c in program.calls if isinstance(c.function, FusedKernel)]
     agrees(module, program, image())
     assert len(fused) == 2 and fused[0].kernel is fused[1].kernel and fused[0].kernel is not None
     assert program.signature(1) == program.signature(3) != program.signature(0)

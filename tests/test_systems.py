@@ -11,7 +11,15 @@ from runners.correctness import relative_error
 from systems.base import BadOption, Unsupported
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-PASSES = ("fold_batch_norm", "merge_linears", "select_kernels", "select_layouts", "fuse_convolution", "fuse_elementwise")
+PASSES = (
+    "fold_batch_norm",
+    "merge_linears",
+    "select_kernels",
+    "select_layouts",
+    "fuse_convolution",
+    "fuse_reductions",
+    "fuse_elementwise",
+)
 FUSED = dict.fromkeys(PASSES, True)
 ON_CPU = [
     ("torchscript", {}, "resnet18"),

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from systems.base import Unsupported
 from systems.scheduling.costs import Cache
-from systems.scheduling.passes.fuse_elementwise import FusedElementwise
+from systems.scheduling.passes.fused_kernel import FusedKernel
 from systems.scheduling.program import Program
 
 # The paper classifies by an "offline-collected operator table" (Section 3.3) that it does not print. Of what it names, Conv,
@@ -50,7 +50,7 @@ def memory_intensive(program: Program, method: str) -> list[bool]:
     """
     if method == "table":
         of = zip(program.graph.operators, program.calls, strict=True)
-        return [in_table(o.name) or isinstance(call.function, FusedElementwise) for o, call in of]
+        return [in_table(o.name) or isinstance(call.function, FusedKernel) for o, call in of]
     device = program.device
     found: dict[str, bool] = {}
     for v in range(len(program.graph)):

@@ -70,7 +70,7 @@ def _example(value: Any, device: torch.device, channels_last: bool) -> Tensor:
     example = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
     if channels_last and value.dim() == 4:
         example = example.contiguous(memory_format=torch.channels_last)
-    if value.dtype.is_floating_point:
+    if value.dtype.is_floating_point and device.type != "meta":
         own = torch.Generator(device).manual_seed(value.numel())  # the caller's random state stays as it is
-        return example.normal_(generator=own) if device.type != "meta" else example
+        return example.normal_(generator=own)
     return example.zero_()

@@ -13,7 +13,9 @@ from systems.scheduling.timing import Timer
 
 from .fold_batch_norm import fold_batch_norm
 from .fuse_convolution import Fusion, fuse_convolution
-from .fuse_elementwise import FusedElementwise, fuse_elementwise
+from .fuse_elementwise import fuse_elementwise
+from .fuse_reductions import fuse_reductions
+from .fused_kernel import FusedKernel
 from .merge_linears import Merge, merge_linears
 from .select_kernels import Choice, select_kernels
 from .select_products import select_products
@@ -22,7 +24,7 @@ from .select_products import select_products
 @dataclass(frozen=True)
 class Rewriting:
     """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B; it
-    has no merge_linears, and selects kernels for convolutions alone).
+    has no merge_linears and no fuse_reductions, and selects kernels for convolutions alone).
 
     They leave a program like any other, so that IOS and Opara schedule it too.
     """
@@ -32,6 +34,7 @@ class Rewriting:
     select_kernels: bool = False
     select_layouts: bool = False
     fuse_convolution: bool = False
+    fuse_reductions: bool = False
     fuse_elementwise: bool = False
 
     def captured(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, dict[str, Any]]:
@@ -49,7 +52,7 @@ class Rewriting:
 
     def compile(self, program: Program) -> None:
         """Have fused kernels compiled now, and not in the threads of a CPU's streams."""
-        if self.fuse_elementwise:
+        if self.fuse_elementwise or self.fuse_reductions:
             program.run(program.examples)
 
     def apply(self, program: Program, timer: Timer) -> tuple[Program, dict[str, Any]]:
@@ -76,9 +79,13 @@ class Rewriting:
             later: Callable[[Program], Program] = fuse_elementwise if self.fuse_elementwise else lambda part: part
             program, fusions = fuse_convolution(program, timer, later)
             report["fuse_convolution"] = _fusions(fusions)
+        if self.fuse_reductions:
+            program, fusions = fuse_reductions(program, timer)
+            report["fuse_reductions"] = _fusions(fusions)
         if self.fuse_elementwise:
+            rows = sum(isinstance(c.function, FusedKernel) for c in program.calls)
             before, program = len(program.graph), fuse_elementwise(program)
-            kernels = sum(isinstance(c.function, FusedElementwise) for c in program.calls)
+            kernels = sum(isinstance(c.function, FusedKernel) for c in program.calls) - rows
             report["fuse_elementwise"] = {"operators": before - len(program.graph) + kernels, "kernels": kernels}
         return program, report
 
