@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STUBS := $(VENV)/stubs
+# Where the shell forbids Python to keep what it has compiled, each of the tests' hundreds of processes compiles PyTorch anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: bench test lint style types tests lock clean
 
