@@ -24,9 +24,9 @@ SUMS = (aten.mean.dim, aten.sum.dim_IntList)
 def fuse_reductions(program: Program, cost: Cost) -> tuple[Program, list[Fusion]]:
     """Join each reduction of rows with the elementwise operators before and after it, where one kernel for all is faster.
 
-    A row is what lies along the last dimension; layer norms, softmaxes, and means or sums of each row are reductions of rows.
-    What others read too, as the sum that a residual connection passes on, is one more output of the kernel. Each distinct
-    group is measured against what `fuse_elementwise` makes of it.
+    A row is what lies along the last dimension; layer norms, softmaxes, and means or sums of a row are reductions. What others
+    read too, as the sum that a residual connection passes on, is one more output of the kernel. Each distinct group is
+    measured against what `fuse_elementwise` makes of it.
     """
     readers = users(program)
     group_of: dict[int, list[int]] = {}
@@ -100,8 +100,8 @@ class _Growing:
         return self._beginning_in_operators(members - outer) if outer else sorted(members)
 
     def fits(self, v: int, members: set[int]) -> bool:
-        """Can v join? It has as many rows as the reduction, each as long or reduced to one element, brings not too many inputs
-        along, and no operator between it and the members is left out: that could come neither before nor after them.
+        """Can v join? It has as many rows as the reduction, each as long or reduced to one element, brings not too many
+        inputs along, and no operator between it and the members is left out: that could come neither before nor after.
         """
         program = self.program
         if is_view(program, v):
