@@ -24,7 +24,7 @@ SUMS = (aten.mean.dim, aten.sum.dim_IntList)
 def fuse_reductions(program: Program, cost: Cost) -> tuple[Program, list[Fusion]]:
     """Join each reduction of rows with the elementwise operators before and after it, where one kernel for all is faster.
 
-    A row is what lies along the last dimension; layer norms, softmaxes, and means or sums of a row are reductions. What others
+    A row is what lies along the last dimension; layer norms, softmaxes, means and sums of a row are reductions. What others
     read too, as the sum that a residual connection passes on, is one more output of the kernel. Each distinct group is
     measured against what `fuse_elementwise` makes of it.
     """
