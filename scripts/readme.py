@@ -31,6 +31,7 @@ from scripts.tables import (
     groups,
     launch_orders,
     over,
+    reductions,
     side_by_side,
     stages,
     table,
@@ -46,6 +47,7 @@ TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and 
 SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
 ZOO = ROOT / "results" / "reference" / "h200-zoo"  # compilers and schedulers in one set of rounds
 BEST = ROOT / "results" / "reference" / "h200-best"  # each system with all that it can change
+REDUCED = ROOT / "results" / "reference" / "h200-reductions"  # with fuse_reductions and without
 TUNED = ROOT / "results" / "reference" / "h200-tuned"  # TVM before and after tuning, beside some of them
 CHOSEN = [ROOT / "results" / "reference" / name for name in ("h200-algorithms", "h200-algorithms-again")]
 FIGURE2B = ROOT / "results" / "reference" / "h200-figure2b"  # Nimble's
@@ -61,6 +63,7 @@ BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py --
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN_CHOSEN, END_CHOSEN = "<!-- algorithms: python scripts/readme.py -->", "<!-- end of algorithms -->"
 BEGIN_BEST, END_BEST = "<!-- best: python scripts/readme.py -->", "<!-- end of best -->"
+BEGIN_REDUCED, END_REDUCED = "<!-- reductions: python scripts/readme.py -->", "<!-- end of reductions -->"
 BEGIN_TUNED, END_TUNED = "<!-- tuned: python scripts/readme.py -->", "<!-- end of tuned -->"
 BEGIN_COMPILED, END_COMPILED = "<!-- compilers: python scripts/readme.py -->", "<!-- end of compilers -->"
 BEGIN_TRAINING, END_TRAINING = "<!-- training: python scripts/readme.py -->", "<!-- end of training -->"
@@ -165,6 +168,7 @@ def main() -> None:
         (BEGIN_TURNS, END_TURNS, turns(turned)),
         (BEGIN_COMPILED, END_COMPILED, compilers(read(ZOO))),
         (BEGIN_BEST, END_BEST, best(read(BEST))),
+        (BEGIN_REDUCED, END_REDUCED, reductions(read(REDUCED))),
         (BEGIN_TUNED, END_TUNED, tuned([*read(ZOO), *read(TUNED)])),
         (BEGIN_CHOSEN, END_CHOSEN, algorithms(chosen)),
         (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),

@@ -203,7 +203,7 @@ def best(measured: list[dict[str, dict[str, Any]]]) -> str:
     torch_compile's fastest variant found and took, as a Markdown table.
     """
     head = ["model", *TUNED_COMPILERS, "cuda_graph", "nimble", *FUSED, "fastest fused schedule over fastest compiler"]
-    head += ["torch_compile_best", "variants tried", "seconds of search"]
+    head += ["variant", "variants tried", "seconds of search"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for group in measured:
         schedule, compiled = (_fastest(group, systems) for systems in (FUSED, TUNED_COMPILERS))
@@ -221,6 +221,24 @@ def _searched(found: dict[str, Any]) -> list[str]:
     tried, failed = len(found["tried"]), sum(entry["latency_ms"] is None for entry in found["tried"])
     counted = f"{tried} of {tried + found['not_tried']}" + (f", {failed} in vain" if failed else "")
     return [", ".join(variant), counted, f"{found['search_s']:.0f}"]
+
+
+def reductions(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Milliseconds and kernels of the rewritten model without and with fused reductions, in their rounds, as a Markdown
+    table.
+    """
+    without, fused = "nimble_fused (fuse_reductions=false)", "nimble_fused"
+    head = [
+        "model",
+        *(f"{what} {how}" for what in ("milliseconds", "kernels") for how in ("without", "with")),
+        "with over without",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for group in measured:
+        both = [group[without], group[fused]]
+        cells = [name_of(group), *map(_in_turn, both), *(f"{record['kernels']['count']:.0f}" for record in both)]
+        lines.append("| " + " | ".join([*cells, told(over(group, fused, without))]) + " |")
+    return "\n".join(lines)
 
 
 def algorithms(measured: list[list[dict[str, dict[str, Any]]]]) -> str:

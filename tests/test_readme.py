@@ -72,6 +72,42 @@ def test_the_fastest_schedule_stands_over_the_fastest_compiler() -> None:
         assert float(ratio.split("x")[0]) == pytest.approx(wanted, rel=0.15), cells["model"]
 
 
+def test_the_fastest_variant_of_torch_compile_stands_with_what_finding_it_took() -> None:
+    import scripts.readme as readme
+    import scripts.tables as tables
+
+    measured = readme.read(readme.BEST)
+    rows = cells_of(tables.best(measured))
+    assert len(rows) == len(measured) > 0
+    for group, cells in zip(measured, rows, strict=True):
+        found = group["torch_compile_best"]["compilation"]
+        ran = [entry for entry in found["tried"] if entry["latency_ms"] is not None]
+        fastest = min(ran, key=lambda entry: entry["latency_ms"])
+        assert cells["variant"].split(", ")[0] == fastest["mode"] and ("frozen" in cells["variant"]) == fastest["freezing"]
+        assert ("channels_last" in cells["variant"]) == (fastest["layout"] == "channels_last")
+        tried = len(found["tried"])
+        wanted = f"{tried} of {tried + found['not_tried']}" + (f", {tried - len(ran)} in vain" if tried > len(ran) else "")
+        assert cells["variants tried"] == wanted
+        ratio, _, pair = cells["fastest fused schedule over fastest compiler"].partition(" (")
+        schedule, compiled = pair.rstrip(")").split(" over ")
+        assert float(cells[schedule]) == min(float(cells[system]) for system in tables.FUSED)
+        assert float(cells[compiled]) == min(float(cells[system]) for system in tables.TUNED_COMPILERS)
+        assert float(ratio.split("x")[0]) == pytest.approx(float(cells[compiled]) / float(cells[schedule]), rel=0.15)
+
+
+def test_a_model_with_fused_reductions_stands_beside_the_one_without() -> None:
+    import scripts.readme as readme
+    import scripts.tables as tables
+
+    measured = readme.read(readme.REDUCED)
+    rows = cells_of(tables.reductions(measured))
+    assert {row["model"] for row in rows} == {"bert", "gpt2", "t5"}
+    for row in rows:
+        assert int(row["kernels with"]) < int(row["kernels without"])
+        ratio = float(row["milliseconds without"]) / float(row["milliseconds with"])
+        assert float(row["with over without"].split("x")[0]) == pytest.approx(ratio, rel=0.1)
+
+
 def test_cudnns_choices_are_told_of_each_process() -> None:
     import scripts.tables as tables
 
