@@ -133,9 +133,10 @@ class Session:
     ) -> dict[str, Any]:
         """Prepare and measure what the cell's runner asks for: the part of a record that comes out of the run.
 
-        known_limits: the model's limits if a sibling has measured them; they are not the system's. profile: False leaves
-        what needs a profiler for a later call of `profile`. Where preparing itself has used one, the status is AGAIN and
-        nothing is measured: another process, told so by `again`, finds on disk what was learned. Raises Unsupported.
+        known_limits: the model's limits if a sibling has measured them; a system that rewrites the model has its own beside
+        them. profile: False leaves what needs a profiler for a later call of `profile`. Where preparing itself has used one,
+        the status is AGAIN and nothing is measured: another process, told so by `again`, finds on disk what was learned.
+        Raises Unsupported.
         """
         runner = self.cell["runner"]
         wanted = MEASUREMENTS[runner["name"]]
@@ -210,7 +211,7 @@ class Session:
             found["kernels"] = kernels.measure(self.call, self.device) | _now()
         if "limits" in wanted:
             self.phase("limits")
-            found["limits"] = known_limits or self._limits()
+            found["limits"] = (known_limits or self._limits()) | self._own_limits()
         return found
 
     def round(self) -> list[float]:
@@ -223,12 +224,24 @@ class Session:
         return self.model.module(*inputs)
 
     def _limits(self) -> dict[str, Any]:
+        """The model's own, the same for every system."""
         assert self.prepared is not None
         try:
-            found = limits.measure(self.model.module, self.inputs, self.prepared.program)
+            captured = None if self._rewritten() else self.prepared.program
+            found = limits.measure(self.model.module, self.inputs, captured)
         except Unsupported as error:
             found = {"critical_path_ms": None, "busy_ms": None, "reason": str(error)}
         return found | {"macs": self._macs()}
+
+    def _own_limits(self) -> dict[str, Any]:
+        """Those of the operators that rewriting passes have made of the model's, if any have."""
+        if not self._rewritten():
+            return {}
+        assert self.prepared is not None
+        return {"rewritten": limits.measure(self.model.module, self.inputs, self.prepared.program)}
+
+    def _rewritten(self) -> bool:
+        return bool(self.prepared and self.prepared.schedule and self.prepared.schedule.rewriting)
 
     def _macs(self) -> int | None:
         """Multiply-accumulates of a call; None for a custom model, whose operators may not run without data."""

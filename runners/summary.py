@@ -192,7 +192,9 @@ def _error(record: dict[str, Any]) -> str:
 
 
 def _limit(record: dict[str, Any], key: str, distance: str) -> str:
-    limit, latency = (record.get("limits") or {}).get(key), _statistics(record, "host")
+    """Of the operators that the system runs: those of the model, or what it rewrites them to."""
+    limits, latency = record.get("limits") or {}, _statistics(record, "host")
+    limit = limits.get("rewritten", limits).get(key)
     if limit is None:
         return DASH
     return f"{limit:.3f}" + (distance.format(latency["median"] / limit) if latency and limit else "")

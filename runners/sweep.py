@@ -324,7 +324,7 @@ class GroupRun:
     def _known_limits(self) -> dict[str, Any] | None:
         """The limits that a cell of this group has measured: they are the model's, the same for every system."""
         measured = [r["limits"] for r in self.records.values() if (r.get("limits") or {}).get("critical_path_ms")]
-        return measured[0] if measured else None
+        return {k: v for k, v in measured[0].items() if k != "rewritten"} if measured else None
 
     def _compare(self) -> None:
         """Interleaved rounds over the cells that ran, unless they share some already."""

@@ -18,6 +18,7 @@ from runners.correctness import relative_error
 from runners.once import _print_rewriting
 from systems.scheduling.capture import capture
 from systems.scheduling.passes.fuse_convolution import Fusion
+from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 from systems.scheduling.passes.fuse_reductions import fuse_reductions
 from systems.scheduling.passes.fused_kernel import MOST_INPUTS, FusedKernel
 from systems.scheduling.program import Program
@@ -69,6 +70,10 @@ FUSED: dict[str, tuple[Callable[..., object], list[str]]] = {
         lambda p, x: p["norm"]((p["a"](x).view(12, 8) + 1).view(2, 6, 8) + x),
         ["linear", "view", "add_add_layer_norm"],
     ),
+    "masked scores": (
+        lambda p, x: (p["a"](x) + x[:, :1].expand(2, 6, 8)).softmax(-1),
+        ["linear", "slice", "expand", "add_softmax"],
+    ),
     "a sum": (lambda p, x: (e := p["a"](x).exp()) / e.sum(-1, keepdim=True), ["linear", "exp_sum_div"]),
 }
 
@@ -100,6 +105,7 @@ NOT_FUSED: dict[str, Callable[..., object]] = {
     "the reduced dimension goes": lambda p, x: (p["a"](x) + x).mean(-1),
     "rows are not contiguous": lambda p, x: (p["a"](x) + x).transpose(1, 2).softmax(-1),
     "only a product is around it": lambda p, x: p["a"](p["norm"](p["a"](x))),
+    "a number is read": lambda p, x: (p["a"](x) * x.max().item()).softmax(-1),
     "rows of another length": lambda p, x: (p["a"](x) + 1).view(2, 12, 4).softmax(-1),
 }
 
@@ -166,6 +172,58 @@ def test_what_is_slower_stays_apart_and_each_distinct_group_is_measured_once() -
     program, fusions = fuse_reductions(captured, cost)
     assert names(program) == names(captured) and len(asked) == 2
     assert [f.chosen for f in fusions] == [False, False] and "rows of 8" in fusions[0].pattern
+
+
+def test_what_a_later_pass_makes_of_the_operators_is_what_they_are_measured_as() -> None:
+    asked: list[list[str]] = []
+
+    def cost(program: Program) -> float:
+        asked.append(names(program))
+        return 0.0
+
+    captured = capture(parts(lambda p, x: (p["a"](x) * 2 + 1).softmax(-1)), (tokens(),))
+    fuse_reductions(captured, cost)
+    fuse_reductions(captured, cost, fuse_elementwise)
+    assert asked[::2] == [["mul", "add", "softmax"], ["mul_add", "softmax"]] and asked[1] == asked[3] == ["mul_add_softmax"]
+
+
+def test_groups_whose_outputs_differ_are_measured_apart_and_one_around_two_reductions_once() -> None:
+    asked: list[Program] = []
+
+    def cost(program: Program) -> float:
+        asked.append(program)
+        return -float(len(program.graph))
+
+    def forward(p: nn.ModuleDict, x: Tensor) -> tuple[Tensor, Tensor]:
+        passed_on = p["a"](x) + x
+        return p["a"](p["norm"](passed_on)) + passed_on, p["norm"](p["a"](x) + x)
+
+    _, fusions = fuse_reductions(capture(parts(forward), (tokens(),)), cost)
+    assert len(fusions) == 2 and len(asked) == 4 and [f.pattern.endswith("2 outputs") for f in fusions] == [True, False]
+    _, fusions = fuse_reductions(capture(parts(lambda p, x: p["norm"](p["norm"](p["a"](x)) * 2)), (tokens(),)), cost)
+    assert len(fusions) == 1
+
+
+def test_no_output_lies_in_the_memory_of_an_input_or_a_parameter() -> None:
+    def forward(p: nn.ModuleDict, x: Tensor) -> tuple[Tensor, ...]:
+        y, w = x * 1, p["norm"].weight + 0
+        return y, w, p["norm"](y) + w.softmax(-1)
+
+    module, x = parts(forward), tokens()
+    program, fusions = fused(module, x)
+    outputs = program.run((x,))
+    assert any(f.chosen for f in fusions)
+    given = {t.untyped_storage().data_ptr() for t in (x, *module.parameters())}
+    assert not given & {t.untyped_storage().data_ptr() for t in outputs}
+    agrees(module, program, x)
+
+
+def test_inputs_with_other_strides_are_taken() -> None:
+    module, x = parts(lambda p, x: p["norm"](p["a"](x).relu() + x)), torch.randn(8, 8)
+    prepared = systems.load("nimble", fuse_reductions=True, fuse_elementwise=True).prepare(module, (x,))
+    with torch.no_grad():
+        assert relative_error(prepared(x.t()), module(x.t())) < 1e-5
+    prepared.close()
 
 
 MOVES: list[Callable[[list[Tensor], int, int], Tensor]] = [

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -259,6 +260,27 @@ def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) 
     times = session.round()
     assert counted_model.Doubled.calls == before + 2 + len(times) and len(times) >= 10 and min(times) > 0
     assert torch.equal(session.call(), 2 * session.inputs[0]) and session.inputs[0].shape == (3, 2)
+
+
+@pytest.mark.parametrize("known", [None, {"critical_path_ms": 1.0, "busy_ms": 2.0, "operators": 3}])
+def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_models(known: dict[str, Any] | None) -> None:
+    cell = {
+        **{
+            "model": {"name": "resnet18"},
+            "system": {"name": "nimble", "fold_batch_norm": True},
+            "batch": 1,
+            "device": "cpu",
+        },
+        **{"runner": {"name": "limits"}, "precision": "fp32", "layout": "contiguous", "seed": 0},
+    }
+    session = Session(cell, "0", lambda _: None)
+    found = session.measure(known)["limits"]
+    own = found["rewritten"]
+    assert own["operators"] == len(session.prepared.schedule.order) and 0 < own["critical_path_ms"] <= own["busy_ms"]  # type: ignore[union-attr]
+    if known is None:
+        assert found["operators"] == own["operators"] + 20  # its batch norms
+    else:
+        assert {key: found[key] for key in known} == known
 
 
 ALONE = {

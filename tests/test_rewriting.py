@@ -143,6 +143,13 @@ def test_elementwise_operators_become_one(pattern: str, device: str) -> None:
     agrees(module, program, image(device))
 
 
+def test_what_reads_a_number_stays_as_it_is() -> None:
+    module = Function(lambda p, x: (p["conv"](x) * x.max().item()).relu().tanh(), conv=nn.Conv2d(4, 6, 3)).eval()
+    program = fuse_elementwise(capture(module, (image(),)))
+    assert names(program)[-2:] == ["mul", "relu_tanh"]
+    agrees(module, program, image())
+
+
 def test_equal_groups_share_a_kernel() -> None:
     module = Function(
         lambda p, x: p["a"](p["b"](x).relu().neg()).relu().neg(), a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 4, 1)

@@ -39,6 +39,13 @@ def test_the_table_fits_the_terminal(width: int) -> None:
         assert all(word in table for word in ("50% (c)", "1.2e-05", "8,192.0", "123,456.7", "(12345.7x)", "[12345.678,"))
 
 
+def test_of_a_rewritten_model_the_limit_is_that_of_its_own_operators() -> None:
+    rows = [record(s, **MEASURED | {"comparison": rounds("g", [1.0])}) for s in ("nimble", "nimble_fused")]
+    rows[1]["limits"] = MEASURED["limits"] | {"rewritten": {"critical_path_ms": 0.5, "busy_ms": 1.0}}
+    table = shown(rows, 200)
+    assert "1.000 (12345.7x)" in table and "0.500 (24691.4x)" in table
+
+
 def test_training_shows_its_throughput_however_narrow_the_terminal() -> None:
     rows = [record(s, **MEASURED) for s in ("eager", "nimble")]
     assert "123,456.7" not in shown(rows, 80)

@@ -43,8 +43,8 @@ REPEATS = 5
 def memory_intensive(program: Program, method: str) -> list[bool]:
     """For each operator whether it is memory-intensive rather than compute-intensive.
 
-    method: `table`, the paper's, by the operator's name alone (elementwise operators fused into one are memory-intensive as
-    each of them is), or `measured`: below the device's ridge point, which is the arithmetic intensity from which on
+    method: `table`, the paper's, by the operator's name alone (elementwise operators and reductions fused into one are
+    memory-intensive), or `measured`: below the device's ridge point, which is the arithmetic intensity from which on
     arithmetic rather than memory limits an operator. Raises Unsupported for `measured` where the program's device cannot be
     measured.
     """

@@ -34,6 +34,11 @@ class _Run:
         self.error: BaseException | None = None
 
 
+def _laid_out(x: Tensor, example: Tensor) -> Tensor:
+    """x with the strides that its kernels may be compiled for."""
+    return x if x.stride() == example.stride() else torch.empty_like(example).copy_(x)
+
+
 _UNWRITTEN = object()  # no operator returns it
 
 
@@ -91,6 +96,7 @@ class CpuExecutor(Prepared):
         if self.closed:
             raise RuntimeError("this executor is closed")
         self.program.derived.refresh()
+        inputs = tuple(map(_laid_out, inputs, self.program.examples))
         run = _Run(self, inputs)
         for queue in self.queues:
             queue.put(run)

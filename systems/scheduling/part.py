@@ -67,10 +67,13 @@ def alone(name: str, target: str, call: Call, examples: Sequence[Tensor]) -> Pro
 def _example(value: Any, device: torch.device, channels_last: bool) -> Tensor:
     if not isinstance(value, Tensor):
         raise ValueError(f"what an operator reads is of unknown shape: {value!r}")
-    example = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-    if channels_last and value.dim() == 4:
-        example = example.contiguous(memory_format=torch.channels_last)
+    steps = zip(value.shape, value.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps) if value.numel() else -1
+    memory = torch.empty(last + 1, dtype=value.dtype, device=device)  # in which elements may share a place, if expanded
     if value.dtype.is_floating_point and device.type != "meta":
         own = torch.Generator(device).manual_seed(value.numel())  # the caller's random state stays as it is
-        return example.normal_(generator=own)
-    return example.zero_()
+        memory.normal_(generator=own)
+    else:
+        memory.zero_()
+    example = memory.as_strided(value.shape, value.stride())
+    return example.contiguous(memory_format=torch.channels_last) if channels_last and value.dim() == 4 else example

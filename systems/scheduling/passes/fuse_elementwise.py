@@ -9,7 +9,7 @@ from systems.scheduling.program import Call, Output, Program
 from systems.scheduling.rewrite import Replacement, replace, users
 
 from .fold_batch_norm import CONVOLUTIONS
-from .fused_kernel import MOST_INPUTS, VIEW, inputs_of, replacement
+from .fused_kernel import MOST_INPUTS, VIEW, inputs_of, reads_tensors, replacement
 
 aten = torch.ops.aten
 NO_KERNEL = (aten.clone.default,)  # tagged pointwise, but there to change a layout
@@ -82,6 +82,7 @@ def is_elementwise(program: Program, v: int) -> bool:
         and torch.Tag.nondeterministic_seeded not in tags
         and function not in NO_KERNEL
         and isinstance(program.calls[v].produces, Tensor)
+        and reads_tensors(program, v)
     )
 
 

@@ -1,6 +1,6 @@
 """Normalisations and softmaxes with the elementwise operators around them, compiled into one kernel by TorchInductor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,8 @@ from systems.scheduling.program import Program
 from systems.scheduling.rewrite import Replacement, only_user, replace, users
 
 from .fuse_convolution import Fusion
-from .fuse_elementwise import fuse_elementwise, is_elementwise, is_view
-from .fused_kernel import MOST_INPUTS, inputs_of, replacement
+from .fuse_elementwise import is_elementwise, is_view
+from .fused_kernel import MOST_INPUTS, inputs_of, reads_tensors, replacement
 from .select_kernels import Cost
 
 aten = torch.ops.aten
@@ -21,39 +21,43 @@ SOFTMAXES = (aten.softmax.int, aten._softmax.default)
 SUMS = (aten.mean.dim, aten.sum.dim_IntList)
 
 
-def fuse_reductions(program: Program, cost: Cost) -> tuple[Program, list[Fusion]]:
+def fuse_reductions(
+    program: Program, cost: Cost, separately: Callable[[Program], Program] = lambda program: program
+) -> tuple[Program, list[Fusion]]:
     """Join each reduction of rows with the elementwise operators before and after it, where one kernel for all is faster.
 
     A row is what lies along the last dimension; layer norms, softmaxes, means and sums of a row are reductions. What others
-    read too, as the sum that a residual connection passes on, is one more output of the kernel. Each distinct group is
-    measured against what `fuse_elementwise` makes of it.
+    read too, as the sum that a residual connection passes on, is one more output of the kernel; it then waits for all that
+    the kernel reads. Each distinct group is measured both ways, as a whole; `separately` is what a later pass would make of
+    its operators if they stay apart.
     """
     readers = users(program)
     group_of: dict[int, list[int]] = {}
     times: dict[str, tuple[float, float]] = {}
-    replacements, fusions = [], []
+    replacements, fusions = [], dict[tuple[int, ...], Fusion]()
     for seed in range(len(program.graph)):
         if seed in group_of or not is_reduction(program, seed):
             continue
         members = _Growing(program, readers, group_of, seed).grown()
+        if tuple(members) in fusions:  # around another reduction, and faster apart
+            continue
         apart = part(program, members)
-        signature = "; ".join(apart.signature(i) for i in range(len(members)))
+        together = replace(apart, [_one(apart, users(apart), range(len(members)))])[0]
+        signature = together.signature(0)  # with how the members read each other, and which of them others read
         if signature not in times:
-            together = replace(apart, [_one(apart, users(apart), range(len(members)))])[0]
-            times[signature] = cost(fuse_elementwise(apart)), cost(together)
-        pattern = " + ".join(program.graph.operators[v].name for v in members if not is_view(program, v))
-        fusion = Fusion(tuple(members), f"{pattern}, rows of {_row(program, seed)[1]}", *times[signature])
-        fusions.append(fusion)
+            times[signature] = cost(separately(apart)), cost(together)
+        fusion = Fusion(tuple(members), _describe(program, seed, members, len(apart.outputs)), *times[signature])
+        fusions[fusion.operators] = fusion
         if fusion.chosen:
             group_of |= dict.fromkeys(members, members)
             replacements.append(_one(program, readers, members))
-    return replace(program, replacements)[0], fusions
+    return replace(program, replacements)[0], list(fusions.values())
 
 
 def is_reduction(program: Program, v: int) -> bool:
     """Does the operator read contiguous rows, and compute each of its own from the same one?"""
     call = program.calls[v]
-    if call.function not in (*NORMS, *SOFTMAXES, *SUMS):
+    if call.function not in (*NORMS, *SOFTMAXES, *SUMS) or not reads_tensors(program, v):
         return False
     x = program.value(call.args[0])
     if not isinstance(x, Tensor) or not x.is_contiguous() or x.dim() == 0 or x.numel() == 0:
@@ -137,6 +141,13 @@ def _row(program: Program, reduction: int) -> tuple[int, int]:
     """Elements that the reduction reads in all, and in a row."""
     x = program.value(program.calls[reduction].args[0])
     return x.numel(), x.shape[-1]
+
+
+def _describe(program: Program, reduction: int, members: Sequence[int], outputs: int) -> str:
+    """A group for people: "add + layer_norm, 128 rows of 768, 2 outputs"."""
+    names = " + ".join(program.graph.operators[v].name for v in members if not is_view(program, v))
+    elements, length = _row(program, reduction)
+    return f"{names}, {elements // length} rows of {length}" + (f", {outputs} outputs" if outputs > 1 else "")
 
 
 def _one(program: Program, readers: list[list[int]], members: Sequence[int]) -> Replacement:

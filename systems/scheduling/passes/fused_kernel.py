@@ -21,7 +21,8 @@ VIEW = aten.view.default
 class FusedKernel:
     """A group of operators as a function of tensors; compiled by the first call, for the tensors it is given.
 
-    module: returns a tuple. A call returns its one output, or the tuple of several. Raises whatever TorchInductor raises.
+    module: returns a tuple. A call returns its one output, or the tuple of several, none in the memory of an argument, which
+    TorchInductor returns itself where nothing is to be computed. Raises whatever TorchInductor raises.
     """
 
     compiled: dict[str, Callable[..., Any]] = {}  # equal groups share a kernel
@@ -30,10 +31,16 @@ class FusedKernel:
     def __init__(self, module: fx.GraphModule, target: str):
         self.module, self.target = module, target
         self.kernel: Callable[..., Any] | None = None
+        self.lent: list[bool] | None = None  # which outputs lie in the memory of an argument
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         kernel = self.kernel or self._compile(inputs)
         outputs = tuple(kernel(*inputs))
+        if self.lent is None:
+            given = {x.untyped_storage().data_ptr() for x in inputs}
+            self.lent = [x.untyped_storage().data_ptr() in given for x in outputs]
+        if any(self.lent):
+            outputs = tuple(x.clone() if lent else x for x, lent in zip(outputs, self.lent, strict=True))
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _compile(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
@@ -100,9 +107,10 @@ def replacement(
 def inputs_of(program: Program, members: Sequence[int]) -> list[Any]:
     """What the group reads from outside: outputs of other operators, the model's inputs, and tensors; each once."""
     found: list[Any] = []
+    own = set(members)
 
     def note(argument: Any) -> Any:
-        inside = isinstance(argument, Output) and argument.operator in members
+        inside = isinstance(argument, Output) and argument.operator in own
         if isinstance(argument, (Output, Input, Tensor)) and not inside and not any(same(argument, f) for f in found):
             found.append(argument)
         return argument
@@ -110,6 +118,11 @@ def inputs_of(program: Program, members: Sequence[int]) -> list[Any]:
     for v in members:
         program.calls[v].map(note)
     return found
+
+
+def reads_tensors(program: Program, v: int) -> bool:
+    """Is nothing that the operator reads from others a number, as `.item()` computes?"""
+    return all(isinstance(program.value(a), Tensor) for a in program.calls[v].leaves() if isinstance(a, Output | Input))
 
 
 def same(a: Any, b: Any) -> bool:

@@ -75,12 +75,12 @@ class Rewriting:
                 program, more = select_products(program, timer)
                 choices += more
             report["select_kernels"] = [_choice(c) for c in choices]
+        later: Callable[[Program], Program] = fuse_elementwise if self.fuse_elementwise else lambda part: part
         if self.fuse_convolution:
-            later: Callable[[Program], Program] = fuse_elementwise if self.fuse_elementwise else lambda part: part
             program, fusions = fuse_convolution(program, timer, later)
             report["fuse_convolution"] = _fusions(fusions)
         if self.fuse_reductions:
-            program, fusions = fuse_reductions(program, timer)
+            program, fusions = fuse_reductions(program, timer, later)
             report["fuse_reductions"] = _fusions(fusions)
         if self.fuse_elementwise:
             rows = sum(isinstance(c.function, FusedKernel) for c in program.calls)
