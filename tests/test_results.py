@@ -102,6 +102,27 @@ def test_counters_over_the_time_of_a_profiled_graph_are_not_read(
     assert read == written or "profiled call" in read["active_warps"]["reason"]
 
 
+LIMITS = {"critical_path_ms": 1.0, "busy_ms": 2.0, "macs": 3}
+
+
+@pytest.mark.parametrize(
+    ("rewriting", "limits", "critical_path_ms"),
+    [
+        ({"fold_batch_norm": {"folded": 3}}, LIMITS, None),
+        ({"fold_batch_norm": {"folded": 3}}, LIMITS | {"rewritten": LIMITS}, 1.0),
+        ({}, LIMITS, 1.0),
+    ],
+)
+def test_limits_of_nobody_knows_which_operators_are_not_read(
+    tmp_path: Path, rewriting: dict[str, Any], limits: dict[str, Any], critical_path_ms: float | None
+) -> None:
+    store = Store(tmp_path)
+    store.write(record() | {"config": CONFIG, "schedule": {"rewriting": rewriting}, "limits": limits})
+    (read,) = store.read().records.values()
+    assert read["limits"]["critical_path_ms"] == critical_path_ms and read["limits"]["macs"] == 3
+    assert read["limits"] == limits or "rewritten" in read["limits"]["reason"]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
