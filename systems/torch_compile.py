@@ -121,9 +121,9 @@ class TorchCompile(System):
         return prepared
 
     def variants(self, inputs: tuple[Tensor, ...]) -> list[Variant]:
-        """What `best` tries, in order: the configured one, those that promise most, and last those that tune, the first of
-        which took longer than five minutes on an H200 for each network of convolutions. On a CPU nothing is captured, which
-        leaves two modes; without images there is one layout.
+        """What `best` tries, in order: the configured one, those that promise most, and last those that tune, which took
+        minutes each for networks of convolutions on an H200, where the others took seconds. On a CPU nothing is captured,
+        which leaves two modes; without images there is one layout.
         """
         on_cpu, on_gpu = ("default", "max-autotune-no-cudagraphs"), ("reduce-overhead", "max-autotune", "default")
         modes = on_gpu if inputs[0].is_cuda else on_cpu
