@@ -61,6 +61,9 @@ class Tvm(System):
         held = held_outside_torch(exported.device)
         # Of its own accord TVM makes one for every two CPUs, here and in the process that times candidates.
         os.environ["TVM_NUM_THREADS"] = str(torch.get_num_threads())
+        # Where these are fewer than the machine's cores it binds them, and all that the calling thread starts from then on,
+        # to the first of those, whichever cores this process was given.
+        os.environ.setdefault("TVM_BIND_THREADS", "0")
         target = target_for(exported.device)
         versions = {package: importlib.metadata.version(package) for package in ("torch", *NEEDED.values())}
         of: dict[str, Any] = {"target": str(target), "versions": versions}

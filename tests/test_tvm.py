@@ -208,6 +208,8 @@ def test_threads_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for variable in ("OMP_NUM_THREADS", "TVM_NUM_THREADS"):  # both of which TVM heeds
         monkeypatch.setenv(variable, "1")
+    monkeypatch.delenv("TVM_BIND_THREADS")
+    cores = os.sched_getaffinity(0)
 
     def number() -> int:
         import tvm
@@ -220,6 +222,7 @@ def test_threads_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.set_num_threads(threads)
             Tvm().prepare(nn.Linear(4, 4).eval(), (torch.ones(2, 4),))
             numbers.append(number())
+            assert os.sched_getaffinity(0) == cores
             if threads == 2:
                 elsewhere = PopenPoolExecutor(1)
                 numbers.append(elsewhere.submit(number).result())
