@@ -18,6 +18,7 @@ from systems.base import Unsupported
 from systems.opara import intensity, profiler
 from systems.opara.kernel_trace import launched_under, on_device, outermost_operators
 from systems.opara.profiler import Capacity, Kernel, OperatorProfile, Profile, from_trace, profile
+from systems.scheduling import limits
 from systems.scheduling.capture import capture
 from systems.scheduling.costs import Cache
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
@@ -201,7 +202,7 @@ def test_the_traces_of_the_profiler_itself() -> None:
     module, (x,) = mixed()
     with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         for v in range(2):
-            with torch.profiler.record_function(f"{profiler.LABEL}{v}"):
+            with torch.profiler.record_function(f"{limits.LABEL}{v}"):
                 module(x)
     trace = profiler.exported(profiled)
     assert from_trace(trace, 2) == [OperatorProfile(0), OperatorProfile(0)]

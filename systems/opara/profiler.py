@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from systems.scheduling import limits
@@ -16,7 +16,6 @@ from systems.scheduling.program import Program
 from .kernel_trace import exported, launched_under
 
 WARM_UP_PASSES = 2
-LABEL = "operator:"
 RESOURCES = ("shared_memory", "largest_share")
 
 
@@ -111,11 +110,11 @@ def profile(program: Program, measure: bool = True) -> Profile | None:
 
 
 def from_trace(trace: dict[str, Any], operators: int) -> list[OperatorProfile]:
-    """The profile of each operator from a Chrome trace in which operator v ran under the label LABEL + v.
+    """The profile of each operator from a Chrome trace in which operator v ran under the label limits.LABEL + v.
 
     Raises ValueError where the trace does not hold all of them, or does not say what launched a kernel.
     """
-    launched = launched_under(trace, LABEL)
+    launched = launched_under(trace, limits.LABEL)
     if missing := [v for v in range(operators) if str(v) not in launched]:
         raise ValueError(f"operator {missing[0]} is not in the trace")
     return [_operator(launched[str(v)]) for v in range(operators)]
@@ -171,13 +170,7 @@ def on_gpu(program: Program) -> list[OperatorProfile]:
     for _ in range(WARM_UP_PASSES):
         program.run(program.examples)
     torch.cuda.synchronize()
-    values: list[Any] = [None] * len(program.graph)
-    last = program.last_consumers()
     with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for v in range(len(program.graph)):
-            with record_function(f"{LABEL}{v}"):
-                values[v] = program.execute(v, values, program.examples)
-            for u in last[v]:
-                values[u] = None
+        limits.labelled_run(program, program.examples)
         torch.cuda.synchronize()
     return from_trace(exported(profiler), len(program.graph))

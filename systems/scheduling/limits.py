@@ -79,7 +79,7 @@ def kernel_times(program: Program, inputs: Sequence[Tensor]) -> tuple[list[float
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in range(PASSES):
-            _labelled_run(program, inputs)
+            labelled_run(program, inputs)
         torch.cuda.synchronize()
     kernels = 0
     for event in profiler.events():
@@ -92,7 +92,8 @@ def kernel_times(program: Program, inputs: Sequence[Tensor]) -> tuple[list[float
 
 
 @torch.no_grad()
-def _labelled_run(program: Program, inputs: Sequence[Tensor]) -> None:
+def labelled_run(program: Program, inputs: Sequence[Tensor]) -> None:
+    """Run all operators in the order of capture, operator v under the label LABEL + v for a profiler."""
     values: list[Any] = [None] * len(program.graph)
     last = program.last_consumers()
     for v in range(len(program.graph)):
