@@ -47,8 +47,12 @@ def _print_rewriting(rewriting: dict[str, Any]) -> None:
     console = Console(markup=False)
     if "fold_batch_norm" in rewriting:
         console.print(f"fold_batch_norm: {rewriting['fold_batch_norm']['folded']} batch norms folded", highlight=False)
-    headings = {"merge_linears": "separate / merged", "select_kernels": "gain", "fuse_convolution": "separate / fused"}
-    headings["fuse_reductions"] = headings["fuse_convolution"]
+    headings = {
+        "merge_linears": "separate / merged",
+        "select_kernels": "gain",
+        "fuse_convolution": "separate / fused",
+        "fuse_reductions": "separate / fused",
+    }
     for name, heading in headings.items():
         if not rewriting.get(name):
             continue

@@ -48,6 +48,15 @@ def image(device: str = "cpu") -> Tensor:
     return torch.randn(2, 4, 10, 10, device=device)
 
 
+def tokens(device: str = "cpu") -> Tensor:
+    return torch.randn(2, 6, 8, device=device)
+
+
+def count(program: Program) -> float:
+    """A cost by which one operator is always faster than several."""
+    return float(len(program.graph))
+
+
 def names(program: Program) -> list[str]:
     return [o.name for o in program.graph.operators]
 

@@ -9,7 +9,7 @@ import torch
 from dags import as_networkx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting import DEVICES, Function, agrees, names, takes_new_weights
+from rewriting import DEVICES, Function, agrees, count, names, takes_new_weights, tokens
 from torch import Tensor, nn
 
 import models
@@ -22,22 +22,12 @@ from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 from systems.scheduling.passes.fuse_reductions import fuse_reductions
 from systems.scheduling.passes.fused_kernel import MOST_INPUTS, FusedKernel
 from systems.scheduling.program import Program
-from systems.scheduling.timing import Timer
 
 functional = nn.functional
 
 
-def count(program: Program) -> float:
-    """A cost by which one operator is always faster than several."""
-    return float(len(program.graph))
-
-
 def fused(module: nn.Module, x: Tensor) -> tuple[Program, list[Fusion]]:
     return fuse_reductions(capture(module, (x,)), count)
-
-
-def tokens(device: str = "cpu") -> Tensor:
-    return torch.randn(2, 6, 8, device=device)
 
 
 def root_mean_square(x: Tensor) -> Tensor:
@@ -267,11 +257,11 @@ def test_any_graph_computes_what_it_did(moves: list[tuple[int, int, int]]) -> No
     )
 
 
-def test_the_transformers_of_the_zoo_are_fused_at_each_norm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_transformers_of_the_zoo_are_fused_at_each_norm() -> None:
     """GPT-2's layer norms come after sums that are passed on, T5's root mean squares are five operators each."""
     for name, norms in (("gpt2", 25), ("t5", 32)):
-        module = models.load(name, 1, device="meta").module
-        program = capture(module, models.load(name, 1, device="meta").inputs)
+        loaded = models.load(name, 1, device="meta")
+        program = capture(loaded.module, loaded.inputs)
         _, fusions = fuse_reductions(program, count)
         assert sum(f.chosen for f in fusions) == norms
         outputs = [len([v for v in f.operators if set(program.graph.successors[v]) - {*f.operators}]) for f in fusions]
@@ -291,10 +281,3 @@ def test_a_transformer_under_all_passes_says_what_was_fused(capsys: pytest.Captu
     _print_rewriting(report)
     assert "layer_norm" in capsys.readouterr().out
     prepared.close()
-
-
-def test_the_timer_can_measure_both(tmp_path: Any) -> None:
-    module = parts(lambda p, x: p["norm"](p["a"](x) + x))
-    timer = Timer(torch.device("cpu"))
-    _, fusions = fuse_reductions(capture(module, (tokens(),)), timer)
-    assert fusions[0].separate_ms > 0 and fusions[0].fused_ms > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting import DEVICES, Function, agrees, names, takes_new_weights
+from rewriting import DEVICES, Function, agrees, count, names, takes_new_weights, tokens
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
@@ -30,21 +30,12 @@ from systems.scheduling.verify import verify
 aten = torch.ops.aten
 
 
-def count(program: Program) -> float:
-    """A cost by which one operator is always faster than several."""
-    return float(len(program.graph))
-
-
 def merged(program: Program) -> tuple[Program, list[Merge]]:
     return merge_linears(program, count, count)
 
 
 def products(program: Program) -> int:
     return sum(c.function in PRODUCTS for c in program.calls)
-
-
-def tokens(device: str = "cpu") -> Tensor:
-    return torch.randn(2, 6, 8, device=device)
 
 
 class Weight(nn.Module):

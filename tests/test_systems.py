@@ -1,5 +1,7 @@
 """Every system against eager on real models of the zoo."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from torch import nn
@@ -9,18 +11,10 @@ import models
 import systems
 from runners.correctness import relative_error
 from systems.base import BadOption, Unsupported
+from systems.scheduling.passes.rewriting import Rewriting
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-PASSES = (
-    "fold_batch_norm",
-    "merge_linears",
-    "select_kernels",
-    "select_layouts",
-    "fuse_convolution",
-    "fuse_reductions",
-    "fuse_elementwise",
-)
-FUSED = dict.fromkeys(PASSES, True)
+FUSED = {switch.name: True for switch in fields(Rewriting)}
 ON_CPU = [
     ("torchscript", {}, "resnet18"),
     ("nimble", {}, "squeezenet"),

@@ -156,9 +156,8 @@ class TestBest:
         PreparedCompiled(small(), "given", captured=False)(*image())  # imports what takes seconds
 
         def compile_one(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> Any:
-            while (
-                variant != system.variant
-            ):  # as a compiler that takes what interrupts it for a failure of a candidate, and goes on
+            # Any other is compiled by what takes an interruption for a failure of a candidate, and goes on.
+            while variant != system.variant:
                 try:
                     sleep(60)
                 except Exception:

@@ -58,7 +58,8 @@ def _groups(program: Program, readers: list[list[int]]) -> list[list[int]]:
 
 def _read_within(program: Program, readers: list[list[int]], members: Sequence[int]) -> set[int]:
     """What computes arguments of the members, and is read by them alone."""
-    return {u for v in members for u in program.graph.predecessors[v] if u not in members and set(readers[u]) <= {*members}}
+    own = set(members)
+    return {u for v in members for u in program.graph.predecessors[v] if u not in own and own.issuperset(readers[u])}
 
 
 def _ending_in_an_operator(program: Program, members: list[int]) -> list[int]:
