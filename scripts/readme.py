@@ -31,6 +31,7 @@ from scripts.tables import (
     groups,
     launch_orders,
     over,
+    products,
     reductions,
     side_by_side,
     stages,
@@ -63,6 +64,7 @@ BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py --
 BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
 BEGIN_CHOSEN, END_CHOSEN = "<!-- algorithms: python scripts/readme.py -->", "<!-- end of algorithms -->"
 BEGIN_BEST, END_BEST = "<!-- best: python scripts/readme.py -->", "<!-- end of best -->"
+BEGIN_PRODUCTS, END_PRODUCTS = "<!-- products: python scripts/readme.py -->", "<!-- end of products -->"
 BEGIN_REDUCED, END_REDUCED = "<!-- reductions: python scripts/readme.py -->", "<!-- end of reductions -->"
 BEGIN_TUNED, END_TUNED = "<!-- tuned: python scripts/readme.py -->", "<!-- end of tuned -->"
 BEGIN_COMPILED, END_COMPILED = "<!-- compilers: python scripts/readme.py -->", "<!-- end of compilers -->"
@@ -168,6 +170,7 @@ def main() -> None:
         (BEGIN_TURNS, END_TURNS, turns(turned)),
         (BEGIN_COMPILED, END_COMPILED, compilers(read(ZOO))),
         (BEGIN_BEST, END_BEST, best(read(BEST))),
+        (BEGIN_PRODUCTS, END_PRODUCTS, products(read(BEST))),
         (BEGIN_REDUCED, END_REDUCED, reductions(read(REDUCED))),
         (BEGIN_TUNED, END_TUNED, tuned([*read(ZOO), *read(TUNED)])),
         (BEGIN_CHOSEN, END_CHOSEN, algorithms(chosen)),

@@ -24,6 +24,7 @@ PREPARED = ("torch_compile", "onnxruntime", "tvm", "nimble", "ios")
 TUNED = ("tvm", "tvm_cuda_graph", "tvm_tuned", "tvm_tuned_cuda_graph")
 TUNED_COMPILERS = ("torch_compile", "torch_compile_best", "onnxruntime_cuda_graph")
 FUSED = ("nimble_fused", "ios_fused", "opara_fused")
+WAYS = ("library", "transposed", "bias apart", "transposed, bias apart")  # of systems/scheduling/passes/select_products.py
 LAUNCH_ORDERS = ("depth_first", "breadth_first", "reverse", "opara", "critical_path")
 SIDE_BY_SIDE = ("cuda_graph", "torch_compile", "nimble", "opara", "ios", "nimble_fused")
 SYSTEMS = ["eager", "torchscript", "torch_compile", "cuda_graph", "nimble"]
@@ -221,6 +222,24 @@ def _searched(found: dict[str, Any]) -> list[str]:
     tried, failed = len(found["tried"]), sum(entry["latency_ms"] is None for entry in found["tried"])
     counted = f"{tried} of {tried + found['not_tried']}" + (f", {failed} in vain" if failed else "")
     return [", ".join(variant), counted, f"{found['search_s']:.0f}"]
+
+
+def products(measured: list[dict[str, dict[str, Any]]]) -> str:
+    """Microseconds of the products with a bias that `select_kernels` computes otherwise than as captured, each way alone,
+    and what that saves in all, as a Markdown table.
+    """
+    head = ["model", "product", "count", *(f"µs: {way}" for way in WAYS), "chosen", "saved in all, µs"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
+    for group in measured:
+        for row in group["nimble_fused"]["schedule"]["rewriting"]["select_kernels"]:
+            if "with bias" not in row["operator"] or row["chosen"] == "library":
+                continue
+            us = {way: 1e3 * row["milliseconds"][way] for way in WAYS}
+            saved = row["count"] * (us["library"] - us[row["chosen"]])
+            cells = [name_of(group), row["operator"].removesuffix(", with bias"), str(row["count"])]
+            cells += [*(f"{us[way]:.1f}" for way in WAYS), row["chosen"], f"{saved:.0f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def reductions(measured: list[dict[str, dict[str, Any]]]) -> str:

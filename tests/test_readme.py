@@ -95,6 +95,19 @@ def test_the_fastest_variant_of_torch_compile_stands_with_what_finding_it_took()
         assert float(ratio.split("x")[0]) == pytest.approx(float(cells[compiled]) / float(cells[schedule]), rel=0.15)
 
 
+def test_what_products_take_each_way_is_told_with_what_the_choice_saves() -> None:
+    import scripts.readme as readme
+    import scripts.tables as tables
+
+    rows = cells_of(tables.products(readme.read(readme.BEST)))
+    assert {row["model"] for row in rows} == {"bert", "gpt2"}
+    for row in rows:
+        us = {way: float(row[f"µs: {way}"]) for way in tables.WAYS}
+        assert us[row["chosen"]] == min(us.values())
+        saved = int(row["count"]) * (us["library"] - us[row["chosen"]])
+        assert float(row["saved in all, µs"]) == pytest.approx(saved, abs=0.1 * int(row["count"]) + 1)
+
+
 def test_a_model_with_fused_reductions_stands_beside_the_one_without() -> None:
     import scripts.readme as readme
     import scripts.tables as tables
