@@ -12,9 +12,9 @@ from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from runners.bad_request import GROUPS, BadRequest, check_arguments, explain
-from runners.launch import Launch
-from runners.requests import execute
+from runners.request.bad_request import GROUPS, BadRequest, check_arguments, explain
+from runners.request.requests import execute
+from runners.sweep.launch import Launch
 
 BAD_REQUEST = 2
 INTERRUPTED = 130

@@ -26,8 +26,8 @@ class OpweaveSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Hand every cell to the task, once all of them are known to be right. Raises BadRequest."""
-        from runners.launch import check
-        from runners.requests import resolve
+        from runners.request.requests import resolve
+        from runners.sweep.launch import check
 
         assert self.hydra_context is not None and self.config is not None
         elsewhere = self.config.hydra.launcher._target_ != HERE
@@ -49,8 +49,8 @@ class OpweaveSweeper(BasicSweeper):
 
     def launch(self, cells: list[tuple[tuple[str, ...], DictConfig]]) -> Any:
         """What runs these cells through the launcher that was asked for. Raises BadRequest."""
-        from runners.bad_request import BadRequest
-        from runners.launch import Launch, grouped, meeting_place
+        from runners.request.bad_request import BadRequest
+        from runners.sweep.launch import Launch, grouped, meeting_place
 
         assert self.hydra_context is not None and self.config is not None
         groups = grouped(cells)

@@ -66,7 +66,9 @@ class Request:
 
 def gpu_here() -> bool:
     """Asked of the runners in a process of its own, since scripts do not import them."""
-    asked = subprocess.run([sys.executable, "-m", "runners.device"], cwd=ROOT, capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        [sys.executable, "-m", "runners.machine.device"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return int(asked.stdout) > 0
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from systems.scheduling.schedule import Schedule
+from systems.scheduling.plans.schedule import Schedule
 
 if TYPE_CHECKING:  # they need what is defined here
-    from systems.scheduling.program import Program
-    from systems.training import Loss
+    from systems.scheduling.graph.program import Program
+    from systems.training.step import Loss
 
 
 class Unsupported(Exception):

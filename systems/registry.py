@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from systems.base import System
 
 SYSTEMS = {
-    "eager": "systems.eager:Eager",
-    "torchscript": "systems.torchscript:TorchScript",
-    "torch_compile": "systems.torch_compile:TorchCompile",
-    "tvm": "systems.tvm:Tvm",
-    "onnxruntime": "systems.onnxruntime:OnnxRuntime",
-    "tensorrt": "systems.tensorrt:TensorRT",
-    "cuda_graph": "systems.cuda_graph:CudaGraph",
+    "eager": "systems.pytorch.eager:Eager",
+    "torchscript": "systems.pytorch.torchscript:TorchScript",
+    "torch_compile": "systems.pytorch.torch_compile:TorchCompile",
+    "tvm": "systems.tvm.system:Tvm",
+    "onnxruntime": "systems.onnx.runtime:OnnxRuntime",
+    "tensorrt": "systems.tensorrt.system:TensorRT",
+    "cuda_graph": "systems.pytorch.cuda_graph:CudaGraph",
     "nimble": "systems.nimble.system:NimbleSystem",
     "ios": "systems.ios.system:Ios",
     "opara": "systems.opara.system:Opara",

@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from systems.opara.intensity import ridge_point
-from systems.scheduling import cpu_executor
+from systems.profiling.intensity import ridge_point
+from systems.scheduling.execution import cpu_executor
 
 ROOT = Path(__file__).parent.parent
 
@@ -169,9 +169,10 @@ def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """Runs a script's main() in this process, where what it imports, for seconds, has been imported."""
 
     def script(name: str, *arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-        main = importlib.import_module(f"scripts.{name}").main
+        folder = "tests/benchmarks" if name.startswith("benchmark_") else "scripts"
+        main = importlib.import_module(f"{Path(folder).name}.{name}").main
         monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / f"{name}.py"), *arguments])
+        monkeypatch.setattr(sys, "argv", [str(ROOT / folder / f"{name}.py"), *arguments])
         for variable, value in environment().items():
             monkeypatch.setenv(variable, value)
         capsys.readouterr()

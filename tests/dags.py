@@ -3,7 +3,7 @@
 import networkx as nx
 from hypothesis import strategies as st
 
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.graph.operator_graph import OperatorGraph
 
 
 @st.composite

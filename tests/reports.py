@@ -11,9 +11,9 @@ from results.verdict import Verdict
 from scripts import report
 from scripts.charts.measured import by_setting, read
 from scripts.page.schedule_graph import ScheduleGraph
-from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.schedule import Schedule
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_assignment import assign_streams
 
 REFERENCE = ROOT / "results" / "reference" / "h200"
 VERDICT = Verdict(

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from runners.correctness import relative_error
-from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling.execute import execute
-from systems.scheduling.program import Program
-from systems.scheduling.schedule import sequential
+from runners.measurements.correctness import relative_error
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.schedule import sequential
+from systems.scheduling.plans.stream_assignment import assign_streams
 
 DEVICES = [
     "cpu",

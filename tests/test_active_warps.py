@@ -29,10 +29,10 @@ from test_results import record
 import systems
 from results.course import Course
 from results.store import Store
-from runners import active_warps, kernels
-from runners.pending import PROFILED
-from runners.session import Session
-from runners.sm_efficiency import CountersUnavailable
+from runners.cell.pending import PROFILED
+from runners.cell.session import Session
+from runners.measurements import active_warps, kernels
+from runners.measurements.sm_efficiency import CountersUnavailable
 from scripts.charts import active_warps as chart
 from scripts.charts.measured import Measured, NoResults
 from scripts.charts.style import LOOKS

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks import benchmark_scheduling
 from conftest import ROOT, Run
 
 import models
-from scripts import benchmark_scheduling
-from systems.nimble.stream_assignment import assign_streams
-from systems.opara.stream_allocator import allocate_streams
-from systems.scheduling.capture import capture
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.stream_allocator import allocate_streams
+from systems.scheduling.plans.stream_assignment import assign_streams
 
 
 def test_each_schedule_file_has_a_row(script: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_wrong_request_is_one_line(
 ) -> None:
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": []}))
     if own_process:
-        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *asked]
+        command = [sys.executable, str(ROOT / "tests" / "benchmarks" / f"{name}.py"), *asked]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     else:
         done = script(name, *asked, cwd=tmp_path)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from runners import card
-from runners.session import Session
+from runners.cell.session import Session
+from runners.machine import card
 
 CLOCK_SM, CLOCK_MEM = 1, 2
 

@@ -16,9 +16,9 @@ from conftest import Run, command, environment, records
 
 from results.record import IDENTITY
 from results.store import PARTIAL
-from runners.worker import Worker, guarded
-from systems.scheduling.schedule import Schedule
-from systems.scheduling.verify import InvalidSchedule, verify
+from runners.cell.worker import Worker, guarded
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.verify import InvalidSchedule, verify
 
 BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("model=nasne", "no model is named 'nasne': did you mean nasnet?"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from systems.scheduling.costs import Cache
-from systems.scheduling.timing import Timer
+from systems.profiling.costs import Cache
+from systems.profiling.timing import Timer
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 import models
-from systems.scheduling.capture import capture
-from systems.scheduling.cuda_memory import interchangeable
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.schedule import Schedule
+from systems.scheduling.execution.cuda_memory import interchangeable
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule
 
 Segment = tuple[int, int]  # (operator, bytes)
 
@@ -100,7 +100,7 @@ def in_random_order(graph: OperatorGraph, streams: int, draw: random.Random) -> 
 @pytest.mark.parametrize("name", ["t5", "inception_v3"])
 def test_any_schedule_computes_what_eager_does(name: str) -> None:
     """T5's attention frees several segments of one size within one operator."""
-    from systems.scheduling.cuda_executor import CudaExecutor
+    from systems.scheduling.execution.cuda_executor import CudaExecutor
 
     model = models.load(name, 1, device="cuda")
     program = capture(model.module, model.inputs)

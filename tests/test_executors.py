@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torchvision.models import squeezenet1_1
 
 from systems.base import Unsupported
-from systems.nimble.stream_assignment import assign_streams
-from systems.opara.launch_order import breadth_first
-from systems.scheduling import cuda_executor, stream_executor
-from systems.scheduling.capture import capture
-from systems.scheduling.cpu_executor import CpuExecutor, MissingDependency
-from systems.scheduling.execute import execute
-from systems.scheduling.program import Program
-from systems.scheduling.schedule import Schedule, sequential
-from systems.scheduling.verify import InvalidSchedule, verify
+from systems.scheduling.execution import cuda_executor, stream_executor
+from systems.scheduling.execution.cpu_executor import CpuExecutor, MissingDependency
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.launch_order import breadth_first
+from systems.scheduling.plans.schedule import Schedule, sequential
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.plans.verify import InvalidSchedule, verify
 
 DEVICES = [
     "cpu",
@@ -217,7 +217,7 @@ def test_what_cannot_be_captured_says_why_in_one_line(forward, reason: str) -> N
 def test_the_arena_is_verified_and_far_below_keeping_everything() -> None:
     from torchvision.models import googlenet
 
-    from systems.scheduling.cuda_executor import CudaExecutor
+    from systems.scheduling.execution.cuda_executor import CudaExecutor
 
     torch.manual_seed(0)
     module = googlenet(weights=None, aux_logits=False, init_weights=False).eval().cuda()
@@ -234,7 +234,7 @@ def test_the_arena_is_verified_and_far_below_keeping_everything() -> None:
 def test_switching_contexts_leaves_everything_as_it_was() -> None:
     from cuda.bindings import driver
 
-    from systems.scheduling.context_switch import switch_contexts
+    from systems.scheduling.execution.context_switch import switch_contexts
 
     x = torch.arange(1024.0, device="cuda")
     before = driver.cuCtxGetCurrent()[1]

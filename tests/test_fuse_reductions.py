@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import models
 import systems
-from runners.correctness import relative_error
-from runners.once import _print_rewriting
-from systems.scheduling.capture import capture
+from runners.measurements.correctness import relative_error
+from runners.sweep.once import _print_rewriting
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.fuse_convolution import Fusion
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 from systems.scheduling.passes.fuse_reductions import fuse_reductions
 from systems.scheduling.passes.fused_kernel import MOST_INPUTS, FusedKernel
-from systems.scheduling.program import Program
 
 functional = nn.functional
 

@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
-from runners.correctness import relative_error
+from runners.measurements.correctness import relative_error
 from systems.base import BadOption
 from systems.ios.merge import merge
 from systems.ios.stages import lower
 from systems.ios.system import STRATEGIES
-from systems.scheduling.capture import capture
-from systems.scheduling.program import Program
-from systems.scheduling.verify import verify
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.verify import verify
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 

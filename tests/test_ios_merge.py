@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runners.correctness import relative_error
+from runners.measurements.correctness import relative_error
 from systems.ios.merge import merge, mergeable
 from systems.ios.units import find_units
-from systems.scheduling.capture import capture
-from systems.scheduling.program import Program
-from systems.scheduling.rewrite import replace
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import replace
 
 
 class Parallel(nn.Module):

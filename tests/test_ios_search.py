@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from systems.ios.endings import TooManyTransitions
 from systems.ios.search import find_schedule
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.graph.operator_graph import OperatorGraph
 
 
 def endings(graph: OperatorGraph, state: frozenset[int]) -> list[frozenset[int]]:

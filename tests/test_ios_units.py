@@ -16,10 +16,10 @@ from systems.ios.blocks import find_blocks, unit_graph
 from systems.ios.search import find_schedule
 from systems.ios.stages import Stage, greedy, to_schedule
 from systems.ios.units import KINDS, find_units
-from systems.scheduling.capture import capture
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.schedule import Schedule
-from systems.scheduling.verify import verify
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.verify import verify
 
 
 @given(dags(max_nodes=30), st.integers(2, 30))

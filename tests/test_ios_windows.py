@@ -15,7 +15,7 @@ from systems.ios.endings import TooManyTransitions
 from systems.ios.search import find_schedule
 from systems.ios.windows import Staged, improve, size
 from systems.ios.windows import members as units_of
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.graph.operator_graph import OperatorGraph
 
 
 @given(dags(max_nodes=12, max_edges=24), st.integers(2, 14), st.integers(1, 400), st.integers(0, 99))

@@ -16,15 +16,15 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from training import Optimizers, adamw, batch, groups, net, sgd
 
 import models
-from runners.training import loss
-from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling.cpu_executor import CpuExecutor, MissingDependency
-from systems.scheduling.joint_graph import capture_step
-from systems.scheduling.operator_graph import Operator, OperatorGraph, State
-from systems.scheduling.program import Call, Input, Output
-from systems.scheduling.schedule import sequential
-from systems.scheduling.stateful_program import StatefulProgram
-from systems.scheduling.verify import InvalidSchedule, verify
+from runners.measurements.training import loss
+from systems.scheduling.execution.cpu_executor import CpuExecutor, MissingDependency
+from systems.scheduling.graph.joint_graph import capture_step
+from systems.scheduling.graph.operator_graph import Operator, OperatorGraph, State
+from systems.scheduling.graph.program import Call, Input, Output
+from systems.scheduling.graph.stateful_program import StatefulProgram
+from systems.scheduling.plans.schedule import sequential
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.plans.verify import InvalidSchedule, verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,9 +26,9 @@ from test_results import CONFIG, record
 from results.comparison import speedup
 from results.record import group_key, identity
 from results.store import Store
-from runners import launch
-from runners.bad_request import BadRequest
-from runners.launch import Group, Jobs, Launch, check, grouped, meeting_place, read_outcome
+from runners.request.bad_request import BadRequest
+from runners.sweep import launch
+from runners.sweep.launch import Group, Jobs, Launch, check, grouped, meeting_place, read_outcome
 
 MODEL = """
 import os, time

@@ -16,12 +16,6 @@ MAY_IMPORT = {
     "results": set(),
     "scripts": {"results"},
 }
-# The benchmarks of the scheduling algorithms run them on graphs; this one captures those of the zoo, and runs no model.
-CAPTURES = "benchmark_scheduling.py"
-ALGORITHMS = (
-    *("systems.scheduling", "systems.nimble.stream_assignment", "systems.opara.stream_allocator"),
-    *("systems.ios.blocks", "systems.ios.endings", "systems.ios.search", "systems.ios.windows"),
-)
 
 
 def python_files() -> list[Path]:
@@ -43,8 +37,7 @@ def test_imports_point_one_way(file: Path) -> None:
     part = file.relative_to(ROOT).parts[0].removesuffix(".py")
     for name in imported(file):
         other = name.split(".")[0]
-        benchmarked = part == "scripts" and (name.startswith(ALGORITHMS) or (other == "models" and file.name == CAPTURES))
-        if other in PARTS and other != part and not benchmarked:
+        if other in PARTS and other != part:
             assert other in MAY_IMPORT[part], f"{part} imports {name}"
 
 

@@ -15,13 +15,13 @@ from dags import as_networkx, dags
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners import active_warps, correctness, latency, sm_efficiency, throughput
-from runners.correctness import relative_error
-from runners.session import Session
-from runners.sm_efficiency import METRIC, CountersUnavailable, occupied, parse_counters
-from runners.statistics import describe, spread
-from systems.scheduling.limits import critical_path
-from systems.scheduling.operator_graph import OperatorGraph
+from results.statistics import describe, spread
+from runners.cell.session import Session
+from runners.measurements import active_warps, correctness, latency, sm_efficiency, throughput
+from runners.measurements.correctness import relative_error
+from runners.measurements.sm_efficiency import METRIC, CountersUnavailable, occupied, parse_counters
+from systems.profiling.limits import critical_path
+from systems.scheduling.graph.operator_graph import OperatorGraph
 
 MIB = 2**20
 SAMPLES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40)

@@ -16,16 +16,16 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 import models
 import systems
-from runners.correctness import relative_error
-from runners.once import _print_rewriting
-from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling.capture import capture, on_meta
-from systems.scheduling.operator_graph import Operator, OperatorGraph
+from runners.measurements.correctness import relative_error
+from runners.sweep.once import _print_rewriting
+from systems.profiling.timing import Timer
+from systems.scheduling.graph.capture import capture, on_meta
+from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
+from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.passes.merge_linears import PRODUCTS, Merge, merge_linears
 from systems.scheduling.passes.rewriting import Rewriting
-from systems.scheduling.program import Call, Input, Output, Program
-from systems.scheduling.timing import Timer
-from systems.scheduling.verify import verify
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.plans.verify import verify
 
 aten = torch.ops.aten
 

@@ -5,9 +5,9 @@ import networkx as nx
 from dags import as_networkx, dags, matching_size
 from hypothesis import given, settings
 
-from systems.nimble.stream_assignment import assign_streams, single_stream
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.verify import verify
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.stream_assignment import assign_streams, single_stream
+from systems.scheduling.plans.verify import verify
 
 
 @given(dags())

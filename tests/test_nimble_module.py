@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import models
-from runners.correctness import relative_error
+from runners.measurements.correctness import relative_error
 from systems.nimble import Nimble
-from systems.scheduling.arena import Arena
+from systems.scheduling.execution.arena import Arena
 from systems.scheduling.passes.rewriting import Rewriting
 
 DEVICES = [

@@ -20,15 +20,15 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 import models
 import systems
-from runners import correctness
-from runners.environment import libraries
-from systems import onnx_export
+from runners.machine.environment import libraries
+from runners.measurements import correctness
 from systems.base import BadOption, Unsupported
 from systems.cache import Cache
-from systems.exported import Exported
+from systems.compilers.exported import Exported
 from systems.notice import Notice
-from systems.onnx_export import MODEL, onnx_file, unavailable
-from systems.onnxruntime import OnnxRuntime, _assigned
+from systems.onnx import export as onnx_export
+from systems.onnx.export import MODEL, onnx_file, unavailable
+from systems.onnx.runtime import OnnxRuntime, _assigned
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")

@@ -9,16 +9,17 @@ from torch import Tensor, nn
 
 import models
 import systems
-from runners.correctness import relative_error
+from runners.measurements.correctness import relative_error
 from systems.base import BadOption
-from systems.opara import intensity, launch_order, profiler
-from systems.opara.profiler import Capacity, Kernel, OperatorProfile, Profile, profile
-from systems.opara.stream_allocator import allocate_streams
 from systems.opara.system import Opara
-from systems.scheduling.capture import capture
-from systems.scheduling.cpu_executor import CpuExecutor
-from systems.scheduling.schedule import Schedule
-from systems.scheduling.verify import verify
+from systems.profiling import intensity, profiler
+from systems.profiling.profiler import Capacity, Kernel, OperatorProfile, Profile, profile
+from systems.scheduling.execution.cpu_executor import CpuExecutor
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.plans import launch_order
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_allocator import allocate_streams
+from systems.scheduling.plans.verify import verify
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -81,7 +82,7 @@ def test_the_options_reach_the_algorithms(monkeypatch: pytest.MonkeyPatch, resou
 
 def test_a_schedule_alone_runs_no_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs = mixed()
-    monkeypatch.setattr("systems.scheduling.program.Program.execute", lambda *_: pytest.fail("an operator ran"))
+    monkeypatch.setattr("systems.scheduling.graph.program.Program.execute", lambda *_: pytest.fail("an operator ran"))
     schedule = Opara().schedule(module, inputs)
     verify(schedule.graph, schedule)
     monkeypatch.undo()

@@ -12,11 +12,11 @@ from dags import as_networkx, dags
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.opara import launch_order
-from systems.opara.stream_allocator import allocate_streams, needed_waits
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.schedule import Schedule
-from systems.scheduling.verify import InvalidSchedule, verify
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans import launch_order
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_allocator import allocate_streams, needed_waits
+from systems.scheduling.plans.verify import InvalidSchedule, verify
 
 # The stream allocator
 

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 import models
 from systems.base import Unsupported
-from systems.opara import intensity, profiler
-from systems.opara.kernel_trace import launched_under, on_device, outermost_operators
-from systems.opara.profiler import Capacity, Kernel, OperatorProfile, Profile, from_trace, profile
-from systems.scheduling import limits
-from systems.scheduling.capture import capture
-from systems.scheduling.costs import Cache
+from systems.profiling import intensity, limits, profiler
+from systems.profiling.costs import Cache
+from systems.profiling.kernel_trace import launched_under, on_device, outermost_operators
+from systems.profiling.profiler import Capacity, Kernel, OperatorProfile, Profile, from_trace, profile
+from systems.scheduling.graph.capture import capture
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@ import pytest
 from dags import as_networkx, dags, matching_size
 from hypothesis import given
 
-from systems.scheduling.operator_graph import Operator, OperatorGraph
+from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
 
 
 @given(dags())

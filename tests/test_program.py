@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.scheduling.program import Call, Input, Output
+from systems.scheduling.graph.program import Call, Input, Output
 
 SLOTS = 5
 VALUES = [(f"value {i}", f"second of {i}") for i in range(SLOTS)]

@@ -17,8 +17,8 @@ from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from scripts import report
 from scripts.charts.measured import Measured, by_setting, read
 from scripts.page import content
-from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.stream_assignment import assign_streams
 
 
 class Page(HTMLParser):

@@ -9,11 +9,11 @@ from rewriting import Function, image, names
 from torch import Tensor
 from torch.utils._pytree import tree_structure
 
-from systems.scheduling.capture import capture
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.part import part
-from systems.scheduling.program import Call, Input, Output, Program
-from systems.scheduling.rewrite import Replacement, replace
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.graph.part import part
+from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import Replacement, replace
 
 
 @settings(max_examples=50)

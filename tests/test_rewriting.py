@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import models
-from runners.correctness import relative_error
-from systems.scheduling.capture import capture
+from runners.measurements.correctness import relative_error
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.fold_batch_norm import fold_batch_norm
 from systems.scheduling.passes.fuse_convolution import fuse_convolution
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 from systems.scheduling.passes.fused_kernel import FusedKernel
-from systems.scheduling.program import Program
 
 # Folding
 

@@ -22,17 +22,17 @@ from torch import Tensor, nn
 
 import models
 from models import loading
-from runners import correctness, kernels, latency, sm_efficiency, throughput
-from runners.cell_process import CellProcess, host_memory
-from runners.pending import AGAIN
-from runners.progress import Progress
-from runners.session import Session
-from runners.sm_efficiency import CountersUnavailable, occupied, parse_counters
-from runners.statistics import describe, spread
-from runners.sweep import shares
-from runners.worker import Phases, build_ahead
-from systems.eager import Eager
+from results.statistics import describe, spread
+from runners.cell.pending import AGAIN
+from runners.cell.session import Session
+from runners.cell.worker import Phases, build_ahead
+from runners.measurements import correctness, kernels, latency, sm_efficiency, throughput
+from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
+from runners.sweep.cell_process import CellProcess, host_memory
+from runners.sweep.progress import Progress
+from runners.sweep.sweep import shares
 from systems.notice import Notice
+from systems.pytorch.eager import Eager
 
 MIB = 2**20
 
@@ -210,7 +210,7 @@ def test_heuristic_algorithms_are_the_same_in_every_process() -> None:
 
 
 def test_a_process_that_was_profiled_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("systems.eager.Eager.profiled", True)
+    monkeypatch.setattr("systems.pytorch.eager.Eager.profiled", True)
     runner = {"name": "latency", "samples": 5}
     model = {"name": "mobilenet_v2_cifar10"}
     settings = {"batch": 1, "device": "cpu", "precision": "fp32", "layout": "contiguous", "seed": 0}
@@ -248,7 +248,7 @@ def test_a_gpu_without_room_for_another_context_is_told_of(monkeypatch: pytest.M
     session = object.__new__(Session)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     for device, room, told in (("cpu", False, 0), ("cuda", True, 0), ("cuda", False, 1)):
-        monkeypatch.setattr("systems.scheduling.context_switch.switch_contexts", lambda _, room=room: room)
+        monkeypatch.setattr("systems.scheduling.execution.context_switch.switch_contexts", lambda _, room=room: room)
         session.device = device
         assert len(session.settle()) == told
 
@@ -271,7 +271,7 @@ def test_no_worker_outlives_a_killed_parent() -> None:
 
 def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
     code = (
-        "import sys; from runners.worker import import_ahead\n"
+        "import sys; from runners.cell.worker import import_ahead\n"
         "import_ahead({'model': {'name': sys.argv[1]}, 'system': {'name': sys.argv[2]}}); print(*sys.modules)"
     )
     asked = [("squeezenet", "nimble"), ("custom", "eager")]
@@ -279,8 +279,8 @@ def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
         set(subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT, capture_output=True, text=True).stdout.split())
         for names in asked
     )
-    assert {"torch", "runners.session", "models.vision"} <= first and "systems.nimble.system" not in first
-    assert {"torch", "runners.session"} <= second and "models.vision" not in second
+    assert {"torch", "runners.cell.session", "models.vision"} <= first and "systems.nimble.system" not in first
+    assert {"torch", "runners.cell.session"} <= second and "models.vision" not in second
 
 
 def test_what_is_built_ahead_is_for_the_runner_of_the_cell() -> None:
@@ -315,7 +315,7 @@ def test_threads_of_a_physical_core_go_to_one_gpu(
         folder.mkdir(parents=True)
         if siblings:
             (folder / "thread_siblings_list").write_text(siblings.format(core % 4, core % 4 + 4))
-    monkeypatch.setattr("runners.sweep.CORES", tmp_path)
+    monkeypatch.setattr("runners.sweep.sweep.CORES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert shares(2) == ([[0, 1, 4, 5], [2, 3, 6, 7]] if siblings else [[0, 1, 2, 3], [4, 5, 6, 7]])
 
@@ -340,7 +340,7 @@ def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None
 
 def test_what_the_kernel_kills_for_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     kills = 3
-    monkeypatch.setattr("runners.cell_process.out_of_memory_kills", lambda: kills)
+    monkeypatch.setattr("runners.sweep.cell_process.out_of_memory_kills", lambda: kills)
     itself, of_its_own = CellProcess("cpu", "0"), CellProcess("cpu", "0")
     kills += 1
     itself.kill()

@@ -12,8 +12,8 @@ from hypothesis import given
 from reports import document
 
 from scripts.page.schedule_graph import NoSchedule, ScheduleGraph
-from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.stream_assignment import assign_streams
 
 
 @given(dags(max_nodes=40))

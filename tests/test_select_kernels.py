@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from rewriting import DEVICES, Function, agrees, batch_norm, image, names
 from torch import Tensor, nn
 
-from runners.correctness import relative_error
-from systems.scheduling.capture import capture
-from systems.scheduling.execute import execute
+from runners.measurements.correctness import relative_error
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.layouts import cheapest_layouts
 from systems.scheduling.passes.select_kernels import select_kernels
-from systems.scheduling.program import Program
-from systems.scheduling.schedule import sequential
+from systems.scheduling.plans.schedule import sequential
 
 aten = torch.ops.aten
 

@@ -13,15 +13,15 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
-from runners.correctness import relative_error
-from runners.once import _print_rewriting
+from runners.measurements.correctness import relative_error
+from runners.sweep.once import _print_rewriting
 from systems.nimble import Nimble
-from systems.scheduling.capture import capture
+from systems.profiling.timing import Timer
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.merge_linears import PRODUCTS
 from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.passes.select_products import LEAST_GAIN, WAYS, select_products
-from systems.scheduling.program import Program
-from systems.scheduling.timing import Timer
 
 
 def weights(program: Program) -> list[Tensor]:

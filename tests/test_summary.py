@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from test_results import record, rounds
 
-from runners.summary import print_summary
+from runners.sweep.summary import print_summary
 
 HOST = {"median": 12345.678, "ci95": [12345.678, 12345.678], "min": 1.0, "p90": 1.0, "p99": 1.0}
 MEASURED = {

@@ -15,9 +15,9 @@ import pytest
 from conftest import Run, command, environment, gone
 
 from results.comparison import speedup
-from runners.cell_process import CellProcess
-from runners.pending import AGAIN, NOT_YET, PROFILED
-from runners.sweep import GroupRun, Sweep
+from runners.cell.pending import AGAIN, NOT_YET, PROFILED
+from runners.sweep.cell_process import CellProcess
+from runners.sweep.sweep import GroupRun, Sweep
 
 MODEL = '''
 import os, signal, subprocess, sys, time

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
-from runners.correctness import relative_error
+from runners.measurements.correctness import relative_error
 from systems.base import BadOption, Unsupported
 from systems.scheduling.passes.rewriting import Rewriting
 

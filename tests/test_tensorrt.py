@@ -12,12 +12,12 @@ from conftest import Run, records
 from torch import Tensor, nn
 
 import systems
-from systems import tensorrt
 from systems.base import BadOption
 from systems.cache import Cache
-from systems.exported import Exported
+from systems.compilers.exported import Exported
 from systems.notice import Notice
-from systems.tensorrt import Binding, InHalf, TensorRT, bindings, engine_of, installed, timing_of
+from systems.tensorrt import system as tensorrt
+from systems.tensorrt.system import Binding, InHalf, TensorRT, bindings, engine_of, installed, timing_of
 
 WITHOUT = pytest.mark.skipif(installed(), reason="TensorRT is installed here")
 
@@ -171,7 +171,7 @@ class TestBindings:
 
     def test_those_of_an_exported_file(self, tmp_path: Path) -> None:
         pytest.importorskip("onnx", reason="needs the extra onnx")
-        onnx_export = pytest.importorskip("systems.onnx_export")
+        onnx_export = pytest.importorskip("systems.onnx.export")
         if reason := onnx_export.unavailable():
             pytest.skip(reason)
         exported = Exported(two(), given())

@@ -18,14 +18,15 @@ from torch import nn
 import systems
 from models.model import Model
 from results.timeline import COMPUTE, MEMORY, UNKNOWN, Timeline, from_trace
-from runners import kernels, once, timeline
+from runners.measurements import kernels, timeline
+from runners.sweep import once
 from systems.base import Prepared, Unsupported
-from systems.compiled import Compiled
-from systems.opara import intensity, profiler
-from systems.opara.profiler import Kernel, OperatorProfile
-from systems.scheduling.capture import capture
-from systems.scheduling.costs import Cache
-from systems.scheduling.program import Program
+from systems.compilers.compiled import Compiled
+from systems.profiling import intensity, profiler
+from systems.profiling.costs import Cache
+from systems.profiling.profiler import Kernel, OperatorProfile
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from systems import torch_compile
 from systems.base import BadOption, Unsupported
 from systems.cache import Cache
-from systems.torch_compile import PreparedCompiled, TorchCompile, Variant, compiled
+from systems.pytorch import torch_compile
+from systems.pytorch.torch_compile import PreparedCompiled, TorchCompile, Variant, compiled
 
 if reason := TorchCompile().unsupported("cpu"):
     pytest.skip(reason, allow_module_level=True)

@@ -14,14 +14,14 @@ from training import DEVICES, GPU, SMALL_BERT, Optimizers, adamw, batch, eager_s
 
 import models
 import systems
-from runners.training import loss
+from runners.measurements.training import loss
 from systems.nimble import Nimble
-from systems.nimble.stream_assignment import assign_streams, single_stream
 from systems.nimble.training import prepare_training
-from systems.scheduling.cpu_executor import CpuExecutor
-from systems.scheduling.joint_graph import capture_step
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.schedule import Schedule
+from systems.scheduling.execution.cpu_executor import CpuExecutor
+from systems.scheduling.graph.joint_graph import capture_step
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_assignment import assign_streams, single_stream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from training import Optimizers, adamw, batch, net, sgd
 
 import systems
-from runners.training import loss
+from runners.measurements.training import loss
 from systems.base import Unsupported
 from systems.nimble.training import prepare_training
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training import SMALL_BERT, eager_step
 
-from runners.training import TrainingSession, loss
+from runners.measurements.training import TrainingSession, loss
 
 
 def cell(**more: Any) -> dict[str, Any]:

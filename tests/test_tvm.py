@@ -15,17 +15,17 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
-import systems.tvm as tvm_system
-from runners.correctness import relative_error
+from runners.measurements.correctness import relative_error
 from systems.base import BadOption, Unsupported
-from systems.exported import Exported
-from systems.tvm import Tvm
+from systems.compilers.exported import Exported
+from systems.tvm import system as tvm_system
+from systems.tvm.system import Tvm
 
 pytest.importorskip("tvm", reason="needs the extra tvm")
 if reason := Tvm().unsupported("cpu"):
     pytest.skip(reason, allow_module_level=True)
 
-from systems import tvm_build
+from systems.tvm import build as tvm_build
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

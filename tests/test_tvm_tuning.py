@@ -17,11 +17,13 @@ from conftest import ROOT
 from test_tvm import agree
 from torch import nn
 
-from systems import tvm_build, tvm_measuring, tvm_tuning
 from systems.cache import Cache
-from systems.exported import Exported
-from systems.tvm import Tvm
-from systems.tvm_tuning import EMPTY, RECORDS, SPENT, Function, TuningLog
+from systems.compilers.exported import Exported
+from systems.tvm import build as tvm_build
+from systems.tvm import measuring as tvm_measuring
+from systems.tvm import tuning as tvm_tuning
+from systems.tvm.system import Tvm
+from systems.tvm.tuning import EMPTY, RECORDS, SPENT, Function, TuningLog
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 

@@ -7,11 +7,11 @@ from dags import dags
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from systems.nimble.stream_assignment import assign_streams
-from systems.scheduling.memory_plan import Request, plan_memory
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.schedule import Schedule, sequential
-from systems.scheduling.verify import Buffer, InvalidSchedule, verify
+from systems.scheduling.execution.memory_plan import Request, plan_memory
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule, sequential
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.plans.verify import Buffer, InvalidSchedule, verify
 
 DIAMOND = OperatorGraph.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 

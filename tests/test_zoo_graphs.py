@@ -10,12 +10,12 @@ import systems
 from systems.base import System
 from systems.ios.blocks import find_blocks, unit_graph
 from systems.ios.units import find_units
-from systems.opara import intensity
-from systems.scheduling.capture import capture
+from systems.profiling import intensity
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes import rewriting
-from systems.scheduling.program import Program
-from systems.scheduling.schedule import Schedule
-from systems.scheduling.verify import verify
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.verify import verify
 
 Scheduled = Callable[[System, str], Schedule]
 

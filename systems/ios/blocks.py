@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.graph.operator_graph import OperatorGraph
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
-from systems.scheduling.part import Examples, part
-from systems.scheduling.program import Output, Program
-from systems.scheduling.rewrite import replace
-from systems.scheduling.timing import WARM_UP_RUNS, Timer, milliseconds
+from systems.profiling.timing import WARM_UP_RUNS, Timer, milliseconds
+from systems.scheduling.graph.part import Examples, part
+from systems.scheduling.graph.program import Output, Program
+from systems.scheduling.graph.rewrite import replace
 
 from .merge import merge
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.scheduling.derived import Derived
-from systems.scheduling.program import Call, Program
-from systems.scheduling.rewrite import Replacement
+from systems.scheduling.graph.derived import Derived
+from systems.scheduling.graph.program import Call, Program
+from systems.scheduling.graph.rewrite import Replacement
 
 from .units import ACTIVATIONS
 

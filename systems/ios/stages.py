@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.program import Program
-from systems.scheduling.rewrite import Replacement
-from systems.scheduling.rewrite import replace as rewrite
-from systems.scheduling.schedule import Schedule
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import Replacement
+from systems.scheduling.graph.rewrite import replace as rewrite
+from systems.scheduling.plans.schedule import Schedule
 
 from .merge import merge
 from .units import CONVOLUTIONS

@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from systems.base import BadOption, Prepared, System
-from systems.scheduling.execute import execute
-from systems.scheduling.operator_graph import Operator, OperatorGraph
+from systems.profiling.timing import Timer
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
+from systems.scheduling.graph.program import Input, Output, Program
 from systems.scheduling.passes.rewriting import Rewriting
-from systems.scheduling.program import Input, Output, Program
-from systems.scheduling.schedule import Schedule
-from systems.scheduling.timing import Timer
-from systems.scheduling.verify import InvalidSchedule, verify
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.verify import InvalidSchedule, verify
 
 from .blocks import find_blocks, unit_graph
 from .costs import StageTimer, Unit
@@ -80,7 +80,7 @@ class Ios(System):
         program, schedule = self._planned(module, inputs)
         lowered, executed = lower(program, schedule)
         if not self.capture and inputs[0].is_cuda:
-            from systems.scheduling.stream_executor import StreamExecutor
+            from systems.scheduling.execution.stream_executor import StreamExecutor
 
             return StreamExecutor(lowered, executed)
         return execute(lowered, executed)

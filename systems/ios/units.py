@@ -2,9 +2,9 @@
 
 import torch
 
+from systems.scheduling.graph.program import Input, Program
+from systems.scheduling.graph.rewrite import only_user, users
 from systems.scheduling.passes.fuse_elementwise import is_elementwise
-from systems.scheduling.program import Input, Program
-from systems.scheduling.rewrite import only_user, users
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv2d.default, aten.conv1d.default, aten.conv3d.default)

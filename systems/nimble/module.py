@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from systems.base import Prepared
-from systems.scheduling.arena import Arena
-from systems.scheduling.program import describe
+from systems.scheduling.execution.arena import Arena
+from systems.scheduling.graph.program import describe
 
 from .system import NimbleSystem
 

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from systems.base import Prepared, System, Unsupported
-from systems.scheduling.arena import Arena
-from systems.scheduling.capture import capture
-from systems.scheduling.execute import execute
-from systems.scheduling.operator_graph import OperatorGraph
+from systems.scheduling.execution.arena import Arena
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.rewriting import Rewriting
-from systems.scheduling.program import Program
-from systems.scheduling.schedule import Schedule
-from systems.training import Loss
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_assignment import assign_streams, single_stream
+from systems.training.step import Loss
 
-from .stream_assignment import assign_streams, single_stream
 from .training import prepare_training
 
 

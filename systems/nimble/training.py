@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from systems.base import Prepared
-from systems.optimizers import StaticOptimizer, fits
-from systems.scheduling.execute import execute
-from systems.scheduling.joint_graph import capture_step
-from systems.scheduling.operator_graph import OperatorGraph
-from systems.scheduling.schedule import Schedule
-from systems.training import Loss
-
-from .stream_assignment import assign_streams
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.graph.joint_graph import capture_step
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.training.optimizers import StaticOptimizer, fits
+from systems.training.step import Loss
 
 
 def prepare_training(

@@ -6,15 +6,14 @@ from time import perf_counter
 from torch import Tensor, nn
 
 from systems.base import BadOption, Prepared, System
-from systems.scheduling.execute import execute
+from systems.profiling.intensity import METHODS, memory_intensive
+from systems.profiling.profiler import RESOURCES, profile
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.rewriting import Rewriting
-from systems.scheduling.program import Program
-from systems.scheduling.schedule import Schedule
-
-from .intensity import METHODS, memory_intensive
-from .launch_order import ORDERS, PROFILED, TIMED
-from .profiler import RESOURCES, profile
-from .stream_allocator import allocate_streams, needed_waits
+from systems.scheduling.plans.launch_order import ORDERS, PROFILED, TIMED
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_allocator import allocate_streams, needed_waits
 
 
 class Opara(System):

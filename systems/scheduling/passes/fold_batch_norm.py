@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from systems.scheduling.derived import Derived
-from systems.scheduling.program import Call, Output, Program
-from systems.scheduling.rewrite import Replacement, only_user, replace, users
+from systems.scheduling.graph.derived import Derived
+from systems.scheduling.graph.program import Call, Output, Program
+from systems.scheduling.graph.rewrite import Replacement, only_user, replace, users
 
 CONVOLUTIONS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv3d.default)
 

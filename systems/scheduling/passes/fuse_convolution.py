@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.scheduling.part import alone, part
-from systems.scheduling.program import Call, Input, Output, Program
-from systems.scheduling.rewrite import Replacement, only_user, replace, users
+from systems.scheduling.graph.part import alone, part
+from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import Replacement, only_user, replace, users
 
 from .select_kernels import CONVOLUTION, Cost, cudnn_conv2d, describe
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from systems.scheduling.program import Call, Output, Program
-from systems.scheduling.rewrite import Replacement, replace, users
+from systems.scheduling.graph.program import Call, Output, Program
+from systems.scheduling.graph.rewrite import Replacement, replace, users
 
 from .fold_batch_norm import CONVOLUTIONS
 from .fused_kernel import MOST_INPUTS, VIEW, inputs_of, reads_tensors, replacement

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from systems.scheduling.part import part
-from systems.scheduling.program import Program
-from systems.scheduling.rewrite import Replacement, only_user, replace, users
+from systems.scheduling.graph.part import part
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import Replacement, only_user, replace, users
 
 from .fuse_convolution import Fusion
 from .fuse_elementwise import is_elementwise, is_view

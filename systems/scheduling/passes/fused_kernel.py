@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from systems.scheduling.program import Call, Input, Output, Program
-from systems.scheduling.rewrite import Replacement
+from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import Replacement
 
 aten = torch.ops.aten
 # A fused operator that reads more tensors than this gains little and compiles slowly.

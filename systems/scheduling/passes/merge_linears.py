@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from systems.scheduling.capture import on_meta
-from systems.scheduling.derived import Derived
-from systems.scheduling.part import alone, part
-from systems.scheduling.program import Call, Input, Output, Program
-from systems.scheduling.rewrite import Replacement
-from systems.scheduling.rewrite import replace as rewrite
+from systems.scheduling.graph.capture import on_meta
+from systems.scheduling.graph.derived import Derived
+from systems.scheduling.graph.part import alone, part
+from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import Replacement
+from systems.scheduling.graph.rewrite import replace as rewrite
 
 from .select_kernels import Cost
 

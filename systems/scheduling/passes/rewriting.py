@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from systems.base import Unsupported
-from systems.scheduling.capture import capture
-from systems.scheduling.program import Program
-from systems.scheduling.timing import Timer
+from systems.profiling.timing import Timer
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 
 from .fold_batch_norm import fold_batch_norm
 from .fuse_convolution import Fusion, fuse_convolution

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.scheduling.derived import Derived
-from systems.scheduling.part import alone, part
-from systems.scheduling.program import Call, Input, Output, Program
-from systems.scheduling.rewrite import Replacement, replace
+from systems.scheduling.graph.derived import Derived
+from systems.scheduling.graph.part import alone, part
+from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .fuse_elementwise import is_elementwise
 from .layouts import cheapest_layouts

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from systems.scheduling.derived import Derived
-from systems.scheduling.part import part
-from systems.scheduling.program import Call, Program
-from systems.scheduling.rewrite import Replacement, replace
+from systems.scheduling.graph.derived import Derived
+from systems.scheduling.graph.part import part
+from systems.scheduling.graph.program import Call, Program
+from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .merge_linears import ADDMM, Product, product
 from .select_kernels import Choice, Cost

@@ -1,0 +1,102 @@
+"""What the adapters of other people's compilers share: their executables, called with torch's tensors."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from systems.base import Prepared
+from systems.pytorch.cuda_graph import CapturedModule
+from systems.scheduling.graph.program import check_inputs
+
+from .exported import Exported
+
+
+class Compiled(Prepared):
+    """An executable for the inputs of `exported`; a subclass says how it runs. Outputs stay valid after later calls.
+
+    A compiler chooses its own layouts inside; it takes and returns contiguous tensors, so that an input in channels_last is
+    converted first, within the call. held: `held_outside_torch` from before the executable was loaded. compilation: what a
+    record shall say of how it was made.
+    """
+
+    def __init__(self, exported: Exported, held: int, compilation: dict[str, Any]):
+        self.exported, self.held = exported, held
+        self.compilation = compilation
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """outside_torch: what the device holds beside torch's allocator since before this was loaded, own_weights left out,
+        which are the executable's own copy of the model's.
+        """
+        if self.exported.device.type != "cuda":
+            return {}
+        weights = self.exported.weight_bytes
+        held = held_outside_torch(self.exported.device) - self.held
+        return {"outside_torch": max(0, held - weights), "own_weights": weights}
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Any:
+        check_inputs(inputs, self.exported.inputs)
+        return self.exported.unflatten(self.run([x.contiguous() for x in inputs]))
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs for contiguous inputs of the shapes prepared for, ordered on torch's current stream."""
+
+
+class Captured(Prepared):
+    """A compiled executable, captured into one CUDA Graph. Raises Unsupported where it cannot be."""
+
+    captured = True
+
+    def __init__(self, compiled: Compiled):
+        self.compiled = compiled
+        self.graph = CapturedModule(compiled, compiled.exported.inputs)
+        self.compilation = compiled.compilation
+
+    @property
+    def memory(self) -> dict[str, int]:
+        return self.compiled.memory | self.graph.memory
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        return self.graph(*inputs)
+
+    def close(self) -> None:
+        self.graph.close()
+        self.compiled.close()
+
+
+class StaticBuffers:
+    """Inputs and outputs at fixed addresses, for an executable that is captured into a CUDA Graph with them.
+
+    Inputs are copied in, outputs are copied out, so that they stay valid.
+    """
+
+    def __init__(self, exported: Exported):
+        self.inputs = [torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x) for x in exported.inputs]
+        self.outputs = empty_outputs(exported)
+
+    def fill(self, inputs: Sequence[Tensor]) -> None:
+        for static, x in zip(self.inputs, inputs, strict=True):
+            static.copy_(x, non_blocking=True)
+
+    def taken(self) -> list[Tensor]:
+        copies: list[Tensor] = tree_map_only(Tensor, Tensor.clone, self.outputs)
+        return copies
+
+
+def empty_outputs(exported: Exported) -> list[Tensor]:
+    """Contiguous tensors for the module's outputs, on its device."""
+    return [torch.empty(tuple(o.shape), dtype=o.dtype, device=exported.device) for o in exported.outputs()]
+
+
+def held_outside_torch(device: torch.device) -> int:
+    """Bytes of the device's memory that are in use but not by torch's allocator; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)

@@ -1,0 +1,146 @@
+"""What every compiler starts from: a module as torch.export captures it, with digests that say which model it is."""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, TensorArgument
+from torch.utils._pytree import tree_unflatten
+
+from systems.base import Unsupported
+from systems.collector import collector_off
+from systems.scheduling.graph.program import describe
+
+STATISTICS = ("training", "use_input_stats")  # arguments with which normalisations write the statistics that they keep
+CONVOLUTION = "conv"  # what the name of every convolution of ATen begins with
+
+
+class Exported:
+    """A module in eval form, exported at the shapes of `inputs`.
+
+    Raises Unsupported, with the reason in one line, where torch.export refuses the module, and for one that changes its own
+    state or inputs, or returns anything but constants and tensors of shapes that the inputs' shapes decide.
+    """
+
+    def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...]):
+        self.inputs = inputs
+        self.label = f"{type(module).__name__} {', '.join(describe(x).partition(' on ')[0] for x in inputs)}"
+        try:
+            with torch.no_grad(), collector_off(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.program: ExportedProgram = torch.export.export(module, inputs, strict=False)
+        except Exception as error:  # export raises whatever the model's own Python does
+            raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
+        if changed := _changed(self.program):
+            raise Unsupported(f"it changes its own state in a forward pass ({changed})")
+        for spec in self.program.graph_signature.output_specs:
+            if not isinstance(spec.arg, TensorArgument | ConstantArgument):
+                raise Unsupported(f"it returns a {type(spec.arg).__name__}, which is no tensor")
+        if any(not isinstance(size, int) for output in self.outputs() for size in output.shape):
+            raise Unsupported("the shape of what it returns depends on the values of its inputs")
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs[0].device
+
+    @cached_property
+    def structure(self) -> str:
+        """A digest of the operators and the inputs' shapes, dtypes and layouts: the same for other weights."""
+        digest = hashlib.sha256()
+        for node in self.program.graph.nodes:
+            digest.update(f"{node.format_node()}\n".encode())
+            digest.update(f"{fx.node.map_aggregate(node.meta.get('val'), _kind)}\n".encode())
+        digest.update(repr(self.program.call_spec).encode())
+        digest.update(repr([(describe(x), x.stride()) for x in self.inputs]).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def content(self) -> str:
+        """A digest of all of the model: its structure, and every weight bit by bit."""
+        digest = hashlib.sha256(self.structure.encode())
+        for tensors in (self.program.state_dict, self.program.constants):
+            for name, value in sorted(tensors.items()):
+                digest.update(name.encode())
+                if isinstance(value, Tensor):
+                    digest.update(repr((value.dtype, value.shape)).encode())
+                    digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    @cached_property
+    def allow_tf32(self) -> bool:
+        """May this model compute in TF32? For a compiler that has one switch, where PyTorch has one for convolutions and one
+        for matrix products: that of convolutions where the model has any, else that of matrix products.
+        """
+        convolves = any(CONVOLUTION in str(n.target) for n in self.program.graph.nodes if n.op == "call_function")
+        return torch.backends.cudnn.allow_tf32 if convolves else torch.backends.cuda.matmul.allow_tf32
+
+    @property
+    def channels_last(self) -> bool:
+        """Did the model arrive in that layout?"""
+        images = [x for x in self.inputs if x.dim() == 4]
+        return (
+            bool(images)
+            and all(x.is_contiguous(memory_format=torch.channels_last) for x in images)
+            and not any(x.is_contiguous() for x in images)
+        )
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """What the parameters, buffers and constants occupy."""
+        tensors = [*self.program.state_dict.values(), *self.program.constants.values()]
+        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+    def outputs(self) -> list[Tensor]:
+        """Fake tensors with the shapes and dtypes of the tensors that the module returns, in order."""
+        arguments = next(n for n in self.program.graph.nodes if n.op == "output").args[0]
+        return [a.meta["val"] for a in arguments if isinstance(a, fx.Node)]
+
+    def unflatten(self, tensors: Sequence[Tensor]) -> Any:
+        """What the module returns, made of its tensors in order. Raises ValueError for another number of them."""
+        given = iter(tensors)
+        specs = [spec.arg for spec in self.program.graph_signature.output_specs]
+        if (expected := sum(isinstance(arg, TensorArgument) for arg in specs)) != len(tensors):
+            raise ValueError(f"{len(tensors)} outputs in the place of {expected}")
+        leaves = [next(given) if isinstance(arg, TensorArgument) else arg.value for arg in specs]  # type: ignore[union-attr]
+        assert self.program.call_spec.out_spec is not None
+        return tree_unflatten(leaves, self.program.call_spec.out_spec)
+
+
+def _changed(program: ExportedProgram) -> str | None:
+    """A parameter, buffer or input that an operator writes, itself or a view of it.
+
+    Functionalising the program would say so too, but takes as long again as exporting it. Its operators are as the module
+    calls them, so that one in place is no harm where it writes an intermediate.
+    """
+    inputs = {spec.arg.name: spec.target or f"input {spec.arg.name}" for spec in program.graph_signature.input_specs}
+    may_be: dict[fx.Node, str] = {}  # what a node may share its memory with
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            may_be[node] = inputs[node.name]
+        elif isinstance(node.target, torch._ops.OpOverload):
+            declared = node.target._schema.arguments
+            given = dict(zip((a.name for a in declared), node.args, strict=False)) | node.kwargs
+            aliases = [(given.get(a.name), a.alias_info.is_write) for a in declared if a.alias_info is not None]
+            if any(given.get(flag) is True for flag in STATISTICS):
+                aliases.append((given.get("running_mean"), True))
+            ours = [(x, written) for x, written in aliases if isinstance(x, fx.Node) and x in may_be]
+            for x, written in ours:
+                if written:
+                    return may_be[x]
+                may_be[node] = may_be[x]
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def _kind(value: Any) -> Any:
+    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value

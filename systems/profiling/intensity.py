@@ -1,0 +1,179 @@
+"""Which operators are memory-intensive and which compute-intensive, by the paper's table or by arithmetic intensity."""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from systems.base import Unsupported
+from systems.scheduling.graph.program import Program
+from systems.scheduling.passes.fused_kernel import FusedKernel
+
+from .costs import Cache
+
+# The paper classifies by an "offline-collected operator table" (Section 3.3) that it does not print. Of what it names, Conv,
+# Sgemm, Embedding and Arange are compute-intensive, Relu, Add, To and Ones memory-intensive; the released prototype counts
+# activations, elementwise arithmetic, normalisation, pooling and whatever only moves or lays out data among the latter, and
+# everything else among the former. This is that rule in aten's names.
+_TABLE = """
+    abs add addcmul ceil clamp div eq exp floor ge gt le log lt max maximum min minimum mul ne neg pow reciprocal rsqrt sqrt
+    sub where
+    elu gelu hardsigmoid hardswish hardtanh leaky_relu relu sigmoid silu softmax _softmax tanh
+    batch_norm group_norm instance_norm layer_norm _native_batch_norm_legit_no_training native_layer_norm
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d avg_pool2d max_pool1d max_pool2d
+    max_pool2d_with_indices mean _adaptive_avg_pool2d
+    _to_copy alias cat chunk clone constant_pad_nd contiguous copy detach dropout expand flatten pad permute reshape select
+    slice split split_with_sizes squeeze stack to transpose t unbind unsafe_view _unsafe_view unsqueeze view
+    full full_like ones ones_like zeros zeros_like
+"""
+MEMORY_INTENSIVE = frozenset(_TABLE.split())
+METHODS = ("measured", "table")
+MATRIX = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
+COPIED = {"cuda": 1 << 29, "cpu": 1 << 27}  # bytes of the copy that measures bandwidth, beyond any cache
+WARM_UP_SECONDS = 0.1  # an idle device clocks up
+REPEATS = 5
+
+
+def memory_intensive(program: Program, method: str) -> list[bool]:
+    """For each operator whether it is memory-intensive rather than compute-intensive.
+
+    method: `table`, the paper's, by the operator's name alone (elementwise operators and reductions fused into one are
+    memory-intensive), or `measured`: below the device's ridge point, which is the arithmetic intensity from which on
+    arithmetic rather than memory limits an operator. Raises Unsupported for `measured` where the program's device cannot be
+    measured.
+    """
+    if method == "table":
+        of = zip(program.graph.operators, program.calls, strict=True)
+        return [in_table(o.name) or isinstance(call.function, FusedKernel) for o, call in of]
+    device = program.device
+    found: dict[str, bool] = {}
+    for v in range(len(program.graph)):
+        signature = program.signature(v)
+        if signature not in found:
+            operations, moved = work(program, v)
+            ridge = ridge_point(device, _arithmetic(program, v), _uses_tf32(program, v)) if operations else math.inf
+            found[signature] = operations < ridge * moved or not operations
+    return [found[program.signature(v)] for v in range(len(program.graph))]
+
+
+def in_table(name: str) -> bool:
+    """Does the paper's table call the operator of this name (of aten, without overload) memory-intensive?"""
+    return name in MEMORY_INTENSIVE
+
+
+def work(program: Program, v: int) -> tuple[int, int]:
+    """Floating-point operations and bytes of one operator; their ratio is its arithmetic intensity.
+
+    Operations: what torch.utils.flop_counter counts; for a convolution that it does not know, two a multiplication and
+    addition; for anything else one for each element that is read or written, since then memory limits it in any case. Bytes:
+    of its distinct arguments and outputs, each moved once. A view has neither.
+    """
+    call = program.calls[v]
+    if _is_view(call.function):
+        return 0, 0
+    read = {id(t): t for t in (program.value(a) for a in tree_leaves((call.args, call.kwargs))) if isinstance(t, Tensor)}
+    written = [t for t in tree_leaves(call.produces) if isinstance(t, Tensor)]
+    tensors = [*read.values(), *written]
+    moved = sum(_elements(t) * t.element_size() for t in tensors)
+    if not any(t.is_floating_point() for t in written):
+        return 0, moved
+    operations = _counted(program, v) if isinstance(call.function, torch._ops.OpOverload) else 0
+    if not operations and "conv" in program.graph.operators[v].name and len(call.args) > 1:
+        weight = program.value(call.args[1])
+        if isinstance(weight, Tensor):
+            operations = 2 * written[0].numel() * weight[0].numel()
+    return operations or sum(map(_elements, tensors)), moved
+
+
+def _counted(program: Program, v: int) -> int:
+    """What torch's counter says, on tensors without data."""
+    device = program.device
+
+    def fake(argument: Any) -> Any:
+        value = program.value(argument)
+        if not isinstance(value, Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+    with FakeTensorMode():
+        call = program.calls[v].map(fake)
+        with FlopCounterMode(display=False) as counter:
+            call.function(*call.args, **call.kwargs)
+    return int(counter.get_total_flops())
+
+
+def _is_view(function: Any) -> bool:
+    returns = function._schema.returns if isinstance(function, torch._ops.OpOverload) else ()
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _elements(tensor: Tensor) -> int:
+    """The elements that lie in memory: an expanded dimension holds one."""
+    return math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+
+
+def _arithmetic(program: Program, v: int) -> torch.dtype:
+    outputs = [t for t in tree_leaves(program.calls[v].produces) if isinstance(t, Tensor) and t.is_floating_point()]
+    return outputs[0].dtype
+
+
+def _uses_tf32(program: Program, v: int) -> bool:
+    if program.device.type != "cuda":
+        return False
+    convolution = "conv" in program.graph.operators[v].name
+    return torch.backends.cudnn.allow_tf32 if convolution else torch.backends.cuda.matmul.allow_tf32
+
+
+@cache
+def ridge_point(device: torch.device, dtype: torch.dtype, tf32: bool = False) -> float:
+    """Operations a byte at which peak arithmetic and peak bandwidth of `device` meet, both measured once and kept in the
+    cache: the best of a few matrix products in `dtype` (tf32: with float32 rounded to TF32), and of a few copies.
+
+    Raises Unsupported for a device on which nothing runs.
+    """
+    if device.type not in MATRIX:
+        raise Unsupported(f"arithmetic intensity is measured against the device's ridge point, and nothing runs on {device}")
+    kept, name = Cache("opara", device), f"ridge point of {dtype}{' as TF32' if tf32 else ''}"
+    if name not in kept:
+        kept.add({name: _measured_ridge_point(device, dtype, tf32)})
+    return float(kept[name])
+
+
+@torch.no_grad()
+def _measured_ridge_point(device: torch.device, dtype: torch.dtype, tf32: bool) -> float:
+    n = MATRIX[device.type]
+    matrix = torch.ones(n, n, dtype=dtype, device=device)
+    product = torch.empty_like(matrix)
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        operations = 2 * n**3 / _best_seconds(lambda: torch.mm(matrix, matrix, out=product), device)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    bandwidth = 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device)
+    return operations / bandwidth
+
+
+def _best_seconds(function: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of REPEATS calls, after some to warm up."""
+
+    def seconds() -> float:
+        start = perf_counter()
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return perf_counter() - start
+
+    begin = perf_counter()
+    while perf_counter() - begin < WARM_UP_SECONDS:
+        seconds()
+    return min(seconds() for _ in range(REPEATS))

@@ -1,0 +1,127 @@
+"""The eager module captured into one CUDA Graph on one stream: no scheduling at run time, no concurrency."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from systems.base import Prepared, System, Unsupported
+from systems.scheduling.graph.program import check_inputs
+from systems.training.optimizers import StaticOptimizer
+from systems.training.step import Loss, undone
+
+WARM_UP_RUNS = 3
+
+
+class CudaGraph(System):
+    name = "cuda_graph"
+
+    def unsupported(self, device: str) -> str | None:
+        return None if device == "cuda" else "a CUDA Graph needs a CUDA device"
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        return CapturedModule(module, inputs)
+
+    def prepare_training(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
+    ) -> Prepared:
+        return CapturedStep(module, optimizer, loss, (*inputs, target))
+
+
+class CapturedModule(Prepared):
+    """Replays a captured module. Inputs are copied into static buffers; outputs are copied out, so that they stay valid."""
+
+    captured = True
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        warming_up: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        """warming_up: what the runs before the capture are done under."""
+        from systems.scheduling.execution.context_switch import (
+            switch_contexts,  # CUDA's bindings: PyTorch for a CPU comes without
+        )
+
+        self.device = inputs[0].device
+        self.inputs = [torch.empty_like(x).copy_(x) for x in inputs]
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side), warming_up():
+            for _ in range(WARM_UP_RUNS):
+                module(*self.inputs)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        torch.cuda.synchronize(self.device)
+        self.graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self.graph, stream=side):
+                self.outputs = module(*self.inputs)
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            raise Unsupported(f"it cannot be captured: {str(error).strip().splitlines()[0]}") from error
+        switch_contexts(self.device)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """pool: what the graph's private pool holds of the device's memory."""
+        if self.graph is None:
+            return {}
+        pool = self.graph.pool()
+        held = [s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool)]
+        return {"pool": sum(held), "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs)}
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Any:
+        if self.graph is None:
+            raise RuntimeError("this executor is closed")
+        check_inputs(inputs, self.inputs)
+        for static, x in zip(self.inputs, inputs, strict=True):
+            static.copy_(x, non_blocking=True)
+        self.graph.replay()
+        return tree_map_only(Tensor, Tensor.clone, self.outputs)
+
+    def close(self) -> None:
+        self.graph, self.inputs, self.outputs = None, [], None
+
+
+class CapturedStep(CapturedModule):
+    """A whole step of training, captured: forward, loss, backward and the optimizer's update."""
+
+    @torch.no_grad()
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...]):
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+        def differentiate(*inputs: Tensor) -> tuple[Tensor, dict[Tensor, Tensor]]:
+            with torch.enable_grad():
+                value = loss(module(*inputs[:-1]), inputs[-1])
+                gradients = torch.autograd.grad(value, trained, allow_unused=True)
+            return value.detach(), {p: g for p, g in zip(trained, gradients, strict=True) if g is not None}
+
+        with undone(module):
+            static = StaticOptimizer.of(optimizer, differentiate(*inputs)[1])
+        self.optimizer = static
+
+        def step(*inputs: Tensor) -> Tensor:
+            value, gradients = differentiate(*inputs)
+            for i, members in enumerate(static.groups):
+                if members:
+                    static.update(i, members, [gradients[p] for p in members], static.moments_of(members), static.rates[i])
+            return value
+
+        moments = [t for named in static.moments.values() for t in named.values()]
+        super().__init__(step, inputs, lambda: undone(module, *moments))
+        self.changed = [*static.moments, *moments, *module.buffers()]
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Any:
+        check_inputs(inputs, self.inputs)
+        self.optimizer.refresh()
+        value = super().__call__(*inputs)
+        torch.autograd.graph.increment_version(self.changed)  # a replay passes autograd by
+        return value

@@ -1,0 +1,41 @@
+"""TorchScript: the module traced and frozen; for training the traced forward, under autograd and an eager optimizer."""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from systems.base import Prepared, PreparedModule, System, Unsupported
+from systems.training.step import Loss, ModuleStep, undone
+
+WARM_UP_RUNS = 3  # the profiling executor specialises in the first runs
+
+
+class TorchScript(System):
+    name = "torchscript"
+    own_randomness = True  # on a GPU it differentiates dropout in a form of its own
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        with torch.no_grad():
+            traced = torch.jit.freeze(_traced(module, inputs))
+            for _ in range(WARM_UP_RUNS):
+                traced(*inputs)
+        return PreparedModule(traced)
+
+    def prepare_training(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
+    ) -> Prepared:
+        with undone(module):
+            step = ModuleStep(_traced(module, inputs), optimizer, loss)
+            for _ in range(WARM_UP_RUNS):
+                step.differentiate(*inputs, target)
+        return step
+
+
+def _traced(module: nn.Module, inputs: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tracing warns of every Python branch; the output is compared with eager's
+        try:
+            return torch.jit.trace(module, inputs, check_trace=False)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise Unsupported(f"torch.jit.trace refuses it: {str(error).strip().splitlines()[0]}") from error

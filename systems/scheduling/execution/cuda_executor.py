@@ -1,0 +1,260 @@
+"""Runs any schedule on a GPU: real streams and events, captured into one CUDA Graph, replayed by every call."""
+
+import gc
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Any
+
+import torch
+from cuda.bindings import runtime as cudart
+from torch import Tensor
+
+from systems.base import Prepared, Unsupported
+from systems.collector import collector_off
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.stateful_program import StatefulProgram
+from systems.scheduling.plans.schedule import Schedule, sequential
+from systems.scheduling.plans.verify import verify
+
+from .arena import Arena
+from .context_switch import switch_contexts
+from .cuda_memory import (
+    REQUESTS,
+    SPARE,
+    AllocationMismatch,
+    PoolAllocator,
+    Recorded,
+    record_requests,
+    release_workspaces,
+    storages,
+)
+from .cuda_random import GraphRandomness
+from .cuda_streams import Event, Streams, begin_capture, checked
+from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
+
+WARM_UP_RUNS = 2  # the first loads kernels and lets cuDNN choose its algorithms; the second sees them chosen
+
+
+class CudaExecutor(Prepared):
+    """A schedule captured into one CUDA Graph over one arena of planned memory.
+
+    Inputs are copied into static buffers, outputs out of the arena, so that a result stays valid after the next call.
+    Calls of one executor must not overlap: they share the arena. Preparing runs the program, and undoes what it changes.
+
+    Raises InvalidSchedule where the schedule or the memory plan fails verification, Unsupported where an operator cannot
+    be captured (it waits for the device, say).
+    """
+
+    captured = True
+    schedule: Schedule
+    program: Program
+
+    def __init__(self, program: Program, schedule: Schedule, arena: Arena | None = None):
+        """arena: where its memory comes from, if other executors that never run at the same time use it too."""
+        verify(program.graph, schedule)
+        self.program, self.schedule = program, schedule
+        self.device = program.device
+        self.index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        self.graph_exec: Any = None
+        self.shared = arena or Arena()
+        self.arena: Tensor | None = None
+        self.outputs: list[Any] = []
+        self.stateful = program if isinstance(program, StatefulProgram) else None
+        self.randomness = GraphRandomness(self.device) if self.stateful and self.stateful.random else None
+        with torch.no_grad(), torch.cuda.device(self.device):
+            self.inputs = [torch.empty_like(x).copy_(x) for x in program.examples]
+            self._prepare()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """arena: planned for this schedule; sequential_arena: by the same plan on one stream; keep_all: without reuse."""
+        return {
+            "arena": self.plan.size,
+            "sequential_arena": self.sequential_arena,
+            "keep_all": self.plan.keep_all,
+            "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
+        }
+
+    @torch.no_grad()  # a static input that took part in a gradient would hold on to the caller's graph
+    def __call__(self, *inputs: Tensor) -> Any:
+        self.program.check(inputs)
+        if self.graph_exec is None:
+            raise RuntimeError("this executor is closed")
+        for static, x in zip(self.inputs, inputs, strict=True):
+            static.copy_(x, non_blocking=True)
+        self.replay()
+        if self.stateful:  # a replay passes autograd by, which counts who writes a tensor
+            torch.autograd.graph.increment_version(self.stateful.changed)
+        # Asked while the GPU is busy, so that it costs no time; on the rare yes all is done again.
+        if self.program.derived.refresh():
+            self.replay()
+        return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in self.outputs])
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream, on what lies in the static inputs."""
+        if self.randomness:
+            self.randomness.advance()
+        checked(cudart.cudaGraphLaunch(self.graph_exec, torch._C._cuda_getCurrentRawStream(self.index)))
+
+    def close(self) -> None:
+        if self.graph_exec is not None:
+            torch.cuda.synchronize(self.device)
+            checked(cudart.cudaGraphExecDestroy(self.graph_exec))
+            self.graph_exec = None
+            self.arena, self.outputs, self.inputs, self.shared = None, [], [], Arena()
+            self.randomness = None
+
+    def _prepare(self) -> None:
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        undone = self.stateful.undone() if self.stateful else torch.random.fork_rng(devices=[self.device])
+        with torch.cuda.stream(side), undone:
+            for _ in range(WARM_UP_RUNS):
+                before = torch.cuda.memory_allocated(self.device)
+                torch.cuda.reset_peak_memory_stats(self.device)
+                self.program.run(self.inputs)
+        torch.cuda.synchronize(self.device)
+        scratch = torch.cuda.max_memory_allocated(self.device) - before + SPARE
+        release_workspaces()  # or the first matrix product would find the warm-up's and not ask
+        gc.collect()
+        with collector_off():
+            # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
+            # thrown away; nothing of it has run.
+            allocator = PoolAllocator(self.device, scratch, REQUESTS * (len(self.program.graph) + 1))
+            with closing(allocator), torch.cuda.stream(side), self._drawing():
+                discard = begin_capture(side.cuda_stream)
+                try:
+                    recorded = record_requests(self.program, self.inputs, allocator)
+                except RuntimeError as error:
+                    raise _uncapturable(error) from error
+                finally:
+                    discard()
+            self._plan_and_capture(recorded)
+        if self.randomness:
+            self.randomness.check()
+        switch_contexts(self.device)
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        return self.randomness.counting() if self.randomness else nullcontext()
+
+    def _plan_and_capture(self, recorded: Recorded) -> None:
+        before = self.schedule.happens_before()
+        self.plan: MemoryPlan = plan_memory(recorded.requests, before)
+        verify(self.program.graph, self.schedule, self.plan.buffers)
+        if self.schedule.stream_count == 1:
+            self.sequential_arena = self.plan.size
+        else:
+            self.sequential_arena = plan_memory(recorded.requests, sequential(self.program.graph).happens_before()).size
+        # Set off by one unit: no buffer may have the arena's own address, by which torch knows the arena.
+        self.arena = self.shared.take(self.plan.size + 2 * ALIGNMENT, self.device)
+        base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        addresses = [base + buffer.start for buffer in self.plan.buffers]
+        given = iter(addresses)
+        placed = [[(size, next(given)) for size in asked] for asked in recorded.segments]
+        self._capture(placed, [{addresses[i] for i in places} for places in recorded.looks_into])
+
+    def _capture(self, placed: Sequence[Sequence[tuple[int, int]]], outputs: Sequence[set[int]]) -> None:
+        """placed: for each operator its segments as (bytes, address). outputs: addresses that its output may lie at."""
+        streams = Streams(self.schedule.stream_count, self.device)
+        events: dict[int, Event] = {}
+        fork = Event()
+        allocator = PoolAllocator(self.device)
+        origin = streams.handles[self.schedule.streams[self.schedule.order[0]]]
+        try:
+            with self._drawing():
+                discard = begin_capture(origin)
+                try:
+                    fork.record(origin)
+                    self._launch_all(streams, events, fork, origin, allocator, placed, outputs)
+                except BaseException:
+                    discard()
+                    raise
+                graph = checked(cudart.cudaStreamEndCapture(origin))
+            try:
+                self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, 0))
+            finally:
+                checked(cudart.cudaGraphDestroy(graph))
+        finally:
+            allocator.close()
+            for event in (fork, *events.values()):
+                event.close()
+            streams.close()
+
+    def _launch_all(
+        self,
+        streams: Streams,
+        events: dict[int, Event],
+        fork: Event,
+        origin: Any,
+        allocator: PoolAllocator,
+        placed: Sequence[Sequence[tuple[int, int]]],
+        outputs: Sequence[set[int]],
+    ) -> None:
+        program, schedule = self.program, self.schedule
+        values: list[Any] = [None] * len(program.graph)
+        waits: dict[int, list[int]] = {}
+        for u, v in schedule.waits:
+            waits.setdefault(v, []).append(u)
+        signalled = {u for u, _ in schedule.waits}
+        readers = [len(s) for s in program.graph.consumers]
+        kept = program.kept_operators()
+        started: set[int] = set()
+        last: dict[int, int] = {}
+        for v in schedule.order:
+            s = schedule.streams[v]
+            handle = streams.handles[s]
+            if s not in started and handle is not origin and v not in waits:
+                fork.block(handle)  # brings the stream into the capture
+            started.add(s)
+            for u in waits.get(v, ()):
+                events[u].block(handle)
+            with (
+                torch.cuda.stream(streams.torch[s]),
+                allocator.operator(program.graph.label(v), placed[v]),
+            ):
+                values[v] = self._captured(v, values)
+            if any(self._in_arena(address) and address not in outputs[v] for address in storages(values[v])):
+                raise AllocationMismatch(f"{program.graph.label(v)} lies in a segment that was planned for something else")
+            if v in signalled:
+                events[v] = Event()
+                events[v].record(handle)
+            last[s] = v
+            # Dropped once launched: an address may be given out again only when torch no longer knows a tensor there.
+            for u in program.graph.producers[v]:
+                readers[u] -= 1
+            for u in (*program.graph.producers[v], v):
+                if readers[u] == 0 and u not in kept:
+                    values[u] = None
+        for s, v in last.items():
+            if streams.handles[s] is not origin and v not in signalled:
+                join = events[v] = Event()
+                join.record(streams.handles[s])
+                join.block(origin)
+        self.outputs = [self._static(o) for o in program.result(values, self.inputs)]
+
+    def _captured(self, v: int, values: Sequence[Any]) -> Any:
+        try:
+            return self.program.execute(v, values, self.inputs)
+        except torch.cuda.OutOfMemoryError:  # how the planned allocator refuses
+            raise
+        except RuntimeError as error:
+            raise _uncapturable(error, f"operator {self.program.graph.label(v)}") from error
+
+    def _in_arena(self, address: int) -> bool:
+        return self.arena is not None and 0 <= address - self.arena.data_ptr() < self.arena.numel()
+
+    def _static(self, output: Any) -> Any:
+        """The output as a tensor over the arena, which outlives the pools that the capture ran under."""
+        if not isinstance(output, Tensor) or self.arena is None or not self._in_arena(output.data_ptr()):
+            return output  # no tensor, or an input or parameter handed through
+        offset = output.data_ptr() - self.arena.data_ptr()
+        storage = self.arena.untyped_storage()
+        start = offset // output.element_size()
+        return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())
+
+
+def _uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:
+    """The reason why a run under capture failed; memory that ran out, or was asked for otherwise, is no such reason."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | AllocationMismatch):
+        return error
+    return Unsupported(f"{what} cannot be captured into a CUDA Graph: {str(error).strip().splitlines()[0]}")

@@ -1,0 +1,222 @@
+"""Makes torch's operators put their outputs and workspaces where a memory plan says.
+
+An operator allocates inside its kernel's C++ code, so the only way to choose its addresses is to be the allocator. Each
+operator runs under a torch.cuda.MemPool of its own whose memory comes from a callback, and which does not split what it is
+given: every request that the pool cannot serve from what this same operator has freed reaches the callback. A first run
+under capture records what each operator asks for; what comes of that is planned; the second run is given those addresses.
+
+Where an operator has freed several segments of one size, torch serves its next request from the one at the lowest address,
+which need not be the same one in both runs. Such segments are planned as if each were all of them.
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from systems.scheduling.graph.program import Program
+
+from .memory_plan import ALIGNMENT, Request
+
+REQUESTS = 64  # of an operator, on the average, at most
+SPARE = 128 << 20  # bytes of scratch beyond the warm-up's peak: an operator may ask for more under capture
+
+
+class AllocationMismatch(RuntimeError):
+    """An operator asked for other memory than in the recorded run."""
+
+
+def release_workspaces() -> None:
+    """Give back cuBLAS's workspaces, one per stream that ran a matrix product: 32 MiB each on Hopper.
+
+    Doing so after every operator makes the workspace a part of what that operator asks for, planned like everything else.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+class PoolAllocator:
+    """Serves operators from chosen addresses: `with allocator.operator(name, segments): run it`.
+
+    The pools, and so torch's belief that they hold memory, last until `close`: emptying one during capture would not do.
+    """
+
+    def __init__(self, device: torch.device, scratch: int = 0, requests: int = 0):
+        """scratch: bytes to serve operators without chosen addresses from, each of so many requests at the next multiple of
+        ALIGNMENT. Such requests overlap; that is for runs under capture whose graph never runs.
+        """
+        self.device = device
+        self.chosen: Sequence[tuple[int, int]] | None = None  # (segment bytes, address) in the order of asking
+        self.served: list[tuple[int, int]] = []
+        self.pools: list[Any] = []
+        self.scratch = (
+            torch.empty(scratch + ALIGNMENT * (requests + 1), dtype=torch.uint8, device=device) if scratch else None
+        )
+        self.next, self.end = 0, 0
+        if self.scratch is not None:
+            self.next = self.scratch.data_ptr() + ALIGNMENT
+            self.end = self.scratch.data_ptr() + self.scratch.numel()
+
+    @contextmanager
+    def operator(self, name: str, chosen: Sequence[tuple[int, int]] | None = None) -> Iterator[list[tuple[int, int]]]:
+        """Within, what this thread allocates lies at the addresses of `chosen`, (bytes, address) in the order of asking.
+
+        Yields the list of what has been served. Raises AllocationMismatch for any other request than the chosen ones.
+        """
+        self.chosen, self.served = chosen, []
+        self.pools.append(_source().pool())
+        _source().current.allocator = self
+        try:
+            with torch.cuda.use_mem_pool(self.pools[-1], self.device):
+                yield self.served
+                release_workspaces()
+        except torch.cuda.OutOfMemoryError as error:
+            raise AllocationMismatch(self._mismatch(name)) from error
+        if chosen is not None and len(self.served) != len(chosen):
+            raise AllocationMismatch(self._mismatch(name))
+
+    def close(self) -> None:
+        """Must not come while torch knows of a capture: giving up a pool would end the process."""
+        self.pools.clear()
+
+    def serve(self, size: int) -> int:
+        """The address for a segment of `size` bytes; 0, on which torch raises out of memory, where there is none."""
+        if self.chosen is None:
+            address = self.next if self.next + size <= self.end else 0
+            self.next += ALIGNMENT
+        else:
+            i = len(self.served)
+            address = self.chosen[i][1] if i < len(self.chosen) and self.chosen[i][0] == size else 0
+        self.served.append((size, address))
+        return address
+
+    def _mismatch(self, name: str) -> str:
+        recorded = "scratch" if self.chosen is None else [size for size, _ in self.chosen]
+        return f"{name} asks for {[size for size, _ in self.served]} bytes, planned from the recorded run are {recorded}"
+
+
+class _Source:
+    """Where the pools' memory comes from: two callbacks that torch may call for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self.current = threading.local()  # .allocator: the PoolAllocator that this thread runs an operator under
+        allocate_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+        free_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+        self.callbacks = (
+            allocate_type(lambda size, _device, _stream: self.current.allocator.serve(size)),
+            free_type(lambda *_: None),
+        )
+        self.addresses = [ctypes.cast(c, ctypes.c_void_p).value or 0 for c in self.callbacks]
+
+    def pool(self) -> Any:
+        """A pool with a torch allocator of its own, since one of them may hand out each address only once."""
+        return torch.cuda.MemPool(torch._C._cuda_customAllocator(self.addresses[0], self.addresses[1]), no_split=True)
+
+
+@cache
+def _source() -> _Source:
+    return _Source()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What memory the operators of a program ask for.
+
+    segments: for each operator the bytes of each segment that torch asks for, in the order of asking. requests: one for
+    every segment of every operator, in the same order, with the bytes that are used of it. looks_into: for each operator the
+    places in `requests` of the segments that its output may lie in, its own or another operator's.
+    """
+
+    segments: list[list[int]]
+    requests: list[Request]
+    looks_into: list[list[int]]
+
+
+@torch.no_grad()
+def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolAllocator) -> Recorded:
+    """Run `program` once, under stream capture, and record what memory each operator asks for.
+
+    allocator: with scratch for what any single operator asks for. A view's consumers count as consumers of the memory that
+    it looks into. Must come after a warm-up, so that cuDNN has chosen its algorithms. Raises AllocationMismatch where the
+    scratch is too small.
+    """
+    device, n = inputs[0].device, len(program.graph)
+    values: list[Any] = [None] * n
+    last = program.last_consumers()
+    served: list[tuple[int, int]] = []  # (operator, bytes)
+    number: dict[int, int] = {}  # address -> its place in `served`; none is served twice
+    looks_into: list[list[int]] = []
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=1000 * n + 10_000)
+    try:
+        for v in range(n):
+            with allocator.operator(program.graph.label(v)) as segments:
+                values[v] = program.execute(v, values, inputs)
+            for size, address in segments:
+                number[address] = len(served)
+                served.append((v, size))
+            looks_into.append([number[a] for a in storages(values[v]) if a in number])
+            for u in last[v]:
+                values[u] = None
+        trace = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+        values.clear()
+    events = [(e["action"], number[e["addr"]], e["size"]) for e in trace if e.get("addr") in number]
+    alike = interchangeable(served, events)
+    used = [0] * len(served)
+    for action, i, size in events:
+        if action == "alloc":
+            used[i] = max(used[i], size)
+    touched = [1 << v for v, _ in served]
+    kept = [False] * len(served)
+    for v in range(n):
+        for u in (*program.graph.producers[v], v):
+            for i in looks_into[u]:
+                touched[i] |= 1 << v
+    for v in program.kept_operators():
+        for i in looks_into[v]:
+            kept[i] = True
+    requests = []
+    for i, (v, _) in enumerate(served):
+        mask = 0
+        for j in alike[i]:
+            mask |= touched[j]
+        requests.append(Request(max(used[j] for j in alike[i]), v, mask, any(kept[j] for j in alike[i])))
+    sizes: list[list[int]] = [[] for _ in range(n)]
+    for v, size in served:
+        sizes[v].append(size)
+    return Recorded(sizes, requests, [sorted({j for i in places for j in alike[i]}) for places in looks_into])
+
+
+def interchangeable(served: Sequence[tuple[int, int]], events: Sequence[tuple[str, int, int]]) -> list[list[int]]:
+    """For each segment those that torch might have taken in its place, itself among them.
+
+    served: (operator, bytes) of each segment. events: (action, place in `served`, bytes) of torch's allocator, in order.
+    A request is served from the smallest free segment of the operator that it fits into, the one at the lowest address
+    where there are several: all of these are alike.
+    """
+    group = [[i] for i in range(len(served))]
+    free: set[int] = set()
+    for action, i, _ in events:
+        if action == "free_completed":
+            free.add(i)
+        elif action == "alloc" and i in free:
+            for j in sorted(free):
+                if served[j] == served[i] and group[j] is not group[i]:
+                    group[i] += group[j]
+                    for k in group[j]:
+                        group[k] = group[i]
+            free.remove(i)
+    return group
+
+
+def storages(value: Any) -> list[int]:
+    """The addresses of the distinct storages of an operator's output."""
+    tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor) and t.numel()]
+    return list(dict.fromkeys(t.untyped_storage().data_ptr() for t in tensors))

@@ -1,0 +1,341 @@
+"""One step of training as one graph: forward, loss, backward and the optimizer's updates, with all they change in place.
+
+What is traced is what autograd dispatches, below all decompositions: the kernels of eager execution in their order, with its
+in-place operators and its random numbers. It is not functionalised: batch norm would then copy every running statistic and
+lose cuDNN's kernel, and dropout would draw other numbers. In the place of that stands the graph's state, which orders the
+operators that touch what others change.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from systems.base import Unsupported
+from systems.collector import collector_off
+from systems.training.optimizers import StaticOptimizer
+
+from .effects import draws, is_view, written
+from .operator_graph import Operator, OperatorGraph, State
+from .program import Call, Input, Output
+from .stateful_program import StatefulProgram
+
+aten = torch.ops.aten
+# Operators into which an optimizer's step is split, of about equal bytes. All but the last overlap with the rest of
+# backward: an eighth of the step's time is left over, for eight kernels where one for each parameter would take hundreds.
+UPDATES = 8
+RANDOM = -1  # the random generator, where memory goes by the numbers of storages
+
+
+def capture_step(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Any, Tensor], Tensor],
+    inputs: tuple[Tensor, ...],
+    target: Tensor,
+) -> tuple[StatefulProgram, StaticOptimizer]:
+    """Capture `loss(module(*inputs), target)`, its gradients and the optimizer's step as a Program, without running it.
+
+    The module is captured in the form that it is in (training or eval, frozen parameters or none). The program's inputs are
+    `inputs` and `target`, its output is the loss. Raises Unsupported, with the reason in one line, for what cannot be traced
+    or scheduled.
+    """
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    trace = _trace(module, trained, loss, inputs, target)
+    static = StaticOptimizer.of(optimizer, trace.gradients)
+    return _Joint(trace, static, (*inputs, target)).program(), static
+
+
+@dataclass
+class _Trace:
+    """graph: as make_fx leaves it. state: parameters and buffers by name, which its placeholders stand for, before those of
+    the inputs. constants: holds the tensors that its other attributes name. loss, gradients: nodes.
+    """
+
+    graph: fx.Graph
+    state: dict[str, Tensor]
+    constants: nn.Module
+    loss: fx.Node
+    gradients: dict[Tensor, fx.Node]
+
+
+def _trace(
+    module: nn.Module,
+    trained: Sequence[Tensor],
+    loss: Callable[[Any, Tensor], Tensor],
+    inputs: tuple[Tensor, ...],
+    target: Tensor,
+) -> _Trace:
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    names = {id(t): name for name, t in state.items()}
+    if any(id(p) not in names for p in trained):
+        raise Unsupported("the optimizer holds parameters that are not the module's")
+    if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in trained):
+        raise Unsupported("a parameter has a hook on its gradient, which a captured step would not run")
+    devices = {str(x.device) for x in (*state.values(), *inputs, target)}
+    if len(devices) > 1:
+        raise Unsupported(f"module, inputs and target are on several devices: {', '.join(sorted(devices))}")
+
+    def step(tensors: list[Tensor], inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Any, ...]:
+        given = dict(zip(state, tensors, strict=True))
+        left = dict(given)
+        value = loss(torch.func.functional_call(module, left, inputs), target)
+        if value.shape != ():
+            raise ValueError(f"the loss has shape {list(value.shape)}, and must be a single number")
+        gradients = torch.autograd.grad(value, [given[names[id(p)]] for p in trained], allow_unused=True)
+        with torch.no_grad():
+            for name, tensor in given.items():
+                if left[name] is not tensor:  # a buffer that forward assigns anew
+                    tensor.copy_(left[name])
+        return value, *gradients
+
+    try:
+        # In one thread, since fake tensors are to be traced in the order of eager's backward whichever device they are of.
+        one_thread = torch.autograd.set_multithreading_enabled(False)
+        with torch.enable_grad(), one_thread, collector_off(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)([*state.values()], inputs, target)
+    except Exception as error:  # tracing raises whatever the model's own Python does
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        raise Unsupported(f"the step cannot be traced: {type(error).__name__}: {lines[0][:300]}") from error
+    value, *gradients = tree_leaves(next(n for n in traced.graph.nodes if n.op == "output").args[0])
+    with_gradient = {p: g for p, g in zip(trained, gradients, strict=True) if g is not None}
+    if not with_gradient:
+        raise Unsupported("the loss depends on no parameter of the optimizer")
+    return _Trace(traced.graph, state, traced, value, with_gradient)
+
+
+@dataclass(eq=False)
+class _Memory:
+    """What operators touch: a storage, or the random generator. made_by: the operator whose output it is, where it is one's.
+    tensors: those that lie in it, where it outlives a step.
+    """
+
+    name: str
+    tensors: list[Tensor]
+    made_by: int | None = None
+    readers: int = 0
+    writers: int = 0
+
+    @property
+    def changes(self) -> bool:
+        """Does another operator write it than the one that makes it?"""
+        return bool(self.writers & ~(0 if self.made_by is None else 1 << self.made_by))
+
+
+class _Joint:
+    """Turns a trace into operators, and puts each update where the last reader of its parameters is behind it."""
+
+    def __init__(self, trace: _Trace, static: StaticOptimizer, examples: tuple[Tensor, ...]):
+        self.trace, self.static, self.examples = trace, static, examples
+        self.operators: list[Operator] = []
+        self.calls: list[Call] = []
+        self.memory: dict[int, _Memory] = {RANDOM: _Memory("the random generator", [])}
+        self.stands_for: dict[int, int] = {}  # fake storages of the trace -> the module's own
+        self.environment: dict[fx.Node, Any] = {}
+        self.inputs: list[_Memory] = []
+        self._enter_placeholders()
+        self.counters = self._find_counters()
+        self.due = self._due_updates()
+
+    def program(self) -> StatefulProgram:
+        live = _live(self.trace.graph)
+        for node in self.trace.graph.nodes:
+            if node in live:
+                self._convert(node)
+            for parameters in self.due.get(node, ()):
+                self._update(parameters)
+        changing = [m for m in self.memory.values() if m.changes]
+        if inputs := [m.name for m in changing if m in self.inputs]:
+            raise Unsupported(f"it changes {inputs[0]} in place")
+        state = [State(m.name, m.readers & ~m.writers, m.writers) for m in changing]
+        producers = [[o.operator for o in call.references()] for call in self.calls]
+        return StatefulProgram(
+            OperatorGraph.with_state(self.operators, producers, state),
+            self.calls,
+            [self.environment[self.trace.loss]],
+            tree_flatten(0)[1],
+            self.examples,
+            changed=[t for m in changing for t in m.tensors],
+            random=self.memory[RANDOM].changes,
+        )
+
+    def _enter_placeholders(self) -> None:
+        nodes = [n for n in self.trace.graph.nodes if n.op == "placeholder"]
+        count = len(self.trace.state)
+        for (name, tensor), node in zip(self.trace.state.items(), nodes[:count], strict=True):
+            self._enter(node, name, tensor)
+        for i, node in enumerate(nodes[count:]):
+            self.environment[node] = Input(i)
+            self.inputs.append(_Memory(f"input {i}", []))
+            self.memory.update(dict.fromkeys(self._storages(node), self.inputs[i]))
+
+    def _enter(self, node: fx.Node, name: str, tensor: Tensor) -> None:
+        """A tensor that outlives the step: `node` stands for it."""
+        self.environment[node] = tensor
+        own = _storage(tensor)
+        self.stands_for.update(dict.fromkeys(self._storages(node), own))
+        self._own(name, tensor)
+
+    def _own(self, name: str, tensor: Tensor) -> int:
+        own = _storage(tensor)
+        self.memory.setdefault(own, _Memory(name, [])).tensors.append(tensor)
+        return own
+
+    def _storages(self, node: fx.Node) -> list[int]:
+        """The storages that the node's value lies in, by number."""
+        values = [v for v in tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+        return [self.stands_for.get(s, s) for s in dict.fromkeys(map(_storage, values))]
+
+    def _find_counters(self) -> dict[fx.Node, list[Tensor]]:
+        """Buffers that do nothing but count (batch norm's num_batches_tracked), by the first node that counts one.
+
+        Alike ones are counted by one operator: that is what torch._foreach_add_ is for, and dozens of kernels less.
+        """
+        alike: dict[Any, list[fx.Node]] = {}
+        for node in self.trace.graph.nodes:
+            if node.target is aten.add_.Tensor and not node.users and len(node.all_input_nodes) == 1:
+                counter, by = node.all_input_nodes[0], node.args[1]
+                tensor = self.environment.get(counter)
+                if isinstance(tensor, Tensor) and isinstance(by, int) and not node.kwargs and len(counter.users) == 1:
+                    alike.setdefault((tensor.dtype, by), []).append(node)
+        out: dict[fx.Node, list[Tensor]] = {}
+        for nodes in alike.values():
+            out[nodes[0]] = [self.environment[node.all_input_nodes[0]] for node in nodes]
+            out.update({node: [] for node in nodes[1:]})
+        return out
+
+    def _due_updates(self) -> dict[fx.Node, list[list[Tensor]]]:
+        """Parameters to update together, by the node after which that can be: gradients are there, parameters are read."""
+        nodes = list(self.trace.graph.nodes)
+        last_touched: dict[int, int] = {}
+        for i, node in enumerate(nodes):
+            for argument in node.all_input_nodes if node.op == "call_function" else ():
+                last_touched.update(dict.fromkeys(self._storages(argument), i))
+        number = {node: i for i, node in enumerate(nodes)}
+        ready = {p: max(number[g], last_touched.get(_storage(p), 0)) for p, g in self.trace.gradients.items()}
+        due: dict[fx.Node, list[list[Tensor]]] = {}
+        share = sum(p.nbytes for p in ready) / UPDATES
+        together: list[Tensor] = []
+        in_order = sorted(ready, key=ready.__getitem__)
+        for p in in_order:
+            together.append(p)
+            if p is in_order[-1] or sum(q.nbytes for q in together) >= share:
+                due.setdefault(nodes[ready[p]], []).append(together)
+                together = []
+        return due
+
+    def _convert(self, node: fx.Node) -> None:
+        if node.op in ("placeholder", "output"):
+            return
+        if node.op == "get_attr":
+            self._enter(node, str(node.target), operator.attrgetter(str(node.target))(self.trace.constants))
+            return
+        arguments: tuple[Any, ...] = fx.map_arg(node.args, self.environment.__getitem__)  # type: ignore[assignment]
+        if node.target is operator.getitem:
+            source, i = arguments
+            self.environment[node] = Output(source.operator, i) if isinstance(source, Output) else source[i]
+        elif not isinstance(node.target, OpOverload):
+            raise Unsupported(f"it holds {node.target}, which is control flow and no single operator")
+        elif node.target in (aten.alias.default, aten.detach.default):
+            self.environment[node] = arguments[0]
+        elif is_view(node.target) and not _references(arguments):
+            with torch.no_grad():  # of a parameter or buffer: it stays valid as long as that stays where it is
+                self.environment[node] = node.target(*arguments, **node.kwargs)
+        elif node in self.counters:
+            if counters := self.counters[node]:
+                self._operator(aten._foreach_add_.Scalar, (counters, node.args[1]), {}, (), map(_storage, counters))
+        elif node.target is aten.convolution_backward.default:
+            self._convolution_backward(node, arguments)
+        else:
+            v = self._traced(node, arguments)
+            self.environment[node] = Output(v)
+
+    def _convolution_backward(self, node: fx.Node, arguments: tuple[Any, ...]) -> None:
+        """The gradients of input and of weight as two operators, which they are to cuDNN: only the first has others waiting
+        for it, and the second can run beside them.
+        """
+        *rest, (of_input, of_weight, of_bias) = arguments
+        masks = [(of_input, False, False), (False, of_weight, of_bias)]
+        parts = [self._traced(node, (*rest, list(mask))) if any(mask) else None for mask in masks]
+        self.environment[node] = tuple(None if p is None else Output(p, i) for i, p in enumerate([parts[0], *parts[1:] * 2]))
+
+    def _traced(self, node: fx.Node, arguments: tuple[Any, ...]) -> int:
+        """The node's operator, with the effects that the node has."""
+        assert isinstance(node.target, OpOverload)
+        reads = [s for n in node.all_input_nodes for s in self._storages(n)]
+        writes = [s for a in tree_leaves(written(node.target, node.args, node.kwargs)) for s in self._storages(a)]
+        if draws(node.target, node.args, node.kwargs):
+            writes.append(RANDOM)
+        keywords: dict[str, Any] = fx.map_arg(dict(node.kwargs), self.environment.__getitem__)  # type: ignore[assignment]
+        v = self._operator(node.target, arguments, keywords, reads, writes)
+        for storage in self._storages(node):
+            if storage not in self.memory:
+                self.memory[storage] = _Memory(f"the output of {v} ({self.operators[v].name})", [], v, writers=1 << v)
+        return v
+
+    def _update(self, parameters: Sequence[Tensor]) -> None:
+        """An operator for each parameter group among them."""
+        groups: dict[int, list[Tensor]] = {}
+        for p in parameters:
+            groups.setdefault(self.static.group_of(p), []).append(p)
+        for group, members in groups.items():
+            moments = self.static.moments_of(members)
+            names = {id(t): name for name, t in self.trace.state.items()}
+            writes = [_storage(p) for p in members]
+            for moment, tensors in moments.items():
+                writes += [self._own(f"{moment} of {names[id(p)]}", t) for p, t in zip(members, tensors, strict=True)]
+            nodes = [self.trace.gradients[p] for p in members]
+            arguments = (group, members, [self.environment[n] for n in nodes], moments, self.static.rates[group])
+            reads = [s for n in nodes for s in self._storages(n)]
+            self._operator(self.static.update, arguments, {}, reads, writes)
+
+    def _operator(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        reads: Iterable[int],
+        writes: Iterable[int],
+    ) -> int:
+        v = len(self.operators)
+        if isinstance(function, OpOverload):
+            self.operators.append(Operator(v, function._schema.name.split("::")[1], str(function)))
+        else:
+            self.operators.append(Operator(v, self.static.name, f"torch.optim.{self.static.name}"))
+        self.calls.append(Call(function, arguments, keywords))
+        for storage in reads:
+            self.memory[storage].readers |= 1 << v
+        for storage in writes:
+            self.memory[storage].writers |= 1 << v
+        return v
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that the outputs need, or that change something."""
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        acts = isinstance(node.target, OpOverload) and (
+            written(node.target, node.args, node.kwargs) or draws(node.target, node.args, node.kwargs)
+        )
+        if node.op == "output" or acts or node in live:
+            live.update((node, *node.all_input_nodes))
+    return live
+
+
+def _references(arguments: Any) -> bool:
+    """Is any of these known only when the step runs?"""
+    return any(isinstance(a, Output | Input) for a in tree_leaves(arguments))
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

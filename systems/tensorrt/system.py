@@ -1,0 +1,253 @@
+"""TensorRT, through its Python API of versions 10 and 11. Its engines have not been run in this project's own tests."""
+
+import copy
+import importlib.metadata
+import importlib.util
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from systems.base import BadOption, Prepared, System, Unsupported
+from systems.cache import Cache, code_of
+from systems.compilers.compiled import Captured, Compiled, empty_outputs, held_outside_torch
+from systems.compilers.exported import Exported
+from systems.notice import Notice
+from systems.onnx.export import MODEL, onnx_file
+from systems.onnx.export import unavailable as onnx_unavailable
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+ENGINE, TIMINGS = "engine.plan", "timing.cache"
+LEVELS = range(6)
+OLDEST = 10
+NOT_INSTALLED = (
+    "TensorRT is not installed, and PyPI does not hold its libraries: pip install 'opweave[onnx,tensorrt]' fetches them "
+    "from NVIDIA's index, and so does the Docker image built with --build-arg EXTRAS='onnx tensorrt'"
+)
+CAUTION = "the adapter of TensorRT has not been run in this project's own tests"
+# Names of tensorrt.DataType.
+DTYPES = {
+    "FLOAT": torch.float32,
+    "HALF": torch.float16,
+    "BF16": torch.bfloat16,
+    "INT8": torch.int8,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "UINT8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class TensorRT(System):
+    """fp16: compute in float16, whatever the model arrives in; inputs and outputs keep their dtypes. cuda_graph: capture the
+    engine's execution into one CUDA Graph. optimization_level: the builder's, 0 to 5; 5 searches longest.
+
+    Networks are strongly typed: each tensor has the dtype that it has in the ONNX file. That is an option of version 10 and
+    the only way in version 11, where the builder's FP16 flag is gone. TF32 is allowed as `Exported.allow_tf32` says.
+    """
+
+    name = "tensorrt"
+
+    def __init__(self, fp16: bool = False, cuda_graph: bool = False, optimization_level: int = 3):
+        if optimization_level not in LEVELS:
+            raise BadOption(f"system.optimization_level is {optimization_level}, not one of {', '.join(map(str, LEVELS))}")
+        self.fp16, self.cuda_graph, self.optimization_level = fp16, cuda_graph, optimization_level
+
+    def unsupported(self, device: str) -> str | None:
+        if not installed():
+            return NOT_INSTALLED
+        if int(version().split(".")[0]) < OLDEST:
+            return f"TensorRT {version()} is too old: it needs version {OLDEST} or newer"
+        return onnx_unavailable() or (None if device == "cuda" else "TensorRT needs a CUDA device")
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        warnings.warn(CAUTION, category=Notice, stacklevel=2)
+        if self.fp16:
+            module = InHalf(module)
+        exported = Exported(module, inputs)
+        cache, held = Cache(), held_outside_torch(exported.device)
+
+        def make(folder: Path) -> dict[str, Any]:
+            with onnx_file(exported, module, cache) as onnx:
+                plan = self._build(str(onnx.folder / MODEL), exported.allow_tf32, timing_of(exported.device), cache)
+                (folder / ENGINE).write_bytes(plan)
+                return onnx.notes
+
+        of = engine_of(exported, self.optimization_level)
+        with cache.artefact("tensorrt", exported.label, of, make) as artefact:
+            plan = (artefact.folder / ENGINE).read_bytes()
+        compilation = {"compile_s": artefact.seconds, "compiled_now": artefact.made, **artefact.notes}
+        bound = bindings(exported, compilation.pop("inputs"), compilation.pop("outputs"))
+        prepared = PreparedEngine(plan, bound, exported, held, compilation)
+        prepared(*inputs)  # the first execution sets up what a capture must not
+        return Captured(prepared) if self.cuda_graph else prepared
+
+    def _build(self, onnx: str, tf32: bool, timing: dict[str, Any], cache: Cache) -> bytes:
+        """The serialized engine of an ONNX file, built with the timings of earlier builds on the same kind of GPU.
+
+        Raises Unsupported, naming the operator, where the parser refuses it, and RuntimeError where no engine comes out.
+        """
+        import tensorrt as trt
+
+        logger = log()
+        builder = trt.Builder(logger)
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, logger)
+        if not parser.parse_from_file(onnx):
+            errors = [parser.get_error(i) for i in range(parser.num_errors)]
+            told = "; ".join(f"{e.node_operator() or 'the file'}: {e.desc()}" for e in errors)
+            raise Unsupported(f"TensorRT cannot parse {told}")
+        config = builder.create_builder_config()
+        config.builder_optimization_level = self.optimization_level
+        (config.set_flag if tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
+        with cache.workspace("tensorrt-timing", timing["gpu"], timing) as folder:
+            timings = config.create_timing_cache(_read(folder / TIMINGS))  # to be kept alive until the engine is built
+        config.set_timing_cache(timings, ignore_mismatch=False)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise RuntimeError(f"TensorRT built no engine: {logger.last}")
+        with cache.workspace("tensorrt-timing", timing["gpu"], timing) as folder:
+            timings.combine(config.create_timing_cache(_read(folder / TIMINGS)), ignore_mismatch=False)
+            partial = folder / f"{TIMINGS}.partial"
+            partial.write_bytes(bytes(memoryview(timings.serialize())))
+            os.replace(partial, folder / TIMINGS)
+        return bytes(memoryview(plan))
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One input or output of an engine. index: among the module's inputs, or the tensors that it returns."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    index: int
+    output: bool
+
+
+class PreparedEngine(Compiled):
+    def __init__(self, plan: bytes, bindings: Sequence[Binding], exported: Exported, held: int, compilation: dict[str, Any]):
+        """Raises RuntimeError for an engine that does not load, or that has other inputs and outputs than `bindings`."""
+        super().__init__(exported, held, compilation)
+        import tensorrt as trt
+
+        self.logger = log()
+        self.runtime = trt.Runtime(self.logger)
+        engine = self.runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise RuntimeError(f"TensorRT cannot load its engine: {self.logger.last}")
+        there = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
+        if there != {binding.name for binding in bindings}:
+            raise RuntimeError(f"the engine has the inputs and outputs {sorted(there)}")
+        for binding in bindings:
+            shape, dtype = engine.get_tensor_shape(binding.name)[:], engine.get_tensor_dtype(binding.name).name
+            is_output = engine.get_tensor_mode(binding.name) == trt.TensorIOMode.OUTPUT
+            if (shape, DTYPES.get(str(dtype)), is_output) != (binding.shape, binding.dtype, binding.output):
+                raise RuntimeError(f"{binding.name} of the engine is {dtype}{list(shape)}, not {binding}")
+        self.engine: trt.ICudaEngine | None = engine
+        self.context: trt.IExecutionContext | None = engine.create_execution_context()
+        self.bindings = bindings
+        # On the default stream TensorRT synchronises in each execution.
+        self.stream = torch.cuda.Stream(exported.device)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        if self.context is None:
+            raise RuntimeError("this executor is closed")
+        outputs = empty_outputs(self.exported)
+        for binding in self.bindings:
+            tensor = (outputs if binding.output else inputs)[binding.index]
+            self.context.set_tensor_address(binding.name, tensor.data_ptr())
+        current = torch.cuda.current_stream(self.exported.device)
+        stream = current if current.cuda_stream else self.stream
+        if stream is not current:
+            stream.wait_stream(current)
+        if not self.context.execute_async_v3(stream.cuda_stream):
+            raise RuntimeError(f"TensorRT did not execute: {self.logger.last}")
+        if stream is not current:
+            current.wait_stream(stream)
+        return outputs
+
+    def close(self) -> None:
+        self.context = self.engine = None
+
+
+class InHalf(nn.Module):
+    """A copy of `module` in float16, called with and returning what `module` takes and returns."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        self.module = copy.deepcopy(module).half().eval()
+
+    def forward(self, *inputs: Tensor) -> Any:
+        halved = [x.half() if x.is_floating_point() else x for x in inputs]
+        return tree_map_only(Tensor, self._as_before, self.module(*halved))
+
+    def _as_before(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) if x.is_floating_point() else x
+
+
+def bindings(exported: Exported, inputs: Sequence[str], outputs: Sequence[str]) -> list[Binding]:
+    """What the engine of an ONNX file with these inputs and outputs must be bound to, in their order."""
+    given = [(name, x, i, False) for i, (name, x) in enumerate(zip(inputs, exported.inputs, strict=True))]
+    returned = [(name, o, i, True) for i, (name, o) in enumerate(zip(outputs, exported.outputs(), strict=True))]
+    return [Binding(name, tuple(x.shape), x.dtype, index, output) for name, x, index, output in (*given, *returned)]
+
+
+def engine_of(exported: Exported, optimization_level: int) -> dict[str, Any]:
+    """What decides an engine: the model with its batch and dtypes, the arithmetic allowed, and where it was built."""
+    settings = {"tf32": exported.allow_tf32, "optimization_level": optimization_level}
+    code = code_of(__name__, onnx_file.__module__)
+    return {"model": exported.content, "code": code, **settings, **timing_of(exported.device)}
+
+
+def timing_of(device: torch.device) -> dict[str, Any]:
+    """What decides the timings of kernels: the GPU and the libraries."""
+    properties = torch.cuda.get_device_properties(device)
+    gpu = f"{properties.name}, {properties.multi_processor_count} SMs, {properties.major}.{properties.minor}"
+    return {"gpu": gpu, "tensorrt": version(), "cuda": torch.version.cuda}
+
+
+def installed() -> bool:
+    """A folder of type stubs alone is no TensorRT: it has no file to import."""
+    found = importlib.util.find_spec("tensorrt")
+    return found is not None and found.origin is not None
+
+
+def version() -> str:
+    for name in ("tensorrt", "tensorrt_cu13", "tensorrt_cu12"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    import tensorrt as trt
+
+    return trt.__version__
+
+
+def log() -> Any:
+    """A logger that keeps TensorRT's last error, in `last`."""
+    import tensorrt as trt
+
+    class Log(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.last = "its log says nothing"
+
+        def log(self, severity: "trt.ILogger.Severity", msg: str) -> None:
+            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
+                self.last = msg.strip()
+
+    return Log()
+
+
+def _read(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""

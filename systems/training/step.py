@@ -1,0 +1,62 @@
+"""One step of training as autograd and an optimizer carry it out, for systems that execute modules."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from systems.base import Prepared
+
+Loss = Callable[[Any, Tensor], Tensor]  # (the module's output, the target) -> a single number
+
+
+class ModuleStep(Prepared):
+    """`step(*inputs, target)` runs forward, loss, backward and the optimizer's step one after another; returns the loss."""
+
+    def __init__(self, forward: Callable[..., Any], optimizer: torch.optim.Optimizer, loss: Loss):
+        self.forward: Callable[..., Any] | None = forward
+        self.optimizer, self.loss = optimizer, loss
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        value = self.differentiate(*inputs)
+        self.optimizer.step()
+        return value
+
+    def differentiate(self, *inputs: Tensor) -> Tensor:
+        """All but the optimizer's step: leaves gradients in the parameters."""
+        if self.forward is None:
+            raise RuntimeError("this step is closed")
+        with torch.enable_grad():
+            value = self.loss(self.forward(*inputs[:-1]), inputs[-1])
+            value.backward()
+        return value.detach()
+
+    def close(self) -> None:
+        self.forward = None
+
+
+@contextmanager
+def undone(module: nn.Module, *more: Tensor) -> Iterator[None]:
+    """What training steps within change is as before afterwards: parameters and their gradients, buffers, the random state,
+    and `more`.
+    """
+    buffers = [(m._buffers, name, t) for m in module.modules() for name, t in m._buffers.items() if t is not None]
+    tensors = [*module.parameters(), *module.buffers(), *more]
+    kept = [t.detach().clone() for t in tensors]
+    gradients = [(p, p.grad) for p in module.parameters()]
+    for p, _ in gradients:
+        p.grad = None
+    try:
+        with torch.random.fork_rng(devices=sorted({t.get_device() for t in tensors if t.is_cuda})):
+            yield
+    finally:
+        with torch.no_grad():
+            for t, value in zip(tensors, kept, strict=True):
+                t.copy_(value)
+        for held, name, buffer in buffers:  # forward may have assigned it anew
+            held[name] = buffer
+        for p, gradient in gradients:
+            p.grad = gradient
