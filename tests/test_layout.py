@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PARTS = {"run", "runners", "systems", "models", "results", "scripts"}
+PARTS = {"run", "conf", "runners", "systems", "models", "results", "scripts"}
 MAY_IMPORT = {
-    "run": {"runners", "results", "systems", "models"},
-    "runners": {"systems", "models", "results"},
-    "systems": {"models"},
-    "models": set(),
-    "results": set(),
-    "scripts": {"results"},
+    "run": {"conf", "runners", "results", "systems", "models"},
+    "conf": set(),
+    "runners": {"conf", "systems", "models", "results"},
+    "systems": {"conf", "models"},
+    "models": {"conf"},
+    "results": {"conf"},
+    "scripts": {"conf", "results"},
 }
 
 
