@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 WRITER = """
 import sys
 import torch
-from systems.scheduling.costs import Cache
+from systems.profiling.costs import Cache
 
 name, count = sys.argv[1], int(sys.argv[2])
 cache = Cache("stages", torch.device("cpu"))

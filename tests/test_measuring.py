@@ -97,7 +97,7 @@ def test_throughput_is_in_samples_not_in_calls() -> None:
 
 MEASURE_MEMORY = """
 import os, torch
-from runners.memory import MemoryMeter
+from runners.measurements.memory import MemoryMeter
 N = 8 << 20
 def at_once(): return torch.ones(N) + torch.ones(N)  # three of 32 MiB
 def in_turn(): return torch.stack([torch.ones(N).sum(), torch.ones(N).sum(), torch.ones(N).sum()])

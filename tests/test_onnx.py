@@ -103,7 +103,7 @@ class TestDigests:
 
     def test_they_are_the_same_in_every_process(self) -> None:
         code = (
-            "import models; from systems.exported import Exported; m = models.load('squeezenet', 1);"
+            "import models; from systems.compilers.exported import Exported; m = models.load('squeezenet', 1);"
             "e = Exported(m.module, m.inputs); print(e.structure, e.content)"
         )
         run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

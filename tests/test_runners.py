@@ -75,7 +75,7 @@ def test_throughput_counts_samples_of_calls_back_to_back() -> None:
 
 MEASURE_MEMORY = """
 import json, torch
-from runners.memory import MemoryMeter
+from runners.measurements.memory import MemoryMeter
 meter = MemoryMeter("cpu")
 print(json.dumps(meter.measure(lambda: torch.ones(25 << 20), {"arena": 5})))
 """
@@ -190,7 +190,7 @@ def test_cudnn_chooses_as_the_cell_asks(monkeypatch: pytest.MonkeyPatch, asked: 
 KERNELS = """
 import sys
 from runners import kernels
-from runners.session import Session
+from runners.cell.session import Session
 cell = {"model": {"name": "squeezenet"}, "system": {"name": "eager"}, "runner": {"name": "latency"}, "seed": 0, "batch": 1}
 cell |= {"device": "cuda", "precision": "tf32", "layout": "contiguous", "algorithms": "heuristic"}
 session = Session(cell, "0", lambda _: None)
@@ -256,7 +256,7 @@ def test_a_gpu_without_room_for_another_context_is_told_of(monkeypatch: pytest.M
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_no_worker_outlives_a_killed_parent() -> None:
     parent = (
-        "import sys, time; from runners.cell_process import CellProcess\n"
+        "import sys, time; from runners.sweep.cell_process import CellProcess\n"
         "cell = {'model': {'name': 'custom'}, 'system': {'name': 'nimble'}}\n"
         "p = CellProcess('cpu', '0'); p.tell({'do': 'import', 'cell': cell})\n"
         "print(p.process.pid, flush=True); time.sleep(60)\n"

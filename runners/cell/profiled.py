@@ -1,4 +1,4 @@
-"""One profiled call of a cell, to be run under Nsight Compute: python -m runners.profiled CELL_JSON"""
+"""One profiled call of a cell, to be run under Nsight Compute: python -m runners.cell.profiled CELL_JSON"""
 
 import json
 import os
