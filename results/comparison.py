@@ -2,62 +2,57 @@
 
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-RESAMPLES = 2000
+from .record import Record
+from .statistics import interval, resampled_medians
 
 
 @dataclass(frozen=True)
 class Speedup:
     """How many times faster: the median over rounds, and a bootstrap 95 % interval of it.
 
-    in_turn: False where the rounds are not to be trusted, and the systems' latencies, each measured alone, stand in.
+    is_in_turn: False where the rounds are not to be trusted, and latencies that were each measured alone stand in.
     """
 
     ratio: float
     low: float
     high: float
-    in_turn: bool = True
+    is_in_turn: bool = True
 
 
-def comparable(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def comparable(a: Record, b: Record) -> bool:
     """Were the two measured in turn, in the same rounds?"""
-    x, y = a.get("comparison"), b.get("comparison")
-    return bool(x and y and x["group"] == y["group"] and x["rounds"] and len(x["rounds"]) == len(y["rounds"]))
+    x, y = a.comparison, b.comparison
+    return bool(x and y and x.group == y.group and x.rounds and len(x.rounds) == len(y.rounds))
 
 
-def disturbed(record: dict[str, Any]) -> bool:
-    """Were its rounds measured in a process that a profiler had been in? It slows launches for as long as the process lives.
-
-    So it was until records told when they were profiled.
-    """
-    return record.get("sm_efficiency") is not None and "when" not in record["sm_efficiency"]
+def is_disturbed(record: Record) -> bool:
+    """Had a profiler been in its process before the rounds? It slows launches for as long as the process lives."""
+    return any(warning.kind == "profiled_before_timing" for warning in record.warnings)
 
 
-def speedup(record: dict[str, Any], baseline: dict[str, Any]) -> Speedup | None:
+def speedup(record: Record, baseline: Record) -> Speedup | None:
     """How many times faster `record`'s system is than `baseline`'s, or None where they were not measured together.
 
     Each round gives one ratio, of the two systems' medians in that round, so that what slows the machine for a while slows
     both sides of a ratio.
     """
-    if record["status"] != "ok" or baseline["status"] != "ok" or not comparable(record, baseline):
+    if not record.is_ok or not baseline.is_ok or not comparable(record, baseline):
         return None
-    if disturbed(record) or disturbed(baseline):
-        slow, fast = (np.array(r["latency"]["host_ms"]) for r in (baseline, record))
-        ratios = _medians(slow, seed=0) / _medians(fast, seed=1)
-        return Speedup(float(np.median(slow) / np.median(fast)), *_interval(ratios), in_turn=False)
-    pairs = zip(baseline["comparison"]["rounds"], record["comparison"]["rounds"], strict=True)
-    ratios = np.array([median(slow) / median(fast) for slow, fast in pairs])
-    return Speedup(float(np.median(ratios)), *_interval(_medians(ratios)))
+    if is_disturbed(record) or is_disturbed(baseline):
+        assert record.latency is not None and baseline.latency is not None
+        slow, fast = baseline.latency.host_ms, record.latency.host_ms
+        low, high = interval(resampled_medians(slow, seed=0) / resampled_medians(fast, seed=1))
+        return Speedup(median(slow) / median(fast), low, high, is_in_turn=False)
+    ratios = round_ratios(record, baseline)
+    low, high = interval(resampled_medians(ratios))
+    return Speedup(float(np.median(ratios)), low, high)
 
 
-def _medians(samples: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Of samples drawn anew from these, RESAMPLES times."""
-    return np.median(np.random.default_rng(seed).choice(samples, (RESAMPLES, len(samples))), axis=1)
-
-
-def _interval(estimates: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(estimates, [0.025, 0.975])
-    return float(low), float(high)
+def round_ratios(record: Record, baseline: Record) -> list[float]:
+    """How many times faster in each of the rounds that the two share."""
+    assert record.comparison is not None and baseline.comparison is not None
+    pairs = zip(baseline.comparison.rounds, record.comparison.rounds, strict=True)
+    return [median(slow) / median(fast) for slow, fast in pairs]

@@ -1,12 +1,9 @@
 """The warps that the whole GPU has in flight over the time of one call, as a step function."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
-
-import numpy as np
 
 DIGITS = 9  # in a record: what they round away is too little for its area to show it
 
@@ -15,7 +12,9 @@ DIGITS = 9  # in a record: what they round away is too little for its area to sh
 class Course:
     """warps[i] from moments[i] to moments[i + 1], none before the first moment and after the last.
 
-    moments: milliseconds, ascending, one more than warps; there are none where nothing ran.
+    Args:
+        moments: [n + 1] milliseconds, ascending; empty where nothing ran.
+        warps: [n].
     """
 
     moments: tuple[float, ...] = ()
@@ -23,15 +22,21 @@ class Course:
 
     @classmethod
     def of(cls, spans: Iterable[tuple[float, float, float]], most: float) -> "Course":
-        """What kernels that are given as (begin, end, warps) have in flight together, at most `most`."""
-        held: list[float] = []
+        """The sum over kernels, at most `most`.
+
+        Args:
+            spans: (begin, end, warps) of each kernel, in milliseconds.
+            most: the warps that the GPU holds.
+        """
+        # Invariant: between two instants the set of running kernels does not change.
+        warps_of: list[float] = []
         begins: dict[float, list[int]] = defaultdict(list)
         ends: dict[float, list[int]] = defaultdict(list)
         for begin, end, warps in spans:
             if begin < end:
-                begins[begin].append(len(held))
-                ends[end].append(len(held))
-                held.append(warps)
+                begins[begin].append(len(warps_of))
+                ends[end].append(len(warps_of))
+                warps_of.append(warps)
         instants = sorted({*begins, *ends})
         running: dict[int, float] = {}  # added up anew at each instant: sums and differences would not come back to 0
         moments: list[float] = []
@@ -39,7 +44,7 @@ class Course:
         for instant in instants[:-1]:
             for kernel in ends[instant]:
                 del running[kernel]
-            running |= {kernel: held[kernel] for kernel in begins[instant]}
+            running |= {kernel: warps_of[kernel] for kernel in begins[instant]}
             level = min(most, sum(running.values()))
             if not levels or level != levels[-1]:
                 moments.append(instant)
@@ -65,6 +70,8 @@ class Course:
         """In at most `most` steps: where there are more, the means over that many equal windows, which keep the area."""
         if len(self.warps) <= most:
             return self
+        import numpy as np  # a tenth of a second, which reading a request has no use for
+
         edges = np.linspace(self.moments[0], self.moments[-1], most + 1)
         until = np.concatenate(([0.0], np.cumsum(np.diff(self.moments) * self.warps)))  # the area before each moment
         means = np.diff(np.interp(edges, self.moments, until)) / np.diff(edges)
@@ -74,5 +81,11 @@ class Course:
         return {"ms": [round(m, DIGITS) for m in self.moments], "warps": [round(w, DIGITS) for w in self.warps]}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> "Course":
-        return cls(tuple(document["ms"]), tuple(document["warps"]))
+    def from_json(cls, document: Mapping[str, Sequence[float]]) -> "Course":
+        """Raises KeyError, TypeError or ValueError where it is none."""
+        moments, warps = (tuple(document[key]) for key in ("ms", "warps"))
+        if not all(type(number) in (int, float) for number in (*moments, *warps)):
+            raise TypeError("a course holds lists of numbers")
+        if len(moments) != (len(warps) + 1 if warps else 0):
+            raise ValueError(f"{len(moments)} moments do not bound {len(warps)} steps")
+        return cls(moments, warps)

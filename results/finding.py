@@ -39,8 +39,16 @@ IN_WORDS = ("direction", "not_slower")  # rules of claims that have no figure
 
 @dataclass(frozen=True)
 class Finding:
-    """what: "nasnet: nimble over eager". rule: of RULES. published, ours: in `unit`; ours is None where it was not measured,
-    and `reason` says why. low, high: the ends of its 95 % interval, ours itself where there is none.
+    """One figure of an exhibit.
+
+    Args:
+        what: "nasnet: nimble over eager".
+        rule: a key of RULES.
+        unit: of `published` and `ours`.
+        published: the paper's.
+        ours: what was measured here; None where nothing was.
+        low, high: the ends of its 95 % interval; None where it has none.
+        reason: why `ours` is None, or what a reader has to know of it.
     """
 
     what: str

@@ -1,122 +1,382 @@
-"""One cell's record: what was asked, where, what came out, and when."""
+"""One cell's record: its request, where it ran, what came out, and when. results/FORMAT.md describes its file."""
+
+from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+from typing import TypeAlias
 
-import yaml
+from .cell import Cell
+from .course import Course
+from .schedule import Compilation, ScheduleSummary
+from .statistics import Statistics
+from .warning import Warning
 
-CONF = Path(__file__).parent.parent / "conf"
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("ok", "unsupported", "incorrect", "failed", "out_of_memory", "timeout")
-# A cell with one of these is not run again by the next sweep, but for what `is_final` says; the others may fare better.
+# A cell with one of these is not measured again by the next sweep, unless `is_final` says otherwise.
 FINAL = ("ok", "unsupported", "incorrect", "out_of_memory")
-# What of the config makes a cell the cell it is; where its record goes and how long it may take do not.
-IDENTITY = ("model", "system", "runner", "batch", "device", "precision", "layout", "seed", "algorithms")
-LATER = {"algorithms": "timed"}  # what records older than a key lack, and how they were measured
-SPENT_ON = {"budget_s": ("trials", "best")}  # options that have no effect unless one of these is on
+
+Samples: TypeAlias = tuple[float, ...]
 
 
-def asked(config: dict[str, Any], key: str) -> Any:
-    """What a config says of a key of IDENTITY."""
-    return config[key] if key in config else LATER[key]
+def now() -> str:
+    """The time, as records hold it: ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat()
 
 
-def in_words(config: dict[str, Any]) -> str:
-    """The arithmetic: "tf32, contiguous", or "tf32, contiguous, timed algorithms"."""
-    algorithms = asked(config, "algorithms")
-    return f"{config['precision']}, {config['layout']}" + f", {algorithms} algorithms" * (algorithms != "heuristic")
+@dataclass(frozen=True)
+class Clocks:
+    """A GPU's clocks in MHz, its temperature, its power, and the reasons for throttling that held."""
+
+    sm_mhz: int
+    sm_max_mhz: int
+    memory_mhz: int
+    temperature_c: int
+    power_w: float
+    throttled: tuple[str, ...] = ()
 
 
-def identity(config: dict[str, Any], environment: dict[str, Any]) -> str:
-    """16 hexadecimal digits that two runs share exactly when they would measure the same thing in the same place."""
-    whole = {
-        "config": {key: config[key] for key in IDENTITY if key in config or key not in LATER},
-        "environment": environment,
-    }
+@dataclass(frozen=True)
+class Environment:
+    """Where a cell ran. The first fields, up to `sources`, decide whether a record stands for a new run.
+
+    Args:
+        host, cpu, cores: the machine, and the CPU cores that the sweep may use.
+        python, libraries: versions, libraries by name.
+        code: a digest of the project's code that the cell runs.
+        gpu, driver: the GPU and its driver's version.
+        settings: variables of the shell that change speed or results.
+        sources: a digest of a custom model's own files.
+        os, threads: the system, and PyTorch's threads.
+        commit, modified: the commit of the code, and whether files differ from it; None where neither is known.
+        cuda, cudnn: versions.
+        sm_count, gpu_memory_bytes, compute_capability: of the GPU.
+        clocks: of the GPU while the cell ran.
+    """
+
+    host: str
+    cpu: str
+    cores: int
+    python: str
+    libraries: dict[str, str]
+    code: str
+    gpu: str | None = None
+    driver: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    sources: str | None = None
+    os: str | None = None
+    threads: int | None = None
+    commit: str | None = None
+    modified: bool | None = None
+    cuda: str | None = None
+    cudnn: int | None = None
+    sm_count: int | None = None
+    gpu_memory_bytes: int | None = None
+    compute_capability: str | None = None
+    clocks: Clocks | None = None
+
+    @property
+    def place(self) -> str:
+        """The GPU, or the CPU where there is none."""
+        return self.gpu or self.cpu
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What must be the same for a record to stand for a new run."""
+        names = ("host", "cpu", "cores", "python", "libraries", "code", "gpu", "driver", "settings", "sources")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Single calls, each ended by a device synchronisation.
+
+    Args:
+        warmup_calls: calls before the first sample.
+        host_ms: milliseconds of each call on the host's clock.
+        device_ms: milliseconds of each call between events of the device; None on a CPU.
+        host, device: their statistics.
+    """
+
+    warmup_calls: int
+    host_ms: Samples
+    device_ms: Samples | None
+    host: Statistics
+    device: Statistics | None
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Calls back to back. runs: samples per second of each run of `calls` calls."""
+
+    calls: int
+    runs: Samples
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes over the model's own weights and inputs.
+
+    Args:
+        source: "torch allocator", or "resident set" on a CPU.
+        weights_and_inputs_bytes: what the peak does not count.
+        peak_bytes: the largest over a few calls.
+        peak_reserved_bytes: the segments that torch's allocator took for it; None on a CPU.
+        system: what the system knows of itself, bytes by name.
+    """
+
+    source: str
+    weights_and_inputs_bytes: int
+    peak_bytes: int
+    peak_reserved_bytes: int | None = None
+    system: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Correctness:
+    """Compared with eager. The fields from `steps` on are of training.
+
+    Args:
+        is_correct: within the tolerance.
+        reason: why not.
+        relative_error: the largest ||out - eager|| / ||eager|| over outputs and draws.
+        rounding: what rounding alone costs eager; None where that was not needed to judge.
+        tolerance: the largest relative error that is correct.
+        inputs: draws that were compared.
+        steps: steps of training that were compared.
+        losses, eager_losses: of these steps.
+        dropout: whether the model dropped values in them.
+    """
+
+    is_correct: bool
+    reason: str | None
+    relative_error: float
+    rounding: float | None
+    tolerance: float
+    inputs: int | None = None
+    steps: int | None = None
+    losses: Samples | None = None
+    eager_losses: Samples | None = None
+    dropout: bool | None = None
+
+
+@dataclass(frozen=True)
+class SmEfficiency:
+    """The share of time in which an SM has an active warp, 0 to 1.
+
+    Args:
+        value: None where it was not measured; `reason` says why.
+        source: "counters" of the hardware, or "estimated" from the kernels' timeline.
+        reason: why there is no value, or why it is an estimate.
+        profiled_ms: milliseconds of the call under Nsight Compute.
+        when: the time of measuring.
+    """
+
+    value: float | None
+    source: str | None
+    reason: str | None
+    profiled_ms: float | None = None
+    when: str | None = None
+
+
+@dataclass(frozen=True)
+class ActiveWarps:
+    """The warps in flight on the whole GPU, the mean over a call; fields as SmEfficiency has them.
+
+    estimated_course: the warps over the milliseconds of one call, an estimate whatever the source of the value.
+    """
+
+    value: float | None
+    source: str | None
+    reason: str | None
+    profiled_ms: float | None = None
+    estimated_course: Course | None = None
+    when: str | None = None
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels and copies of one call: their number, their durations added up, and the time in which any runs."""
+
+    count: float | None
+    sum_ms: float | None
+    covered_ms: float | None
+    reason: str | None = None
+    when: str | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How fast any schedule of these operators could be.
+
+    Args:
+        critical_path_ms: the longest chain of dependent operators, each at its own measured time.
+        busy_ms: the sum over all operators.
+        operators, kernels, width: of the graph.
+        source: "kernels" on a GPU, "host" on a CPU.
+        macs: multiply-accumulates of a call; None for a custom model.
+        reason: why there are none.
+        rewritten: the limits of the operators that rewriting passes made of the model's.
+        when: the time of measuring.
+    """
+
+    critical_path_ms: float | None
+    busy_ms: float | None
+    operators: int | None = None
+    kernels: int | None = None
+    width: int | None = None
+    source: str | None = None
+    macs: int | None = None
+    reason: str | None = None
+    rewritten: Limits | None = None
+    when: str | None = None
+
+    @property
+    def executed(self) -> Limits:
+        """Of the operators that the system runs: those of the model, or what it rewrites them to."""
+        return self.rewritten or self
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The interleaved rounds that a cell shares with its siblings.
+
+    Args:
+        group: an id that records of the same rounds share.
+        cells: the ids of the records that took part.
+        when: the time of the rounds.
+        rounds: host milliseconds of a few calls in each round.
+    """
+
+    group: str
+    cells: tuple[str, ...]
+    when: str
+    rounds: tuple[Samples, ...]
+
+    @property
+    def median_ms(self) -> float:
+        """Median milliseconds of a call, of all rounds."""
+        return median(call for turn in self.rounds for call in turn)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number of a measurement that describes itself.
+
+    Args:
+        name: a key, unique within the measurement ("joules_per_call").
+        heading: what a table's column and a chart's axis say ("energy").
+        unit: of the value ("mJ").
+        value: None where it was not measured; `reason` says why.
+        low, high: the ends of its 95 % interval.
+        is_more_better: whether a larger value is better.
+        source: where the value comes from.
+        reason: why there is no value.
+    """
+
+    name: str
+    heading: str
+    unit: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    is_more_better: bool = False
+    source: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement without a type of its own here: its quantities, and its samples by name."""
+
+    quantities: tuple[Quantity, ...]
+    samples: dict[str, Samples] = field(default_factory=dict)
+    when: str | None = None
+
+    def quantity(self, name: str) -> Quantity | None:
+        return next((quantity for quantity in self.quantities if quantity.name == name), None)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one cell came to.
+
+    Args:
+        id: 16 hexadecimal digits; `identity` makes them.
+        cell: the request.
+        environment: where it ran.
+        status: one of STATUSES.
+        reason: one line, for every status but ok.
+        when: the time at which measuring began.
+        learning_s: seconds of searching, tuning, profiling and choosing, in a process of their own.
+        preparation_s: seconds until the system was ready.
+        phases: seconds by phase of the cell's process.
+        memory_limit_gib: the limit on host memory that the cell exceeded; None where it did not.
+        schedule, compilation: of systems that have them.
+        memory to limits: what was measured, each None where the runner does not measure it.
+        measured: further measurements, by name.
+        comparison: the rounds; None where the cell took no part in any.
+        pending: measurements that the sweep owes still, since they need a profiler.
+        warnings: what speaks against trusting it.
+    """
+
+    id: str
+    cell: Cell
+    environment: Environment
+    status: str
+    reason: str | None
+    when: str
+    learning_s: float | None = None
+    preparation_s: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    memory_limit_gib: float | None = None
+    schedule: ScheduleSummary | None = None
+    compilation: Compilation | None = None
+    memory: Memory | None = None
+    correctness: Correctness | None = None
+    latency: Latency | None = None
+    throughput: Throughput | None = None
+    sm_efficiency: SmEfficiency | None = None
+    active_warps: ActiveWarps | None = None
+    kernels: Kernels | None = None
+    limits: Limits | None = None
+    measured: dict[str, Measured] = field(default_factory=dict)
+    comparison: Comparison | None = None
+    pending: tuple[str, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == "ok"
+
+    @property
+    def is_final(self) -> bool:
+        """Does it spare the next sweep its cell? Not where it exceeded its memory limit: the next sweep may allow more."""
+        return self.status in FINAL and self.memory_limit_gib is None
+
+    @property
+    def file_name(self) -> str:
+        """model-system-b1-cuda-0123456789abcdef.json, with the names that were asked for."""
+        cell = self.cell
+        return f"{cell.model.choice}-{cell.system.choice}-b{cell.batch}-{cell.device}-{self.id}.json"
+
+    @property
+    def host_ms(self) -> float | None:
+        """Median latency on the host's clock, in milliseconds."""
+        return self.latency.host.median if self.latency is not None else None
+
+    @property
+    def is_in_rounds(self) -> bool:
+        return self.comparison is not None and bool(self.comparison.rounds)
+
+
+def identity(cell: Cell, environment: Environment) -> str:
+    """16 hexadecimal digits that two runs share exactly when they would measure the same in the same place."""
+    whole = {"cell": asdict(cell), "environment": environment.identity}
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def is_final(record: dict[str, Any]) -> bool:
-    """Does the record spare the next sweep its cell? Not where it took more host memory than it was given: that is, like the
-    time, no part of the cell's identity, and the next sweep may give more.
-    """
-    return record["status"] in FINAL and "memory_gib" not in record
-
-
-def file_name(record: dict[str, Any]) -> str:
-    """model-system-b1-cuda-0123456789abcdef.json"""
-    config = record["config"]
-    return f"{config['model']['name']}-{config['system']['name']}-b{config['batch']}-{config['device']}-{record['id']}.json"
-
-
-def group_key(config: dict[str, Any]) -> str:
-    """What cells must share for a ratio between their systems to mean something."""
-    shared = {key: asked(config, key) for key in IDENTITY if key != "system"}
-    return json.dumps(shared, sort_keys=True)
-
-
-def problem(document: Any) -> str | None:
-    """Why `document` is not a record, or None."""
-    if not isinstance(document, dict):
-        return "not a JSON object"
-    if document.get("schema") != SCHEMA:
-        return f"its schema is {document.get('schema')!r}, not {SCHEMA}"
-    if document.get("status") not in STATUSES:
-        return f"its status is {document.get('status')!r}"
-    config = document.get("config")
-    if not isinstance(config, dict) or any(key not in config for key in IDENTITY if key not in LATER):
-        return "it lacks the config that was asked for"
-    if any(not isinstance(config[group], dict) or "name" not in config[group] for group in ("model", "system", "runner")):
-        return "its config does not name a model, a system and a runner"
-    if not isinstance(document.get("id"), str) or not isinstance(document.get("environment"), dict):
-        return "it lacks its id or its environment"
-    if not isinstance(document.get("when"), str) or not isinstance(document.get("warnings"), list):
-        return "it lacks its time or its warnings"
-    return None
-
-
-def label(choice: dict[str, Any]) -> str:
-    """A model or a system as a person would ask for it: by the file in conf/ that comes nearest to it, and by the options in
-    which it differs from that file: "nimble_fused", "nimble (multi_stream=false)". One that is off, and that the file does
-    not know, says nothing; nor does a budget where nothing is on that it would be spent on.
-    """
-    known = _files(choice["name"]) or {choice["name"]: {"name": choice["name"]}}
-
-    def differing(file: str) -> list[str]:
-        options = known[file]
-        differing = [k for k in sorted(choice) if choice[k] != options.get(k) and (choice[k] or k in options)]
-        return [k for k in differing if k not in SPENT_ON or any(choice.get(what) for what in SPENT_ON[k])]
-
-    nearest = min(known, key=lambda file: (len(differing(file)), file != choice["name"], file))
-    options = [f"{key}={_plain(choice[key])}" for key in differing(nearest)]
-    return nearest + (f" ({', '.join(options)})" if options else "")
-
-
-@cache
-def _files(name: str) -> dict[str, dict[str, Any]]:
-    """What stands in conf/ for models and systems of this name, by the file's name."""
-    found = {}
-    for file in sorted([*CONF.glob("model/*.yaml"), *CONF.glob("system/*.yaml")]):
-        options = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if options["name"] == name:
-            found[file.stem] = options
-    return found
-
-
-def system_label(config: dict[str, Any]) -> str:
-    """The label of the system of a config."""
-    return label(config["system"])
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def samples(record: dict[str, Any]) -> Iterator[list[float]]:
-    """The rounds that a record shares with its siblings, each a list of host milliseconds."""
-    yield from (record.get("comparison") or {}).get("rounds", [])

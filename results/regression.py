@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Any
 
 import numpy as np
 
-from .comparison import RESAMPLES, comparable, disturbed
-from .record import asked, group_key, label
+from .cell import Cell
+from .comparison import comparable, is_disturbed, round_ratios
+from .record import Record
+from .statistics import interval, resampled_medians
 
 # What may be compared, and whether more of it is better.
 METRICS = {"latency": False, "throughput": True, "memory": False, "preparation": False, "speedup": True}
@@ -45,64 +45,67 @@ class Change:
         return UNCERTAIN if self.worse > 1 + threshold or self.worse < 1 / (1 + threshold) else SAME
 
 
-def cell_key(record: dict[str, Any]) -> tuple[str, ...]:
+def cell_key(cell: Cell) -> tuple[str, ...]:
     """What makes a cell the same in two sets: all that was asked but what it was measured with, and not where.
 
     Records of `bench` and of `latency` are the same cell's: the one of the two that has the metric is taken.
     """
-    config = record["config"]
-    key = label(config["model"]), str(config["batch"]), label(config["system"])
-    return (*key, *(str(asked(config, k)) for k in ("device", "precision", "layout", "seed", "algorithms")))
+    c = cell.conditions
+    return (
+        *(cell.model.label, str(c.batch), cell.system.label),
+        *(c.device, c.precision, c.layout, str(c.seed), c.algorithms),
+    )
 
 
-def changes(before: Iterable[dict[str, Any]], after: Iterable[dict[str, Any]], metric: str, baseline: str) -> list[Change]:
-    """A change for each cell that both sets have, the most certain regression first. metric: of METRICS.
+def changes(before: Iterable[Record], after: Iterable[Record], metric: str, baseline: str) -> list[Change]:
+    """A change for each cell that both sets have, the most certain regression first.
 
-    baseline: the system that a metric of "speedup" is over: each set's own, from the rounds that the two shared and no
-    profiler disturbed, so that two machines may be compared by it.
+    Args:
+        before, after: the two sets of records.
+        metric: of METRICS.
+        baseline: the label of the system that a "speedup" is over: each set's own, from the rounds that the two shared and
+            no profiler disturbed, so that two machines may be compared by it.
     """
-    a, b = _newest(before, metric, baseline), _newest(after, metric, baseline)
-    found = [_change(key, a[key], b[key], METRICS[metric]) for key in a if key in b]
-    return sorted(found, key=_order)
+    old, new = _newest(before, metric, baseline), _newest(after, metric, baseline)
+    return sorted((_change(key, old[key], new[key], METRICS[metric]) for key in old if key in new), key=_order)
 
 
-def only_in(one: Iterable[dict[str, Any]], other: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
+def only_in(one: Iterable[Record], other: Iterable[Record]) -> list[tuple[str, ...]]:
     """The cells of `one` that `other` lacks."""
-    there = {cell_key(record) for record in other}
-    return sorted({cell_key(record) for record in one} - there)
+    present = {cell_key(record.cell) for record in other}
+    return sorted({cell_key(record.cell) for record in one} - present)
 
 
-Measurement = tuple[str, Any]  # a status, and the samples, or pairs of them for a ratio
+Measurement = tuple[str, Sequence[float] | None]  # a status, and the samples of a metric
 
 
-def _newest(records: Iterable[dict[str, Any]], metric: str, baseline: str) -> dict[tuple[str, ...], Measurement]:
+def _newest(records: Iterable[Record], metric: str, baseline: str) -> dict[tuple[str, ...], Measurement]:
     """For each cell its newest record that has the metric or is not ok."""
-    records = sorted(records, key=lambda record: record["when"])
-    found: dict[tuple[str, ...], Measurement] = {}
+    records = sorted(records, key=lambda record: record.when)
+    newest: dict[tuple[str, ...], Measurement] = {}
     for record in records:
         samples = _samples(record, records, metric, baseline)
-        if record["status"] != "ok" or samples is not None:
-            found[cell_key(record)] = record["status"], samples
-    return found
+        if not record.is_ok or samples is not None:
+            newest[cell_key(record.cell)] = record.status, samples
+    return newest
 
 
-def _samples(record: dict[str, Any], records: Sequence[dict[str, Any]], metric: str, baseline: str) -> Any:
-    if record["status"] != "ok":
+def _samples(record: Record, records: Sequence[Record], metric: str, baseline: str) -> Sequence[float] | None:
+    if not record.is_ok:
         return None
     if metric == "latency":
-        return (record.get("latency") or {}).get("host_ms")
+        return record.latency.host_ms if record.latency else None
     if metric == "throughput":
-        return (record.get("throughput") or {}).get("runs")
+        return record.throughput.runs if record.throughput else None
     if metric == "memory":
-        size = (record.get("memory") or {}).get("peak_bytes")
-        return [size / 2**20] if size else None
+        return [record.memory.peak_bytes / 2**20] if record.memory and record.memory.peak_bytes else None
     if metric == "preparation":
-        return [record["preparation_s"]] if record.get("preparation_s") else None
+        return [record.preparation_s] if record.preparation_s else None
     for other in records:
-        same = group_key(other["config"]) == group_key(record["config"]) and label(other["config"]["system"]) == baseline
-        if same and other is not record and comparable(record, other) and not (disturbed(record) or disturbed(other)):
-            rounds = zip(other["comparison"]["rounds"], record["comparison"]["rounds"], strict=True)
-            return [median(slow) / median(fast) for slow, fast in rounds]
+        is_baseline = other.cell.group == record.cell.group and other.cell.system.label == baseline
+        is_sound = comparable(record, other) and not (is_disturbed(record) or is_disturbed(other))
+        if is_baseline and other is not record and is_sound:
+            return round_ratios(record, other)
     return None
 
 
@@ -110,13 +113,11 @@ def _change(key: tuple[str, ...], before: Measurement, after: Measurement, more_
     statuses = before[0], after[0]
     if before[1] is None or after[1] is None:
         return Change(key, None, None, None, None, None, statuses)
-    random = np.random.default_rng(0)
-    old, new = (np.asarray(samples, dtype=float) for samples in (before[1], after[1]))
-    resampled = [np.median(random.choice(x, (RESAMPLES, len(x))), axis=1) for x in (old, new)]
-    middles = float(np.median(old)), float(np.median(new))
+    middles = tuple(float(np.median(samples)) for samples in (before[1], after[1]))
+    resampled = [resampled_medians(samples, seed) for seed, samples in enumerate((before[1], after[1]))]
     better, worse = (1, 0) if more_is_better else (0, 1)
-    low, high = np.quantile(resampled[worse] / resampled[better], [0.025, 0.975])
-    return Change(key, *middles, middles[worse] / middles[better], float(low), float(high), statuses)
+    low, high = interval(resampled[worse] / resampled[better])
+    return Change(key, middles[0], middles[1], middles[worse] / middles[better], low, high, statuses)
 
 
 def _order(change: Change) -> tuple[int, float, str, int, tuple[str, ...]]:

@@ -1,36 +1,72 @@
-"""What is said of a list of samples."""
+"""What is said of a list of samples: its median with an interval, and how far it scatters."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 RESAMPLES = 2000
+ENDS = (0.025, 0.975)  # quantiles of a 95 % interval
 
 
-def describe(samples: Sequence[float]) -> dict[str, object]:
-    """Median with a bootstrap 95 % interval (percentile method, fixed seed), min, p10, p90, p99, mean and count.
+@dataclass(frozen=True)
+class Statistics:
+    """Of `n` samples, in their unit. ci95: the ends of the median's bootstrap 95 % interval (percentile method)."""
 
-    In the unit of `samples`. Raises ValueError for none.
-    """
+    median: float
+    ci95: tuple[float, float]
+    min: float
+    p10: float
+    p90: float
+    p99: float
+    mean: float
+    n: int
+
+
+def describe(samples: Sequence[float]) -> Statistics:
+    """The statistics of samples, resampled with a fixed seed. Raises ValueError for none."""
+    import numpy as np
+
     if not samples:
         raise ValueError("no samples")
     x = np.asarray(samples, dtype=float)
-    resampled = np.random.default_rng(0).choice(x, (RESAMPLES, len(x)))
-    low, high = np.quantile(np.median(resampled, axis=1), [0.025, 0.975])
     p10, p90, p99 = np.quantile(x, [0.1, 0.9, 0.99])
-    return {
-        "median": float(np.median(x)),
-        "ci95": [float(low), float(high)],
-        "min": float(x.min()),
-        "p10": float(p10),
-        "p90": float(p90),
-        "p99": float(p99),
-        "mean": float(x.mean()),
-        "n": len(x),
-    }
+    return Statistics(
+        median=float(np.median(x)),
+        ci95=interval(resampled_medians(x)),
+        min=float(x.min()),
+        p10=float(p10),
+        p90=float(p90),
+        p99=float(p99),
+        mean=float(x.mean()),
+        n=len(x),
+    )
+
+
+def resampled_medians(samples: Sequence[float] | np.ndarray, seed: int = 0) -> np.ndarray:
+    """[RESAMPLES]: the medians of samples that are drawn anew from these, with replacement."""
+    import numpy as np
+
+    x = np.asarray(samples, dtype=float)
+    medians: np.ndarray = np.median(np.random.default_rng(seed).choice(x, (RESAMPLES, len(x))), axis=1)
+    return medians
+
+
+def interval(estimates: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of a bootstrap's estimates."""
+    import numpy as np
+
+    low, high = np.quantile(estimates, ENDS)
+    return float(low), float(high)
 
 
 def spread(samples: Sequence[float]) -> float:
     """How far samples scatter: (p90 - p10) / median."""
+    import numpy as np
+
     p10, p50, p90 = np.quantile(np.asarray(samples, dtype=float), [0.1, 0.5, 0.9])
     return float((p90 - p10) / p50)

@@ -7,10 +7,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from .amended import amended
-from .record import file_name, problem
+from .document import NotARecord, from_json, to_json
+from .record import Record
 
 PARTIAL = ".partial"  # a file that is being written; no reader looks at it
 STALE_SECONDS = 3600.0
@@ -18,10 +17,10 @@ STALE_SECONDS = 3600.0
 
 @dataclass
 class Contents:
-    """records by id; skipped: file -> why it was not taken for a record."""
+    """records: by id. reasons_by_file: why a file was not taken for a record."""
 
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)
-    skipped: dict[Path, str] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    reasons_by_file: dict[Path, str] = field(default_factory=dict)
 
 
 class Store:
@@ -38,43 +37,45 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=PARTIAL):
             pass
-        for left in self.folder.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
+        for partial in self.folder.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
             with suppress(FileNotFoundError):  # one of a process that lives, which has just given it its name
-                if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                    left.unlink()
+                if time.time() - partial.stat().st_mtime > STALE_SECONDS:
+                    partial.unlink()
 
     def read(self) -> Contents:
-        """Every record, without what is known by now to be wrong in it, and every file that is none, with the reason."""
+        """Every record in the folder and those below it, and every JSON file that is no record, with the reason."""
         contents = Contents()
         for file in sorted(self.folder.rglob("*.json")):
             try:
-                document = json.loads(file.read_text(encoding="utf-8"))
-                reason = problem(document)
-            except (OSError, ValueError) as error:
-                reason = f"not readable as JSON ({error})"
-            if reason is None:
-                contents.records[document["id"]] = amended(document)
+                record = read_record(file)
+            except NotARecord as error:
+                contents.reasons_by_file[file] = str(error)
             else:
-                contents.skipped[file] = reason
+                contents.records[record.id] = record
         return contents
 
-    def find(self, identifier: str) -> dict[str, Any] | None:
-        """The record of this id, or None where there is none that can be read."""
+    def find(self, identifier: str) -> Record | None:
+        """The record of this id, or None where no file holds one that can be read."""
         for file in self.folder.glob(f"*-{identifier}.json"):
-            try:
-                document = json.loads(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            if problem(document) is None:
-                return document
+            with suppress(NotARecord):
+                return read_record(file)
         return None
 
-    def write(self, record: dict[str, Any]) -> Path:
+    def write(self, record: Record) -> Path:
         """Write `record` under its name, in place of an older one of the same id. Raises OSError."""
-        return write_json(self.folder / file_name(record), record)
+        return write_json(self.folder / record.file_name, to_json(record))
 
 
-def write_json(path: Path, document: Any) -> Path:
+def read_record(file: Path) -> Record:
+    """The record that a file holds. Raises NotARecord, also where the file cannot be read."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotARecord(f"not readable as JSON ({error})") from error
+    return from_json(document)
+
+
+def write_json(path: Path, document: object) -> Path:
     """Write `document` to `path` whole or not at all: to a file beside it, then renamed. Raises OSError."""
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=PARTIAL)
     try:

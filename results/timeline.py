@@ -1,8 +1,12 @@
 """When each operator of a call ran, and on which stream, as a trace that Perfetto and chrome://tracing open."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from .cell import Cell, Conditions
+from .document import JSON, cell_from_json, cell_to_json, part_from_json, part_to_json
+from .older import cell_of_title
 
 COMPUTE, MEMORY, UNKNOWN = "compute-intensive", "memory-intensive", "unknown"
 KINDS = (COMPUTE, MEMORY, UNKNOWN)
@@ -18,7 +22,7 @@ class Bar:
     start: float
     duration: float
     kind: str
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
 
     @property
     def end(self) -> float:
@@ -27,31 +31,47 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One call of one system. title: what ran; source: where the times come from; scheduled: how many streams the schedule
-    has that was run, where there is one, which need not be those that were seen.
+    """One call of one cell.
+
+    Args:
+        cell: what ran.
+        source: where the times come from.
+        bars: operators or kernels.
+        num_scheduled_streams: of the schedule that ran, where there is one. The streams that were seen may be fewer.
     """
 
-    title: str
+    cell: Cell
     source: str
     bars: tuple[Bar, ...]
-    scheduled: int | None = None
+    num_scheduled_streams: int | None = None
 
     @property
     def streams(self) -> list[int]:
         return sorted({bar.stream for bar in self.bars})
 
+    @property
+    def title(self) -> str:
+        """ "googlenet, nimble, batch 1, cuda", with what is unusual of the conditions before the device."""
+        cell, usual = self.cell, Conditions(self.cell.batch, self.cell.device)
+        unusual = [
+            getattr(cell.conditions, key)
+            for key in ("precision", "layout", "algorithms")
+            if getattr(cell.conditions, key) != getattr(usual, key)
+        ]
+        return ", ".join([cell.model.label, cell.system.label, f"batch {cell.batch}", *unusual, cell.device])
+
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> "Timeline":
-        bars = tuple(Bar(**bar) for bar in document["bars"])
-        return cls(document["title"], document["source"], bars, document["scheduled"])
+    def from_json(cls, document: object) -> "Timeline":
+        """Raises NotARecord."""
+        return part_from_json(document, cls)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_json(self) -> JSON:
+        return part_to_json(self)
 
 
-def to_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
+def to_trace(timelines: Sequence[Timeline]) -> dict[str, object]:
     """The timelines as one trace in Chrome's JSON format: a process a system, a thread a stream, all beginning at 0."""
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for number, timeline in enumerate(timelines, start=1):
         about = {"name": timeline.title, "labels": timeline.source}
         for key, value in about.items():
@@ -64,14 +84,17 @@ def to_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
         for bar in sorted(timeline.bars, key=lambda bar: (bar.start, bar.stream)):
             place = {"ph": "X", "pid": number, "tid": number * STREAMS + bar.stream, "name": bar.name, "cat": bar.kind}
             events.append({**place, "ts": bar.start * 1e3, "dur": bar.duration * 1e3, "args": bar.details})
-    scheduled = {str(number): timeline.scheduled for number, timeline in enumerate(timelines, start=1)}
-    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"scheduled": scheduled}}
+    about_each = {
+        str(number): {"cell": cell_to_json(timeline.cell), "num_scheduled_streams": timeline.num_scheduled_streams}
+        for number, timeline in enumerate(timelines, start=1)
+    }
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"timelines": about_each}}
 
 
 def from_trace(document: Any) -> list[Timeline]:
-    """Read a trace of `to_trace` back. Raises ValueError where it is none."""
+    """Read a trace of `to_trace` back, also one that names its cells in titles alone. Raises ValueError where it is none."""
     try:
-        events = document["traceEvents"]
+        events, other = document["traceEvents"], document.get("otherData", {})
         titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
         sources = {e["pid"]: e["args"]["labels"] for e in events if e["name"] == "process_labels"}
         bars: dict[int, list[Bar]] = {pid: [] for pid in titles}
@@ -81,7 +104,14 @@ def from_trace(document: Any) -> list[Timeline]:
                     raise ValueError(f"not a timeline: {e['name']} is of the category {e['cat']}")
                 stream = e["tid"] - e["pid"] * STREAMS
                 bars[e["pid"]].append(Bar(stream, e["name"], e["ts"] / 1e3, e["dur"] / 1e3, e["cat"], e["args"]))
-        scheduled = document.get("otherData", {}).get("scheduled", {})
-        return [Timeline(titles[p], sources[p], tuple(bars[p]), scheduled.get(str(p))) for p in sorted(titles)]
+        timelines = []
+        for pid in sorted(titles):
+            about = other.get("timelines", {}).get(str(pid))
+            if about is None:
+                cell, num_streams = cell_of_title(titles[pid]), other.get("scheduled", {}).get(str(pid))
+            else:
+                cell, num_streams = cell_from_json(about["cell"]), about["num_scheduled_streams"]
+            timelines.append(Timeline(cell, sources[pid], tuple(bars[pid]), num_streams))
+        return timelines
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a timeline: {type(error).__name__}: {error}") from error

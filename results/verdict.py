@@ -11,9 +11,16 @@ from .store import write_json
 
 @dataclass(frozen=True)
 class Verdict:
-    """exhibit: "nimble/figure7". claim: what the paper says, in a line. published, measured: the figures, as a reader would
-    write them; measured is "" where nothing was. verdict: of VERDICTS. reason: why, in a line or two. command: what
-    reproduces it. place: the GPU or CPU that it was measured on.
+    """How one exhibit stands.
+
+    Args:
+        exhibit: "nimble/figure7".
+        claim: what the paper says, in a line.
+        published, measured: the figures as a reader would write them; measured is "" where nothing was measured.
+        verdict: one of VERDICTS.
+        reason: why, in a line or two.
+        command: what reproduces it.
+        place: the GPU or CPU that it was measured on.
     """
 
     exhibit: str
@@ -27,19 +34,19 @@ class Verdict:
 
 
 def read_verdicts(file: Path) -> list[Verdict]:
-    """The verdicts in a JSON file, a list of objects with Verdict's fields. Raises OSError; ValueError where it is none."""
+    """The verdicts of a JSON file, a list of objects with Verdict's fields. Raises OSError; ValueError for another form."""
     document = json.loads(file.read_text(encoding="utf-8"))
     names = {field.name for field in fields(Verdict)}
     if not isinstance(document, list):
         raise ValueError("not a list of verdicts")
-    found = []
+    verdicts = []
     for entry in document:
         if not isinstance(entry, dict) or set(entry) != names or not all(isinstance(text, str) for text in entry.values()):
             raise ValueError(f"a verdict has the texts {', '.join(sorted(names))}, and no others: {entry}")
         if entry["verdict"] not in VERDICTS:
             raise ValueError(f"the verdict on {entry['exhibit']} is {entry['verdict']!r}, not one of {', '.join(VERDICTS)}")
-        found.append(Verdict(**entry))
-    return found
+        verdicts.append(Verdict(**entry))
+    return verdicts
 
 
 def write_verdicts(file: Path, verdicts: Sequence[Verdict]) -> None:

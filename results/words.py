@@ -1,4 +1,4 @@
-"""How numbers of things are told."""
+"""Numbers of things in words."""
 
 
 def counted(number: int, thing: str) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..cell import Choice, named
 from .names import MODELS, NO_MODEL, SYSTEMS, TRAINED
 
 
@@ -9,8 +10,17 @@ from .names import MODELS, NO_MODEL, SYSTEMS, TRAINED
 class Value:
     """A row of the CSV files, in the paper's own words.
 
-    paper and exhibit: where it stands ("nimble", "figure7"). baseline: of a ratio, what it is to; "" otherwise. batch: a
-    number or, where the paper says no more, words ("1-8"). unit: x, ms, %, s, ... note: what else the paper says of it.
+    Args:
+        paper, exhibit: where it stands ("nimble", "figure7").
+        model, system: the paper's names.
+        baseline: the system that a ratio is over; "" for other metrics.
+        task: "inference" or "training".
+        batch: a number or, where the paper says no more, words ("1-8").
+        device: the paper's GPU.
+        metric: what the number is ("speedup", "latency").
+        value: the number, in `unit`.
+        unit: x, ms, %, s and others.
+        note: what else the paper says of it.
     """
 
     paper: str
@@ -35,14 +45,19 @@ class Value:
         return trained.get(self.model) or MODELS.get(self.model, self.model)
 
     @property
-    def our_system(self) -> str:
-        return SYSTEMS.get(self.system, self.system)
+    def our_system(self) -> Choice | None:
+        """The key of the system here that stands for the paper's; None where the value is of none."""
+        return _system(self.system)
 
     @property
-    def our_baseline(self) -> str:
-        return SYSTEMS.get(self.baseline, self.baseline)
+    def our_baseline(self) -> Choice | None:
+        return _system(self.baseline)
 
     @property
     def source(self) -> str:
         """ "nimble/figure7" """
         return f"{self.paper}/{self.exhibit}"
+
+
+def _system(name: str) -> Choice | None:
+    return named("system", SYSTEMS.get(name, name)) if name else None

@@ -3,11 +3,12 @@
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from conf import nearest
+
+from ..document import part_from_json
 from .value import Value
 
 FOLDER = Path(__file__).parent
@@ -16,13 +17,13 @@ Criterion = str | int | float | Sequence[str | int | float]
 
 
 class NoSuchValue(ValueError):
-    """No published value is as asked for; the message is one line that names what there is."""
+    """No published value meets a request; the message is one line that names what exists."""
 
 
 @cache
 def everything() -> tuple[Value, ...]:
-    """Every value of every paper, in the order of the files. Raises ValueError for a file that is not as it should be."""
-    found: list[Value] = []
+    """Every value of every paper, in the order of the files. Raises ValueError for a file of another form."""
+    values: list[Value] = []
     for file in sorted(FOLDER.glob("*.csv")):
         with file.open(encoding="utf-8", newline="") as lines:
             reader = csv.DictReader(lines)
@@ -32,11 +33,11 @@ def everything() -> tuple[Value, ...]:
                 if row["paper"] != file.stem or None in row or None in row.values():
                     raise ValueError(f"{file}, line {reader.line_num}: not a row of these columns and this paper")
                 try:
-                    columns: dict[str, Any] = {**row, "value": float(row["value"])}
+                    number = float(row["value"])
                 except ValueError:
                     raise ValueError(f"{file}, line {reader.line_num}: {row['value']!r} is not a number") from None
-                found.append(Value(**columns))
-    return tuple(found)
+                values.append(part_from_json(row | {"value": number}, Value))
+    return tuple(values)
 
 
 def papers() -> list[str]:
@@ -46,37 +47,42 @@ def papers() -> list[str]:
 def exhibits(paper: str) -> list[str]:
     """The exhibits of a paper that have values, in its file's order. Raises NoSuchValue."""
     if paper not in papers():
-        raise NoSuchValue(f"no paper is named {paper!r}: {_near(paper, papers())}")
+        raise NoSuchValue(f"no paper is named {paper!r}: {nearest(paper, papers())}")
     return list(dict.fromkeys(value.exhibit for value in everything() if value.paper == paper))
 
 
 def exhibit(source: str) -> list[Value]:
     """The values of "paper/exhibit", as a preset names them. Raises NoSuchValue."""
     paper, slash, name = source.partition("/")
-    there = exhibits(paper)
-    if not slash or name not in there:
-        raise NoSuchValue(f"{paper} has no values of an exhibit {name!r}: {_near(name, there)}")
+    names = exhibits(paper)
+    if not slash or name not in names:
+        raise NoSuchValue(f"{paper} has no values of an exhibit {name!r}: {nearest(name, names)}")
     return [value for value in everything() if value.source == source]
 
 
 def select(source: str, **criteria: Criterion) -> list[Value]:
-    """The values of "paper/exhibit" whose columns are as given: metric="speedup", model=["resnet50", "inception_v3"].
+    """The values of "paper/exhibit" that meet all criteria; never none.
 
-    Never empty. Raises NoSuchValue where a column does not exist, or where a criterion leaves nothing.
+    Args:
+        source: paper and exhibit.
+        criteria: the values that a column may have: metric="speedup", model=["resnet50", "inception_v3"].
+
+    Raises:
+        NoSuchValue: a column does not exist, or no value meets a criterion.
     """
-    left = exhibit(source)
+    values = exhibit(source)
     for column, wanted in criteria.items():
         if column not in COLUMNS:
-            raise NoSuchValue(f"published values have no column {column!r}: {_near(column, COLUMNS)}")
+            raise NoSuchValue(f"published values have no column {column!r}: {nearest(column, COLUMNS)}")
         accepted = _texts(wanted)
-        there = list(dict.fromkeys(str(getattr(value, column)) for value in left))
-        for one in accepted:
-            if one not in there:
-                raise NoSuchValue(f"{source} has no value with {column}={one}: {_near(one, there)}")
-        left = [value for value in left if str(getattr(value, column)) in accepted]
-    if not left:
+        texts = {str(getattr(value, column)) for value in values}
+        for text in accepted:
+            if text not in texts:
+                raise NoSuchValue(f"{source} has no value with {column}={text}: {nearest(text, texts)}")
+        values = [value for value in values if str(getattr(value, column)) in accepted]
+    if not values:
         raise NoSuchValue(f"{source} has no value with {', '.join(f'{k}={v}' for k, v in criteria.items())}")
-    return left
+    return values
 
 
 def reproduced(preset: Iterable[Mapping[str, Criterion]]) -> list[Value]:
@@ -84,18 +90,13 @@ def reproduced(preset: Iterable[Mapping[str, Criterion]]) -> list[Value]:
 
     Raises NoSuchValue.
     """
-    found: dict[Value, None] = {}
+    values: dict[Value, None] = {}
     for rows in preset:
         if not isinstance(rows.get("exhibit"), str):
             raise NoSuchValue(f"published rows are named by their exhibit, like nimble/figure7, and not by {dict(rows)}")
-        found |= dict.fromkeys(select(str(rows["exhibit"]), **{k: v for k, v in rows.items() if k != "exhibit"}))
-    return list(found)
+        values |= dict.fromkeys(select(str(rows["exhibit"]), **{k: v for k, v in rows.items() if k != "exhibit"}))
+    return list(values)
 
 
 def _texts(wanted: Criterion) -> list[str]:
     return [str(wanted)] if isinstance(wanted, str | int | float) else [str(one) for one in wanted]
-
-
-def _near(name: str, there: Sequence[str]) -> str:
-    close = get_close_matches(name, there, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there is {', '.join(there)}"

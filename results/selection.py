@@ -1,0 +1,216 @@
+"""The records of one setting, by model, batch and system."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from .cell import Choice
+from .comparison import Speedup, speedup
+from .record import Latency, Quantity, Record
+from .setting import Setting
+from .store import Store
+
+Row: TypeAlias = tuple[str, int]  # the label of a model, and a batch
+Place: TypeAlias = tuple[str, int, Choice]  # a row, and the key of a system
+Order: TypeAlias = Callable[[Iterable[Choice]], list[Choice]]
+Part = TypeVar("Part")
+
+NOT_MEASURED = "not measured"
+# What stands in the place of a number, by status.
+WORDS = {
+    "unsupported": "unsupported",
+    "incorrect": "incorrect",
+    "failed": "failed",
+    "out_of_memory": "out of memory",
+    "timeout": "timed out",
+}
+
+
+class NoResults(Exception):
+    """There is nothing to show; the message is one line."""
+
+
+def read(folders: Iterable[Path]) -> list[Record]:
+    """Every record under these folders, the newest of an id. Files that hold none are named on standard error.
+
+    Raises:
+        NoResults: a folder does not exist, or none holds a record.
+    """
+    newest: dict[str, Record] = {}
+    folders = list(folders)
+    for folder in folders:
+        if not folder.is_dir():
+            raise NoResults(f"{folder} is {'a file' if folder.exists() else 'not there'}: results are in a folder")
+        contents = Store(folder).read()
+        for file, reason in contents.reasons_by_file.items():
+            print(f"skipped {file}: {reason}", file=sys.stderr)
+        for record in contents.records.values():
+            if record.id not in newest or newest[record.id].when < record.when:
+                newest[record.id] = record
+    if not newest:
+        raise NoResults(f"no record in {', '.join(map(str, folders))}")
+    return list(newest.values())
+
+
+def by_label(systems: Iterable[Choice]) -> list[Choice]:
+    """The order of systems where none other is asked for."""
+    return sorted(set(systems), key=lambda system: system.label)
+
+
+def by_setting(records: Iterable[Record], order: Order = by_label) -> "dict[Setting, Selection]":
+    """The records of each setting, settings in the order of their names."""
+    groups: dict[Setting, list[Record]] = {}
+    for record in records:
+        groups.setdefault(Setting.of(record), []).append(record)
+    return {setting: Selection(groups[setting], order) for setting in sorted(groups)}
+
+
+class Selection:
+    """Records of one setting.
+
+    Attributes:
+        records: the newest first.
+        setting: what they share.
+        models: labels, sorted.
+        systems: keys, in the order that was given.
+        among: the systems of all that this is a part of, so that a system looks the same in each part.
+        batches: ascending.
+        rows: each (model, batch) that has a record, by batch and model.
+    """
+
+    def __init__(self, records: Sequence[Record], order: Order = by_label, among: Sequence[Choice] = ()):
+        """Raises NoResults for no records."""
+        if not records:
+            raise NoResults("no record is left to show")
+        self.order = order
+        self.records = sorted(records, key=lambda record: record.when, reverse=True)
+        self.setting = Setting.of(self.records[0])
+        self._cells: dict[Place, list[Record]] = {}
+        for record in self.records:
+            self._cells.setdefault(place_of(record), []).append(record)
+        self.models = sorted({model for model, _, _ in self._cells})
+        self.systems = order(system for _, _, system in self._cells)
+        self.among = order([*among, *self.systems])
+        self.batches = sorted({batch for _, batch, _ in self._cells})
+        self.rows: list[Row] = sorted({(model, batch) for model, batch, _ in self._cells}, key=lambda row: (row[1], row[0]))
+
+    def only(
+        self,
+        models: Sequence[str] = (),
+        systems: Sequence[str] = (),
+        batches: Sequence[int] = (),
+        always: Sequence[str] = (),
+    ) -> "Selection":
+        """A part of it.
+
+        Args:
+            models, systems: labels, as a person asks for them; all where none is named.
+            batches: all where none is named.
+            always: labels of systems to keep beside `systems`.
+
+        Raises:
+            NoResults: a name has no record.
+        """
+        labels = [system.label for system in self.systems]
+        for what, wanted, existing in (
+            ("model", models, self.models),
+            ("system", systems, labels),
+            ("batch", batches, self.batches),
+        ):
+            for one in wanted:
+                if one not in existing:
+                    raise NoResults(f"no record of the {what} {one}: there is {', '.join(map(str, existing))}")
+        part = [
+            record
+            for (model, batch, system), records in self._cells.items()
+            for record in records
+            if (not models or model in models)
+            and (not systems or system.label in (*systems, *always))
+            and (not batches or batch in batches)
+        ]
+        return Selection(part, self.order, self.among)
+
+    def system(self, label: str) -> Choice:
+        """The system of a label; one of that name alone where no record has it."""
+        return next((system for system in self.among if system.label == label), Choice(label, label))
+
+    def records_of(self, row: Row, system: Choice) -> list[Record]:
+        """All of a cell's, the newest first."""
+        return self._cells.get((*row, system.key), [])
+
+    def record(self, row: Row, system: Choice, part: Callable[[Record], object]) -> Record | None:
+        """The newest record of a cell that has a part, or that is not ok and so says why it has none."""
+        for record in self.records_of(row, system):
+            if not record.is_ok or part(record):
+                return record
+        return None
+
+    def part(self, row: Row, system: Choice, part: Callable[[Record], Part | None]) -> Part | None:
+        """A part of a cell's newest record that has it; None where a newer one is not ok: it has no speed now."""
+        record = self.record(row, system, part)
+        return part(record) if record is not None and record.is_ok else None
+
+    def over(self, row: Row, system: Choice, baseline: Choice) -> Speedup | None:
+        """How many times faster than `baseline`, from the newest rounds that the two shared."""
+        for record in self.records_of(row, system):
+            if not record.is_ok:
+                return None  # an incorrect system has no speed, whatever it had before
+            for other in self.records_of(row, baseline):
+                if (ratio := speedup(record, other)) is not None:
+                    return ratio
+        return None
+
+    def missing(self, row: Row, system: Choice, part: Callable[[Record], object]) -> str:
+        """Why a cell lacks a part, in a word or two."""
+        record = self.record(row, system, part)
+        return WORDS.get(record.status, NOT_MEASURED) if record is not None else NOT_MEASURED
+
+    def quantities(self) -> dict[str, Quantity]:
+        """An example of each quantity without a type of its own, by "MEASUREMENT.NAME"."""
+        examples: dict[str, Quantity] = {}
+        for record in self.records:
+            for measurement, measured in record.measured.items():
+                for quantity in measured.quantities:
+                    examples.setdefault(f"{measurement}.{quantity.name}", quantity)
+        return dict(sorted(examples.items()))
+
+    def title_of(self, rows: Sequence[Row]) -> str:
+        """The setting, and the batch if it is one; of several batches the model if that is one."""
+        models, batches = sorted({model for model, _ in rows}), sorted({batch for _, batch in rows})
+        if len(batches) == 1:
+            return f"{self.setting.label}, batch {batches[0]}"
+        return self.setting.label + (f", {models[0]}" if len(models) == 1 else "")
+
+    def row_labels(self, rows: Sequence[Row], among: Sequence[Row] = ()) -> list[str]:
+        """What the title leaves open of each row: the model, the batch or both.
+
+        Args:
+            rows: those to name.
+            among: all that the chart has; `rows` where it is empty.
+        """
+        models, batches = ({part[i] for part in among or rows} for i in range(2))
+        if len(batches) == 1:
+            return [model for model, _ in rows]
+        return [f"batch {batch}" if len(models) == 1 else f"{model}\nbatch {batch}" for model, batch in rows]
+
+
+def latency_of(record: Record) -> Latency | None:
+    return record.latency
+
+
+def place_of(record: Record) -> Place:
+    """What tells a record's cell from the others of its setting."""
+    return record.cell.model.label, record.cell.batch, record.cell.system.key
+
+
+def quantity_of(name: str) -> Callable[[Record], Quantity | None]:
+    """What reads a quantity from a record by "MEASUREMENT.NAME"; None where it has no value."""
+    measurement, _, key = name.partition(".")
+
+    def read_quantity(record: Record) -> Quantity | None:
+        measured = record.measured.get(measurement)
+        quantity = measured.quantity(key) if measured is not None else None
+        return quantity if quantity is not None and quantity.value is not None else None
+
+    return read_quantity

@@ -1,0 +1,60 @@
+"""What two records must share to stand in one chart."""
+
+import re
+from dataclasses import dataclass
+
+from .cell import Conditions
+from .record import Record
+
+CALL = "inference"  # the kind of every runner that measures a call
+OTHER_KINDS = ("training",)  # runners that measure something else, each a kind of its own
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """One machine, one torch, one arithmetic and one kind of run.
+
+    Args:
+        place: the GPU, or the CPU where there is none.
+        host: the machine's name.
+        device: "cpu" or "cuda".
+        torch: its version.
+        precision, layout, algorithms: of the conditions.
+        kind: CALL or one of OTHER_KINDS.
+    """
+
+    place: str
+    host: str
+    device: str
+    torch: str
+    precision: str
+    layout: str
+    algorithms: str
+    kind: str
+
+    @classmethod
+    def of(cls, record: Record) -> "Setting":
+        conditions, environment, runner = record.cell.conditions, record.environment, record.cell.runner.name
+        return cls(
+            place=environment.place,
+            host=environment.host,
+            device=conditions.device,
+            torch=environment.libraries.get("torch", "?"),
+            precision=conditions.precision,
+            layout=conditions.layout,
+            algorithms=conditions.algorithms,
+            kind=runner if runner in OTHER_KINDS else CALL,
+        )
+
+    @property
+    def label(self) -> str:
+        """ "NVIDIA H200, torch 2.11.0, tf32", with what is unusual after it."""
+        usual = Conditions(1, self.device)
+        unusual = [self.layout] * (self.layout != usual.layout) + [self.kind] * (self.kind != CALL)
+        unusual += [f"{self.algorithms} algorithms"] * (self.algorithms != usual.algorithms)
+        return ", ".join([self.place, f"torch {self.torch}", self.precision, *unusual])
+
+    @property
+    def slug(self) -> str:
+        """The label and the machine's name, as a part of a file's name."""
+        return re.sub(r"[^a-z0-9.]+", "-", f"{self.label}, {self.host}".lower()).strip("-")
