@@ -1,8 +1,13 @@
 """The configuration files as data: which choices a group has, and the options of each.
 
 Reads YAML alone: neither Hydra nor torch is imported. Every room may ask here.
+
+A user's own files lie in a folder that the environment variable OPWEAVE_CONF names: FOLDER/system/mine.yaml makes
+system=mine a choice, on the command line and in Python. A file of Opweave's own goes before one of the same name there.
 """
 
+import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -11,20 +16,33 @@ import yaml
 
 from conf.names import nearest
 
-__all__ = ["FOLDER", "GROUPS", "Options", "Value", "choices", "nearest", "options"]
+__all__ = ["FOLDER", "GROUPS", "Options", "Value", "choices", "folders", "mistake", "nearest", "options"]
 
 FOLDER = Path(__file__).resolve().parent
 GROUPS = ("model", "system", "runner", "experiment")
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a name"}
 
-Value: TypeAlias = "str | int | float | bool | None"  # of an option
-Options: TypeAlias = "dict[str, Value]"
+Value: TypeAlias = str | int | float | bool | None  # of an option
+Options: TypeAlias = dict[str, Value]
 
 
-@cache
+def folders() -> tuple[Path, ...]:
+    """Where files are looked for, in this order: Opweave's own, then the user's if OPWEAVE_CONF names one."""
+    own = os.environ.get("OPWEAVE_CONF")
+    return (FOLDER, Path(own).expanduser().resolve()) if own else (FOLDER,)
+
+
 def choices(group: str) -> tuple[str, ...]:
     """The names that `group=` takes, sorted; "ios/figure6" for a file in a folder of its own."""
-    folder = FOLDER / group
-    return tuple(sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")))
+    return tuple(
+        sorted(
+            {
+                file.relative_to(folder / group).with_suffix("").as_posix()
+                for folder in folders()
+                for file in (folder / group).rglob("*.yaml")
+            }
+        )
+    )
 
 
 def options(group: str, choice: str) -> Options:
@@ -38,13 +56,31 @@ def options(group: str, choice: str) -> Options:
         KeyError: no file has that name.
         ValueError: the defaults list has an entry of a form that is not in use here.
     """
-    return dict(_options(group, choice))
+    return dict(_options(group, choice, folders()))
+
+
+def mistake(group: str, defaults: Mapping[str, object], values: Mapping[str, object]) -> str | None:
+    """The first thing that is wrong with the values of some options, in one line; None where all are right.
+
+    Args:
+        group: of the options, for the message.
+        defaults: the options that there are. A value has the type of its default, and any type where that is null.
+        values: by option.
+    """
+    for key, value in values.items():
+        if key not in defaults:
+            return f"there is no key '{group}.{key}': {nearest(key, set(defaults) - {'name'})}"
+        default = defaults[key]
+        is_number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+        if default is not None and type(value) is not type(default) and not is_number:
+            return f"{group}.{key}={value} is not {KINDS.get(type(default), type(default).__name__)}"
+    return None
 
 
 @cache
-def _options(group: str, choice: str) -> tuple[tuple[str, Value], ...]:
-    file = FOLDER / group / f"{choice}.yaml"
-    if not file.is_file():
+def _options(group: str, choice: str, searched: tuple[Path, ...]) -> tuple[tuple[str, Value], ...]:
+    file = next((f for folder in searched if (f := folder / group / f"{choice}.yaml").is_file()), None)
+    if file is None:
         raise KeyError(f"conf/{group} has no {choice}")
     document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     merged: Options = {}
@@ -55,11 +91,11 @@ def _options(group: str, choice: str) -> tuple[tuple[str, Value], ...]:
         if entry == "_self_":
             merged |= document
         elif isinstance(entry, str):  # another choice of the same group
-            merged |= dict(_options(group, entry))
+            merged |= dict(_options(group, entry, searched))
         else:
             ((key, value),) = entry.items()
             other, at, package = str(key).removeprefix("override ").strip().partition("@")
             if not other.startswith("/") or (at and package != "_here_"):
                 raise ValueError(f"{file}: the defaults list holds {key!r}, which is not of the form /group@_here_")
-            merged |= dict(_options(other.removeprefix("/"), str(value)))
+            merged |= dict(_options(other.removeprefix("/"), str(value), searched))
     return tuple(merged.items())
