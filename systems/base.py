@@ -1,19 +1,16 @@
-"""What every system under test is."""
+"""What every system under test is. It stands on nothing above it: neither schedules nor programs are known here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from systems.scheduling.plans.schedule import Schedule
-
-if TYPE_CHECKING:  # they need what is defined here
-    from systems.scheduling.graph.program import Program
-    from systems.training.step import Loss
+Loss: TypeAlias = Callable[[Any, Tensor], Tensor]  # (the module's output, the target) -> a single number
 
 
 class Unsupported(Exception):
@@ -24,20 +21,69 @@ class Unsupported(Exception):
 
 
 class BadOption(ValueError):
-    """A system's option has a value that it does not take."""
+    """A system has no option of that name, or the option does not take that value."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What a compiler says of its work; None for what it does not do.
+
+    Args:
+        export_s: seconds that exporting the model took, whenever that was.
+        is_exported_now: the model was exported by this preparation, and not read from the cache.
+        compile_s: seconds that compiling took, whenever that was.
+        is_compiled_now: it was compiled by this preparation, and not read from the cache.
+        num_cached_graphs: compiled graphs that were read from the compiler's own cache.
+        trials: candidates that tuning has measured.
+        tuning_s: seconds that tuning took.
+        tuned: functions with a tuned kernel.
+        functions: functions of the compiled model.
+        operators: operators of the exported model.
+        error: the largest relative error of the exported model against eager.
+        not_compared: why there is no such error.
+        providers: operators by the part of the compiler that runs them.
+        search_s: seconds that trying alternatives took.
+        mode: the compiler's own mode.
+        layout: the memory layout compiled for.
+        freezing: weights were compiled in as constants.
+        decisions: the alternatives that were tried (rows of systems.scheduling.decision).
+        num_untried: alternatives for which no time was left.
+    """
+
+    export_s: float | None = None
+    is_exported_now: bool | None = None
+    compile_s: float | None = None
+    is_compiled_now: bool | None = None
+    num_cached_graphs: int | None = None
+    trials: int | None = None
+    tuning_s: float | None = None
+    tuned: int | None = None
+    functions: int | None = None
+    operators: int | None = None
+    error: float | None = None
+    not_compared: str | None = None
+    providers: dict[str, int] | None = None
+    search_s: float | None = None
+    mode: str | None = None
+    layout: str | None = None
+    freezing: bool | None = None
+    decisions: tuple[object, ...] | None = None
+    num_untried: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """What a record holds: the fields that are known, `is_compiled_now` as `compiled_now`."""
+        return {name.removeprefix("is_"): value for name, value in asdict(self).items() if value is not None}
 
 
 class Prepared(ABC):
     """A module made ready for one shape of inputs; call it in the module's place."""
 
-    schedule: Schedule | None = None
-    program: Program | None = None  # the module as captured, where the system captures operators
-    captured: bool = False  # a call is one replay of one CUDA Graph
-    compilation: dict[str, Any] = {}  # what a record shall say of a compiler's part in it: seconds, trials, what was tried
+    is_captured: bool = False  # a call is one replay of one CUDA Graph
+    compilation: Compilation | None = None
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes that this system knows of itself, by name; what it reserves beside torch's allocator among them."""
+        """Bytes by name that the system itself knows of, those that it reserves beside torch's allocator among them."""
         return {}
 
     @abstractmethod
@@ -62,34 +108,60 @@ class PreparedModule(Prepared):
 
 
 class System(ABC):
-    """One way of executing a model. `prepare` may take long; calling what it returns is what is measured."""
+    """One way of executing a model. `prepare` may take long; calling the result is what is measured."""
 
     name: str
-    report: Callable[[str], None] = staticmethod(lambda message: None)  # told what a long preparation is at
-    profiled = False  # whether preparing has run a profiler in this process, which slows launches ever after
+    report: Callable[[str], None] = staticmethod(lambda message: None)  # hears where a long preparation stands
     own_randomness = False  # in training it draws other random numbers than eager execution from the same state
 
     def unsupported(self, device: str) -> str | None:
         """Why this system cannot run on this kind of device ("cpu" or "cuda") or installation, or None."""
         return None
 
+    @property
+    def learns(self) -> bool:
+        """Does it, with its options, search, tune, profile or choose by measuring?"""
+        return False
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Leave in the cache all that `prepare` needs to have measured.
+
+        It runs in a process that is thrown away, since profilers and searches slow the process that they ran in.
+
+        Args:
+            module, inputs: as for `prepare`.
+
+        Raises:
+            Unsupported: this system cannot run this module.
+        """
+
     @abstractmethod
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        """Make `module` (in eval form) ready for inputs of these shapes, dtypes and device.
+        """Make a module ready. What `learn` left in the cache is read; what the cache lacks is learned in place.
 
-        Raises Unsupported where this system cannot run this module.
+        Args:
+            module: in eval form.
+            inputs: of the shapes, dtypes and device that calls will have.
+
+        Raises:
+            Unsupported: this system cannot run this module.
         """
 
     def prepare_training(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
     ) -> Prepared:
-        """Make one step of training of `module` (in training form) ready for inputs and target like these.
+        """Make one step of training ready. Preparing changes neither the module nor the optimizer.
 
-        Calling it with (*inputs, target) updates the module by the optimizer, and returns the loss. Preparing changes
-        neither of them. Raises Unsupported where this system cannot train, or not this module.
+        Args:
+            module: in training form.
+            optimizer: over parameters of the module.
+            loss: a function of the module's output and the target.
+            inputs, target: of the shapes, dtypes and device that calls will have.
+
+        Returns:
+            A call of (*inputs, target), which updates the module by the optimizer and returns the loss.
+
+        Raises:
+            Unsupported: this system cannot train, or not this module.
         """
         raise Unsupported(f"{self.name} runs inference only")
-
-    def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
-        """The schedule alone, without executing the model. Raises Unsupported where a system has none."""
-        raise Unsupported(f"{self.name} has no schedule of operators")

@@ -1,4 +1,4 @@
-"""The folder of compiled artefacts: engines, tuned modules, ONNX files, kept from one run to the next within a bound."""
+"""The folder of compiled artefacts: engines, tuned modules, ONNX files, which stay from run to run within a bound."""
 
 import hashlib
 import inspect
@@ -8,12 +8,12 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any
+from typing import TypeAlias
 
 from filelock import FileLock, Timeout
 
@@ -23,39 +23,90 @@ DEFAULT_GIB = 8.0
 MANIFEST = "manifest.json"
 PRIVATE = 0o700
 
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
 
 @dataclass(frozen=True)
 class Artefact:
-    """What `Cache.artefact` holds for its caller: files in `folder`, and the notes that their maker left."""
+    """What `Cache.artefact` holds for its caller.
+
+    Args:
+        folder: In which its files lie.
+        is_new: It was made now, not found.
+        seconds: That making it took, whenever that was.
+        notes: That its maker left.
+    """
 
     folder: Path
-    made: bool  # now, rather than found
-    seconds: float  # that making it took, whenever that was
-    notes: dict[str, Any]
+    is_new: bool
+    seconds: float
+    notes: Mapping[str, JSON]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry as a listing shows it. `used`: nanoseconds since the epoch."""
+    """One entry as a listing shows it.
+
+    Args:
+        used_ns: When it was last used, in nanoseconds since the epoch.
+    """
 
     folder: Path
     kind: str
     label: str
     bytes: int
-    used: int
+    used_ns: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The file MANIFEST of an artefact: what it was made of, and what is in it.
+
+    Args:
+        ingredients: Under the key "of".
+        digests: SHA-256 of each file by its path, under the key "files".
+    """
+
+    kind: str
+    label: str
+    ingredients: dict[str, JSON]
+    seconds: float
+    notes: dict[str, JSON]
+    digests: dict[str, str]
+
+    @classmethod
+    def from_json(cls, document: object) -> "Manifest":
+        """Raises KeyError or TypeError for a document that is no manifest of an artefact."""
+        if not isinstance(document, dict) or not isinstance(document["files"], dict):
+            raise TypeError("this is no manifest of an artefact")
+        values = (document[key] for key in ("kind", "label", "of", "seconds", "notes", "files"))
+        return cls(*values)
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            "kind": self.kind,
+            "label": self.label,
+            "of": self.ingredients,
+            "seconds": self.seconds,
+            "notes": self.notes,
+            "files": {**self.digests},
+        }
 
 
 @dataclass
 class Cache:
-    """Artefacts by what they were made of (a JSON-able `of`), in a private folder, the least recently used dropped first.
+    """Artefacts by their ingredients, in a private folder, from which the least recently used are dropped first.
 
-    folder: where the environment variable OPWEAVE_CACHE says, else ~/.cache/opweave; the artefacts lie in its `artefacts`.
-    bound: bytes that they may occupy together, by default OPWEAVE_CACHE_GIB (8 GiB). Each entry has a lock: of two processes
-    that want the same artefact one makes it and the other waits, and none is dropped while it is being read.
+    Each entry has a lock: of two processes that want the same artefact one makes it while the other waits, and none is
+    dropped while a process reads it.
 
     A TVM library and a TensorRT engine are code, and loading one runs it. So every file is checked against the SHA-256 that
-    was written beside it, which finds damage, and the folder is its owner's alone, so that nobody else places code there.
-    Nothing is ever unpickled here.
+    was written beside it, which detects damage. The folder is its owner's alone, so that nobody else places code there.
+    Nothing here is ever unpickled.
+
+    Args:
+        folder: From the environment variable OPWEAVE_CACHE, else ~/.cache/opweave; the artefacts lie in its `artefacts`.
+        bound: Bytes that the artefacts may occupy together, by default OPWEAVE_CACHE_GIB (8 GiB).
     """
 
     folder: Path = field(default_factory=lambda: default_folder())
@@ -67,28 +118,41 @@ class Cache:
 
     @contextmanager
     def artefact(
-        self, kind: str, label: str, of: dict[str, Any], make: Callable[[Path], dict[str, Any] | None]
+        self,
+        kind: str,
+        label: str,
+        ingredients: Mapping[str, JSON],
+        make: Callable[[Path], Mapping[str, JSON] | None],
     ) -> Iterator[Artefact]:
-        """Hold the artefact of this `kind` that was made of `of`, made now if it is not there.
+        """Hold the artefact of this kind and these ingredients, made now if the cache lacks it.
 
-        make: writes files into the folder it is given, and may return notes to keep with them. An artefact is there whole or
-        not at all. label: what a listing calls it. Raises what `make` raises, and BadOption for a folder that is not safe.
+        An artefact is there whole or not at all.
+
+        Args:
+            label: What a listing calls it.
+            ingredients: All that decides its content.
+            make: Writes files into the folder it is called with, and may return notes to store with them.
+
+        Raises:
+            BadOption: The folder is not safe.
+            Exception: Whatever `make` raises.
         """
-        with self._locked(kind, of) as (folder, partial):
-            manifest = _verified(folder, of)
-            if made := manifest is None:
-                manifest = self._make(folder, partial, kind, label, of, make)
+        with self._locked(kind, ingredients) as (folder, partial):
+            manifest = _verified(folder, ingredients)
+            is_new = manifest is None
+            if manifest is None:
+                manifest = self._make(folder, partial, kind, label, ingredients, make)
             _touch(folder / MANIFEST)
-            yield Artefact(folder, made, manifest["seconds"], manifest["notes"])
-        if made:
+            yield Artefact(folder, is_new, manifest.seconds, manifest.notes)
+        if is_new:
             self._trim(folder)
 
     @contextmanager
-    def workspace(self, kind: str, label: str, of: dict[str, Any]) -> Iterator[Path]:
+    def workspace(self, kind: str, label: str, ingredients: Mapping[str, JSON]) -> Iterator[Path]:
         """Hold a folder that grows from run to run, like a tuning log; its files are the caller's, unchecked."""
-        with self._locked(kind, of) as (folder, _):
+        with self._locked(kind, ingredients) as (folder, _):
             folder.mkdir(mode=PRIVATE, exist_ok=True)
-            _write(folder / MANIFEST, {"kind": kind, "label": label, "of": of, "files": None})
+            _write(folder / MANIFEST, {"kind": kind, "label": label, "of": {**ingredients}, "files": None})
             try:
                 yield folder
             finally:
@@ -96,45 +160,45 @@ class Cache:
         self._trim(folder)
 
     def entries(self) -> list[Entry]:
-        """What is there, the most recently used first."""
-        found = []
+        """All entries, the most recently used first."""
+        entries = []
         for manifest in self.root.glob(f"entries/*/{MANIFEST}"):
             try:
-                document, used = json.loads(manifest.read_text(encoding="utf-8")), manifest.stat().st_mtime_ns
-                entry = Entry(manifest.parent, document["kind"], document["label"], _size(manifest.parent), used)
+                document, used_ns = json.loads(manifest.read_text(encoding="utf-8")), manifest.stat().st_mtime_ns
+                entry = Entry(manifest.parent, document["kind"], document["label"], _size(manifest.parent), used_ns)
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # another process drops it just now, or it is damaged, and then whoever wants it makes it anew
-            found.append(entry)
-        return sorted(found, key=lambda entry: -entry.used)
+                continue  # another process drops it just now, or it is damaged, and who wants it makes it anew
+            entries.append(entry)
+        return sorted(entries, key=lambda entry: -entry.used_ns)
 
     def measurements(self) -> list[Path]:
-        """The files beside the artefacts in which measured costs are kept."""
+        """The files of measured costs, which lie beside the artefacts."""
         return [file for file in sorted(self.folder.glob("*.json")) if _is_measurements(file)]
 
     def empty(self) -> tuple[int, int]:
-        """Drop every artefact that no process holds, and the measured costs; returns how many there were, and the bytes."""
+        """Drop every artefact that no process holds, and the measured costs; returns their number and their bytes."""
         count = size = 0
         folders = sorted(self.root.glob("entries/*")) + sorted(self.root.glob("partial/*"))
         for folder in folders:
-            held = _size(folder)
+            num_bytes = _size(folder)
             if self._drop(folder):
-                count, size = count + (folder.parent.name == "entries"), size + held
+                count, size = count + (folder.parent.name == "entries"), size + num_bytes
         for file in self.measurements():
             count, size = count + 1, size + file.stat().st_size
             file.unlink(missing_ok=True)
         return count, size
 
     @contextmanager
-    def _locked(self, kind: str, of: dict[str, Any]) -> Iterator[tuple[Path, Path]]:
-        """The folder of an entry, and the one in which it is made, both this process's alone meanwhile."""
-        digest = hashlib.sha256(json.dumps([kind, of], sort_keys=True).encode()).hexdigest()
+    def _locked(self, kind: str, ingredients: Mapping[str, JSON]) -> Iterator[tuple[Path, Path]]:
+        """The folder of an entry, and the one in which it is made. Within, no other process touches either."""
+        digest = hashlib.sha256(json.dumps([kind, ingredients], sort_keys=True).encode()).hexdigest()
         name = f"{kind}-{digest[:24]}"
         root = self._prepared_root()
         with FileLock(root / "locks" / f"{name}.lock"):
             yield root / "entries" / name, root / "partial" / name
 
     def _prepared_root(self) -> Path:
-        """The folder, made and private; a temporary one for this process where it cannot be written."""
+        """The folder, created and private; a temporary one for this process if it cannot be written."""
         if self._scratch is not None:
             return Path(self._scratch.name)
         try:
@@ -167,47 +231,42 @@ class Cache:
         partial: Path,
         kind: str,
         label: str,
-        of: dict[str, Any],
-        make: Callable[[Path], dict[str, Any] | None],
-    ) -> dict[str, Any]:
-        for left in (folder, partial):  # of a process that was killed, or damaged since
-            shutil.rmtree(left, ignore_errors=True)
+        ingredients: Mapping[str, JSON],
+        make: Callable[[Path], Mapping[str, JSON] | None],
+    ) -> Manifest:
+        for remains in (folder, partial):  # a killed process left it, or it is damaged
+            shutil.rmtree(remains, ignore_errors=True)
         partial.mkdir(mode=PRIVATE)
         try:
             begin = time.perf_counter()
             notes = make(partial) or {}
-            manifest = {
-                "kind": kind,
-                "label": label,
-                "of": of,
-                "seconds": time.perf_counter() - begin,
-                "notes": notes,
-                "files": {str(f.relative_to(partial)): _digest(f) for f in sorted(partial.rglob("*")) if f.is_file()},
-            }
-            _write(partial / MANIFEST, manifest)
+            seconds = time.perf_counter() - begin
+            digests = {str(f.relative_to(partial)): _digest(f) for f in sorted(partial.rglob("*")) if f.is_file()}
+            manifest = Manifest(kind, label, {**ingredients}, seconds, {**notes}, digests)
+            _write(partial / MANIFEST, manifest.to_json())
             partial.rename(folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         return manifest
 
-    def _trim(self, keep: Path) -> None:
-        """Drop the least recently used until the bound holds; `keep`, which was used just now, stays in any case."""
+    def _trim(self, newest: Path) -> None:
+        """Drop the least recently used entries until the bound holds; `newest`, which was used just now, stays anyway."""
         entries = self.entries()
         total = sum(entry.bytes for entry in entries)
         for entry in reversed(entries):
             if total <= self.bound:
                 break
-            if entry.folder != keep and self._drop(entry.folder):
+            if entry.folder != newest and self._drop(entry.folder):
                 total -= entry.bytes
 
     def _drop(self, folder: Path) -> bool:
-        """Remove an entry unless a process holds it."""
+        """Remove an entry unless a process holds it; returns whether it is gone."""
         try:
             with FileLock(self.root / "locks" / f"{folder.name}.lock", timeout=0):
                 if folder.exists():
                     trash = Path(mkdtemp(dir=self.root / "partial", prefix="dropped-"))
-                    folder.rename(trash / folder.name)  # at once, so that nobody finds half of it
+                    folder.rename(trash / folder.name)  # in one step, so that nobody sees half of it
                     shutil.rmtree(trash, ignore_errors=True)
         except Timeout:
             return False
@@ -215,20 +274,22 @@ class Cache:
 
 
 def code_of(*modules: str) -> str:
-    """A digest of the source of these modules, which are imported: for the `of` of what they make, so that nothing made by
-    older code is taken for theirs.
-    """
+    """A digest of the source of these imported modules, an ingredient of what they make: nothing of older code is used."""
     return hashlib.sha256("\0".join(inspect.getsource(sys.modules[name]) for name in modules).encode()).hexdigest()
 
 
 def default_folder() -> Path:
-    """Where all that is kept between runs lies: OPWEAVE_CACHE, else ~/.cache/opweave."""
+    """The folder of all that stays between runs: OPWEAVE_CACHE, else ~/.cache/opweave."""
     folder = os.environ.get("OPWEAVE_CACHE")
     return Path(folder).expanduser().absolute() if folder else Path.home() / ".cache" / "opweave"
 
 
 def default_bound() -> int:
-    """OPWEAVE_CACHE_GIB in bytes. Raises BadOption where it is no number of GiB."""
+    """OPWEAVE_CACHE_GIB in bytes.
+
+    Raises:
+        BadOption: It is no number of GiB.
+    """
     text = os.environ.get("OPWEAVE_CACHE_GIB")
     try:
         gib = DEFAULT_GIB if text is None else float(text)
@@ -241,13 +302,13 @@ def default_bound() -> int:
     return int(gib * 2**30)
 
 
-def _verified(folder: Path, of: dict[str, Any]) -> dict[str, Any] | None:
+def _verified(folder: Path, ingredients: Mapping[str, JSON]) -> Manifest | None:
     """The manifest of an artefact whose every file is as it was written, or None."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["of"] != json.loads(json.dumps(of)):
+        manifest = Manifest.from_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        if manifest.ingredients != json.loads(json.dumps(ingredients)):
             return None
-        if any(_digest(folder / name) != digest for name, digest in manifest["files"].items()):
+        if any(_digest(folder / name) != digest for name, digest in manifest.digests.items()):
             warnings.warn(f"{folder} is damaged and is made anew", category=Notice, stacklevel=2)
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -260,15 +321,15 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _write(file: Path, document: dict[str, Any]) -> None:
-    """Whole or not at all."""
+def _write(file: Path, document: Mapping[str, JSON]) -> None:
+    """Write it whole or not at all."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(document), encoding="utf-8")
     os.replace(partial, file)
 
 
 def _touch(file: Path) -> None:
-    now = time.time_ns()  # the file system's own clock ticks in milliseconds
+    now = time.time_ns()  # the file system's own clock ticks in milliseconds only
     os.utime(file, ns=(now, now))
 
 

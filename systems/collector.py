@@ -1,4 +1,4 @@
-"""Python's collector of cycles, put aside."""
+"""Python's garbage collector, switched off for a while."""
 
 import gc
 from collections.abc import Iterator
@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Nothing is collected within: not under a capture, which a tensor or graph that is freed would break, nor while PyTorch
-    is imported or a model traced, where each pass of the collector finds all in use, for a sixth of the time.
+    """Turn Python's garbage collector off within.
+
+    1. Freeing a tensor or a graph during a CUDA Graph capture breaks the capture.
+    2. During import and tracing nothing can be freed, and collecting takes a sixth of the time.
     """
-    collecting = gc.isenabled()
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_on:
             gc.enable()

@@ -1,5 +1,5 @@
-"""What a cell's process has to tell the person who asked for it."""
+"""A warning for the person who asked for a measurement, from the process that measures."""
 
 
 class Notice(UserWarning):
-    """A warning that belongs in the cell's record, since nobody sees what its process prints."""
+    """A warning that belongs in the cell's record, since nobody sees what the cell's process prints."""

@@ -1,40 +1,64 @@
-"""Every system by name; its module is imported only when it is asked for."""
+"""Every system by the name of its choice in conf/system; its module is imported only when it is loaded."""
 
-from difflib import get_close_matches
+from __future__ import annotations
+
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from systems.base import System
+import conf
 
-SYSTEMS = {
-    "eager": "systems.pytorch.eager:Eager",
-    "torchscript": "systems.pytorch.torchscript:TorchScript",
-    "torch_compile": "systems.pytorch.torch_compile:TorchCompile",
-    "tvm": "systems.tvm.system:Tvm",
-    "onnxruntime": "systems.onnx.runtime:OnnxRuntime",
-    "tensorrt": "systems.tensorrt.system:TensorRT",
-    "cuda_graph": "systems.pytorch.cuda_graph:CudaGraph",
-    "nimble": "systems.nimble.system:NimbleSystem",
-    "ios": "systems.ios.system:Ios",
-    "opara": "systems.opara.system:Opara",
+if TYPE_CHECKING:  # base.py imports torch, which listing the names does not need
+    from .base import System
+
+# A system NAME lies in the package's NAME/system.py. These lie elsewhere.
+ELSEWHERE = {
+    "eager": ".pytorch.eager",
+    "torchscript": ".pytorch.torchscript",
+    "torch_compile": ".pytorch.torch_compile",
+    "cuda_graph": ".pytorch.cuda_graph",
+    "onnxruntime": ".onnx.runtime",
 }
+CUSTOM = "custom"  # a user's own scheduler, which needs its option `plan`
 
 
 def names() -> list[str]:
-    return list(SYSTEMS)
+    """Every system that needs no option."""
+    return sorted({str(conf.options("system", choice).get("name", CUSTOM)) for choice in conf.choices("system")} - {CUSTOM})
 
 
-def load(name: str, **options: Any) -> "System":
-    """The system of this name with its options as in conf/system/<name>.yaml. Raises ValueError for a wrong name."""
-    if name not in SYSTEMS:
-        near = get_close_matches(name, SYSTEMS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SYSTEMS)}"
-        raise ValueError(f"no system is named {name}: {hint}")
-    return getattr(module(name), SYSTEMS[name].partition(":")[2])(**options)
+def load(choice: str, **options: conf.Value) -> System:
+    """The system of a choice.
+
+    Args:
+        choice: as of `system=` on the command line: a file of conf/system, or of the folder that OPWEAVE_CONF names.
+        options: in the place of the file's.
+
+    Raises:
+        ValueError: there is no such choice.
+        BadOption: there is no such option, or it does not take that value.
+    """
+    from .base import BadOption
+
+    if choice not in conf.choices("system"):
+        raise ValueError(f"no system is named {choice}: {conf.nearest(choice, conf.choices('system'))}")
+    defaults = conf.options("system", choice)
+    name = defaults.pop("name", None)
+    if name not in conf.choices("system"):
+        raise ValueError(f"the file of system={choice} has no name of a system: begin it with defaults: [{CUSTOM}]")
+    if mistake := conf.mistake("system", defaults, options):
+        raise BadOption(mistake)
+    return system_class(str(name))(**defaults | options)
 
 
-def module(name: str) -> ModuleType:
-    """Where the system of this name is, imported. Raises ImportError."""
-    return import_module(SYSTEMS[name].partition(":")[0])
+def place(name: str) -> str:
+    """The module of a system, relative to this package."""
+    return ELSEWHERE.get(name, f".{name}.system")
+
+
+def system_class(name: str) -> type[System]:
+    """The class of that name in the module of that name. Raises ImportError."""
+    from .base import System
+
+    module = import_module(place(name), __package__)
+    classes = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, System)]
+    return next(c for c in classes if getattr(c, "name", None) == name)

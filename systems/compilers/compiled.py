@@ -1,4 +1,4 @@
-"""What the adapters of other people's compilers share: their executables, called with torch's tensors."""
+"""Executables of other people's compilers, called with torch's tensors: what their adapters share."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from systems.base import Prepared
+from systems.base import Compilation, Prepared
 from systems.pytorch.cuda_graph import CapturedModule
 from systems.scheduling.graph.program import check_inputs
 
@@ -16,27 +16,35 @@ from .exported import Exported
 
 
 class Compiled(Prepared):
-    """An executable for the inputs of `exported`; a subclass says how it runs. Outputs stay valid after later calls.
+    """An executable for one shape of inputs; a subclass says how it runs. Outputs stay valid after later calls.
 
-    A compiler chooses its own layouts inside; it takes and returns contiguous tensors, so that an input in channels_last is
-    converted first, within the call. held: `held_outside_torch` from before the executable was loaded. compilation: what a
-    record shall say of how it was made.
+    A compiler chooses its own layouts inside. It takes and returns contiguous tensors, so that an input in channels_last is
+    converted first, within the call.
+
+    Args:
+        exported: What was compiled.
+        bytes_before: `bytes_outside_torch` from before the executable was loaded.
+        compilation: How it was made, for a record.
     """
 
-    def __init__(self, exported: Exported, held: int, compilation: dict[str, Any]):
-        self.exported, self.held = exported, held
+    def __init__(self, exported: Exported, bytes_before: int, compilation: Compilation):
+        self.exported, self.bytes_before = exported, bytes_before
         self.compilation = compilation
 
     @property
     def memory(self) -> dict[str, int]:
-        """outside_torch: what the device holds beside torch's allocator since before this was loaded, own_weights left out,
-        which are the executable's own copy of the model's.
+        """Bytes on a GPU, by name.
+
+        Returns:
+            outside_torch: What the device has come to hold beside torch's allocator since before this was loaded, without
+                own_weights.
+            own_weights: The executable's own copy of the model's weights.
         """
         if self.exported.device.type != "cuda":
             return {}
         weights = self.exported.weight_bytes
-        held = held_outside_torch(self.exported.device) - self.held
-        return {"outside_torch": max(0, held - weights), "own_weights": weights}
+        added = bytes_outside_torch(self.exported.device) - self.bytes_before
+        return {"outside_torch": max(0, added - weights), "own_weights": weights}
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
@@ -45,13 +53,24 @@ class Compiled(Prepared):
 
     @abstractmethod
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs for contiguous inputs of the shapes prepared for, ordered on torch's current stream."""
+        """Run the executable, ordered on torch's current stream.
+
+        Args:
+            inputs: Contiguous, of the shapes prepared for.
+
+        Returns:
+            The module's output tensors, in order.
+        """
 
 
 class Captured(Prepared):
-    """A compiled executable, captured into one CUDA Graph. Raises Unsupported where it cannot be."""
+    """A compiled executable, captured into one CUDA Graph.
 
-    captured = True
+    Raises:
+        Unsupported: It cannot be captured.
+    """
+
+    is_captured = True
 
     def __init__(self, compiled: Compiled):
         self.compiled = compiled
@@ -71,9 +90,9 @@ class Captured(Prepared):
 
 
 class StaticBuffers:
-    """Inputs and outputs at fixed addresses, for an executable that is captured into a CUDA Graph with them.
+    """Inputs and outputs at fixed addresses, which an executable is captured into a CUDA Graph with.
 
-    Inputs are copied in, outputs are copied out, so that they stay valid.
+    A call copies its inputs in, and copies the outputs out, so that they stay valid.
     """
 
     def __init__(self, exported: Exported):
@@ -84,7 +103,7 @@ class StaticBuffers:
         for static, x in zip(self.inputs, inputs, strict=True):
             static.copy_(x, non_blocking=True)
 
-    def taken(self) -> list[Tensor]:
+    def copied_outputs(self) -> list[Tensor]:
         copies: list[Tensor] = tree_map_only(Tensor, Tensor.clone, self.outputs)
         return copies
 
@@ -94,8 +113,8 @@ def empty_outputs(exported: Exported) -> list[Tensor]:
     return [torch.empty(tuple(o.shape), dtype=o.dtype, device=exported.device) for o in exported.outputs()]
 
 
-def held_outside_torch(device: torch.device) -> int:
-    """Bytes of the device's memory that are in use but not by torch's allocator; 0 on a CPU."""
+def bytes_outside_torch(device: torch.device) -> int:
+    """Bytes of the device's memory in use by others than torch's allocator; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)

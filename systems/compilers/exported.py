@@ -1,4 +1,4 @@
-"""What every compiler starts from: a module as torch.export captures it, with digests that say which model it is."""
+"""A module as torch.export captures it, with digests that identify the model: every compiler starts from it."""
 
 import hashlib
 import warnings
@@ -12,19 +12,21 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils._pytree import tree_unflatten
 
+from conf.text import first_line
 from systems.base import Unsupported
 from systems.collector import collector_off
 from systems.scheduling.graph.program import describe
 
-STATISTICS = ("training", "use_input_stats")  # arguments with which normalisations write the statistics that they keep
-CONVOLUTION = "conv"  # what the name of every convolution of ATen begins with
+STATISTICS = ("training", "use_input_stats")  # arguments with which a normalisation writes its running statistics
+CONVOLUTION = "conv"  # every convolution of ATen has it in its name
 
 
 class Exported:
     """A module in eval form, exported at the shapes of `inputs`.
 
-    Raises Unsupported, with the reason in one line, where torch.export refuses the module, and for one that changes its own
-    state or inputs, or returns anything but constants and tensors of shapes that the inputs' shapes decide.
+    Raises:
+        Unsupported: torch.export refuses the module; or it changes its own state or inputs, or returns anything but
+            constants and tensors whose shapes follow from the inputs' shapes. The reason is one line.
     """
 
     def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...]):
@@ -61,7 +63,7 @@ class Exported:
 
     @cached_property
     def content(self) -> str:
-        """A digest of all of the model: its structure, and every weight bit by bit."""
+        """A digest of the whole model: its structure, and every weight bit by bit."""
         digest = hashlib.sha256(self.structure.encode())
         for tensors in (self.program.state_dict, self.program.constants):
             for name, value in sorted(tensors.items()):
@@ -73,15 +75,17 @@ class Exported:
 
     @cached_property
     def allow_tf32(self) -> bool:
-        """May this model compute in TF32? For a compiler that has one switch, where PyTorch has one for convolutions and one
-        for matrix products: that of convolutions where the model has any, else that of matrix products.
+        """May this model compute in TF32?
+
+        PyTorch has one switch for convolutions and one for matrix products, and a compiler may have one for both. This is
+        the switch of convolutions if the model has any, else that of matrix products.
         """
-        convolves = any(CONVOLUTION in str(n.target) for n in self.program.graph.nodes if n.op == "call_function")
-        return torch.backends.cudnn.allow_tf32 if convolves else torch.backends.cuda.matmul.allow_tf32
+        has_convolutions = any(CONVOLUTION in str(n.target) for n in self.program.graph.nodes if n.op == "call_function")
+        return torch.backends.cudnn.allow_tf32 if has_convolutions else torch.backends.cuda.matmul.allow_tf32
 
     @property
     def channels_last(self) -> bool:
-        """Did the model arrive in that layout?"""
+        """Is every image among the inputs in channels_last?"""
         images = [x for x in self.inputs if x.dim() == 4]
         return (
             bool(images)
@@ -91,7 +95,7 @@ class Exported:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """What the parameters, buffers and constants occupy."""
+        """Bytes of the parameters, buffers and constants."""
         tensors = [*self.program.state_dict.values(), *self.program.constants.values()]
         return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
@@ -101,45 +105,44 @@ class Exported:
         return [a.meta["val"] for a in arguments if isinstance(a, fx.Node)]
 
     def unflatten(self, tensors: Sequence[Tensor]) -> Any:
-        """What the module returns, made of its tensors in order. Raises ValueError for another number of them."""
-        given = iter(tensors)
+        """What the module returns, made of its output tensors in order.
+
+        Raises:
+            ValueError: It returns another number of tensors.
+        """
+        remaining = iter(tensors)
         specs = [spec.arg for spec in self.program.graph_signature.output_specs]
         if (expected := sum(isinstance(arg, TensorArgument) for arg in specs)) != len(tensors):
             raise ValueError(f"{len(tensors)} outputs in the place of {expected}")
-        leaves = [next(given) if isinstance(arg, TensorArgument) else arg.value for arg in specs]  # type: ignore[union-attr]
+        leaves = [next(remaining) if isinstance(arg, TensorArgument) else arg.value for arg in specs]  # type: ignore[union-attr]
         assert self.program.call_spec.out_spec is not None
         return tree_unflatten(leaves, self.program.call_spec.out_spec)
 
 
 def _changed(program: ExportedProgram) -> str | None:
-    """A parameter, buffer or input that an operator writes, itself or a view of it.
+    """The name of a parameter, buffer or input that an operator writes, itself or a view of it; None without one.
 
-    Functionalising the program would say so too, but takes as long again as exporting it. Its operators are as the module
-    calls them, so that one in place is no harm where it writes an intermediate.
+    Functionalising the program would say so too, but takes as long again as exporting it. An operator in place does no harm
+    where it writes an intermediate.
+
+    Invariant: `may_be[node]` names the parameter, buffer or input whose memory the node may share.
     """
     inputs = {spec.arg.name: spec.target or f"input {spec.arg.name}" for spec in program.graph_signature.input_specs}
-    may_be: dict[fx.Node, str] = {}  # what a node may share its memory with
+    may_be: dict[fx.Node, str] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
             may_be[node] = inputs[node.name]
         elif isinstance(node.target, torch._ops.OpOverload):
             declared = node.target._schema.arguments
-            given = dict(zip((a.name for a in declared), node.args, strict=False)) | node.kwargs
-            aliases = [(given.get(a.name), a.alias_info.is_write) for a in declared if a.alias_info is not None]
-            if any(given.get(flag) is True for flag in STATISTICS):
-                aliases.append((given.get("running_mean"), True))
-            ours = [(x, written) for x, written in aliases if isinstance(x, fx.Node) and x in may_be]
-            for x, written in ours:
-                if written:
+            arguments = dict(zip((a.name for a in declared), node.args, strict=False)) | node.kwargs
+            aliases = [(arguments.get(a.name), a.alias_info.is_write) for a in declared if a.alias_info is not None]
+            if any(arguments.get(flag) is True for flag in STATISTICS):
+                aliases.append((arguments.get("running_mean"), True))
+            for x, is_written in [(x, is_write) for x, is_write in aliases if isinstance(x, fx.Node) and x in may_be]:
+                if is_written:
                     return may_be[x]
                 may_be[node] = may_be[x]
     return None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
 
 
 def _kind(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""All that a block's dynamic programme goes through: its states, and the endings of each (IOS, Section 4.1)."""
+"""The states of a block's dynamic programme, and the endings of each (IOS, Section 4.1)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_TRANSITIONS = 16_000_000  # some 30 bytes each while they are being enumerated
+MAX_TRANSITIONS = 16_000_000  # some 30 bytes each while they are being enumerated
 WORD = 62  # operators that a signed machine word has bits for, with room to spare
 
 Array = NDArray[Any]
@@ -23,10 +23,15 @@ class TooManyTransitions(ValueError):
 class Endings:
     """The states of a block and the transitions between them; every set of operators is a bit mask.
 
-    states: each set that holds all its operators depend on, by size, the empty one first; levels: the place of the first of
-    each size, and their number. endings: each distinct ending of any state. groups: those of each ending. The transitions
-    of state i are the slice first[i]:first[i + 1] of `ending` (a place in `endings`) and `rest` (the place of the state that
-    remains). schedules: how many there are of the whole block.
+    Args:
+        states: each set of operators that holds all that its members depend on, by size, the empty one first.
+        levels: the place of the first state of each size, and the number of states.
+        endings: each distinct ending of any state.
+        groups: of each ending.
+        first: the transitions of state i are the slice first[i]:first[i + 1] of `ending` and `rest`.
+        ending: of each transition, a place in `endings`.
+        rest: of each transition, the place of the state that remains.
+        schedules: number of schedules of the whole block.
     """
 
     states: Array
@@ -41,55 +46,62 @@ class Endings:
 
 @lru_cache(maxsize=32)  # cells are repeated with other shapes, whose costs differ and whose endings do not
 def enumerate_endings(
-    predecessors: tuple[tuple[int, ...], ...], r: int | None, s: int | None, most: int = MOST_TRANSITIONS
+    predecessors: tuple[tuple[int, ...], ...], r: int | None, s: int | None, max_transitions: int = MAX_TRANSITIONS
 ) -> Endings:
-    """Every ending of every state of the block: at most s groups of at most r operators, None for no such limit.
+    """Every ending of every state of a block.
 
-    The endings of a state follow from those of the state without its last operator v. One without v has none of v's
-    predecessors. One with v is v's group beside an ending without v that shares no operator with that group: no edge can
-    lead from the one to the other, since an ending holds all that the state has after its operators. Without a limit on
-    groups it is v beside any ending of the smaller state. Either way each is found once, by a few operations on arrays.
+    Invariant: each ending of a state is generated once, from the endings of the state without its last operator v. An
+    ending without v holds no predecessor of v. An ending with v is v's group beside an ending without v that shares no
+    operator with that group. No edge can lead from the one to the other, since an ending holds all that the state has after
+    its operators. Without a limit on groups it is v beside any ending of the smaller state.
 
-    Raises TooManyTransitions beyond `most`.
+    Args:
+        predecessors: of each operator within the block; topological.
+        r: most operators of a group; None for no limit.
+        s: most groups of an ending; None for no limit.
+        max_transitions: pairs of a state and an ending.
+
+    Raises:
+        TooManyTransitions: there are more.
     """
     n = len(predecessors)
     kind: Any = np.int64 if n <= WORD else object
     before = [sum(1 << u for u in set(p)) for p in predecessors]
     candidates = None if r is None or r >= n else _connected(predecessors, r)
     states, without_last = _states(before, kind)
-    found: list[Array] = [np.zeros(1, kind)]  # of each state its endings, the empty one first
-    sizes: list[Array] = [np.zeros(1, np.uint16)]  # the number of groups of each
+    endings: list[Array] = [np.zeros(1, kind)]  # of each state, the empty one first
+    num_groups: list[Array] = [np.zeros(1, np.uint16)]  # of each ending
     total = 0
     for i in range(1, len(states)):
         state = int(states[i])
         v = state.bit_length() - 1
-        smaller, count = found[without_last[i]], sizes[without_last[i]]
-        stays = (smaller & before[v]) == 0
-        kept, kept_count = smaller[stays], count[stays]
+        smaller, count = endings[without_last[i]], num_groups[without_last[i]]
+        is_ending = (smaller & before[v]) == 0
+        without_v, without_v_count = smaller[is_ending], count[is_ending]
         if candidates is None:
-            more, more_count = smaller | (1 << v), count
+            with_v, with_v_count = smaller | (1 << v), count
         else:
             groups, after = candidates[v]
             groups = groups[((groups & ~state) == 0) & ((after & state) == 0)]
-            apart = (groups[:, None] & kept[None, :]) == 0
+            is_disjoint = (groups[:, None] & without_v[None, :]) == 0  # [groups of v, endings without v]
             if s is not None:
-                apart &= kept_count < s
-            group, beside = np.nonzero(apart)
-            more, more_count = groups[group] | kept[beside], kept_count[beside] + np.uint16(1)
-        found.append(np.concatenate([kept, more]))
-        sizes.append(np.concatenate([kept_count, more_count]))
-        total += len(found[i]) - 1
-        if total > most:
-            raise TooManyTransitions(f"a block of {n} units has more than {most:,} transitions")
-    del sizes
+                is_disjoint &= without_v_count < s
+            group, beside = np.nonzero(is_disjoint)
+            with_v, with_v_count = groups[group] | without_v[beside], without_v_count[beside] + np.uint16(1)
+        endings.append(np.concatenate([without_v, with_v]))
+        num_groups.append(np.concatenate([without_v_count, with_v_count]))
+        total += len(endings[i]) - 1
+        if total > max_transitions:
+            raise TooManyTransitions(f"a block of {n} units has more than {max_transitions:,} transitions")
+    del num_groups
     size = np.array([int(state).bit_count() for state in states])
     order = np.argsort(size, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    first = np.concatenate([[0], np.cumsum([len(found[i]) - 1 for i in order])])
-    rest = np.concatenate([place[np.searchsorted(states, states[i] ^ found[i][1:])].astype(np.int32) for i in order])
-    distinct, ending = np.unique(np.concatenate([found[i][1:] for i in order]), return_inverse=True)
-    del found
+    first = np.concatenate([[0], np.cumsum([len(endings[i]) - 1 for i in order])])
+    rest = np.concatenate([place[np.searchsorted(states, states[i] ^ endings[i][1:])].astype(np.int32) for i in order])
+    distinct, ending = np.unique(np.concatenate([endings[i][1:] for i in order]), return_inverse=True)
+    del endings
     groups_of = _components(distinct, _linked(predecessors))
     if candidates is None and s is not None:  # the groups were not counted above
         allowed = np.array([len(g) <= s for g in groups_of])
@@ -103,7 +115,7 @@ def enumerate_endings(
 
 
 def _schedules(first: Array, rest: Array) -> int:
-    """Exactly, for there may be more than a machine word or a floating-point number can tell."""
+    """The number of schedules, exactly: there may be more than a machine word or a floating-point number can hold."""
     count = [1]
     remain, bounds = rest.tolist(), first.tolist()
     for start, end in pairwise(bounds[1:]):
@@ -118,13 +130,13 @@ def _states(before: Sequence[int], kind: Any) -> tuple[Array, Array]:
         extended = np.flatnonzero((states & needed) == needed)
         states = np.concatenate([states, states[extended] | (1 << v)])
         without_last = np.concatenate([without_last, extended])
-        if len(states) > MOST_TRANSITIONS:
-            raise TooManyTransitions(f"a block of {len(before)} units has more than {MOST_TRANSITIONS:,} states")
+        if len(states) > MAX_TRANSITIONS:
+            raise TooManyTransitions(f"a block of {len(before)} units has more than {MAX_TRANSITIONS:,} states")
     return states, without_last
 
 
 def _connected(predecessors: Sequence[Sequence[int]], r: int) -> list[tuple[Array, Array]]:
-    """For each operator the connected sets of at most r of which it is the last, and what directly follows each of those."""
+    """For each operator the connected sets of at most r operators that it is the last of, and their direct successors."""
     n = len(predecessors)
     kind: Any = np.int64 if n <= WORD else object
     linked = _linked(predecessors)
@@ -132,13 +144,13 @@ def _connected(predecessors: Sequence[Sequence[int]], r: int) -> list[tuple[Arra
     for v, producers in enumerate(predecessors):
         for u in producers:
             successors[u] |= 1 << v
-    found: set[int] = set()
+    connected: set[int] = set()
     layer = {1 << v for v in range(n)}
     for _ in range(r):
-        found |= layer
+        connected |= layer
         layer = {g | 1 << v for g in layer for v in bits(_union(linked, g) & ~g)}
     by_last: list[list[int]] = [[] for _ in range(n)]
-    for group in sorted(found):
+    for group in sorted(connected):
         by_last[group.bit_length() - 1].append(group)
     return [(np.array(groups, kind), np.array([_union(successors, g) & ~g for g in groups], kind)) for groups in by_last]
 
@@ -156,23 +168,23 @@ def _linked(predecessors: Sequence[Sequence[int]]) -> list[int]:
 def _components(endings: Array, linked: Sequence[int]) -> list[tuple[int, ...]]:
     """The groups of each ending: operators that an edge joins are in the same one (IOS, Section 3)."""
     groups: list[list[int]] = []
-    left = endings
-    while left.any():
-        group = grown = left & -left
+    rest = endings  # of each ending, the operators that have no group yet
+    while rest.any():
+        group = grown = rest & -rest
         while grown.any():  # all endings at once, by an edge a time
             around = np.zeros_like(group)
             for v, neighbours in enumerate(linked):
                 around[(grown >> v & 1).astype(bool)] |= neighbours
-            grown = around & left & ~group
+            grown = around & rest & ~group
             group = group | grown
         groups.append(group.tolist())
-        left = left & ~group
-    return [tuple(g for g in of if g) for of in zip(*groups, strict=True)]
+        rest = rest & ~group
+    return [tuple(g for g in ending if g) for ending in zip(*groups, strict=True)]
 
 
-def _union(masks: Sequence[int], of: int) -> int:
+def _union(masks: Sequence[int], operators: int) -> int:
     union = 0
-    for v in bits(of):
+    for v in bits(operators):
         union |= masks[v]
     return union
 

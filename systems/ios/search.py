@@ -7,15 +7,20 @@ from math import inf
 
 import numpy as np
 
-from .endings import MOST_TRANSITIONS, Array, Endings, enumerate_endings
+from .endings import MAX_TRANSITIONS, Array, Endings, enumerate_endings
 
-StageCost = Callable[[int, tuple[int, ...]], float]
+Groups = tuple[int, ...]  # of a stage, each a bit mask of operators
+StageCost = Callable[[int, Groups], float]
 
 
 @dataclass
 class Counts:
-    """states: the sets of operators that were scheduled. transitions: pairs of such a set and an ending of it. schedules:
-    how many different ones that covers.
+    """The size of a search.
+
+    Args:
+        states: sets of operators that were scheduled.
+        transitions: pairs of a state and an ending of it.
+        schedules: different schedules that these cover.
     """
 
     states: int = 0
@@ -24,10 +29,16 @@ class Counts:
 
 
 @dataclass
-class Found:
-    """The best schedule of a block: its stages, first to last, each a tuple of groups as bit masks; its cost."""
+class BlockSchedule:
+    """The best schedule of a block.
 
-    stages: list[tuple[int, ...]]
+    Args:
+        stages: first to last.
+        cost: of all stages together.
+        counts: the size of the search.
+    """
+
+    stages: list[Groups]
     cost: float
     counts: Counts = field(default_factory=Counts)
 
@@ -37,77 +48,88 @@ def find_schedule(
     cost: StageCost,
     r: int | None = None,
     s: int | None = None,
-    at_once: Callable[[tuple[int, ...]], bool] | None = None,
-    alike: Callable[[tuple[int, ...]], Hashable] = lambda groups: groups,
-    most: int = MOST_TRANSITIONS,
-) -> Found:
-    """The stages of least total cost, exactly (IOS, Algorithm 1): cost[S] = min over endings S' of cost[S - S'] + cost(S').
+    measure_eagerly: Callable[[Groups], bool] | None = None,
+    cost_class: Callable[[Groups], Hashable] = lambda groups: groups,
+    max_transitions: int = MAX_TRANSITIONS,
+) -> BlockSchedule:
+    """The stages of least total cost, exactly: cost[S] = min over endings S' of S of cost[S - S'] + cost(S').
 
-    predecessors: of each operator of the block, within it; topological. cost(ending, groups): of a stage, as the bit mask of
-    its operators and those of its groups; asked at most once for each; infinite where it must not be. r, s: an ending has at
-    most s groups of at most r operators each (Section 4.3), None for no such limit.
+    Invariant: `least` is a lower bound of every stage's cost, and exact for a stage that was measured. The programme runs
+    over lower bounds, and measures the stages of the schedule that wins. It ends when all of them were measured before:
+    no other schedule can cost less, since every other cost is a lower bound too.
 
-    at_once: given where no stage costs less than a part of it, but for stages whose groups it says yes to. Those, and all of
-    one group, are asked for; of the others only the ones that may be a part of the best schedule, which stays the same.
-    alike: stages whose groups it gives the same for cost the same, so that one of them tells of all.
+    Args:
+        predecessors: of each operator of the block, within the block; topological.
+        cost: of a stage, by the bit mask of its operators and its groups; infinite where the stage must not be.
+        r: most operators of a group (Section 4.3); None for no limit.
+        s: most groups of a stage; None for no limit.
+        measure_eagerly: enables pruning. A stage is assumed to take at least as long as any subset of its groups, so a stage
+            is measured only if its lower bound could still win. Return True for stages that break this assumption, such as
+            merged convolutions. The result does not change. None: every stage is measured.
+        cost_class: equal for stages of equal cost, of which one is measured.
+        max_transitions: of a block that is searched.
 
-    Raises ValueError where no schedule has a finite cost, and TooManyTransitions for a block that has more than `most`.
+    Raises:
+        ValueError: no schedule has a finite cost.
+        TooManyTransitions: the block has more than `max_transitions`.
     """
-    endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s, most)
+    endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s, max_transitions)
     costs = _Costs(endings, cost)
-    if at_once is None:
-        costs.ask_all()
+    if measure_eagerly is None:
+        costs.measure_all()
     else:
-        costs.compare(alike)
-        costs.ask(i for i, groups in enumerate(endings.groups) if len(groups) == 1 or at_once(groups))
+        costs.classify(cost_class)
+        costs.measure(i for i, groups in enumerate(endings.groups) if len(groups) == 1 or measure_eagerly(groups))
     while True:
-        stages, least = _best(endings, costs.least)
-        if least == inf:
+        stages, total = _best(endings, costs.least)
+        if total == inf:
             raise ValueError("no schedule has a finite cost")
-        if not (unknown := [i for i in stages if not costs.known[i]]):
+        unmeasured = [i for i in stages if not costs.is_measured[i]]
+        if not unmeasured:
             break
-        costs.ask(unknown)
+        costs.measure(unmeasured)
     counts = Counts(len(endings.states) - 1, len(endings.rest), endings.schedules)
-    return Found([endings.groups[i] for i in stages], least, counts)
+    return BlockSchedule([endings.groups[i] for i in stages], total, counts)
 
 
 class _Costs:
-    """What the endings of a block cost at least. What is known of one is known of those like it, and bounds all that hold
-    one of them.
-    """
+    """Lower bounds of what the endings of a block cost, by their places in `endings`."""
 
     def __init__(self, endings: Endings, cost: StageCost):
         self.endings, self.cost = endings, cost
         self.least = np.zeros(len(endings.groups))
-        self.known = np.zeros(len(endings.groups), dtype=bool)
+        self.is_measured = np.zeros(len(endings.groups), dtype=bool)
+        self.class_members: list[list[int]] = []  # of each ending, the endings of equal cost
 
-    def ask_all(self) -> None:
-        given = zip(self.endings.endings.tolist(), self.endings.groups, strict=True)
-        self.least[:] = [self.cost(ending, groups) for ending, groups in given]
-        self.known[:] = True
+    def measure_all(self) -> None:
+        stages = zip(self.endings.endings.tolist(), self.endings.groups, strict=True)
+        self.least[:] = [self.cost(ending, groups) for ending, groups in stages]
+        self.is_measured[:] = True
 
-    def compare(self, alike: Callable[[tuple[int, ...]], Hashable]) -> None:
+    def classify(self, cost_class: Callable[[Groups], Hashable]) -> None:
         classes: dict[Hashable, list[int]] = {}
-        self.like = [classes.setdefault(alike(groups), []) for groups in self.endings.groups]
-        for i, members in enumerate(self.like):
+        self.class_members = [classes.setdefault(cost_class(groups), []) for groups in self.endings.groups]
+        for i, members in enumerate(self.class_members):
             members.append(i)
 
-    def ask(self, places: Iterable[int]) -> None:
-        """Ask for some, and with each raise what it bounds."""
+    def measure(self, places: Iterable[int]) -> None:
+        """Measure some endings, and raise the bounds of all endings that hold one of them."""
         for i in places:
-            if self.known[i]:
+            if self.is_measured[i]:
                 continue
-            found = self.cost(int(self.endings.endings[i]), self.endings.groups[i])
-            self.least[self.like[i]], self.known[self.like[i]] = found, True
-            for ending in self.endings.endings[self.like[i]]:
-                holding = ((self.endings.endings & ending) == ending) & ~self.known
-                self.least[holding] = np.maximum(self.least[holding], found)
+            measured = self.cost(int(self.endings.endings[i]), self.endings.groups[i])
+            equal = self.class_members[i]
+            self.least[equal], self.is_measured[equal] = measured, True
+            for ending in self.endings.endings[equal]:
+                holding = ((self.endings.endings & ending) == ending) & ~self.is_measured
+                self.least[holding] = np.maximum(self.least[holding], measured)
 
 
 def _best(endings: Endings, costs: Array) -> tuple[list[int], float]:
-    """The endings (their places) that make the cheapest schedule, first to last, and what it costs.
+    """The endings (by place) that make the cheapest schedule, first to last, and what it costs.
 
-    All states of one size at once: what remains of a state is smaller, and solved by then.
+    Invariant: `best[i]` is the least cost of state i once its size has had its turn. All states of one size are solved at
+    once, since what an ending leaves of a state is smaller.
     """
     best = np.zeros(len(endings.states))
     for start, end in pairwise(endings.levels[1:]):

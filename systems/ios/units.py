@@ -2,15 +2,20 @@
 
 import torch
 
+from systems.scheduling.graph.patterns import (
+    ACTIVATIONS,
+    BATCH_NORM,
+    CONCATENATION,
+    CONVOLUTIONS,
+    is_elementwise,
+    only_user,
+    users,
+)
 from systems.scheduling.graph.program import Input, Program
-from systems.scheduling.graph.rewrite import only_user, users
-from systems.scheduling.passes.fuse_elementwise import is_elementwise
 
 aten = torch.ops.aten
-CONVOLUTIONS = (aten.conv2d.default, aten.conv1d.default, aten.conv3d.default)
-ACTIVATIONS = (aten.relu.default, aten.hardtanh.default, aten.silu.default, aten.sigmoid.default)
-NORMS = (aten.batch_norm.default,)
-JOINS = (aten.cat.default,)
+NORMS = (BATCH_NORM,)
+JOINS = (CONCATENATION,)
 PADS = (aten.constant_pad_nd.default, aten.pad.default)
 KINDS = ("operator", "conv_relu", "relu_sepconv", "auto")
 
@@ -18,16 +23,17 @@ KINDS = ("operator", "conv_relu", "relu_sepconv", "auto")
 def find_units(program: Program, kind: str = "auto") -> list[tuple[int, ...]]:
     """The operators of `program` in units, each in the order of capture; the units in the order of their last operators.
 
-    operator: each operator by itself. conv_relu: a convolution, the batch norm and the activation after it. relu_sepconv: a
-    ReLU, the depthwise and the pointwise convolution after it, and a batch norm after those. auto: both, separable
-    convolutions first. But for `operator`, sums and concatenations are made by the unit that alone reads them, as in the
-    paper's engine, where an operator's input may be a sum or a concatenation: elementwise operators and paddings go into
-    the convolution or the concatenation that alone reads them, and concatenations into such a concatenation. What depends
-    on weights alone goes into the first unit that reads it, for it could run at any time and would leave no articulation
-    point.
+    Invariant: an operator that is read outside its unit is the last of the unit, or depends on weights alone. So the units
+    depend on each other without cycles, and none on a later one.
 
-    Whatever has a reader outside of its unit is the last operator of it, or depends on nothing but weights: so the units
-    depend on each other without cycles, and none on one that comes later.
+    Elementwise operators and paddings go into the convolution or concatenation that alone reads them, concatenations into
+    such a concatenation: in the paper's engine, an operator's input may be a sum or a concatenation. An operator of weights
+    alone goes into the first unit that reads it: it could run at any time, and would leave no articulation point.
+
+    Args:
+        kind: operator: each operator by itself. conv_relu: a convolution, the batch norm and the activation after it.
+            relu_sepconv: a ReLU, the depthwise and the pointwise convolution after it, and a batch norm after those. auto:
+            both, separable convolutions first.
     """
     n = len(program.graph)
     readers = users(program)
@@ -35,7 +41,7 @@ def find_units(program: Program, kind: str = "auto") -> list[tuple[int, ...]]:
     units: list[list[int]] = []
 
     def grow(start: int, steps: list[tuple[object, ...]], least: int = 1) -> None:
-        """A unit of `start` and of as many operators after it as match the steps, a step that does not match left out."""
+        """A unit of `start` and of as many operators after it as match the steps; a step that does not match is left out."""
         chain = [start]
         for functions in steps:
             v = only_user(readers[chain[-1]])
@@ -58,12 +64,12 @@ def find_units(program: Program, kind: str = "auto") -> list[tuple[int, ...]]:
         for v in reversed(range(n)):  # readers first
             if v in unit_of:
                 continue
-            own = [unit_of[r] for r in readers[v] if r >= 0]
-            inside = set(own) if len(own) == len(readers[v]) else set()
-            if weights_only[v] and own:
-                home = min(own, key=lambda i: max(units[i]))
-            elif len(inside) == 1 and _is_made_by(program, v, units[own[0]]):
-                home = own[0]
+            reading = [unit_of[r] for r in readers[v] if r >= 0]
+            homes = set(reading) if len(reading) == len(readers[v]) else set()
+            if weights_only[v] and reading:
+                home = min(reading, key=lambda i: max(units[i]))
+            elif len(homes) == 1 and _is_input_of(program, v, units[reading[0]]):
+                home = reading[0]
             else:
                 home = len(units)
                 units.append([])
@@ -74,7 +80,7 @@ def find_units(program: Program, kind: str = "auto") -> list[tuple[int, ...]]:
     return sorted((tuple(sorted(u)) for u in units), key=lambda u: u[-1])
 
 
-def _is_made_by(program: Program, v: int, unit: list[int]) -> bool:
+def _is_input_of(program: Program, v: int, unit: list[int]) -> bool:
     """Is operator v, read by this unit alone, a part of the unit's input?"""
     functions = {program.calls[u].function for u in unit}
     if functions & set(CONVOLUTIONS):
@@ -85,12 +91,12 @@ def _is_made_by(program: Program, v: int, unit: list[int]) -> bool:
 
 
 def _weights_only(program: Program) -> list[bool]:
-    """Which operators depend on no input of the model."""
-    found: list[bool] = []
+    """For each operator whether it depends on no input of the model."""
+    weights_only: list[bool] = []
     for v, call in enumerate(program.calls):
         reads_input = any(isinstance(a, Input) for a in call.leaves())
-        found.append(not reads_input and all(found[u] for u in program.graph.predecessors[v]))
-    return found
+        weights_only.append(not reads_input and all(weights_only[u] for u in program.graph.predecessors[v]))
+    return weights_only
 
 
 def _is_depthwise(program: Program, v: int) -> bool:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.base import Prepared
+from systems.base import Loss
 from systems.scheduling.execution.arena import Arena
+from systems.scheduling.execution.scheduled import Scheduled
+from systems.scheduling.execution.training_step import TrainingStep
 from systems.scheduling.graph.program import describe
 
 from .system import NimbleSystem
@@ -22,12 +24,14 @@ Shape = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 class Nimble(nn.Module):
     """`Nimble(module).prepare(example_inputs)`, then call it like `module`: each call replays a schedule made ahead of time.
 
-    Its parameters, buffers and submodules are those of `module` itself, under the same names, so that it can stand wherever
-    the module does: in a larger module, in an optimizer, in a checkpoint. New weights written in place are used by the next
-    call. Further shapes are prepared by further calls of `prepare`; their executions share one arena of device memory, so
-    calls must not run at the same time (a call on another stream waits for the last one).
+    Its parameters, buffers and submodules are those of `module` itself, under the same names. So it can stand wherever the
+    module does: in a larger module, in an optimizer, in a checkpoint. The next call uses new weights that are written in
+    place. Further calls of `prepare` make further shapes ready; all shapes share one arena of device memory. So calls must
+    not run at the same time; a call on another stream waits for the last one.
 
-    options: as in conf/system/nimble.yaml.
+    Args:
+        module: in eval form for inference, in training form for steps of training.
+        options: as in conf/system/nimble.yaml.
     """
 
     def __init__(self, module: nn.Module, **options: Any):
@@ -38,44 +42,61 @@ class Nimble(nn.Module):
             self.__dict__[own] = getattr(module, own)
         self.__dict__["training"] = module.training
         self.system = NimbleSystem(**options)
-        self.prepared: dict[Shape, Prepared] = {}
-        self.placed: dict[Shape, list[tuple[Tensor, int]]] = {}
+        self.prepared: dict[Shape, Scheduled] = {}
+        self.addresses: dict[Shape, list[tuple[Tensor, int]]] = {}
         self.arena = Arena()
         self.lock = threading.Lock()
         self.last: torch.cuda.Event | None = None
 
-    def prepare(self, example_inputs: Tensor | Sequence[Tensor], training: bool = False, **of_training: Any) -> Any:
-        """Make calls with inputs of these shapes, dtypes and device ready; returns this module.
+    def prepare(self, example_inputs: Tensor | Sequence[Tensor], training: bool = False, **training_arguments: Any) -> Any:
+        """Make calls with inputs of these shapes, dtypes and device ready.
 
-        The module is captured in eval form, whatever form it is in. It, its statistics and the random state stay as they
-        are. With training=True it is one step of training that is made ready, and what is returned is a function
-        `step(*inputs, target) -> loss`: pass `optimizer`, `loss` (a function of the module's output and the target) and
-        `example_target`, as to `prepare_training`.
+        The module is captured in eval form, whatever form it is in. The module, its statistics and the random state stay as
+        they are.
 
-        Raises Unsupported where the module cannot be captured, TypeError for inputs that are no tensors.
+        Args:
+            example_inputs: of the shapes, dtypes and device that calls will have.
+            training: make one step of training ready instead.
+            training_arguments: `optimizer`, `loss` (a function of the module's output and the target) and `example_target`.
+
+        Returns:
+            This module, or for training a function `step(*inputs, target) -> loss`.
+
+        Raises:
+            Unsupported: the module cannot be captured.
+            TypeError: the inputs are no tensors.
         """
         inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
         if not inputs or not all(isinstance(x, Tensor) for x in inputs):
             raise TypeError("example_inputs is a tensor or a sequence of tensors")
         if training:
-            from .training import prepare_training
-
-            return prepare_training(self.module, example_inputs=inputs, assign=self.system.assign, **of_training)
-        if of_training:
-            raise TypeError(f"{', '.join(of_training)}: for training=True alone")
+            return self._prepare_training(inputs, **training_arguments)
+        if training_arguments:
+            raise TypeError(f"{', '.join(training_arguments)}: for training=True alone")
         shape = _shape(inputs)
         if shape in self.prepared:
             self.prepared.pop(shape).close()
-        with _random_state_kept(inputs), _eval_form(self.module):
+        with _preserved_random_state(inputs), _eval_form(self.module):
             self.prepared[shape] = self.system.prepare(self.module, inputs, arena=self.arena)
-        self.placed[shape] = [(t, t.data_ptr()) for t in (*self.parameters(), *self.buffers())]
+        self.addresses[shape] = [(t, t.data_ptr()) for t in (*self.parameters(), *self.buffers())]
         return self
+
+    def _prepare_training(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        example_target: Tensor,
+    ) -> TrainingStep:
+        return self.system.prepare_training(self.module, optimizer, loss, inputs, example_target)
 
     def forward(self, *inputs: Tensor) -> Any:
         """The module's output, in eval form and without gradients.
 
-        Raises ValueError for inputs of shapes, dtypes or a device that were not prepared, RuntimeError where the module is
-        in training form or its weights have moved since.
+        Raises:
+            ValueError: inputs of these shapes, dtypes or device were not prepared.
+            RuntimeError: the module is in training form, or its weights have moved since.
         """
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
@@ -85,16 +106,16 @@ class Nimble(nn.Module):
             raise ValueError(
                 f"called with {', '.join(map(describe, inputs))}, prepared for {ready}: prepare these inputs too"
             )
-        with self.lock, self._after_the_last(inputs):
+        with self.lock, self._after_last_call(inputs):
             out = prepared(*inputs)
-        # Asked while a GPU is busy with it.
-        if any(t.data_ptr() != address for t, address in self.placed[_shape(inputs)]):
+        # Checked after the launch, so that the check overlaps the GPU's work.
+        if any(t.data_ptr() != address for t, address in self.addresses[_shape(inputs)]):
             raise RuntimeError("a parameter or buffer of the module has moved since prepare: prepare again")
         return out
 
     @contextmanager
-    def _after_the_last(self, inputs: Sequence[Tensor]) -> Iterator[None]:
-        """On a GPU: after the last call of any shape, which used the same arena, has ended."""
+    def _after_last_call(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """On a GPU, wait for the last call of any shape, since all shapes share one arena (WAR)."""
         if not inputs[0].is_cuda:
             yield
             return
@@ -114,7 +135,7 @@ class Nimble(nn.Module):
         for prepared in self.prepared.values():
             prepared.close()
         self.prepared.clear()
-        self.placed.clear()
+        self.addresses.clear()
         self.arena = Arena()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,5 +172,5 @@ def _eval_form(module: nn.Module) -> Iterator[None]:
             m.training = True
 
 
-def _random_state_kept(inputs: Sequence[Tensor]) -> Any:
+def _preserved_random_state(inputs: Sequence[Tensor]) -> Any:
     return torch.random.fork_rng(devices=sorted({x.device.index or 0 for x in inputs if x.is_cuda}))

@@ -1,4 +1,4 @@
-"""A module as an ONNX file, checked, compared with eager, and kept: what ONNX Runtime and TensorRT start from."""
+"""A module as an ONNX file, checked and compared with eager: ONNX Runtime and TensorRT start from it."""
 
 import contextlib
 import importlib.metadata
@@ -9,25 +9,61 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import ConstantArgument
 from torch.utils._pytree import tree_leaves
 
+from conf.text import first_line
 from systems.base import Unsupported
-from systems.cache import Artefact, Cache, code_of
-from systems.compilers.exported import Exported, first_line
+from systems.cache import JSON, Artefact, Cache, code_of
+from systems.compilers.exported import Exported
 
 from .session import BoundSession
 
 MODEL = "model.onnx"  # its weights lie beside it, in as many files as the exporter likes
-BFLOAT16_OPSET = 22  # the first in which convolution and pooling take bfloat16; elsewhere the exporter's own choice
+BFLOAT16_OPSET = 22  # the first in which convolution and pooling take bfloat16; other models have the exporter's choice
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 # ||onnx - eager|| / ||eager|| that rounding alone may cause; a wrong operator gives errors near 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True)
+class OnnxNotes:
+    """What the cache knows of an ONNX file.
+
+    Args:
+        operators: How many it has.
+        inputs, outputs: Their names, in the module's order.
+        error: The largest relative error of an output against eager, on the CPU provider; None where it has no kernel for a
+            dtype, as for bfloat16's convolutions.
+        not_compared: Why there is no error.
+    """
+
+    operators: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    error: float | None = None
+    not_compared: str | None = None
+
+    @classmethod
+    def of(cls, artefact: Artefact) -> "OnnxNotes":
+        """The notes of an artefact that `onnx_file` made, or of one whose maker passed them on."""
+        notes = artefact.notes
+        operators, inputs, outputs, error, why = (
+            notes.get(key) for key in ("operators", "inputs", "outputs", "error", "not_compared")
+        )
+        assert isinstance(operators, int) and isinstance(inputs, list) and isinstance(outputs, list)
+        return cls(
+            operators,
+            tuple(map(str, inputs)),
+            tuple(map(str, outputs)),
+            error if isinstance(error, int | float) else None,
+            None if why is None else str(why),
+        )
 
 
 def unavailable() -> str | None:
@@ -39,22 +75,25 @@ def unavailable() -> str | None:
 
 @contextmanager
 def onnx_file(exported: Exported, module: nn.Module, cache: Cache) -> Iterator[Artefact]:
-    """Hold the ONNX file of `module`, MODEL in the artefact's folder, of which `exported` is the export.
+    """Hold the ONNX file of `module`: MODEL in the artefact's folder, with `OnnxNotes`.
 
-    Its notes: `operators`, how many; `inputs` and `outputs`, their names; `error`, the largest relative error of an output
-    against eager on the CPU provider, None with `not_compared` where that has no kernel for a dtype (as for bfloat16's
-    convolutions). Kept by the content of the model, its inputs' shapes and the versions that export, this module's
-    source among them. Raises Unsupported,
-    naming the operator, where one has no counterpart in ONNX, and where the file is not valid or does not compute what the
-    module does.
+    The cache knows it by the content of the model, its inputs' shapes, and the versions of all that exports, this module's
+    source among them.
+
+    Args:
+        exported: The export of `module`.
+
+    Raises:
+        Unsupported: An operator, which is named, has no counterpart in ONNX; or the file is not valid, or does not compute
+            what the module does.
     """
 
-    def make(folder: Path) -> dict[str, Any]:
+    def make(folder: Path) -> dict[str, JSON]:
         file = folder / MODEL
         _export(exported, file)
         return {**_check(file), **_compare(exported, module, file)}
 
-    with cache.artefact("onnx", exported.label, _made_of(exported), make) as artefact:
+    with cache.artefact("onnx", exported.label, _ingredients(exported), make) as artefact:
         yield artefact
 
 
@@ -65,8 +104,8 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
     return (out - reference).norm().item() / (scale if scale > 0 else 1.0)
 
 
-def _made_of(exported: Exported) -> dict[str, Any]:
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "onnx", "onnxscript")}
+def _ingredients(exported: Exported) -> dict[str, JSON]:
+    versions: dict[str, JSON] = {name: importlib.metadata.version(name) for name in ("torch", "onnx", "onnxscript")}
     return {"model": exported.content, "versions": versions, "code": code_of(__name__)}
 
 
@@ -86,7 +125,7 @@ def _export(exported: Exported, file: Path) -> None:
             )
             assert program is not None
             program.save(file, external_data=True)
-    except Exception as error:  # the exporter raises whatever its own passes do; what it refuses is told like the rest
+    except Exception as error:  # the exporter raises whatever its own passes do, also for an operator that it lacks
         if operator := _refused(error):
             raise Unsupported(f"{operator} has no counterpart in ONNX") from error
         last = _origin(error)
@@ -96,23 +135,23 @@ def _export(exported: Exported, file: Path) -> None:
 
 
 def _refused(error: BaseException | None) -> str | None:
-    """The operator that the exporter found no function for."""
+    """The operator that the exporter has no function for; None if the error is another."""
     while error is not None:
-        if found := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", str(error)):
-            return ".".join(found.groups())
+        if match := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", str(error)):
+            return ".".join(match.groups())
         error = error.__cause__
     return None
 
 
 def _origin(error: BaseException) -> BaseException:
-    """What was raised first: the exporter's own error tells how to report it, and not what it is."""
+    """The error that was raised first: the exporter's own error says how to report it, not what it is."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def _check(file: Path) -> dict[str, Any]:
-    """onnx.checker's verdict, with shape inference; what is in the file."""
+def _check(file: Path) -> dict[str, JSON]:
+    """Have onnx.checker judge the file, with shape inference; returns the notes on its content."""
     import onnx
 
     try:
@@ -120,11 +159,14 @@ def _check(file: Path) -> dict[str, Any]:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise Unsupported(f"its ONNX file is not valid: {first_line(error)}") from error
     graph = onnx.load(str(file), load_external_data=False).graph
-    names = {"inputs": [value.name for value in graph.input], "outputs": [value.name for value in graph.output]}
-    return {"operators": len(graph.node), **names}
+    return {
+        "operators": len(graph.node),
+        "inputs": [value.name for value in graph.input],
+        "outputs": [value.name for value in graph.output],
+    }
 
 
-def _compare(exported: Exported, module: nn.Module, file: Path) -> dict[str, Any]:
+def _compare(exported: Exported, module: nn.Module, file: Path) -> dict[str, JSON]:
     """The largest relative error of ONNX Runtime's CPU provider against eager, without TF32, on the example inputs."""
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
@@ -134,12 +176,12 @@ def _compare(exported: Exported, module: nn.Module, file: Path) -> dict[str, Any
     except NoKernel as error:
         return {"error": None, "not_compared": first_line(error)}
     bound = BoundSession(session)
-    got = [torch.empty(tuple(o.shape), dtype=o.dtype) for o in exported.outputs()]
-    bound.bind([x.detach().cpu().contiguous() for x in exported.inputs], got)
+    outputs = [torch.empty(tuple(o.shape), dtype=o.dtype) for o in exported.outputs()]
+    bound.bind([x.detach().cpu().contiguous() for x in exported.inputs], outputs)
     bound.run()
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         expected = [x for x in tree_leaves(module(*exported.inputs)) if isinstance(x, Tensor)]
-    worst = max((relative_error(o, e) for o, e in zip(got, expected, strict=True)), default=0.0)
+    worst = max((relative_error(o, e) for o, e in zip(outputs, expected, strict=True)), default=0.0)
     tolerance = max((TOLERANCE.get(e.dtype, 0.0) for e in expected), default=0.0)
     if not worst <= tolerance:  # a NaN is no agreement either
         raise Unsupported(f"its ONNX file computes something else: relative error {worst:.1e} against eager")
@@ -148,7 +190,7 @@ def _compare(exported: Exported, module: nn.Module, file: Path) -> dict[str, Any
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter prints and logs of its steps."""
+    """Silence the exporter's prints and logs within."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -10,26 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.base import BadOption, Prepared, System, Unsupported
+from conf.text import first_line
+from systems.base import BadOption, Compilation, Prepared, System, Unsupported
 from systems.cache import Cache
-from systems.compilers.compiled import Compiled, StaticBuffers, empty_outputs, held_outside_torch
-from systems.compilers.exported import Exported, first_line
+from systems.compilers.compiled import Compiled, StaticBuffers, bytes_outside_torch, empty_outputs
+from systems.compilers.exported import Exported
 from systems.notice import Notice
 
-from .export import MODEL, onnx_file, unavailable
+from .export import MODEL, OnnxNotes, onnx_file, unavailable
 from .session import BoundSession
 
 MODES = ("sequential", "parallel")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-GPU_PACKAGE = "'onnxruntime-gpu[cuda,cudnn]'"  # with libraries that torch need not have, cuRAND among them
-WARM_UP_RUNS = 3  # cuDNN's algorithms are chosen in the first; a CUDA Graph is captured in one of the next
+GPU_PACKAGE = "'onnxruntime-gpu[cuda,cudnn]'"  # it brings libraries that torch may lack, cuRAND among them
+WARM_UP_RUNS = 3  # the first chooses cuDNN's algorithms; one of the next captures a CUDA Graph
 
 
 class OnnxRuntime(System):
-    """mode: operators one after the other, or the runtime's own inter-operator scheduler, one of MODES. cuda_graph: the CUDA
-    provider's own option for it. As many threads as PyTorch has, between operators too in the parallel mode.
+    """ONNX Runtime, with as many threads as PyTorch has; in the parallel mode, as many between operators too.
 
-    On CUDA its one switch for TF32 (use_tf32) is as `Exported.allow_tf32` says; layout=channels_last asks for prefer_nhwc.
+    On CUDA its one switch for TF32 (use_tf32) is that of `Exported.allow_tf32`; layout=channels_last sets prefer_nhwc.
+
+    Args:
+        mode: One of MODES: `sequential`, one operator after the other, or `parallel`, the runtime's own inter-operator
+            scheduler.
+        cuda_graph: The CUDA provider's own option to capture a CUDA Graph.
+
+    Raises:
+        BadOption: An option has another value, or the two exclude each other.
     """
 
     name = "onnxruntime"
@@ -50,15 +58,31 @@ class OnnxRuntime(System):
             return f"this ONNX Runtime has no CUDA provider: pip install {GPU_PACKAGE} in the place of onnxruntime"
         return None
 
+    @property
+    def learns(self) -> bool:
+        """The file is exported and compared with eager, which takes memory and time in the process that does it."""
+        return True
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        with onnx_file(Exported(module, inputs), module, Cache()):
+            pass
+
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         exported = Exported(module, inputs)
-        held = held_outside_torch(exported.device)
+        bytes_before = bytes_outside_torch(exported.device)
         with onnx_file(exported, module, Cache()) as artefact:
             stream = torch.cuda.Stream(exported.device) if exported.device.type == "cuda" else None
             session = self._session(str(artefact.folder / MODEL), exported, stream)
-            compilation = {"export_s": artefact.seconds, "exported_now": artefact.made, **artefact.notes}
-            compilation |= _assigned(session, exported.device)
-        prepared = PreparedSession(session, exported, held, compilation, stream, self.cuda_graph)
+            notes = OnnxNotes.of(artefact)
+            compilation = Compilation(
+                export_s=artefact.seconds,
+                is_exported_now=artefact.is_new,
+                operators=notes.operators,
+                error=notes.error,
+                not_compared=notes.not_compared,
+                providers=_operators_by_provider(session, exported.device),
+            )
+        prepared = PreparedSession(session, exported, bytes_before, compilation, stream, self.cuda_graph)
         for _ in range(WARM_UP_RUNS):
             prepared(*inputs)
         return prepared
@@ -74,21 +98,21 @@ class OnnxRuntime(System):
         options.execution_mode = mode.ORT_PARALLEL if parallel else mode.ORT_SEQUENTIAL
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = torch.get_num_threads() if parallel else 1
-        if parallel:  # a thread of one pool that spins for work would take its core from the other pool, which is as large
+        if parallel:  # the two pools share the cores: a thread that spins for work takes its core from the other pool
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.log_severity_level = 3  # errors
         provider = CPU if stream is None else CUDA
         providers: list[Any] = [CPU] if stream is None else [(CUDA, self._cuda_options(exported, stream)), CPU]
-        with redirect_stdout(StringIO()) as told:
+        with redirect_stdout(StringIO()) as printed:
             if stream is not None and hasattr(onnxruntime, "preload_dlls"):
                 onnxruntime.preload_dlls()  # CUDA and cuDNN as torch brought them
         try:
             session = onnxruntime.InferenceSession(file, options, providers=providers)
         except (raised.NotImplemented, raised.InvalidGraph, raised.Fail) as error:  # it has no kernel, or cannot capture
             raise Unsupported(f"ONNX Runtime cannot load it: {first_line(error)}") from error
-        if provider not in session.get_providers():  # it goes on without one that does not load
-            why = (told.getvalue().splitlines() or ["it wants CUDA or cuDNN of another version"])[0]
+        if provider not in session.get_providers():  # ONNX Runtime goes on without a provider that does not load
+            why = first_line(printed.getvalue()) or "it wants CUDA or cuDNN of another version"
             raise Unsupported(f"ONNX Runtime's {provider} does not load here ({why}): pip install {GPU_PACKAGE}")
         return session
 
@@ -104,21 +128,25 @@ class OnnxRuntime(System):
 
 
 class PreparedSession(Compiled):
-    """stream: the session's own, since the provider takes one for good, and the default stream cannot be captured; it waits
-    for torch's current stream, and that for it. captured: the session captures itself, and so is bound once.
+    """A session that runs on a stream of its own.
+
+    Args:
+        stream: The session's, on a GPU. The provider takes one for good, and the default stream cannot be captured. It waits
+            for torch's current stream before a run, and torch's for it afterwards.
+        is_captured: The session captures itself, and so is bound to its buffers once.
     """
 
     def __init__(
         self,
         session: Any,
         exported: Exported,
-        held: int,
-        compilation: dict[str, Any],
+        bytes_before: int,
+        compilation: Compilation,
         stream: "torch.cuda.Stream | None",
-        captured: bool,
+        is_captured: bool,
     ):
-        super().__init__(exported, held, compilation)
-        self.stream, self.captured = stream, captured
+        super().__init__(exported, bytes_before, compilation)
+        self.stream, self.is_captured = stream, is_captured
         options = None
         if stream is not None:
             import onnxruntime
@@ -126,7 +154,7 @@ class PreparedSession(Compiled):
             options = onnxruntime.RunOptions()
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.bound: BoundSession | None = BoundSession(session, options)
-        self.buffers = StaticBuffers(exported) if captured else None
+        self.buffers = StaticBuffers(exported) if is_captured else None
         if self.buffers is not None:
             self.bound.bind(self.buffers.inputs, self.buffers.outputs)
 
@@ -136,7 +164,7 @@ class PreparedSession(Compiled):
         if self.buffers is not None:
             self.buffers.fill(inputs)
             self._launch(self.bound)
-            return self.buffers.taken()
+            return self.buffers.copied_outputs()
         outputs = empty_outputs(self.exported)
         self.bound.bind(inputs, outputs)
         self._launch(self.bound)
@@ -155,21 +183,22 @@ class PreparedSession(Compiled):
         self.bound = self.buffers = None
 
 
-def _assigned(session: Any, device: torch.device) -> dict[str, Any]:
-    """providers: how many operators each was given, before it fuses any. On CUDA a Notice says which the CPU was given.
-    Empty where this ONNX Runtime is too old to tell.
+def _operators_by_provider(session: Any, device: torch.device) -> dict[str, int] | None:
+    """How many operators each provider runs, before it fuses any; None if this ONNX Runtime is too old to say.
+
+    On CUDA a Notice names the operators that the CPU runs.
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
-        return {}
+        return None
     types: dict[str, Counter[str]] = {}
     for part in session.get_provider_graph_assignment_info():
         types.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
-    providers = {name: found.total() for name, found in types.items()}
+    operators = {provider: counts.total() for provider, counts in types.items()}
     if device.type == "cuda" and CPU in types:
         which = ", ".join(f"{count} {operator}" for operator, count in types[CPU].most_common())
-        told = f"ONNX Runtime has put {providers[CPU]} of {sum(providers.values())} operators on the CPU: {which}"
-        warnings.warn(told, category=Notice, stacklevel=3)
-    return {"providers": providers}
+        message = f"ONNX Runtime has put {operators[CPU]} of {sum(operators.values())} operators on the CPU: {which}"
+        warnings.warn(message, category=Notice, stacklevel=3)
+    return operators
 
 
 def _providers() -> list[str]:

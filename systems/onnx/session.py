@@ -22,7 +22,12 @@ ELEMENT_TYPES = {
 
 
 class BoundSession:
-    """session: an onnxruntime.InferenceSession over an exported ONNX file. Nothing is copied on the way in or out."""
+    """A session over an exported ONNX file. Nothing is copied on the way in or out.
+
+    Args:
+        session: An onnxruntime.InferenceSession.
+        run_options: An onnxruntime.RunOptions, for every run.
+    """
 
     def __init__(self, session: Any, run_options: Any = None):
         self.session, self.run_options = session, run_options
@@ -32,7 +37,7 @@ class BoundSession:
         self.outputs = [o.name for o in session.get_outputs()]
 
     def bind(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Have the next runs read these contiguous inputs of the module, and write these outputs."""
+        """Have the next runs read these inputs of the module and write these outputs, all of them contiguous."""
         self.bound = inputs, outputs  # the binding knows their addresses only
         for name, x in zip(self.inputs, inputs, strict=True):
             self.binding.bind_input(name, *_place(x))
@@ -44,6 +49,6 @@ class BoundSession:
 
 
 def _place(tensor: Tensor) -> tuple[str, int, int, list[int], int]:
-    """Where a tensor lies and what it is, as ONNX Runtime takes it."""
+    """A tensor's device, its index, element type, shape and address, as ONNX Runtime takes them."""
     device = tensor.device
     return device.type, device.index or 0, ELEMENT_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()

@@ -1,7 +1,7 @@
 """Which operators are memory-intensive and which compute-intensive, by the paper's table or by arithmetic intensity."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -13,15 +13,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from systems.base import Unsupported
+from systems.scheduling.graph.effects import is_view
+from systems.scheduling.graph.fused_kernel import FusedKernel
 from systems.scheduling.graph.program import Program
-from systems.scheduling.passes.fused_kernel import FusedKernel
 
-from .costs import Cache
+from .measurements import Measurements
 
-# The paper classifies by an "offline-collected operator table" (Section 3.3) that it does not print. Of what it names, Conv,
-# Sgemm, Embedding and Arange are compute-intensive, Relu, Add, To and Ones memory-intensive; the released prototype counts
-# activations, elementwise arithmetic, normalisation, pooling and whatever only moves or lays out data among the latter, and
-# everything else among the former. This is that rule in aten's names.
+# Opara classifies by an "offline-collected operator table" (Section 3.3), which the paper does not print. It names Conv,
+# Sgemm, Embedding and Arange as compute-intensive, and Relu, Add, To and Ones as memory-intensive. The released prototype
+# counts activations, elementwise arithmetic, normalisation, pooling, and operators that only move or lay out data as
+# memory-intensive, and everything else as compute-intensive. This is that rule in aten's names.
 _TABLE = """
     abs add addcmul ceil clamp div eq exp floor ge gt le log lt max maximum min minimum mul ne neg pow reciprocal rsqrt sqrt
     sub where
@@ -35,53 +36,52 @@ _TABLE = """
 """
 MEMORY_INTENSIVE = frozenset(_TABLE.split())
 METHODS = ("measured", "table")
-MATRIX = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
-COPIED = {"cuda": 1 << 29, "cpu": 1 << 27}  # bytes of the copy that measures bandwidth, beyond any cache
+MATRIX_SIZE = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
+COPIED_BYTES = {"cuda": 1 << 29, "cpu": 1 << 27}  # of the copy that measures bandwidth, beyond any cache
 WARM_UP_SECONDS = 0.1  # an idle device clocks up
 REPEATS = 5
 
 
 def memory_intensive(program: Program, method: str) -> list[bool]:
-    """For each operator whether it is memory-intensive rather than compute-intensive.
+    """For each operator, whether it is memory-intensive rather than compute-intensive.
 
-    method: `table`, the paper's, by the operator's name alone (elementwise operators and reductions fused into one are
-    memory-intensive), or `measured`: below the device's ridge point, which is the arithmetic intensity from which on
-    arithmetic rather than memory limits an operator. Raises Unsupported for `measured` where the program's device cannot be
-    measured.
+    Args:
+        method: `table` decides by the operator's name, as the paper's table does; elementwise operators and reductions that
+            are fused into one are memory-intensive. `measured` compares the arithmetic intensity with the device's ridge
+            point, from which on arithmetic rather than memory limits an operator.
+
+    Raises:
+        Unsupported: `measured`, on a device that cannot be measured.
     """
     if method == "table":
-        of = zip(program.graph.operators, program.calls, strict=True)
-        return [in_table(o.name) or isinstance(call.function, FusedKernel) for o, call in of]
+        pairs = zip(program.graph.operators, program.calls, strict=True)
+        return [in_table(o.name) or isinstance(call.function, FusedKernel) for o, call in pairs]
     device = program.device
-    found: dict[str, bool] = {}
+    by_signature: dict[str, bool] = {}
     for v in range(len(program.graph)):
         signature = program.signature(v)
-        if signature not in found:
+        if signature not in by_signature:
             operations, moved = work(program, v)
             ridge = ridge_point(device, _arithmetic(program, v), _uses_tf32(program, v)) if operations else math.inf
-            found[signature] = operations < ridge * moved or not operations
-    return [found[program.signature(v)] for v in range(len(program.graph))]
+            by_signature[signature] = operations < ridge * moved or not operations
+    return [by_signature[program.signature(v)] for v in range(len(program.graph))]
 
 
 def in_table(name: str) -> bool:
-    """Does the paper's table call the operator of this name (of aten, without overload) memory-intensive?"""
+    """Does the paper's table call the operator of this name (aten's, without overload) memory-intensive?"""
     return name in MEMORY_INTENSIVE
 
 
 def work(program: Program, v: int) -> tuple[int, int]:
-    """Floating-point operations and bytes of one operator; their ratio is its arithmetic intensity.
+    """Floating-point operations and bytes of operator `v`; their ratio is its arithmetic intensity. A view has neither.
 
-    Operations: what torch.utils.flop_counter counts; for a convolution that it does not know, two a multiplication and
-    addition; for anything else one for each element that is read or written, since then memory limits it in any case. Bytes:
-    of its distinct arguments and outputs, each moved once. A view has neither.
+    Operations are what torch.utils.flop_counter counts, or two for each multiplication and addition of a convolution that it
+    does not know. Any other operator counts one for each element that it reads or writes, since memory limits it in any
+    case. The bytes are the sum of `moved_bytes`.
     """
     call = program.calls[v]
-    if _is_view(call.function):
-        return 0, 0
-    read = {id(t): t for t in (program.value(a) for a in tree_leaves((call.args, call.kwargs))) if isinstance(t, Tensor)}
-    written = [t for t in tree_leaves(call.produces) if isinstance(t, Tensor)]
-    tensors = [*read.values(), *written]
-    moved = sum(_elements(t) * t.element_size() for t in tensors)
+    read, written = _moved(program, v)
+    moved = _num_bytes(read) + _num_bytes(written)
     if not any(t.is_floating_point() for t in written):
         return 0, moved
     operations = _counted(program, v) if isinstance(call.function, torch._ops.OpOverload) else 0
@@ -89,7 +89,26 @@ def work(program: Program, v: int) -> tuple[int, int]:
         weight = program.value(call.args[1])
         if isinstance(weight, Tensor):
             operations = 2 * written[0].numel() * weight[0].numel()
-    return operations or sum(map(_elements, tensors)), moved
+    return operations or sum(map(_num_elements, (*read, *written))), moved
+
+
+def moved_bytes(program: Program, v: int) -> tuple[int, int]:
+    """Bytes that operator `v` reads and writes: its distinct arguments and its outputs, each moved once; (0, 0) for a view.
+
+    An expanded dimension holds one element. A tensor whose shape the capture does not know is left out.
+    """
+    read, written = _moved(program, v)
+    return _num_bytes(read), _num_bytes(written)
+
+
+def _moved(program: Program, v: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The distinct tensors that an operator reads, and those that it writes; none for a view."""
+    call = program.calls[v]
+    if is_view(call.function):
+        return [], []
+    arguments = (program.value(a) for a in tree_leaves((call.args, call.kwargs)))
+    read = {id(t): t for t in arguments if isinstance(t, Tensor)}
+    return [*read.values()], [t for t in tree_leaves(call.produces) if isinstance(t, Tensor)]
 
 
 def _counted(program: Program, v: int) -> int:
@@ -109,14 +128,13 @@ def _counted(program: Program, v: int) -> int:
     return int(counter.get_total_flops())
 
 
-def _is_view(function: Any) -> bool:
-    returns = function._schema.returns if isinstance(function, torch._ops.OpOverload) else ()
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-
-
-def _elements(tensor: Tensor) -> int:
+def _num_elements(tensor: Tensor) -> int:
     """The elements that lie in memory: an expanded dimension holds one."""
     return math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(_num_elements(t) * t.element_size() for t in tensors)
 
 
 def _arithmetic(program: Program, v: int) -> torch.dtype:
@@ -127,37 +145,42 @@ def _arithmetic(program: Program, v: int) -> torch.dtype:
 def _uses_tf32(program: Program, v: int) -> bool:
     if program.device.type != "cuda":
         return False
-    convolution = "conv" in program.graph.operators[v].name
-    return torch.backends.cudnn.allow_tf32 if convolution else torch.backends.cuda.matmul.allow_tf32
+    is_convolution = "conv" in program.graph.operators[v].name
+    return torch.backends.cudnn.allow_tf32 if is_convolution else torch.backends.cuda.matmul.allow_tf32
 
 
 @cache
 def ridge_point(device: torch.device, dtype: torch.dtype, tf32: bool = False) -> float:
-    """Operations a byte at which peak arithmetic and peak bandwidth of `device` meet, both measured once and kept in the
-    cache: the best of a few matrix products in `dtype` (tf32: with float32 rounded to TF32), and of a few copies.
+    """Operations a byte at which peak arithmetic and peak bandwidth of `device` meet.
 
-    Raises Unsupported for a device on which nothing runs.
+    Both are measured once and kept in the cache: the best of a few matrix products in `dtype`, and of a few copies.
+
+    Args:
+        tf32: The products round float32 to TF32.
+
+    Raises:
+        Unsupported: Nothing runs on this device.
     """
-    if device.type not in MATRIX:
+    if device.type not in MATRIX_SIZE:
         raise Unsupported(f"arithmetic intensity is measured against the device's ridge point, and nothing runs on {device}")
-    kept, name = Cache("opara", device), f"ridge point of {dtype}{' as TF32' if tf32 else ''}"
-    if name not in kept:
-        kept.add({name: _measured_ridge_point(device, dtype, tf32)})
-    return float(kept[name])
+    cache, name = Measurements("opara", device), f"ridge point of {dtype}{' as TF32' if tf32 else ''}"
+    if name not in cache:
+        cache.add({name: _measured_ridge_point(device, dtype, tf32)})
+    return cache.number(name)
 
 
 @torch.no_grad()
 def _measured_ridge_point(device: torch.device, dtype: torch.dtype, tf32: bool) -> float:
-    n = MATRIX[device.type]
-    matrix = torch.ones(n, n, dtype=dtype, device=device)
-    product = torch.empty_like(matrix)
+    n = MATRIX_SIZE[device.type]
+    matrix = torch.ones(n, n, dtype=dtype, device=device)  # [n, n]
+    product = torch.empty_like(matrix)  # [n, n]
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
         operations = 2 * n**3 / _best_seconds(lambda: torch.mm(matrix, matrix, out=product), device)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
+    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     bandwidth = 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device)
     return operations / bandwidth

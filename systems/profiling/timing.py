@@ -15,23 +15,27 @@ from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
 
-from .costs import Cache
+from .measurements import Measurements
 
-LEAST_SAMPLES, MOST_SAMPLES = 5, 30
+MIN_SAMPLES, MAX_SAMPLES = 5, 30
 SECONDS = 0.03  # of one measurement, after the warm-up
 WARM_UP_RUNS = 2  # the first compile kernels, load them and let cuDNN choose its algorithms
-COPIES = 10  # of the program in one CUDA Graph at most, so that the launch of the graph does not count
-LONG = 0.3  # ms of such a graph, of which its launch is little enough
+MAX_COPIES = 10  # of the program in one CUDA Graph, so that the launch of the graph does not count
+LONG_MS = 0.3  # a graph of this length hides its own launch
 
 Groups = Sequence[Sequence[int]]  # of a program's operators: each group in order, the groups at once
 
 
 class Timer:
-    """Measures programs, each distinct one once: it keeps the times on disk, by what the operators do."""
+    """Measures programs, each distinct one once: it keeps the times on disk, by the signatures of their operators.
+
+    Args:
+        device: On which the programs run.
+    """
 
     def __init__(self, device: torch.device):
-        self.cache = Cache("times", device)
-        self.taken = 0  # measurements made, and not found
+        self.measurements = Measurements("times", device)
+        self.taken = 0  # measurements that this timer made
 
     def __call__(self, program: Program) -> float:
         """Milliseconds of `program`, its operators one after the other."""
@@ -39,26 +43,26 @@ class Timer:
         return self.known(signature, lambda: milliseconds(program))
 
     def at_once(self, program: Program) -> float:
-        """Milliseconds of `program`, whose operators do not depend on each other, each of them on a stream of its own."""
+        """Milliseconds of `program`, whose operators do not depend on each other, each on a stream of its own."""
         signature = " | ".join(program.signature(v) for v in range(len(program.graph)))
         return self.known(signature, lambda: milliseconds(program, [[v] for v in range(len(program.graph))]))
 
     def known(self, signature: str, measure: Callable[[], float]) -> float:
-        """What `measure` gives, if it was not measured before."""
+        """The time of this signature: from the cache, else what `measure` returns."""
         name = _name(signature)
-        if name not in self.cache:
-            self.cache[name] = measure()
+        if name not in self.measurements:
+            self.measurements[name] = measure()
             self.taken += 1
-        return float(self.cache[name])
+        return self.measurements.number(name)
 
     def find(self, signature: str) -> float | None:
-        """What was measured before, in this process or another; None where it was not."""
+        """The time of this signature from the cache, which this process or another wrote; None where it has none."""
         name = _name(signature)
-        return float(self.cache[name]) if name in self.cache else None
+        return self.measurements.number(name) if name in self.measurements else None
 
     def close(self) -> None:
         """Write what is new, and give back the memory that was measured with."""
-        self.cache.write()
+        self.measurements.write()
         _first_graph.cache_clear()
 
 
@@ -74,19 +78,27 @@ def milliseconds(
     warm_up_runs: int = WARM_UP_RUNS,
     least: float = 0.0,
 ) -> float:
-    """Median time of `program` on its example inputs, groups of its operators at once, or all of them in one group.
+    """Median time of `program` on its example inputs, each group of its operators on a stream of its own.
 
-    On a GPU by replaying a CUDA Graph of several copies of it, one after the other, so that no launch counts; on a CPU by
-    calling it. seconds: to go on for, within LEAST_SAMPLES and MOST_SAMPLES. warm_up_runs: 0 where all of its operators have
-    run in this process before. least: milliseconds that it takes at least, since capturing copies of what is long costs more
-    than it tells. Raises RuntimeError where an operator fails or cannot be captured.
+    On a GPU it replays a CUDA Graph of several copies of the program, one after the other, so that no launch counts. On a
+    CPU it calls the program.
+
+    Args:
+        groups: All operators in one group where there is none.
+        seconds: To go on for, within MIN_SAMPLES and MAX_SAMPLES.
+        warm_up_runs: 0 where all of its operators have run in this process before.
+        least: Milliseconds that it takes at least, if that is known: a long program needs fewer copies, and capturing them
+            costs time.
+
+    Raises:
+        RuntimeError: An operator fails or cannot be captured.
     """
     if groups is None:
         groups = [range(len(program.graph))]
     for _ in range(warm_up_runs):
         program.run(program.examples)
     if program.device.type == "cuda":
-        return _replayed(program, groups, seconds, min(max(ceil(LONG / least), 1), COPIES) if least else COPIES)
+        return _replayed(program, groups, seconds, min(max(ceil(LONG_MS / least), 1), MAX_COPIES) if least else MAX_COPIES)
     if len(groups) == 1:
         return _sampled(lambda: program.run(program.examples), seconds)
     order = tuple(v for group in groups for v in group)
@@ -101,7 +113,7 @@ def milliseconds(
 def _sampled(call: Callable[[], Any], seconds: float) -> float:
     samples: list[float] = []
     begin = perf_counter()
-    while len(samples) < LEAST_SAMPLES or (perf_counter() - begin < seconds and len(samples) < MOST_SAMPLES):
+    while len(samples) < MIN_SAMPLES or (perf_counter() - begin < seconds and len(samples) < MAX_SAMPLES):
         start = perf_counter()
         call()
         samples.append((perf_counter() - start) * 1e3)
@@ -117,20 +129,22 @@ def _replayed(program: Program, groups: Groups, seconds: float, copies: int) -> 
     with torch.cuda.stream(sides[0]):
         graph.capture_begin(pool=_first_graph(device).pool(), capture_error_mode="thread_local")
         try:
-            kept = [_launched(program, groups, sides) for _ in range(copies)]
+            outputs = [_launched(program, groups, sides) for _ in range(copies)]
         finally:
             graph.capture_end()
-    once = _between(graph, 1)[0]  # the first launch uploads the graph; the time is too long, and the samples too few
-    count = min(max(round(seconds * 1e3 / max(once, 1e-3)), LEAST_SAMPLES), MOST_SAMPLES)
+    # The first launch uploads the graph: its time is too long, and the number of samples that follows from it too small.
+    first_ms = _between(graph, 1)[0]
+    count = min(max(round(seconds * 1e3 / max(first_ms, 1e-3)), MIN_SAMPLES), MAX_SAMPLES)
     samples = [elapsed / copies for elapsed in _between(graph, count)]
-    del kept
+    del outputs
     graph.reset()
     return median(samples)
 
 
 def _between(graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
-    """Milliseconds of each of `count` replays. They are all launched before the first is waited for, so that the launch of
-    each, but for the first, is over when its turn comes.
+    """Milliseconds of each of `count` replays.
+
+    All are launched before the first wait, so that each replay but the first begins with its launch over.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
@@ -143,25 +157,26 @@ def _between(graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
 
 @cache
 def _side(device: torch.device, i: int) -> torch.cuda.Stream:
-    """The same ones every time, since the allocator keeps what it has by stream."""
+    """Stream `i`, the same one every time: the allocator keeps free memory by stream."""
     return torch.cuda.Stream(device)
 
 
 @cache
 def _first_graph(device: torch.device) -> torch.cuda.CUDAGraph:
-    """Its memory is what all the others allocate from, one after the other.
+    """A graph whose memory pool all other graphs allocate from, one after the other.
 
-    A pool lasts as long as some graph of it does; torch's own for pinned memory may not even be asked for again afterwards.
+    A pool lasts as long as one of its graphs. torch cannot use its pool of pinned memory again once that pool is gone.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        torch.zeros(1, device=device)  # an empty graph is warned of
+        torch.zeros(1, device=device)  # torch warns of an empty graph
     return graph
 
 
 def _launched(program: Program, groups: Groups, sides: Sequence[torch.cuda.Stream]) -> list[Any]:
-    """Launch the groups, each on a stream, and join them on the first. What is returned has to outlive the capture: no
-    memory may be used again while another stream still uses it.
+    """Launch the groups, each on a stream, and join them on the first stream.
+
+    The outputs it returns have to outlive the capture: else one stream could write memory that another still reads (WAR).
     """
     values: list[Any] = [None] * len(program.graph)
     for side in sides[1:]:

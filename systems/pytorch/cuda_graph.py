@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from systems.base import Prepared, System, Unsupported
+from systems.base import Loss, Prepared, System, Unsupported
 from systems.scheduling.graph.program import check_inputs
 from systems.training.optimizers import StaticOptimizer
-from systems.training.step import Loss, undone
+from systems.training.step import undone
 
 WARM_UP_RUNS = 3
 
@@ -32,9 +32,18 @@ class CudaGraph(System):
 
 
 class CapturedModule(Prepared):
-    """Replays a captured module. Inputs are copied into static buffers; outputs are copied out, so that they stay valid."""
+    """Replays a captured module.
 
-    captured = True
+    Invariant: the graph reads and writes static buffers alone. A call copies its inputs in and its outputs out, so that the
+    outputs stay valid after the next replay.
+
+    Args:
+        module: what is captured.
+        inputs: of the shapes, dtypes and device that calls will have.
+        warming_up: the context in which the module runs before the capture.
+    """
+
+    is_captured = True
 
     @torch.no_grad()
     def __init__(
@@ -43,7 +52,6 @@ class CapturedModule(Prepared):
         inputs: tuple[Tensor, ...],
         warming_up: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
-        """warming_up: what the runs before the capture are done under."""
         from systems.scheduling.execution.context_switch import (
             switch_contexts,  # CUDA's bindings: PyTorch for a CPU comes without
         )
@@ -69,12 +77,15 @@ class CapturedModule(Prepared):
 
     @property
     def memory(self) -> dict[str, int]:
-        """pool: what the graph's private pool holds of the device's memory."""
+        """Bytes. pool: the device's memory in the graph's private pool. inputs: the static inputs."""
         if self.graph is None:
             return {}
         pool = self.graph.pool()
-        held = [s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool)]
-        return {"pool": sum(held), "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs)}
+        segments = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool)]
+        return {
+            "pool": sum(s["total_size"] for s in segments),
+            "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
+        }
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
@@ -91,7 +102,7 @@ class CapturedModule(Prepared):
 
 
 class CapturedStep(CapturedModule):
-    """A whole step of training, captured: forward, loss, backward and the optimizer's update."""
+    """A whole step of training, captured: forward, loss, backward and the update. The last input is the target."""
 
     @torch.no_grad()
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...]):
@@ -123,5 +134,5 @@ class CapturedStep(CapturedModule):
         check_inputs(inputs, self.inputs)
         self.optimizer.refresh()
         value = super().__call__(*inputs)
-        torch.autograd.graph.increment_version(self.changed)  # a replay passes autograd by
+        torch.autograd.graph.increment_version(self.changed)  # a replay writes them unseen by autograd
         return value

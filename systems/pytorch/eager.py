@@ -1,10 +1,10 @@
-"""PyTorch as it is: one operator after another, scheduled at run time."""
+"""PyTorch as it is: it schedules one operator after another at run time."""
 
 import torch
 from torch import Tensor, nn
 
-from systems.base import Prepared, PreparedModule, System
-from systems.training.step import Loss, ModuleStep
+from systems.base import Loss, Prepared, PreparedModule, System
+from systems.training.step import ModuleStep
 
 
 class Eager(System):

@@ -1,15 +1,19 @@
-"""torch.compile through Inductor, as configured or at the best of what it offers."""
+"""torch.compile through Inductor: one variant, or the fastest of all that it offers."""
 
 import copy
 import hashlib
+import inspect
+import json
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from types import FrameType
@@ -19,11 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from systems.base import BadOption, Prepared, PreparedModule, System, Unsupported
-from systems.cache import Cache
-from systems.compilers.exported import first_line
+from conf.text import first_line
+from systems.base import BadOption, Compilation, Loss, Prepared, PreparedModule, System, Unsupported
+from systems.cache import JSON, Cache, code_of
+from systems.notice import Notice
+from systems.profiling.measurements import conditions
+from systems.scheduling.decision import Decision, DecisionRow, rows
 from systems.scheduling.graph.program import describe
-from systems.training.step import Loss, ModuleStep, undone
+from systems.training.step import ModuleStep, undone
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CAPTURING = ("reduce-overhead", "max-autotune")  # on a GPU
@@ -33,12 +40,17 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 WARM_UP_RUNS = 3  # CUDA Graph Trees warm up, record and replay in the first three calls
 SAMPLES, SAMPLE_SECONDS, MOST_SAMPLES = 5, 0.3, 100
 AGAIN_SECONDS = 5.0  # after which a compiler that swallowed being interrupted is interrupted once more
+SEARCH = "search.json"  # of a search's artefact
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compile. mode: of MODES. layout: of LAYOUTS. freezing: weights become constants, and what is computed from
-    them alone is computed once.
+    """One way to compile.
+
+    Args:
+        mode: one of `MODES`.
+        layout: one of `LAYOUTS`; given is the layout of the module and the inputs as they come.
+        freezing: weights become constants, and what depends on them alone is computed once.
     """
 
     mode: str
@@ -49,12 +61,39 @@ class Variant:
         return f"{self.mode}, layout {self.layout}{', frozen' if self.freezing else ''}"
 
 
+@dataclass(frozen=True)
+class Search:
+    """What a search among the variants left.
+
+    Args:
+        decision: the variants that were tried, by name, and the fastest.
+        num_untried: variants for which no time was left.
+        seconds: of the search.
+    """
+
+    decision: DecisionRow
+    num_untried: int
+    seconds: float
+
+    @classmethod
+    def read(cls, file: Path) -> "Search":
+        document = json.loads(file.read_text(encoding="utf-8"))
+        return cls(DecisionRow.from_json(document.pop("decision")), **document)
+
+    def write(self, file: Path) -> None:
+        file.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
 class TorchCompile(System):
-    """mode, layout, freezing: as `Variant`. best: try all of them, the configured one first, for `budget_s` seconds, and
-    keep the one whose calls take least. Where the seconds are over, what is being compiled is given up, but for the first.
+    """torch.compile in one variant or, with `best`, in the fastest of all variants.
 
     Inductor's own cache lies in ours, for each module and inputs, unless TORCHINDUCTOR_CACHE_DIR names another place. What
     Inductor reads back from there are pickles of its own.
+
+    Args:
+        mode, layout, freezing: as `Variant`.
+        best: whether to search. `learn` does, and `prepare` compiles the variant that won.
+        budget_s: seconds that a search may take. The configured variant is tried in any case, and first.
     """
 
     name = "torch_compile"
@@ -80,58 +119,107 @@ class TorchCompile(System):
             return "Inductor needs a C++ compiler (g++ or clang++) on the PATH"
         return None
 
+    @property
+    def learns(self) -> bool:
+        return self.best
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Search, and leave in the cache which variant won and what each of them took."""
+        if self.best:
+            with _inductor_cache(module, inputs):
+                self._search(module, inputs)
+
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         with _inductor_cache(module, inputs):
             if not self.best:
-                prepared = compiled(module, inputs, self.variant)
-                prepared.compilation = {**asdict(self.variant), **prepared.compilation}
-                return prepared
-            return self._best(module, inputs)
+                return compiled(module, inputs, self.variant)
+            search = self._search(module, inputs, is_in_place=True)
+            variant = next(v for v in self.variants(inputs) if str(v) == search.decision.chosen)
+            # Anew, from Inductor's cache: what the search compiled would share its memory.
+            prepared = compiled(module, inputs, variant)
+            assert prepared.compilation is not None
+            prepared.compilation = replace(
+                prepared.compilation,
+                search_s=search.seconds,
+                decisions=(search.decision,),
+                num_untried=search.num_untried,
+            )
+            return prepared
 
-    def _best(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        """The fastest of the variants that were compiled within the budget. One that fails is told among those tried,
-        however it fails, and so is one that the end of the budget interrupts; where all fail, the configured one raises
-        what it raised.
+    def _search(self, module: nn.Module, inputs: tuple[Tensor, ...], is_in_place: bool = False) -> Search:
+        """The search that the cache holds, made now if it holds none.
+
+        Args:
+            is_in_place: this process goes on to be timed, so that searching in it calls for a Notice.
+        """
+
+        def make(folder: Path) -> None:
+            if is_in_place:
+                message = "torch_compile tried its variants in the process that is timed, since no `learn` had left a choice"
+                warnings.warn(message, category=Notice, stacklevel=2)
+            self._try_variants(module, inputs).write(folder / SEARCH)
+
+        made_of: dict[str, JSON] = {
+            **_identity(module, inputs),
+            "strides": [list(x.stride()) for x in inputs],
+            "conditions": conditions(inputs[0].device),
+            "configured": str(self.variant),
+            "budget_s": self.budget_s,
+            "code": code_of(__name__),
+        }
+        with Cache().artefact("torch_compile_search", _label(module, inputs), made_of, make) as artefact:
+            return Search.read(artefact.folder / SEARCH)
+
+    def _try_variants(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Search:
+        """Compile and time the variants in order, within the budget.
+
+        Invariant: the configured variant is tried to its end, whatever the budget. A later one begins only if the longest so
+        far would still fit, and is interrupted where the budget ends. One that fails, however it fails, has a reason in the
+        place of its time.
+
+        Raises:
+            Exception: where all fail, what the configured variant raises.
         """
         begin, longest = perf_counter(), 0.0
-        tried: list[dict[str, Any]] = []
+        milliseconds: dict[str, float | None] = {}
+        reasons: dict[str, str] = {}
         variants = self.variants(inputs)
         for variant in variants:
-            spent = perf_counter() - begin
-            if tried and spent + longest > self.budget_s:
+            spent, name = perf_counter() - begin, str(variant)
+            if milliseconds and spent + longest > self.budget_s:
                 break
-            self.report(f"variant {len(tried) + 1} of {len(variants)}, {spent:.0f} of {self.budget_s:.0f} s: {variant}")
-            entry: dict[str, Any] = asdict(variant)
+            number = len(milliseconds) + 1
+            self.report(f"variant {number} of {len(variants)}, {spent:.0f} of {self.budget_s:.0f} s: {name}")
             try:
-                most = _at_most(self.budget_s - spent if tried else None)
-                with most, closing(compiled(module, inputs, variant)) as made:
-                    entry |= {**made.compilation, "latency_ms": _milliseconds(made, inputs)}
+                limit = _at_most(self.budget_s - spent if milliseconds else None)
+                with limit, closing(compiled(module, inputs, variant)) as prepared:
+                    milliseconds[name] = _milliseconds(prepared, inputs)
             except OverBudget:
-                entry |= {"latency_ms": None, "reason": f"not compiled within the budget of {self.budget_s:g} s"}
+                milliseconds[name], reasons[name] = None, f"not compiled within the budget of {self.budget_s:g} s"
             except Exception as error:  # as when a kernel of Inductor's fails to start, which is no fault of the others
-                entry |= {"latency_ms": None, "reason": first_line(error)}
-            tried.append(entry)
+                milliseconds[name], reasons[name] = None, first_line(error)
             longest = max(longest, perf_counter() - begin - spent)
-        ran = [(entry["latency_ms"], i) for i, entry in enumerate(tried) if entry["latency_ms"] is not None]
-        fastest = variants[min(ran)[1]] if ran else self.variant
+        times = {name: t for name, t in milliseconds.items() if t is not None}
+        if not times:
+            compiled(module, inputs, self.variant).close()
+        fastest = min(times, key=times.__getitem__, default=str(self.variant))
         self.report(f"the fastest: {fastest}")
-        prepared = compiled(module, inputs, fastest)  # again, from Inductor's cache: another would share its memory
-        search = {"search_s": perf_counter() - begin, "tried": tried, "not_tried": len(variants) - len(tried)}
-        prepared.compilation = {**asdict(fastest), **prepared.compilation, **search}
-        return prepared
+        (row,) = rows([Decision("torch_compile", _label(module, inputs), (), milliseconds, fastest, reasons)])
+        return Search(row, len(variants) - len(milliseconds), perf_counter() - begin)
 
     def variants(self, inputs: tuple[Tensor, ...]) -> list[Variant]:
-        """What `best` tries, in order: the configured one, those that promise most, and last those that tune, which took
-        minutes each for networks of convolutions on an H200, where the others took seconds. On a CPU nothing is captured,
-        which leaves two modes; without images there is one layout.
+        """The variants that a search tries, in order: the configured one, those that promise most, last those that tune.
+
+        Tuning took minutes for networks of convolutions on an H200, where the other modes took seconds. On a CPU nothing is
+        captured, which leaves two modes; without images there is one layout.
         """
         on_cpu, on_gpu = ("default", "max-autotune-no-cudagraphs"), ("reduce-overhead", "max-autotune", "default")
         modes = on_gpu if inputs[0].is_cuda else on_cpu
         layouts = ("contiguous", "channels_last") if any(x.dim() == 4 for x in inputs) else ("given",)
         rest = [Variant(mode, layout, freezing) for freezing, mode, layout in product((False, True), modes, layouts)]
         rest.sort(key=lambda variant: variant.mode in TUNING)
-        given = _same(self.variant, inputs)
-        return [self.variant, *(v for v in rest if _same(v, inputs) != given)]
+        configured = _canonical(self.variant, inputs)
+        return [self.variant, *(v for v in rest if _canonical(v, inputs) != configured)]
 
     def prepare_training(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
@@ -145,25 +233,25 @@ class TorchCompile(System):
             for group in optimizer.param_groups:
                 group["foreach"], group["fused"] = False, True
         torch._dynamo.reset()
-        compiled = torch.compile(lambda *given: loss(module(*given[:-1]), given[-1]), mode=self.variant.mode, dynamic=False)
-        step = CompiledStep(compiled, optimizer, self.variant.layout)
+        forward = torch.compile(lambda *args: loss(module(*args[:-1]), args[-1]), mode=self.variant.mode, dynamic=False)
+        step = CompiledStep(forward, optimizer, self.variant.layout)
         try:
             with undone(module):
                 for _ in range(WARM_UP_RUNS):
                     optimizer.zero_grad()  # a gradient lies where the next run of a CUDA Graph writes
                     step.differentiate(*inputs, target)
         except torch._dynamo.exc.BackendCompilerFailed as error:
-            raise Unsupported(f"Inductor cannot compile it: {str(error).strip().splitlines()[0]}") from error
+            raise Unsupported(f"Inductor cannot compile it: {first_line(error)}") from error
         return step
 
 
 class OverBudget(BaseException):
-    """The seconds are over. No Exception, since compilers take those for failures of their own and go on."""
+    """The budget is over. It is no Exception: compilers take those for failures of a candidate, and go on."""
 
 
 @contextmanager
 def _at_most(seconds: float | None) -> Iterator[None]:
-    """Within, OverBudget is raised once so many seconds have passed. Only in the main thread, which alone hears signals."""
+    """Raise OverBudget within, once so many seconds have passed. Only the main thread hears signals: elsewhere, no limit."""
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -181,9 +269,9 @@ def _at_most(seconds: float | None) -> Iterator[None]:
 
 
 class CompiledStep(ModuleStep):
-    """forward: compiled, of inputs and target, to the loss."""
+    """A step of training. forward: compiled, from inputs and target to the loss."""
 
-    def __init__(self, forward: Any, optimizer: torch.optim.Optimizer, layout: str):
+    def __init__(self, forward: Callable[..., Tensor], optimizer: torch.optim.Optimizer, layout: str):
         super().__init__(forward, optimizer, lambda value, _: value)
         self.layout = layout
 
@@ -194,22 +282,26 @@ class CompiledStep(ModuleStep):
 
 
 class PreparedCompiled(PreparedModule):
-    def __init__(self, call: Any, layout: str, captured: bool):
+    """A compiled module. call: it, with inputs in `layout`. is_captured: a call replays a CUDA Graph."""
+
+    def __init__(self, call: Callable[..., Any], layout: str, is_captured: bool):
         super().__init__(call)
-        self.layout, self.captured = layout, captured
+        self.layout, self.is_captured = layout, is_captured
+        self.compilation = Compilation(layout=layout)
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         outputs = self.call(*_in_layout(inputs, self.layout))
         # With CUDA Graphs the next call overwrites the outputs; every other system's stay valid.
-        return tree_map_only(Tensor, Tensor.clone, outputs) if self.captured else outputs
+        return tree_map_only(Tensor, Tensor.clone, outputs) if self.is_captured else outputs
 
 
 def compiled(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> PreparedCompiled:
-    """`module` compiled and warmed up, with the seconds that took and how much of it Inductor's cache held.
+    """`module` compiled and warmed up. Earlier compiled modules of this process are given up.
 
-    What was compiled before is given up. Raises Unsupported where Inductor fails.
+    Raises:
+        Unsupported: Inductor fails.
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -228,14 +320,15 @@ def compiled(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) ->
     except torch._dynamo.exc.BackendCompilerFailed as error:
         raise Unsupported(f"Inductor cannot compile it: {first_line(error)}") from error
     _synchronize(inputs)
-    found = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
-    prepared.compilation = {"compile_s": perf_counter() - begin, "cached_graphs": found}
+    num_cached_graphs = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
+    seconds = perf_counter() - begin
+    prepared.compilation = Compilation(compile_s=seconds, num_cached_graphs=num_cached_graphs, **asdict(variant))
     return prepared
 
 
 @contextmanager
 def _inductor_cache(module: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[None]:
-    """Within, what Inductor keeps on disk lies in a folder of our cache, for this module and these inputs."""
+    """Within, Inductor's own cache lies in a folder of ours, for this module and these inputs."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     key = "TORCHINDUCTOR_CACHE_DIR"
@@ -243,9 +336,10 @@ def _inductor_cache(module: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[N
     if before not in (None, default_cache_dir()):  # which Inductor sets itself once it has been asked
         yield
         return
-    label = f"{type(module).__name__} {', '.join(describe(x).partition(' on ')[0] for x in inputs)}"
-    of = {"module": hashlib.sha256(repr(module).encode()).hexdigest(), "inputs": [describe(x) for x in inputs]}
-    with Cache().workspace("torch_compile", label, of | {"torch": torch.__version__}) as folder:
+    digest = hashlib.sha256(repr(module).encode()).hexdigest()
+    made_of: dict[str, JSON] = {"module": digest, "inputs": [describe(x) for x in inputs], "torch": torch.__version__}
+    label = _label(module, inputs)
+    with Cache().workspace("torch_compile", label, made_of) as folder:
         os.environ[key] = str(folder)
         try:
             yield
@@ -256,13 +350,40 @@ def _inductor_cache(module: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[N
                 os.environ[key] = before
 
 
-def _same(variant: Variant, inputs: tuple[Tensor, ...]) -> Variant:
-    """The variant with the layout that `given` means for these inputs, and the mode that a CPU makes of it."""
+def _label(module: nn.Module, inputs: tuple[Tensor, ...]) -> str:
+    return f"{type(module).__name__} {', '.join(describe(x).partition(' on ')[0] for x in inputs)}"
+
+
+def _identity(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, JSON]:
+    """What the choice of a variant depends on: the module's structure and code, and its inputs, but no weight's value.
+
+    Two modules that it cannot tell apart share a choice, which costs time at most: the module itself is always compiled.
+    """
+    digest = hashlib.sha256(repr(module).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}\n".encode())
+    for kind in sorted({type(m) for m in module.modules()}, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
+        if kind.__module__.partition(".")[0] != "torch":
+            digest.update(_source(kind).encode())
+    return {"module": digest.hexdigest(), "inputs": [describe(x) for x in inputs]}
+
+
+def _source(kind: type) -> str:
+    """The code of a class; its name where there is none to read, as of one that was typed into an interpreter."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return kind.__qualname__
+
+
+def _canonical(variant: Variant, inputs: tuple[Tensor, ...]) -> Variant:
+    """The variant with the layout that `given` means for these inputs, and the mode that a CPU makes of its own."""
     images = [x for x in inputs if x.dim() == 4]
-    given = "channels_last" if images and not images[0].is_contiguous() else "contiguous" if images else "given"
+    own_layout = "given" if not images else "contiguous" if images[0].is_contiguous() else "channels_last"
     on_cpu = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
     mode = variant.mode if inputs[0].is_cuda else on_cpu.get(variant.mode, variant.mode)
-    layout = variant.layout if images and variant.layout != "given" else given
+    layout = variant.layout if images and variant.layout != "given" else own_layout
     return Variant(mode, layout, variant.freezing)
 
 

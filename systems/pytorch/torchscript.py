@@ -1,12 +1,12 @@
-"""TorchScript: the module traced and frozen; for training the traced forward, under autograd and an eager optimizer."""
+"""TorchScript: the module traced and frozen. In training the forward is traced; autograd and the optimizer are eager."""
 
 import warnings
 
 import torch
 from torch import Tensor, nn
 
-from systems.base import Prepared, PreparedModule, System, Unsupported
-from systems.training.step import Loss, ModuleStep, undone
+from systems.base import Loss, Prepared, PreparedModule, System, Unsupported
+from systems.training.step import ModuleStep, undone
 
 WARM_UP_RUNS = 3  # the profiling executor specialises in the first runs
 

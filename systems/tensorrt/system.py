@@ -5,7 +5,8 @@ import importlib.metadata
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from systems.base import BadOption, Prepared, System, Unsupported
-from systems.cache import Cache, code_of
-from systems.compilers.compiled import Captured, Compiled, empty_outputs, held_outside_torch
+from systems.base import BadOption, Compilation, Prepared, System, Unsupported
+from systems.cache import JSON, Artefact, Cache, code_of
+from systems.compilers.compiled import Captured, Compiled, bytes_outside_torch, empty_outputs
 from systems.compilers.exported import Exported
 from systems.notice import Notice
-from systems.onnx.export import MODEL, onnx_file
+from systems.onnx.export import MODEL, OnnxNotes, onnx_file
 from systems.onnx.export import unavailable as onnx_unavailable
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ NOT_INSTALLED = (
     "from NVIDIA's index, and so does the Docker image built with --build-arg EXTRAS='onnx tensorrt'"
 )
 CAUTION = "the adapter of TensorRT has not been run in this project's own tests"
+LEARNED_IN_PLACE = "learned in place: the cache lacked TensorRT's engine, for which this process has timed kernels"
 # Names of tensorrt.DataType.
 DTYPES = {
     "FLOAT": torch.float32,
@@ -47,11 +49,18 @@ DTYPES = {
 
 
 class TensorRT(System):
-    """fp16: compute in float16, whatever the model arrives in; inputs and outputs keep their dtypes. cuda_graph: capture the
-    engine's execution into one CUDA Graph. optimization_level: the builder's, 0 to 5; 5 searches longest.
+    """TensorRT, by way of an ONNX file.
 
     Networks are strongly typed: each tensor has the dtype that it has in the ONNX file. That is an option of version 10 and
-    the only way in version 11, where the builder's FP16 flag is gone. TF32 is allowed as `Exported.allow_tf32` says.
+    the only way in version 11, which has no FP16 flag. TF32 is allowed where `Exported.allow_tf32` is true.
+
+    Args:
+        fp16: Compute in float16, whatever the model arrives in; inputs and outputs keep their dtypes.
+        cuda_graph: Capture the engine's execution into one CUDA Graph.
+        optimization_level: The builder's, 0 to 5; 5 searches longest.
+
+    Raises:
+        BadOption: There is no such level.
     """
 
     name = "tensorrt"
@@ -68,32 +77,67 @@ class TensorRT(System):
             return f"TensorRT {version()} is too old: it needs version {OLDEST} or newer"
         return onnx_unavailable() or (None if device == "cuda" else "TensorRT needs a CUDA device")
 
+    @property
+    def learns(self) -> bool:
+        """The builder chooses kernels by timing them."""
+        return True
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        module = self._in_precision(module)
+        with self._engine(module, Exported(module, inputs)):
+            pass
+
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         warnings.warn(CAUTION, category=Notice, stacklevel=2)
-        if self.fp16:
-            module = InHalf(module)
+        module = self._in_precision(module)
         exported = Exported(module, inputs)
-        cache, held = Cache(), held_outside_torch(exported.device)
+        bytes_before = bytes_outside_torch(exported.device)
+        with self._engine(module, exported) as artefact:
+            plan = (artefact.folder / ENGINE).read_bytes()
+        if artefact.is_new:
+            warnings.warn(LEARNED_IN_PLACE, category=Notice, stacklevel=2)
+        notes = OnnxNotes.of(artefact)
+        compilation = Compilation(
+            compile_s=artefact.seconds,
+            is_compiled_now=artefact.is_new,
+            operators=notes.operators,
+            error=notes.error,
+            not_compared=notes.not_compared,
+        )
+        bound = bindings(exported, notes.inputs, notes.outputs)
+        prepared = PreparedEngine(plan, bound, exported, bytes_before, compilation)
+        prepared(*inputs)  # the first execution sets up what a capture must not
+        return Captured(prepared) if self.cuda_graph else prepared
 
-        def make(folder: Path) -> dict[str, Any]:
+    def _in_precision(self, module: nn.Module) -> nn.Module:
+        return InHalf(module) if self.fp16 else module
+
+    def _engine(self, module: nn.Module, exported: Exported) -> AbstractContextManager[Artefact]:
+        """Hold the engine of `module`, ENGINE in the artefact's folder, with the notes of its ONNX file."""
+        cache = Cache()
+
+        def make(folder: Path) -> Mapping[str, JSON]:
             with onnx_file(exported, module, cache) as onnx:
                 plan = self._build(str(onnx.folder / MODEL), exported.allow_tf32, timing_of(exported.device), cache)
                 (folder / ENGINE).write_bytes(plan)
                 return onnx.notes
 
-        of = engine_of(exported, self.optimization_level)
-        with cache.artefact("tensorrt", exported.label, of, make) as artefact:
-            plan = (artefact.folder / ENGINE).read_bytes()
-        compilation = {"compile_s": artefact.seconds, "compiled_now": artefact.made, **artefact.notes}
-        bound = bindings(exported, compilation.pop("inputs"), compilation.pop("outputs"))
-        prepared = PreparedEngine(plan, bound, exported, held, compilation)
-        prepared(*inputs)  # the first execution sets up what a capture must not
-        return Captured(prepared) if self.cuda_graph else prepared
+        return cache.artefact("tensorrt", exported.label, engine_of(exported, self.optimization_level), make)
 
-    def _build(self, onnx: str, tf32: bool, timing: dict[str, Any], cache: Cache) -> bytes:
-        """The serialized engine of an ONNX file, built with the timings of earlier builds on the same kind of GPU.
+    def _build(self, onnx: str, tf32: bool, timing: dict[str, JSON], cache: Cache) -> bytes:
+        """Build the engine of an ONNX file, with the timings of earlier builds on the same kind of GPU.
 
-        Raises Unsupported, naming the operator, where the parser refuses it, and RuntimeError where no engine comes out.
+        Args:
+            onnx: The file.
+            tf32: Kernels may compute in TF32.
+            timing: What decides the timings, of `timing_of`.
+
+        Returns:
+            The engine, serialised.
+
+        Raises:
+            Unsupported: The parser refuses an operator, which is named.
+            RuntimeError: No engine comes out.
         """
         import tensorrt as trt
 
@@ -103,18 +147,19 @@ class TensorRT(System):
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(onnx):
             errors = [parser.get_error(i) for i in range(parser.num_errors)]
-            told = "; ".join(f"{e.node_operator() or 'the file'}: {e.desc()}" for e in errors)
-            raise Unsupported(f"TensorRT cannot parse {told}")
+            refused = "; ".join(f"{e.node_operator() or 'the file'}: {e.desc()}" for e in errors)
+            raise Unsupported(f"TensorRT cannot parse {refused}")
         config = builder.create_builder_config()
         config.builder_optimization_level = self.optimization_level
         (config.set_flag if tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
-        with cache.workspace("tensorrt-timing", timing["gpu"], timing) as folder:
-            timings = config.create_timing_cache(_read(folder / TIMINGS))  # to be kept alive until the engine is built
+        label = str(timing["gpu"])
+        with cache.workspace("tensorrt-timing", label, timing) as folder:
+            timings = config.create_timing_cache(_read(folder / TIMINGS))  # it has to live until the engine is built
         config.set_timing_cache(timings, ignore_mismatch=False)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise RuntimeError(f"TensorRT built no engine: {logger.last}")
-        with cache.workspace("tensorrt-timing", timing["gpu"], timing) as folder:
+        with cache.workspace("tensorrt-timing", label, timing) as folder:
             timings.combine(config.create_timing_cache(_read(folder / TIMINGS)), ignore_mismatch=False)
             partial = folder / f"{TIMINGS}.partial"
             partial.write_bytes(bytes(memoryview(timings.serialize())))
@@ -124,19 +169,39 @@ class TensorRT(System):
 
 @dataclass(frozen=True)
 class Binding:
-    """One input or output of an engine. index: among the module's inputs, or the tensors that it returns."""
+    """One input or output of an engine.
+
+    Args:
+        index: Among the module's inputs, or among the tensors that it returns.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     index: int
-    output: bool
+    is_output: bool
 
 
 class PreparedEngine(Compiled):
-    def __init__(self, plan: bytes, bindings: Sequence[Binding], exported: Exported, held: int, compilation: dict[str, Any]):
-        """Raises RuntimeError for an engine that does not load, or that has other inputs and outputs than `bindings`."""
-        super().__init__(exported, held, compilation)
+    """An engine in TensorRT's runtime.
+
+    Args:
+        plan: The engine, serialised.
+        bindings: The inputs and outputs that it has to have.
+
+    Raises:
+        RuntimeError: The engine does not load, or has other inputs and outputs.
+    """
+
+    def __init__(
+        self,
+        plan: bytes,
+        bindings: Sequence[Binding],
+        exported: Exported,
+        bytes_before: int,
+        compilation: Compilation,
+    ):
+        super().__init__(exported, bytes_before, compilation)
         import tensorrt as trt
 
         self.logger = log()
@@ -144,13 +209,13 @@ class PreparedEngine(Compiled):
         engine = self.runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise RuntimeError(f"TensorRT cannot load its engine: {self.logger.last}")
-        there = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
-        if there != {binding.name for binding in bindings}:
-            raise RuntimeError(f"the engine has the inputs and outputs {sorted(there)}")
+        names = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
+        if names != {binding.name for binding in bindings}:
+            raise RuntimeError(f"the engine has the inputs and outputs {sorted(names)}")
         for binding in bindings:
             shape, dtype = engine.get_tensor_shape(binding.name)[:], engine.get_tensor_dtype(binding.name).name
             is_output = engine.get_tensor_mode(binding.name) == trt.TensorIOMode.OUTPUT
-            if (shape, DTYPES.get(str(dtype)), is_output) != (binding.shape, binding.dtype, binding.output):
+            if (shape, DTYPES.get(str(dtype)), is_output) != (binding.shape, binding.dtype, binding.is_output):
                 raise RuntimeError(f"{binding.name} of the engine is {dtype}{list(shape)}, not {binding}")
         self.engine: trt.ICudaEngine | None = engine
         self.context: trt.IExecutionContext | None = engine.create_execution_context()
@@ -163,7 +228,7 @@ class PreparedEngine(Compiled):
             raise RuntimeError("this executor is closed")
         outputs = empty_outputs(self.exported)
         for binding in self.bindings:
-            tensor = (outputs if binding.output else inputs)[binding.index]
+            tensor = (outputs if binding.is_output else inputs)[binding.index]
             self.context.set_tensor_address(binding.name, tensor.data_ptr())
         current = torch.cuda.current_stream(self.exported.device)
         stream = current if current.cuda_stream else self.stream
@@ -180,7 +245,7 @@ class PreparedEngine(Compiled):
 
 
 class InHalf(nn.Module):
-    """A copy of `module` in float16, called with and returning what `module` takes and returns."""
+    """A copy of `module` in float16 that takes and returns tensors of the dtypes that `module` takes and returns."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -189,37 +254,37 @@ class InHalf(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         halved = [x.half() if x.is_floating_point() else x for x in inputs]
-        return tree_map_only(Tensor, self._as_before, self.module(*halved))
+        return tree_map_only(Tensor, self._widened, self.module(*halved))
 
-    def _as_before(self, x: Tensor) -> Tensor:
+    def _widened(self, x: Tensor) -> Tensor:
         return x.to(self.dtype) if x.is_floating_point() else x
 
 
 def bindings(exported: Exported, inputs: Sequence[str], outputs: Sequence[str]) -> list[Binding]:
-    """What the engine of an ONNX file with these inputs and outputs must be bound to, in their order."""
-    given = [(name, x, i, False) for i, (name, x) in enumerate(zip(inputs, exported.inputs, strict=True))]
+    """The inputs and outputs that the engine of an ONNX file with these names has to have, in their order."""
+    taken = [(name, x, i, False) for i, (name, x) in enumerate(zip(inputs, exported.inputs, strict=True))]
     returned = [(name, o, i, True) for i, (name, o) in enumerate(zip(outputs, exported.outputs(), strict=True))]
-    return [Binding(name, tuple(x.shape), x.dtype, index, output) for name, x, index, output in (*given, *returned)]
+    return [Binding(name, tuple(x.shape), x.dtype, index, output) for name, x, index, output in (*taken, *returned)]
 
 
-def engine_of(exported: Exported, optimization_level: int) -> dict[str, Any]:
-    """What decides an engine: the model with its batch and dtypes, the arithmetic allowed, and where it was built."""
-    settings = {"tf32": exported.allow_tf32, "optimization_level": optimization_level}
+def engine_of(exported: Exported, optimization_level: int) -> dict[str, JSON]:
+    """All that decides an engine: the model with its batch and dtypes, the arithmetic allowed, and where it was built."""
+    settings: dict[str, JSON] = {"tf32": exported.allow_tf32, "optimization_level": optimization_level}
     code = code_of(__name__, onnx_file.__module__)
     return {"model": exported.content, "code": code, **settings, **timing_of(exported.device)}
 
 
-def timing_of(device: torch.device) -> dict[str, Any]:
-    """What decides the timings of kernels: the GPU and the libraries."""
+def timing_of(device: torch.device) -> dict[str, JSON]:
+    """All that decides the timings of kernels: the GPU and the libraries."""
     properties = torch.cuda.get_device_properties(device)
     gpu = f"{properties.name}, {properties.multi_processor_count} SMs, {properties.major}.{properties.minor}"
     return {"gpu": gpu, "tensorrt": version(), "cuda": torch.version.cuda}
 
 
 def installed() -> bool:
-    """A folder of type stubs alone is no TensorRT: it has no file to import."""
-    found = importlib.util.find_spec("tensorrt")
-    return found is not None and found.origin is not None
+    """Is TensorRT here? A folder of type stubs alone has no file to import."""
+    spec = importlib.util.find_spec("tensorrt")
+    return spec is not None and spec.origin is not None
 
 
 def version() -> str:
@@ -234,7 +299,7 @@ def version() -> str:
 
 
 def log() -> Any:
-    """A logger that keeps TensorRT's last error, in `last`."""
+    """A logger that holds TensorRT's last error in `last`."""
     import tensorrt as trt
 
     class Log(trt.ILogger):

@@ -1,11 +1,11 @@
-"""torch.optim's SGD and AdamW as operators over tensors that stay where they are."""
+"""torch.optim's SGD and AdamW as operators over tensors at fixed addresses."""
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,25 +14,32 @@ from torch.optim.sgd import sgd
 
 from systems.base import Unsupported
 
+Settings: TypeAlias = "Mapping[str, object]"  # of a parameter group, as torch.optim has them: lr, momentum, betas...
+
 
 class StaticOptimizer(ABC):
-    """A torch.optim optimizer's step in a form that can be captured once and replayed.
+    """A torch.optim optimizer's step in a form that is captured once and replayed.
 
-    The state stays the optimizer's: `moments` are the very tensors of `optimizer.state`, or new ones that `refresh` puts
-    there before the first step. The learning rates may change between steps; `refresh` sees to that too. On a CPU a step is
-    the optimizer's own implementation, to the bit; on a GPU it is torch's fused one, which reads learning rate and step
-    counter from the device.
+    On a CPU a step is the optimizer's own implementation, to the bit. On a GPU it is torch's fused one, which reads learning
+    rate and step counter from the device.
 
-    Raises Unsupported for other optimizers, and for settings with which an optimizer's step cannot be captured.
+    Invariant: after `refresh`, `moments` are the very tensors of `optimizer.state`, and `rates` hold the learning rates of
+    the optimizer's parameter groups. Both may change between steps.
+
+    Args:
+        parameters: Those of the optimizer's that a step has gradients for; a step leaves the others alone.
+
+    Raises:
+        Unsupported: Another optimizer, or settings with which its step cannot be captured.
     """
 
     name: ClassVar[str]
     kind: ClassVar[type[torch.optim.Optimizer]]
-    fixed: ClassVar[tuple[str, ...]]  # settings of a parameter group that a captured step holds on to
+    fixed: ClassVar[tuple[str, ...]]  # settings of a parameter group that must not change after the capture
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer, parameters: Collection[Tensor]) -> StaticOptimizer:
-        """parameters: those of the optimizer's that a step has gradients for; it leaves the others alone."""
+        """The static form of this optimizer; raises Unsupported."""
         for kind in (StaticSGD, StaticAdamW):
             if type(optimizer) is kind.kind:
                 return kind(optimizer, parameters)
@@ -46,9 +53,9 @@ class StaticOptimizer(ABC):
         self.groups = [[p for p in group["params"] if id(p) in wanted] for group in optimizer.param_groups]
         self.settings = [self._settings(group) for group in optimizer.param_groups]
         self.moments: dict[Tensor, dict[str, Tensor]] = {}
-        self.rates: list[Tensor | None] = []  # by group: on a GPU, where a captured step finds its learning rate
-        self.seen: list[Any] | None = None  # the optimizer's state as the last `refresh` left it
-        self.set_rates: list[float | None] = [None] * len(self.groups)
+        self.rates: list[Tensor | None] = []  # by group: the learning rate on the GPU, [], which a captured step reads
+        self.entries: list[Any] | None = None  # of the optimizer's state after the last `refresh`
+        self.last_rates: list[float | None] = [None] * len(self.groups)  # by group, as last written
         for group, chosen in zip(optimizer.param_groups, self.groups, strict=True):
             if group.get("differentiable"):
                 raise Unsupported("a differentiable optimizer's step cannot be captured")
@@ -57,11 +64,11 @@ class StaticOptimizer(ABC):
             on_gpu = bool(chosen) and chosen[0].is_cuda
             self.rates.append(torch.zeros((), dtype=torch.float32, device=chosen[0].device) if on_gpu else None)
             for p in chosen:
-                there = optimizer.state.get(p, {})
-                if reason := self._no_first_step(group, there):
+                state = optimizer.state.get(p, {})
+                if reason := self._no_first_step(group, state):
                     raise Unsupported(reason)
                 initial = self._initial(group, p)
-                self.moments[p] = {k: there[k] if fits(there.get(k), new) else new for k, new in initial.items()}
+                self.moments[p] = {k: state[k] if fits(state.get(k), new) else new for k, new in initial.items()}
 
     def group_of(self, parameter: Tensor) -> int:
         return next(i for i, chosen in enumerate(self.groups) if any(p is parameter for p in chosen))
@@ -74,24 +81,33 @@ class StaticOptimizer(ABC):
         moments: dict[str, list[Tensor]],
         rate: Tensor | None,
     ) -> None:
-        """The operator: one step of `parameters`, all of one group, with `moments` as from `moments_of`."""
+        """The operator: one step of some parameters of one group.
+
+        Args:
+            group: Its number.
+            parameters: [P].
+            gradients: [P], of the parameters' shapes.
+            moments: As `moments_of` returns them: by name, [P].
+            rate: The learning rate on the GPU, []; None on a CPU.
+        """
         settings = self.optimizer.param_groups[group]
         aligned = [_aligned(g, p) for g, p in zip(gradients, parameters, strict=True)]
-        # foreach would differ from neither but in that it may write into the gradients.
-        how = {"foreach": False, "fused": settings["fused"], "lr": settings["lr"]}
+        # Not foreach: it gives the same results, but may write into the gradients.
+        options: dict[str, object] = {"foreach": False, "fused": settings["fused"], "lr": settings["lr"]}
         if rate is not None:
-            how |= {"fused": True, "lr": rate}
-        self._update(settings, list(parameters), aligned, moments, how)
+            options |= {"fused": True, "lr": rate}
+        self._update(settings, list(parameters), aligned, moments, options)
 
     def moments_of(self, parameters: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """By name, one tensor a parameter."""
+        """The moments by name, one tensor for each of these parameters."""
         names = self.moments[parameters[0]]
         return {name: [self.moments[p][name] for p in parameters] for name in names}
 
     def refresh(self) -> None:
-        """Before each step: take over learning rates, and moments that were loaded or written elsewhere since.
+        """Before each step: take over learning rates, and moments that were loaded or assigned since the last step.
 
-        Raises ValueError where a setting has changed that the step was captured with.
+        Raises:
+            ValueError: A setting that the capture fixed has changed.
         """
         groups = self.optimizer.param_groups
         if len(groups) != len(self.groups):
@@ -105,63 +121,66 @@ class StaticOptimizer(ABC):
                 )
             self._set_rate(i, group["lr"])
         entries = self._entries()
-        if self.seen is not None and len(entries) == len(self.seen) and all(map(operator.is_, entries, self.seen)):
-            return  # compared as a whole, since this comes before each step
+        if self.entries is not None and len(entries) == len(self.entries) and all(map(operator.is_, entries, self.entries)):
+            return  # this comes before each step, so it compares whole lists first
         for group, chosen in zip(groups, self.groups, strict=True):
             for p in chosen:
-                if mine := self.moments[p]:
-                    self._take_over(group, mine, self.optimizer.state[p])
-        self.seen = self._entries()
+                if moments := self.moments[p]:
+                    self._take_over(group, moments, self.optimizer.state[p])
+        self.entries = self._entries()
 
     def _entries(self) -> list[Any]:
-        """All that the optimizer's state holds, parameters and moments."""
+        """All parameters and moments in the optimizer's state."""
         return [x for p, moments in self.optimizer.state.items() for x in (p, *moments.values())]
 
-    def _take_over(self, group: dict[str, Any], mine: dict[str, Tensor], theirs: dict[str, Any]) -> None:
-        for name, moment in mine.items():
-            there = theirs.get(name)
-            if there is moment:
+    def _take_over(self, group: Settings, moments: dict[str, Tensor], state: MutableMapping[str, object]) -> None:
+        """Copy one parameter's state of the optimizer into its moments, and put the moments in its place."""
+        for name, moment in moments.items():
+            loaded = state.get(name)
+            if loaded is moment:
                 continue
-            if there is not None:
-                moment.copy_(there)
-            elif reason := self._no_first_step(group, theirs):
+            if loaded is not None:
+                assert isinstance(loaded, Tensor), f"{name} in the optimizer's state is no tensor"
+                moment.copy_(loaded)
+            elif reason := self._no_first_step(group, state):
                 raise ValueError(reason)
             else:
                 moment.zero_()
-            theirs[name] = moment
+            state[name] = moment
 
     def _set_rate(self, group: int, rate: float | Tensor) -> None:
-        held = self.rates[group]
-        if held is None:
+        on_device = self.rates[group]
+        if on_device is None:
             return
         if isinstance(rate, Tensor):
-            held.copy_(rate, non_blocking=True)
-        elif rate != self.set_rates[group]:
-            held.fill_(rate)
-            self.set_rates[group] = rate
+            on_device.copy_(rate, non_blocking=True)
+        elif rate != self.last_rates[group]:
+            on_device.fill_(rate)
+            self.last_rates[group] = rate
 
-    def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
-        settings = {name: group[name] for name in self.fixed}
-        if any(isinstance(x, Tensor) for x in (*settings.values(), *settings.get("betas", ()))):
-            raise Unsupported("settings of the optimizer given as tensors are not supported, but for the learning rate")
+    def _settings(self, group: Settings) -> dict[str, object]:
+        settings: dict[str, object] = {name: group[name] for name in self.fixed}
+        betas = settings.get("betas")
+        if any(isinstance(x, Tensor) for x in (*settings.values(), *(betas if isinstance(betas, tuple | list) else ()))):
+            raise Unsupported("of the optimizer's settings only the learning rate may be a tensor")
         return settings
 
     @abstractmethod
-    def _initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    def _initial(self, group: Settings, parameter: Tensor) -> dict[str, Tensor]:
         """The moments of a parameter before its first step."""
 
-    def _no_first_step(self, group: dict[str, Any], there: dict[str, Any]) -> str | None:
-        """Why a parameter whose state is `there` cannot begin with a step like all others, or None."""
+    def _no_first_step(self, group: Settings, state: Mapping[str, object]) -> str | None:
+        """Why a parameter with this state cannot begin with a step like all others, or None."""
         return None
 
     @abstractmethod
     def _update(
         self,
-        group: dict[str, Any],
+        group: Settings,
         parameters: list[Tensor],
         gradients: list[Tensor],
         moments: dict[str, list[Tensor]],
-        how: dict[str, Any],
+        options: Any,
     ) -> None: ...
 
 
@@ -170,26 +189,26 @@ class StaticSGD(StaticOptimizer):
     kind = torch.optim.SGD
     fixed = ("momentum", "dampening", "weight_decay", "nesterov", "maximize", "fused")
 
-    def _initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    def _initial(self, group: Settings, parameter: Tensor) -> dict[str, Tensor]:
         # Zeros make the first step's momentum the gradient, as in torch.optim.
         return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
 
-    def _no_first_step(self, group: dict[str, Any], there: dict[str, Any]) -> str | None:
-        if group["momentum"] and group["dampening"] and there.get("momentum_buffer") is None:
+    def _no_first_step(self, group: Settings, state: Mapping[str, object]) -> str | None:
+        if group["momentum"] and group["dampening"] and state.get("momentum_buffer") is None:
             return "with dampening SGD's first step differs from all others: take it in eager mode"
         return None
 
     def _update(
         self,
-        group: dict[str, Any],
+        group: Settings,
         parameters: list[Tensor],
         gradients: list[Tensor],
         moments: dict[str, list[Tensor]],
-        how: dict[str, Any],
+        options: Any,
     ) -> None:
-        settings = {k: group[k] for k in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
+        settings: Any = {k: group[k] for k in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
         buffers: list[Tensor | None] = [*moments.get("momentum_buffer", [None] * len(parameters))]
-        sgd(parameters, gradients, buffers, **settings, **how)
+        sgd(parameters, gradients, buffers, **settings, **options)
 
 
 class StaticAdamW(StaticOptimizer):
@@ -197,7 +216,7 @@ class StaticAdamW(StaticOptimizer):
     kind = torch.optim.AdamW
     fixed = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "fused", "capturable")
 
-    def _initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    def _initial(self, group: Settings, parameter: Tensor) -> dict[str, Tensor]:
         names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
         # The counter is on the device, as with capturable=True, since a captured step cannot wait for the host.
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -205,14 +224,14 @@ class StaticAdamW(StaticOptimizer):
 
     def _update(
         self,
-        group: dict[str, Any],
+        group: Settings,
         parameters: list[Tensor],
         gradients: list[Tensor],
         moments: dict[str, list[Tensor]],
-        how: dict[str, Any],
+        options: Any,
     ) -> None:
-        beta1, beta2 = group["betas"]
-        settings = {k: group[k] for k in ("amsgrad", "weight_decay", "eps", "maximize")}
+        betas: Any = group["betas"]
+        settings: Any = {k: group[k] for k in ("amsgrad", "weight_decay", "eps", "maximize", "capturable")}
         first, second, largest = (moments.get(k, []) for k in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
         adamw(
             parameters,
@@ -221,24 +240,23 @@ class StaticAdamW(StaticOptimizer):
             second,
             largest,
             moments["step"],
-            beta1=beta1,
-            beta2=beta2,
-            capturable=group["capturable"],
+            beta1=betas[0],
+            beta2=betas[1],
             **settings,
-            **how,
+            **options,
         )
 
 
-def fits(there: Any, wanted: Tensor) -> bool:
-    """Is it a tensor that can stand in this one's place?"""
-    if not isinstance(there, Tensor):
+def fits(candidate: object, wanted: Tensor) -> bool:
+    """Is it a tensor that can stand in the other's place?"""
+    if not isinstance(candidate, Tensor):
         return False
-    mine, theirs = ((t.shape, t.stride(), t.dtype, t.device) for t in (wanted, there))
-    return mine == theirs
+    one, other = ((t.shape, t.stride(), t.dtype, t.device) for t in (candidate, wanted))
+    return one == other
 
 
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient in the parameter's memory layout, which the fused kernels take for granted and eager's `.grad` has."""
+    """The gradient in the parameter's memory layout, which eager's `.grad` has and the fused kernels assume."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.base import Prepared
+from systems.base import Loss, Prepared
 
-Loss = Callable[[Any, Tensor], Tensor]  # (the module's output, the target) -> a single number
+from .restore import restored
 
 
 class ModuleStep(Prepared):
@@ -45,17 +45,13 @@ def undone(module: nn.Module, *more: Tensor) -> Iterator[None]:
     """
     buffers = [(m._buffers, name, t) for m in module.modules() for name, t in m._buffers.items() if t is not None]
     tensors = [*module.parameters(), *module.buffers(), *more]
-    kept = [t.detach().clone() for t in tensors]
     gradients = [(p, p.grad) for p in module.parameters()]
     for p, _ in gradients:
         p.grad = None
     try:
-        with torch.random.fork_rng(devices=sorted({t.get_device() for t in tensors if t.is_cuda})):
+        with restored(tensors, sorted({t.get_device() for t in tensors if t.is_cuda})):
             yield
     finally:
-        with torch.no_grad():
-            for t, value in zip(tensors, kept, strict=True):
-                t.copy_(value)
         for held, name, buffer in buffers:  # forward may have assigned it anew
             held[name] = buffer
         for p, gradient in gradients:

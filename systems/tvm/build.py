@@ -18,20 +18,22 @@ from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from conf.text import first_line
 from systems.base import Unsupported
-from systems.compilers.exported import Exported, first_line
+from systems.cache import JSON
+from systems.compilers.exported import Exported
 
 LIBRARY = "library.so"
 LOGGER = "tvm.s_tir.meta_schedule"
 SEED = 1
-ATTEMPTS = 4  # samples of a function's schedule space, of which the first valid one is taken
+ATTEMPTS = 4  # samples of a function's schedule space; the first valid one is used
 SCHEDULED = "tirx.is_scheduled"
 HEADER = "cuda_runtime.h"
 TARGET = f"targets/{platform.machine()}-linux"  # of a CUDA toolkit
 
 
 def target_for(device: torch.device) -> Any:
-    """The tvm.target.Target of this machine's CPU, with as many cores as PyTorch has threads, or of a GPU."""
+    """The tvm.target.Target of a GPU, or of this machine's CPU with as many cores as PyTorch has threads."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return cuda_target(f"sm_{properties.major}{properties.minor}", properties.shared_memory_per_block)
@@ -41,7 +43,12 @@ def target_for(device: torch.device) -> Any:
 
 
 def cuda_target(arch: str, shared_memory: int = 48 * 1024) -> Any:
-    """The target of a GPU that need not be here. shared_memory: bytes a block; the other limits are every GPU's."""
+    """The target of a GPU, which need not be here.
+
+    Args:
+        arch: Its architecture, as in "sm_90".
+        shared_memory: Bytes a block; the other limits are the same for every GPU.
+    """
     from tvm.target import Target
 
     limits = {"max_threads_per_block": 1024, "thread_warp_size": 32, "registers_per_block": 65536}
@@ -49,10 +56,12 @@ def cuda_target(arch: str, shared_memory: int = 48 * 1024) -> Any:
 
 
 def lowered(exported: Exported, target: Any) -> Any:
-    """The module as a tvm.IRModule of fused and yet unscheduled functions, weights bound; what tuning starts from.
+    """The module as a tvm.IRModule of fused functions without schedules, weights bound: tuning starts from it.
 
-    In layout=channels_last convolutions are converted to NHWC. Raises Unsupported, naming the operator, where the importer
-    lacks one.
+    In layout=channels_last, convolutions are converted to NHWC.
+
+    Raises:
+        Unsupported: The importer lacks an operator, which is named, or refuses the module.
     """
     import tvm
     from tvm import relax
@@ -64,8 +73,8 @@ def lowered(exported: Exported, target: Any) -> Any:
             options = {"keep_params_as_input": False, "custom_convert_map": _converters(exported)}
             module = from_exported_program(_decomposed(exported), run_ep_decomposition=False, **options)
     except Exception as error:  # the importer raises whatever its converters do
-        if found := re.search(r"Unsupported function types? (\[.*\])", str(error)):
-            lacking = sorted(re.findall(r"[\w.]+", found[1]))
+        if match := re.search(r"Unsupported function types? (\[.*\])", str(error)):
+            lacking = sorted(re.findall(r"[\w.]+", match[1]))
             raise Unsupported(f"TVM's importer lacks {', '.join(lacking)}") from error
         raise Unsupported(f"TVM's importer refuses it: {type(error).__name__}: {first_line(error)}") from error
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
@@ -78,15 +87,12 @@ def lowered(exported: Exported, target: Any) -> Any:
 def _decomposed(exported: Exported) -> ExportedProgram:
     """The program in ATen's core operators, moved to the host, its weights contiguous.
 
-    Attention is decomposed, since what PyTorch has for it on a GPU is not in the core. To the host, because weights become
-    constants: TVM folds what it can of them by running it there, and its virtual machine moves them to the device.
+    Attention is decomposed, since PyTorch's own operator for it on a GPU is not in the core. The program moves to the host
+    because weights become constants: TVM folds them by running code there, and its virtual machine moves them to the device.
     """
     with sdpa_kernel(SDPBackend.MATH):
         program = exported.program.run_decompositions()
-    program._state_dict, program._constants = (
-        dict(program.state_dict),
-        dict(program.constants),
-    )  # the export's are left alone
+    program._state_dict, program._constants = dict(program.state_dict), dict(program.constants)  # copies of the export's
     program = move_to_device_pass(program, "cpu")
     # The importer takes a tensor of other strides through NumPy, which has no bfloat16.
     program._state_dict = {name: _contiguous(x) for name, x in program.state_dict.items()}
@@ -100,16 +106,16 @@ def _contiguous(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _converters(exported: Exported) -> dict[str, Callable[..., Any]]:
-    """Of operators that the importer's own converters do not serve well."""
+    """Converters for the operators that the importer's own converters do not serve well."""
     reduced = {torch.float16, torch.bfloat16} & {x.dtype for x in exported.program.state_dict.values()}
     return _of_batch_norm(exported) | _of_powers() | (_of_products() if reduced else {})
 
 
 def _of_batch_norm(exported: Exported) -> dict[str, Callable[..., Any]]:
-    """A batch norm of constants is x * scale + shift, with both computed here.
+    """A batch norm with constant statistics becomes x * scale + shift; both are computed here.
 
-    TVM would come to the same by folding constants, for which it compiles and runs a function for each of them: more than a
-    thousand in NASNet-A, which takes longer than all the rest.
+    TVM would reach the same by folding constants. It compiles and runs a function for each of them, more than a thousand in
+    NASNet-A, which takes longer than all the rest.
     """
     from tvm import relax
 
@@ -141,8 +147,9 @@ def _of_batch_norm(exported: Exported) -> dict[str, Callable[..., Any]]:
 
 
 def _of_powers() -> dict[str, Callable[..., Any]]:
-    """Whole powers up to the fourth are products: TVM computes a power on a GPU by CUDA's fast one, which has a logarithm in
-    it, so that the square of a negative number would be NaN.
+    """Whole powers up to the fourth become products.
+
+    TVM computes a power on a GPU by CUDA's fast function, which takes a logarithm: the square of a negative number is NaN.
     """
     from tvm import relax
 
@@ -162,7 +169,7 @@ def _of_powers() -> dict[str, Callable[..., Any]]:
 def _of_products() -> dict[str, Callable[..., Any]]:
     """For models in float16 and bfloat16: products accumulate in float32 and are rounded to the model's dtype.
 
-    The importer's own converters leave them in float32, whatever the inputs are, and then fail to add a bias.
+    The importer's own converters leave the products in float32, whatever the inputs are, and then fail to add a bias.
     """
     from tvm.relax import op
 
@@ -190,14 +197,19 @@ def _of_products() -> dict[str, Callable[..., Any]]:
     return {**products, "addmm.default": addmm, "convolution.default": convolution}
 
 
-def build(module: Any, target: Any, folder: Path, database: Any = None) -> dict[str, int]:
-    """Schedule the functions of a `lowered` module and write the library for `target` into `folder`, as LIBRARY. Returns how
-    many `functions` it has and, with a database, how many are `tuned`.
+def build(module: Any, target: Any, folder: Path, database: Any = None) -> dict[str, JSON]:
+    """Schedule the functions of a `lowered` module and write the library for `target` into `folder`, as LIBRARY.
 
-    A function has the best schedule that `database` (of MetaSchedule) knows for it. One that it does not know has TVM's
-    default: on a GPU the first rule of dlight that applies. TVM has none for a CPU, where loops would run as they are
-    written, on one core; so a CPU's functions have a sample of MetaSchedule's own schedule space, drawn with a fixed seed,
-    unmeasured.
+    A function has the best schedule that the database knows for it, else TVM's default: on a GPU the first rule of dlight
+    that applies. TVM has no default for a CPU, where loops would run as written, on one core. So a CPU's functions have a
+    sample of MetaSchedule's own schedule space, drawn with a fixed seed, unmeasured.
+
+    Args:
+        database: Of MetaSchedule.
+
+    Returns:
+        functions: How many the library has.
+        tuned: With a database, how many of them it knows.
     """
     import tvm
     from tvm import relax, tirx
@@ -209,12 +221,12 @@ def build(module: Any, target: Any, folder: Path, database: Any = None) -> dict[
             stack.enter_context(database)
             module = relax.transform.MetaScheduleApplyDatabase()(module)
         functions = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
-        counts = {"functions": len(functions)}
+        counts: dict[str, JSON] = {"functions": len(functions)}
         if database is not None:
             counts["tuned"] = sum(map(_is_scheduled, functions))
         if target.kind.name == "llvm":
             module = _sampled(module, target)
-        # On a GPU the default pipeline applies dlight's rules to what has no schedule yet.
+        # On a GPU the default pipeline applies dlight's rules to functions without a schedule.
         executable = tvm.compile(module, target=target)
         executable.export_library(str(folder / LIBRARY))
     return counts
@@ -235,18 +247,18 @@ def _is_scheduled(function: Any) -> bool:
 
 
 def default_schedule(function: Any, target: Any) -> Any:
-    """A module of one function, in the schedule that `build` gives it without a database."""
+    """A module of one function, with the schedule that `build` gives it without a database."""
     import tvm
     from tvm.relax.backend.cuda.pipeline import legalize_passes
 
     if target.kind.name == "llvm":
         return tvm.IRModule({"main": _sample(function["main"], target)})
     with target:
-        return legalize_passes(target)[-1](tvm.IRModule(function.functions))  # dlight's rules, which write to what they get
+        return legalize_passes(target)[-1](tvm.IRModule(function.functions))  # dlight's rules, which change the module
 
 
 def _sample(function: Any, target: Any) -> Any:
-    """`function` in a schedule of MetaSchedule's space; as it is where no sample is valid."""
+    """`function` with a schedule of MetaSchedule's space; unchanged if no sample is valid."""
     import tvm
     from tvm.s_tir import meta_schedule
 
@@ -263,8 +275,8 @@ def _sample(function: Any, target: Any) -> Any:
 def register_intrinsics() -> None:
     """Import TVM's tensor intrinsics, which its schedule space names.
 
-    They are TVMScript, whose parser asks inspect.getmodule for each frame on the stack, which searches all of sys.modules
-    where the frame's file is no module's: a minute beside PyTorch. A file's module stays the same, so it is asked for once.
+    They are TVMScript. Its parser calls inspect.getmodule for each frame on the stack, which searches all of sys.modules if
+    the frame's file is no module's: a minute beside PyTorch. A file's module stays the same, so one call a file is enough.
     """
     before = inspect.getmodule
     inspect.getmodule = _remembering(before)
@@ -275,23 +287,24 @@ def register_intrinsics() -> None:
 
 
 def _remembering(getmodule: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[str, Any] = {}
+    modules_by_file: dict[str, object] = {}
 
-    def remembered(of: Any, _filename: str | None = None) -> Any:
-        code = of.f_code if inspect.isframe(of) else of
+    def remembered(thing: Any, _filename: str | None = None) -> Any:
+        code = thing.f_code if inspect.isframe(thing) else thing
         if not inspect.iscode(code):
-            return getmodule(of, _filename)
-        if code.co_filename not in known:
-            known[code.co_filename] = getmodule(of, _filename)
-        return known[code.co_filename]
+            return getmodule(thing, _filename)
+        if code.co_filename not in modules_by_file:
+            modules_by_file[code.co_filename] = getmodule(thing, _filename)
+        return modules_by_file[code.co_filename]
 
     return remembered
 
 
 @contextmanager
 def cuda_headers() -> Iterator[None]:
-    """Within, TVM's CUDA compiler (NVRTC) finds CUDA's headers: a toolkit's or, where there is none, those that came with
-    PyTorch from PyPI, laid out as a toolkit's.
+    """Within, TVM's CUDA compiler (NVRTC) finds CUDA's headers.
+
+    They are a toolkit's or, without one, those that came with PyTorch from PyPI, laid out as a toolkit's.
     """
     headers = _headers_of_pytorch()
     if _toolkit() or headers is None:
@@ -312,7 +325,7 @@ def cuda_headers() -> Iterator[None]:
 
 
 def _toolkit() -> bool:
-    """Does TVM find one that has headers?"""
+    """Does TVM find a toolkit that has headers?"""
     from tvm.support import nvcc
 
     try:
@@ -330,7 +343,7 @@ def _headers_of_pytorch() -> Path | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without MetaSchedule's log of every step; what it warns of stays."""
+    """Silence MetaSchedule's log of its steps within; its errors stay."""
     logger = logging.getLogger(LOGGER)
     before = logger.level
     logger.setLevel(logging.ERROR)

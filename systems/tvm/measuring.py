@@ -7,37 +7,41 @@ from typing import Any
 
 BUILD_SECONDS = 60.0  # a candidate that takes longer counts as invalid
 RUN_SECONDS = 20.0
-REPEAT_MS = 50  # a candidate is run for so long
-PROCESS_USES = 256  # TVM leaks memory in a process that builds; after so many candidates there is a new one
+REPEAT_MS = 50  # for which a candidate runs
+PROCESS_USES = 256  # candidates that one process builds: TVM leaks memory there
 
 
 class Measuring:
-    """Compiles scheduled modules of one function for `target` into the folder `built`, and times them. at_once: how many it
-    will be given.
+    """Compiles scheduled modules of one function, several at once, and then times them one by one.
+
+    Args:
+        target: A tvm.target.Target.
+        built: The folder of compiled modules.
+        num_modules: In one call, at most.
     """
 
-    def __init__(self, target: Any, built: Path, at_once: int):
+    def __init__(self, target: Any, built: Path, num_modules: int):
         from tvm.s_tir import meta_schedule
         from tvm.support.popen_pool import PopenPoolExecutor
 
         self.target, self.build = target, _building(str(built))
         self.device = "cuda" if target.kind.name == "cuda" else "cpu"
-        processes = min(os.cpu_count() or 1, at_once)
+        processes = min(os.cpu_count() or 1, num_modules)
         self.pool = PopenPoolExecutor(processes, BUILD_SECONDS, maximum_process_uses=PROCESS_USES)
         for _ in range(processes):
-            self.pool.submit(_importing())  # while the process that runs candidates starts too
+            self.pool.submit(_importing())  # meanwhile the process that runs candidates starts
         runner = meta_schedule.runner
         how = runner.EvaluatorConfig(min_repeat_ms=REPEAT_MS)
         after = _ending_with_its_device() if self.device == "cuda" else None
         self.runner = runner.LocalRunner(RUN_SECONDS, how, f_cleanup=after)
 
     def __call__(self, modules: Sequence[Any]) -> list[Any]:
-        """A RunnerResult of MetaSchedule for each: seconds, or why there are none."""
+        """A RunnerResult of MetaSchedule for each module: seconds, or why there are none."""
         from tvm.s_tir.meta_schedule import arg_info, runner
         from tvm.support.popen_pool import StatusKind
 
-        build, target = self.build, self.target  # what travels must not hold the pool
-        # All of them before the first is timed: compiling takes the cores that a candidate, or what launches it, runs on.
+        build, target = self.build, self.target  # the function below travels, and must not hold the pool
+        # Compile all before timing the first: compiling takes the cores that a candidate, or its launches, run on.
         built = list(self.pool.map_with_error_catching(lambda module: build(module, target), modules))
         results = []
         for module, library in zip(modules, built, strict=True):
@@ -64,11 +68,11 @@ def _importing() -> Callable[[], None]:
 
 
 def _building(folder: str) -> Callable[[Any, Any], str]:
-    """A function that travels to another process by value.
+    """A function that compiles one module into a folder, and that travels to another process by value.
 
-    TVM's own LocalBuilder starts new processes for each batch, which takes longer than building it, has each of them import
-    the tensor intrinsics, though a candidate holds the bodies of those that it uses, and leaves what it built in the folder
-    for temporary files where it is killed.
+    It replaces TVM's own LocalBuilder for three reasons. That starts new processes for each batch, which takes longer than
+    building the batch. Each of them imports the tensor intrinsics, though a candidate holds the bodies of those it uses. A
+    killed one leaves its files in the folder for temporary files.
     """
 
     def build(module: Any, target: Any) -> str:
@@ -80,17 +84,17 @@ def _building(folder: str) -> Callable[[Any, Any], str]:
 
         library = build(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
         file = os.path.join(tempfile.mkdtemp(dir=folder), "candidate.so")
-        library.export_library(file)  # linked here, several at once, and not by the process that times them
+        library.export_library(file)  # link here, several at once, rather than in the process that times them
         return file
 
     return build
 
 
 def _ending_with_its_device() -> Callable[[], None]:
-    """A function that travels to the process that runs candidates, and is called there after each of them.
+    """A function that ends its process if its GPU fails, called after each candidate in the process that runs them.
 
-    A kernel that reads or writes out of bounds leaves its process with a GPU that answers every later call with an error:
-    all further candidates would count as invalid. So such a process ends, and there is another for the next candidate.
+    After a kernel that reads or writes out of bounds, the GPU answers every later call of that process with an error: all
+    further candidates would count as invalid. A new process runs the next candidate.
     """
 
     def check() -> None:

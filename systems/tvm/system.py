@@ -4,8 +4,9 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache as once
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.base import BadOption, Prepared, System
-from systems.cache import Cache, code_of
-from systems.compilers.compiled import Captured, Compiled, held_outside_torch
+from systems.base import BadOption, Compilation, Prepared, System
+from systems.cache import JSON, Cache, code_of
+from systems.compilers.compiled import Captured, Compiled, bytes_outside_torch
 from systems.compilers.exported import Exported
+from systems.notice import Notice
 
 from .build import LIBRARY, build, cuda_headers, lowered, quiet, target_for
 from .tuning import TuningLog, tune
 
 NEEDED = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
-CRASHES = "0.1.15"  # where it writes JSON, as in its schedule space and its log
+CRASHES = "0.1.15"  # wherever TVM writes JSON, as in its schedule space and its log
 WARM_UP_RUNS = 2  # the first fills the virtual machine's memory pool
+LEARNED_IN_PLACE = "learned in place: the cache lacked a finished tuning by TVM, which this process has run"
 
 
 class Tvm(System):
-    """trials: candidates that MetaSchedule measures in all, 0 for default schedules. budget_s: seconds that they and
-    timing the default schedules may take together. cuda_graph: capture a call of the virtual machine into one CUDA Graph.
+    """TVM with default schedules, or with schedules that MetaSchedule has tuned.
 
-    Log and library are kept, so that trials are paid for once and a run that was killed goes on. A function keeps its
-    default schedule where no candidate was measured to be faster. On CUDA the generated code is IEEE in fp32 whatever the
-    precision: TVM's schedules do not use TF32.
+    The cache holds log and library, so that trials are paid for once and a killed run goes on. A function keeps its default
+    schedule unless a candidate was measured to be faster. On CUDA the generated code computes fp32 in IEEE arithmetic
+    whatever the precision: TVM's schedules do not use TF32.
+
+    Args:
+        trials: Candidates that MetaSchedule measures in all, 0 for default schedules.
+        budget_s: Seconds that the trials and timing the default schedules may take together.
+        cuda_graph: Capture a call of the virtual machine into one CUDA Graph.
+
+    Raises:
+        BadOption: An option has another value.
     """
 
     name = "tvm"
@@ -57,50 +67,80 @@ class Tvm(System):
             return "this TVM was built without CUDA"
         return None
 
+    @property
+    def learns(self) -> bool:
+        """Tuning measures; compiling, also without it, takes minutes and leaves its memory in the process."""
+        return True
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        with self._library(Exported(module, inputs)):
+            pass
+
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         exported = Exported(module, inputs)
-        held = held_outside_torch(exported.device)
-        # Of its own accord TVM makes one for every two CPUs, here and in the process that times candidates.
+        bytes_before = bytes_outside_torch(exported.device)
+        with self._library(exported, may_warn=True) as (folder, compilation):
+            prepared = PreparedLibrary(folder / LIBRARY, exported, bytes_before, compilation)
+        for _ in range(WARM_UP_RUNS):
+            prepared(*inputs)
+        return Captured(prepared) if self.cuda_graph else prepared
+
+    @contextmanager
+    def _library(self, exported: Exported, may_warn: bool = False) -> Iterator[tuple[Path, Compilation]]:
+        """Hold the folder of the compiled LIBRARY; tune and compile now what the cache lacks.
+
+        Args:
+            may_warn: Give a Notice if this tunes.
+        """
+        # TVM's own default is one thread for every two CPUs, here and in the process that times candidates.
         os.environ["TVM_NUM_THREADS"] = str(torch.get_num_threads())
-        # Where these are fewer than the machine's cores it binds them, and all that the calling thread starts from then on,
-        # to the first of those, whichever cores this process was given.
+        # With fewer threads than the machine has cores, TVM binds them to the first cores, whichever cores this process may
+        # use. All threads that the caller starts afterwards would inherit that.
         os.environ.setdefault("TVM_BIND_THREADS", "0")
         target = target_for(exported.device)
-        versions = {package: importlib.metadata.version(package) for package in ("torch", *NEEDED.values())}
-        of: dict[str, Any] = {"target": str(target), "versions": versions}
+        versions: dict[str, JSON] = {name: importlib.metadata.version(name) for name in ("torch", *NEEDED.values())}
+        common: dict[str, JSON] = {"target": str(target), "versions": versions}
         cache = Cache()
-        module_to_build = once(lambda: lowered(exported, target))
+        lowered_once = once(lambda: lowered(exported, target))
         with ExitStack() as stack:
             if exported.device.type == "cuda":
                 stack.enter_context(cuda_headers())
             log, usable = None, None
             if self.trials:
-                folder = cache.workspace("tvm-log", exported.label, of | {"model": exported.structure})
+                folder = cache.workspace("tvm-log", exported.label, common | {"model": exported.structure})
                 log = TuningLog(stack.enter_context(folder))
-                tune(module_to_build, target, log, self.trials, self.budget_s, self.report)
+                if may_warn and not log.is_finished(self.trials, self.budget_s):
+                    warnings.warn(LEARNED_IN_PLACE, category=Notice, stacklevel=4)
+                tune(lowered_once, target, log, self.trials, self.budget_s, self.report)
                 usable = log.within(self.trials, self.budget_s)
 
-            def make(library: Path) -> dict[str, int]:
+            def make(library: Path) -> Mapping[str, JSON]:
                 self.report("building")
-                return build(module_to_build(), target, library, log.best(usable) if log and usable else None)
+                return build(lowered_once(), target, library, log.best(usable) if log and usable else None)
 
-            code = code_of(build.__module__)
-            of |= {"model": exported.content, "code": code, "log": usable.digest if usable else None}
-            artefact = stack.enter_context(cache.artefact("tvm", exported.label, of, make))
-            compilation: dict[str, Any] = {"compile_s": artefact.seconds, "compiled_now": artefact.made, **artefact.notes}
-            if usable is not None:
-                compilation |= {"trials": len(usable.records), "tuning_s": usable.seconds}
-            prepared = PreparedLibrary(artefact.folder / LIBRARY, exported, held, compilation)
-        for _ in range(WARM_UP_RUNS):
-            prepared(*inputs)
-        return Captured(prepared) if self.cuda_graph else prepared
+            ingredients = common | {"model": exported.content, "code": code_of(build.__module__)}
+            ingredients["log"] = usable.digest if usable else None
+            artefact = stack.enter_context(cache.artefact("tvm", exported.label, ingredients, make))
+            functions, tuned = artefact.notes["functions"], artefact.notes.get("tuned")
+            assert isinstance(functions, int) and isinstance(tuned, int | None)
+            yield (
+                artefact.folder,
+                Compilation(
+                    compile_s=artefact.seconds,
+                    is_compiled_now=artefact.is_new,
+                    functions=functions,
+                    tuned=tuned,
+                    trials=None if usable is None else len(usable.records),
+                    tuning_s=None if usable is None else usable.seconds,
+                ),
+            )
 
 
 class PreparedLibrary(Compiled):
     """A TVM library in its virtual machine, which takes torch's tensors as they are and returns its own as torch's."""
 
-    def __init__(self, library: Path, exported: Exported, held: int, compilation: dict[str, Any]):
-        super().__init__(exported, held, compilation)
+    def __init__(self, library: Path, exported: Exported, bytes_before: int, compilation: Compilation):
+        super().__init__(exported, bytes_before, compilation)
         import tvm
         from tvm import relax
         from tvm.runtime import load_module

@@ -1,7 +1,7 @@
-"""MetaSchedule's tuning of a module's functions, with a log that is kept, and a budget of trials and of time.
+"""MetaSchedule's tuning of a module's functions, with a log that stays, and a budget of trials and of time.
 
-The search within a function is MetaSchedule's; which function is next is decided here. TVM's own scheduler measures a batch
-of every function before it writes down or tells of any of them, which for a network is most of what there is time for.
+MetaSchedule searches within a function; this module decides which function is next. TVM's own scheduler measures a batch of
+every function before it logs or reports any of them, which for a network takes most of the budget.
 """
 
 import hashlib
@@ -13,8 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,17 @@ from .measuring import Measuring
 
 WORKLOADS, RECORDS, SPENT = "database_workload.json", "database_tuning_record.json", "spent.json"
 DEFAULTS = "defaults.json"
-BATCH = 16  # trials of one function that are built and run together, at most; about what a machine builds at once
+EXHAUSTED = "exhausted.json"
+BATCH = 16  # trials of one function that are built and run together, at most; about as many as a machine builds at once
 POPULATION = 8  # candidates bred for each that is measured, TVM's own ratio in a full batch
-SAMPLES = 5 * 512  # of a schedule space, few of which a GPU can run, to begin a generation with; TVM's own number
+SAMPLES = 5 * 512  # of a schedule space, to begin a generation with, since a GPU can run few of them; TVM's own number
 EMPTY = 3  # batches in succession without a new candidate, after which a function counts as searched
 ALPHA, WINDOW = 0.2, 3  # of the gradient, TVM's own
-INVALID = 1e10  # seconds, which MetaSchedule's log has for a candidate that does not run
+INVALID = 1e10  # seconds that MetaSchedule's log has for a candidate that does not run
 
 
 class TuningLog:
-    """The log in `folder`: MetaSchedule's JSON database, a line a trial, and the seconds that the trials took."""
+    """The log in a folder: MetaSchedule's JSON database, a line a trial, and the seconds that the trials took."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -43,32 +43,47 @@ class TuningLog:
 
     @property
     def trials(self) -> int:
-        """How many candidates were measured, those that turned out invalid among them."""
+        """Candidates that were measured, invalid ones included."""
         return len(_lines(self.folder / RECORDS))
 
     @property
     def seconds(self) -> float:
-        """What all of them took, the search included."""
+        """Of all trials, the search included."""
         batches = self._batches()
         return batches[-1][1] if batches else 0.0
 
+    def is_finished(self, trials: int, budget_s: float) -> bool:
+        """Has tuning with this budget nothing left to do: trials or seconds are spent, or no candidate is left?"""
+        return self.trials >= trials or self.seconds >= budget_s or self._is_exhausted(trials)
+
+    def note_exhausted(self, trials: int) -> None:
+        """Note that a search for so many trials found no further candidate."""
+        _replace(self.folder / EXHAUSTED, [trials, self.trials])
+
+    def _is_exhausted(self, trials: int) -> bool:
+        file = self.folder / EXHAUSTED
+        if not file.exists():
+            return False
+        wanted, measured = json.loads(file.read_text())
+        return bool(wanted >= trials and measured == self.trials)
+
     def spend(self, seconds: float) -> None:
-        """Put the seconds of a batch down, whose trials are in the log."""
+        """Note the seconds of a batch whose trials are in the log."""
         _replace(self.folder / SPENT, [*self._batches(), (self.trials, self.seconds + seconds)])
 
     @property
     def defaults(self) -> dict[str, float]:
-        """Seconds of each function in its default schedule, by the function's digest; infinite where that does not run."""
+        """Seconds of each function in its default schedule, by the function's digest; infinite if that does not run."""
         file = self.folder / DEFAULTS
         return json.loads(file.read_text()) if file.exists() else {}
 
-    def know_defaults(self, seconds: dict[str, float]) -> None:
+    def note_defaults(self, seconds: dict[str, float]) -> None:
         _replace(self.folder / DEFAULTS, seconds)
 
     def within(self, trials: int, budget_s: float) -> "Usable":
         """The beginning of the log that tuning with this budget of trials and seconds would have written.
 
-        So a log that a larger budget has filled says of a smaller one what that is worth, and no more.
+        So a log that a larger budget has filled shows what a smaller one is worth, and no more.
         """
         in_time = next((n for n, seconds in [(0, 0.0), *self._batches()] if seconds >= budget_s), self.trials)
         count = min(trials, in_time, self.trials)
@@ -81,14 +96,14 @@ class TuningLog:
         return _database(self.folder / WORKLOADS, self.folder / RECORDS)
 
     def best(self, usable: "Usable") -> Any:
-        """A database of the fastest of these records for each function, where it is faster than the function's default."""
+        """A database of each function's fastest record, for functions that have one faster than their default."""
         from tvm.s_tir.meta_schedule.database import MemoryDatabase, TuningRecord
 
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="built-") as folder:
             records = Path(folder) / RECORDS
             records.write_bytes(b"".join(line + b"\n" for line in usable.records))
             measured = _database(self.folder / WORKLOADS, records)
-        fastest: dict[str, Any] = {}
+        fastest: dict[str, TuningRecord] = {}
         for record in measured.get_all_tuning_records():
             digest = _digest(record.workload.mod)
             if _seconds(record.run_secs) < min(usable.defaults.get(digest, math.inf), _best(fastest.get(digest))):
@@ -109,7 +124,13 @@ class TuningLog:
 
 @dataclass(frozen=True)
 class Usable:
-    """records: lines of a log. seconds: what they took. defaults: as TuningLog's."""
+    """The part of a log that a budget covers.
+
+    Args:
+        records: Lines of the log.
+        seconds: That they took.
+        defaults: Those of `TuningLog`.
+    """
 
     records: list[bytes]
     seconds: float
@@ -122,8 +143,16 @@ class Usable:
 
 @dataclass
 class Function:
-    """A function that is tuned. context: its TuneContext. weight: how often the module calls it. best: the fewest seconds
-    known before the first and after each batch of candidates, the default schedule among them. tried: their traces.
+    """A function that is tuned.
+
+    Args:
+        context: Its TuneContext.
+        weight: How often the module calls it.
+        workload: It, in MetaSchedule's database.
+        best: The fewest seconds known before the first and after each batch of candidates, the default schedule included.
+        tried: Traces of the candidates that were measured.
+        has_begun: Its search has begun.
+        num_empty: Batches in succession without a new candidate.
     """
 
     context: Any
@@ -131,16 +160,18 @@ class Function:
     workload: Any
     best: list[float]
     tried: set[str]
-    begun: bool = field(default=False)
-    empty: int = field(default=0)
+    has_begun: bool = False
+    num_empty: int = 0
 
     def promise(self) -> float:
-        """What another batch promises, in seconds of the whole module: the gradient by which MetaSchedule's own scheduler
-        chooses (of Ansor, Section 6), from the default's time on rather than from the first batch's. Nothing once no new
-        candidate is found, or where none has run in WINDOW batches.
+        """Seconds of the whole module that another batch promises to save.
+
+        It is the gradient by which MetaSchedule's own scheduler chooses (Ansor, Section 6), from the default's time on
+        rather than from the first batch's. It is 0 once the search finds no new candidate, or if no candidate has run in
+        WINDOW batches.
         """
         batches, now = len(self.best), self.best[-1]
-        if self.empty >= EMPTY or (math.isinf(now) and batches > WINDOW):
+        if self.num_empty >= EMPTY or (math.isinf(now) and batches > WINDOW):
             return 0.0
         if math.isinf(now):
             return now
@@ -148,17 +179,17 @@ class Function:
         gained = now if math.isinf(before) else (before - now) / WINDOW
         return self.weight * (ALPHA * gained + (1 - ALPHA) * now / batches)
 
-    def candidates(self, most: int, batch: int, database: Any, cost_model: Any) -> list[Any]:
-        """The next batch of MetaSchedule's search, without what was measured before."""
-        if not self.begun:
+    def candidates(self, limit: int, batch: int, database: Any, cost_model: Any) -> list[Any]:
+        """The next batch of MetaSchedule's search, at most `limit`, without those that were measured before."""
+        if not self.has_begun:
             self.context.pre_tuning(1 << 20, batch, None, database, cost_model)
-            self.begun = True
-        found = self.context.generate_measure_candidates()
-        if found is None:
-            self.empty = EMPTY
+            self.has_begun = True
+        candidates = self.context.generate_measure_candidates()
+        if candidates is None:
+            self.num_empty = EMPTY
             return []
-        new = [c for c in found if _trace(c.sch.trace) not in self.tried]
-        return list(islice(new, most))
+        new = [c for c in candidates if _trace(c.sch.trace) not in self.tried]
+        return new[:limit]
 
 
 def tune(
@@ -169,14 +200,23 @@ def tune(
     budget_s: float,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Measure candidates for the functions of a module until the log holds `trials`, or those have taken `budget_s` seconds.
+    """Measure candidates for the functions of a module until the log holds `trials`, or they have taken `budget_s` seconds.
 
-    lowered: makes the module, if need be. What the log holds already counts: a run that was killed is taken up again, and
-    loses the batch that it was at. First of all the functions' default schedules are measured, which are no trials but take
-    their time: they say where trials pay, and what a candidate has to beat. Raises Unsupported where xgboost, TVM's cost
-    model, is missing.
+    The trials in the log count, so that a run goes on where a killed one stopped, less the batch in flight. The functions'
+    default schedules are measured first. They are no trials, but their time counts: they show where trials pay, and what a
+    candidate has to beat.
+
+    Invariant: after each batch the log holds its trials and its seconds, and nothing in it is measured again.
+
+    Args:
+        lowered: Makes the module; not called if the log is finished.
+        target: A tvm.target.Target.
+        progress: Called with a line on where tuning stands.
+
+    Raises:
+        Unsupported: xgboost, TVM's cost model, is missing.
     """
-    if log.trials >= trials or log.seconds >= budget_s:
+    if log.is_finished(trials, budget_s):
         return
     try:
         import xgboost  # noqa: F401
@@ -184,10 +224,10 @@ def tune(
         raise Unsupported("TVM's tuning needs xgboost: pip install xgboost-cpu") from error
     from tvm.s_tir import meta_schedule
 
-    def told(of: str = "") -> None:
-        progress(f"tuning: {log.trials} of {trials} trials, {log.seconds:.0f} of {budget_s:.0f} s{of}")
+    def report(more: str = "") -> None:
+        progress(f"tuning: {log.trials} of {trials} trials, {log.seconds:.0f} of {budget_s:.0f} s{more}")
 
-    told()
+    report()
     _clear(log.folder)
     built = Path(tempfile.mkdtemp(dir=log.folder, prefix="built-"))
     with ExitStack() as stack:
@@ -195,14 +235,14 @@ def tune(
         stack.callback(_clear, log.folder)
         register_intrinsics()
         module = lowered()
-        last = time.monotonic()
+        last_s = time.monotonic()
 
         def spend() -> bool:
-            """Put down what was done since the last time; is there time left?"""
-            nonlocal last
-            now = time.monotonic()
-            log.spend(now - last)
-            last = now
+            """Log the seconds since the last call; is there time left?"""
+            nonlocal last_s
+            now_s = time.monotonic()
+            log.spend(now_s - last_s)
+            last_s = now_s
             return log.seconds < budget_s
 
         database = log.database()
@@ -212,14 +252,14 @@ def tune(
         known = log.defaults
         missing = [f for f in (task.dispatched[0] for task in tasks) if _digest(f) not in known]
         for begin in range(0, len(missing), BATCH):
-            some = missing[begin : begin + BATCH]
-            results = measure([default_schedule(f, target) for f in some])
+            group = missing[begin : begin + BATCH]
+            results = measure([default_schedule(f, target) for f in group])
             if not known and all(r.run_secs is None for r in results):
                 raise RuntimeError(f"TVM's tuner cannot measure anything here: {_last_line(results[0].error_msg)}")
-            known |= {_digest(f): _seconds(r.run_secs) for f, r in zip(some, results, strict=True)}
-            log.know_defaults(known)
+            known |= {_digest(f): _seconds(r.run_secs) for f, r in zip(group, results, strict=True)}
+            log.note_defaults(known)
             time_left = spend()
-            told(f", {min(begin + BATCH, len(missing))} of {len(missing)} default schedules")
+            report(f", {min(begin + BATCH, len(missing))} of {len(missing)} default schedules")
             if not time_left:
                 return
         batch = max(1, min(BATCH, trials // max(1, len(tasks))))
@@ -228,20 +268,21 @@ def tune(
         while log.trials < trials:
             function = max(functions, key=Function.promise, default=None)
             if function is None or not function.promise():
-                break  # nothing is left to try
+                log.note_exhausted(trials)
+                break
             candidates = function.candidates(min(batch, trials - log.trials), batch, database, cost_model)
             _try(function, candidates, measure, database, cost_model)
             time_left = spend()
-            told()
+            report()
             if not time_left:
                 break
 
 
 def _functions(tasks: Sequence[Any], target: Any, database: Any, log: TuningLog, batch: int) -> list[Function]:
-    """What is known of each function, from the log.
+    """Each function with its history from the log.
 
     The evolutionary search has TVM's own population (512) in proportion to the batch: breeding 512 candidates takes half a
-    minute, of which a batch of two would measure two.
+    minute, and a batch of two would measure two of them.
     """
     from tvm.s_tir import meta_schedule
 
@@ -274,7 +315,7 @@ def _functions(tasks: Sequence[Any], target: Any, database: Any, log: TuningLog,
 
 
 def _try(function: Function, candidates: Sequence[Any], measure: Measuring, database: Any, cost_model: Any) -> None:
-    """Measure candidates, and have the log, the search and the cost model learn of it."""
+    """Measure candidates, and enter the results into the log, the search and the cost model."""
     from tvm.s_tir.meta_schedule.database import TuningRecord
 
     results = measure([candidate.sch.mod for candidate in candidates])
@@ -288,23 +329,23 @@ def _try(function: Function, candidates: Sequence[Any], measure: Measuring, data
     if candidates:
         function.context.notify_runner_results(candidates, results)
         cost_model.update(function.context, candidates, results)
-    function.empty = 0 if candidates else function.empty + 1
+    function.num_empty = 0 if candidates else function.num_empty + 1
     function.best.append(min([function.best[-1], *(_seconds(r.run_secs) for r in results)]))
 
 
 def _digest(module: Any) -> str:
-    """The same for the same function in another process."""
+    """A function's hash, the same in every process."""
     from tvm_ffi import structural_hash
 
     return f"{structural_hash(module) & (1 << 64) - 1:016x}"
 
 
 def _trace(trace: Any) -> str:
-    return str(trace.as_json(True))  # what postprocessing adds follows from the rest
+    return str(trace.as_json(True))  # without what postprocessing adds, which follows from the rest
 
 
 def _seconds(runs: Sequence[Any] | None) -> float:
-    """The mean of what was measured, infinite for a candidate that did not run."""
+    """The mean of a candidate's times, infinite if it did not run."""
     values = [float(seconds) for seconds in runs or ()]
     mean = sum(values) / len(values) if values else INVALID
     return mean if mean < INVALID else math.inf
@@ -323,9 +364,9 @@ def _cores() -> int:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what was built, by a run that was killed too."""
-    for left in folder.glob("built-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove the folders of built candidates, those of killed runs too."""
+    for built in folder.glob("built-*"):
+        shutil.rmtree(built, ignore_errors=True)
 
 
 def _database(workloads: Path, records: Path) -> Any:
@@ -334,7 +375,7 @@ def _database(workloads: Path, records: Path) -> Any:
     return meta_schedule.database.JSONDatabase(str(workloads), str(records))
 
 
-def _replace(file: Path, document: Any) -> None:
+def _replace(file: Path, document: object) -> None:
     """Write it whole or not at all."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(document))
@@ -346,6 +387,6 @@ def _lines(file: Path) -> list[bytes]:
 
 
 def _mend(file: Path) -> None:
-    """Cut off the line that a process was killed in the midst of, which TVM would not read past."""
+    """Cut off a line that a killed process left unfinished: TVM would not read past it."""
     if file.exists() and (content := file.read_bytes()) and not content.endswith(b"\n"):
         file.write_bytes(content[: content.rfind(b"\n") + 1])

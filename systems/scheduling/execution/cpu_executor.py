@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.base import Prepared
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
+
+from .scheduled import Scheduled
 
 
 class MissingDependency(RuntimeError):
@@ -41,7 +42,7 @@ def _laid_out(x: Tensor, example: Tensor) -> Tensor:
 _UNWRITTEN = object()  # no operator returns it
 
 
-class CpuExecutor(Prepared):
+class CpuExecutor(Scheduled):
     """One worker thread a stream runs that stream's operators in launch order; an event stands for a wait.
 
     Nothing orders two operators but their stream and the schedule's waits, so that a schedule that lacks a wait fails here
@@ -51,9 +52,6 @@ class CpuExecutor(Prepared):
 
     Raises InvalidSchedule from the constructor unless `unverified`, which exists so that tests can run wrong schedules.
     """
-
-    schedule: Schedule
-    program: Program
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
-from systems.base import Prepared, Unsupported
+from systems.base import Unsupported
 from systems.collector import collector_off
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.stateful_program import StatefulProgram
@@ -31,11 +31,12 @@ from .cuda_memory import (
 from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Streams, begin_capture, checked
 from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
+from .scheduled import Scheduled
 
 WARM_UP_RUNS = 2  # the first loads kernels and lets cuDNN choose its algorithms; the second sees them chosen
 
 
-class CudaExecutor(Prepared):
+class CudaExecutor(Scheduled):
     """A schedule captured into one CUDA Graph over one arena of planned memory.
 
     Inputs are copied into static buffers, outputs out of the arena, so that a result stays valid after the next call.
@@ -45,9 +46,7 @@ class CudaExecutor(Prepared):
     be captured (it waits for the device, say).
     """
 
-    captured = True
-    schedule: Schedule
-    program: Program
+    is_captured = True
 
     def __init__(self, program: Program, schedule: Schedule, arena: Arena | None = None):
         """arena: where its memory comes from, if other executors that never run at the same time use it too."""

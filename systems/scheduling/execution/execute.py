@@ -1,21 +1,24 @@
 """Which executor runs a schedule: the one for the device that the program was captured on."""
 
-from systems.base import Prepared
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
 
 from .arena import Arena
+from .cpu_executor import CpuExecutor
+from .scheduled import Scheduled
 
 
-def execute(program: Program, schedule: Schedule, arena: Arena | None = None) -> Prepared:
-    """Make `schedule` callable. Raises InvalidSchedule where it may give a wrong answer.
+def execute(program: Program, schedule: Schedule, arena: Arena | None = None) -> Scheduled:
+    """Make `schedule` callable.
 
-    arena: on a GPU, memory to share with other schedules, if their calls and this one's never overlap.
+    Args:
+        arena: on a GPU, memory to share with other schedules whose calls never overlap with this one's.
+
+    Raises:
+        InvalidSchedule: it may give a wrong answer.
     """
     if program.device.type == "cuda":
-        from .cuda_executor import CudaExecutor
+        from .cuda_executor import CudaExecutor  # CUDA's bindings: PyTorch for a CPU comes without
 
         return CudaExecutor(program, schedule, arena)
-    from .cpu_executor import CpuExecutor
-
     return CpuExecutor(program, schedule)

@@ -5,17 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.base import Prepared
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 
 from .cuda_streams import Event, Streams
+from .scheduled import Scheduled
 
 WARM_UP_RUNS = 2
 
 
-class StreamExecutor(Prepared):
+class StreamExecutor(Scheduled):
     """Real streams and events, launched from Python by each call (what IOS's own engine does in C++).
 
     Every output is kept until all is launched: torch's allocator, which reuses memory within a stream, knows nothing of the
@@ -24,9 +24,6 @@ class StreamExecutor(Prepared):
 
     Raises InvalidSchedule where the schedule fails verification.
     """
-
-    schedule: Schedule
-    program: Program
 
     def __init__(self, program: Program, schedule: Schedule):
         verify(program.graph, schedule)

@@ -1,8 +1,9 @@
-"""From a module to its operators, through torch.export."""
+"""Turns a module into its operators, through torch.export."""
 
 import logging
 import operator
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,30 +13,33 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from conf.text import first_line
 from systems.base import Unsupported
 from systems.collector import collector_off
 
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 
-# Operators that compute nothing: checks that export leaves behind, of what capture has fixed anyway.
+# Operators that compute nothing: export leaves these checks behind, of shapes and values that capture has fixed.
 ASSERTIONS = ("aten._assert", "aten._assert_async", "aten._assert_scalar", "aten._assert_tensor_metadata")
 
 
 def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """Capture `module` (in eval form) at the shapes of `inputs` as a Program.
 
-    Mutation is functionalised away, so that a dependency is a data dependency and nothing else. On a GPU it is run once, to
-    see how its tensors lie in memory. Raises Unsupported, with the reason in one line, for a module that torch.export
-    refuses or that changes its own state or inputs.
+    On a GPU the program runs once, which shows how its tensors lie in memory.
+
+    Invariant: mutation is functionalised away, so every dependency is a data dependency (RAW), and there is no WAR or WAW.
+
+    Raises:
+        Unsupported: torch.export refuses the module, or the module changes its own state or inputs. The reason is one line.
     """
     try:
         with torch.no_grad(), collector_off(), warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, inputs, strict=False).run_decompositions({})
     except Exception as error:  # export raises whatever the model's own Python does
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {lines[0][:300]}") from error
+        raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
     program = from_exported(exported, module, inputs)
     return _observed(program) if program.device.type == "cuda" else program
 
@@ -48,7 +52,11 @@ def from_exported(exported: ExportedProgram, module: nn.Module, inputs: tuple[Te
 def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs: tuple[Tensor, ...]) -> Program:
     """Turn a functional fx graph of aten operators into a Program.
 
-    references: what stands for each placeholder, in order: an Input, a tensor or a constant.
+    Invariant: `environment[node]` is what stands for the node in the arguments of later operators.
+
+    Args:
+        references: For each placeholder in order, what stands for it: an Input, a tensor or a constant.
+        output_spec: The structure of the module's outputs.
     """
     operators: list[Operator] = []
     predecessors: list[list[int]] = []
@@ -79,16 +87,19 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             target, args, kwargs = _as_executed(node)
             operators.append(Operator(v, target._schema.name.split("::")[1], str(target)))
             produces = on_meta(node.meta.get("val"))
-            # batch_norm returns one tensor where the operator in its place has three; only the first is asked for.
+            # batch_norm returns one tensor, and the operator that it replaces three, of which only the first is read.
             environment[node] = Output(v) if target is node.target else (Output(v),)
-            arguments = fx.map_arg(args, environment.__getitem__), fx.map_arg(kwargs, environment.__getitem__)
+            arguments = fx.map_arg(args, environment.__getitem__), fx.map_arg(dict(kwargs), environment.__getitem__)
             calls.append(Call(target, *arguments, produces if target is node.target else produces[0]))
             predecessors.append([o.operator for o in calls[v].references()])
     return Program(OperatorGraph(operators, predecessors), calls, outputs, output_spec, inputs)
 
 
 def _observed(program: Program) -> Program:
-    """With what its operators return when they run: export takes cuDNN's convolutions to be contiguous always."""
+    """The program with the strides that its operators return when they run.
+
+    Export assumes that cuDNN's convolutions always return contiguous tensors.
+    """
     produced: dict[int, Any] = {}
 
     def note(operator: int, output: Any) -> None:
@@ -122,10 +133,11 @@ def _placeholders(exported: ExportedProgram, module: nn.Module) -> list[Any]:
     return references
 
 
-def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:
-    """The operator that eager execution would dispatch where export has put a decomposed one.
+def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...], Mapping[str, Any]]:
+    """The operator that eager execution dispatches in the place of a decomposed one.
 
-    Export replaces batch_norm by its native kernel; eager lets batch_norm choose, and cuDNN's is faster on some shapes.
+    Export replaces batch_norm by its native kernel. In eager execution batch_norm chooses, and cuDNN's is faster on some
+    shapes.
     """
     if node.target is torch.ops.aten._native_batch_norm_legit_no_training.default and _only_first_output(node):
         x, weight, bias, mean, variance, momentum, epsilon = node.args
@@ -135,7 +147,10 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Does it only copy what nothing writes to? Export leaves that of a dropout, which eager execution passes through."""
+    """Is it a copy of a dense tensor? Nothing is written in place, so no copy is needed.
+
+    Export leaves one for a dropout, where eager execution returns its input.
+    """
     if node.target is not torch.ops.aten.clone.default or node.kwargs.get("memory_format", torch.preserve_format) not in (
         None,
         torch.preserve_format,
@@ -149,14 +164,14 @@ def _only_first_output(node: fx.Node) -> bool:
 
 
 def on_meta(value: Any) -> Any:
-    """Tensors (fake ones) as tensors on the meta device, in the same structure."""
+    """The same structure with tensors on the meta device in the place of (fake) tensors."""
     if isinstance(value, Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return type(value)([on_meta(v) for v in value]) if isinstance(value, (list, tuple)) else value
 
 
 class _quiet:
-    """Keep export's own chatter off the terminal; what goes wrong comes as an exception."""
+    """Silence these loggers within: export logs its steps, and raises its errors."""
 
     def __init__(self, *names: str):
         self.loggers = [logging.getLogger(name) for name in names]

@@ -1,4 +1,4 @@
-"""Tensors computed from the module's own at preparation (folded, merged or re-laid weights), kept up to date."""
+"""Tensors that preparation derives from the module's own (folded, merged or re-laid weights), and how they stay current."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,7 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """`tensor` holds `compute(*sources)`; the sources are the module's tensors, or derived before it."""
+    """A tensor that holds `compute(*sources)`.
+
+    Args:
+        sources: Tensors of the module, or tensors derived before this one.
+    """
 
     tensor: Tensor
     sources: tuple[Tensor, ...]
@@ -24,13 +28,15 @@ class Derived:
 class Derivations:
     """The derived tensors of a program, in the order of derivation.
 
-    A source that is written in place (an optimizer's step, load_state_dict) bumps its version counter, which `refresh`
-    reads. Writing through `.data` bumps none: call `refresh(force=True)` after it.
+    A write in place (an optimizer's step, load_state_dict) raises the source's version counter, which `refresh` reads. A
+    write through `.data` does not: call `refresh(force=True)` after it.
+
+    Invariant: `versions` are the sources' versions at the last derivation.
     """
 
     def __init__(self, derived: Iterable[Derived] = ()):
         self.derived = tuple(derived)
-        # An inference tensor counts no versions, and nothing but inference mode may write it.
+        # An inference tensor has no version counter, and only inference mode may write it.
         self.sources = [s for d in self.derived for s in d.sources if not s.is_inference()]
         self.versions = self._versions()
 
@@ -39,7 +45,7 @@ class Derivations:
 
     @torch.no_grad()
     def refresh(self, force: bool = False) -> bool:
-        """Derive anew, in place, if a source has been written since; returns whether that was so."""
+        """Derive all again, in place, if a source was written since the last derivation; returns whether one was."""
         if not force and self._versions() == self.versions:
             return False
         for d in self.derived:

@@ -1,16 +1,19 @@
 """One step of training as one graph: forward, loss, backward and the optimizer's updates, with all they change in place.
 
-What is traced is what autograd dispatches, below all decompositions: the kernels of eager execution in their order, with its
-in-place operators and its random numbers. It is not functionalised: batch norm would then copy every running statistic and
-lose cuDNN's kernel, and dropout would draw other numbers. In the place of that stands the graph's state, which orders the
-operators that touch what others change.
+The trace holds what autograd dispatches, below all decompositions: the kernels of eager execution in their order, with its
+in-place operators and its random numbers. It is not functionalised. Batch norm would then copy every running statistic and
+lose cuDNN's kernel, and dropout would draw other numbers.
+
+Invariant: the graph's state lists, for each piece of memory that an operator changes, all operators that read or write it.
+So `OperatorGraph.with_state` orders every pair with a hazard: read after write (RAW), write after read (WAR) and write after
+write (WAW).
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from conf.text import first_line
 from systems.base import Unsupported
 from systems.collector import collector_off
 from systems.training.optimizers import StaticOptimizer
@@ -30,10 +34,10 @@ from .program import Call, Input, Output
 from .stateful_program import StatefulProgram
 
 aten = torch.ops.aten
-# Operators into which an optimizer's step is split, of about equal bytes. All but the last overlap with the rest of
-# backward: an eighth of the step's time is left over, for eight kernels where one for each parameter would take hundreds.
+# An optimizer's step becomes so many operators of about equal bytes. All but the last overlap with the rest of backward, so
+# that an eighth of the step's time stays exposed. An operator for each parameter would take hundreds of kernels.
 UPDATES = 8
-RANDOM = -1  # the random generator, where memory goes by the numbers of storages
+RANDOM = -1  # stands for the random generator among the numbers of storages
 
 
 def capture_step(
@@ -45,9 +49,17 @@ def capture_step(
 ) -> tuple[StatefulProgram, StaticOptimizer]:
     """Capture `loss(module(*inputs), target)`, its gradients and the optimizer's step as a Program, without running it.
 
-    The module is captured in the form that it is in (training or eval, frozen parameters or none). The program's inputs are
-    `inputs` and `target`, its output is the loss. Raises Unsupported, with the reason in one line, for what cannot be traced
-    or scheduled.
+    Args:
+        module: In the form that a step has: training or eval, with or without frozen parameters.
+        loss: From the module's output and `target` to a tensor of shape [].
+        inputs: Of the module.
+
+    Returns:
+        The program, whose inputs are `inputs` and `target`, and whose output is the loss; and the optimizer's step, which it
+        calls.
+
+    Raises:
+        Unsupported: The step cannot be traced or scheduled. The reason is one line.
     """
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     trace = _trace(module, trained, loss, inputs, target)
@@ -57,8 +69,14 @@ def capture_step(
 
 @dataclass
 class _Trace:
-    """graph: as make_fx leaves it. state: parameters and buffers by name, which its placeholders stand for, before those of
-    the inputs. constants: holds the tensors that its other attributes name. loss, gradients: nodes.
+    """A traced step.
+
+    Args:
+        graph: As make_fx leaves it. Its placeholders stand for `state`, then for the inputs.
+        state: Parameters and buffers by name.
+        constants: Holds the tensors that the graph's attributes name.
+        loss: The node of the loss, [].
+        gradients: By parameter, the node of its gradient, of the parameter's shape.
     """
 
     graph: fx.Graph
@@ -86,27 +104,26 @@ def _trace(
         raise Unsupported(f"module, inputs and target are on several devices: {', '.join(sorted(devices))}")
 
     def step(tensors: list[Tensor], inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Any, ...]:
-        given = dict(zip(state, tensors, strict=True))
-        left = dict(given)
-        value = loss(torch.func.functional_call(module, left, inputs), target)
+        before = dict(zip(state, tensors, strict=True))
+        after = dict(before)
+        value = loss(torch.func.functional_call(module, after, inputs), target)  # []
         if value.shape != ():
             raise ValueError(f"the loss has shape {list(value.shape)}, and must be a single number")
-        gradients = torch.autograd.grad(value, [given[names[id(p)]] for p in trained], allow_unused=True)
+        gradients = torch.autograd.grad(value, [before[names[id(p)]] for p in trained], allow_unused=True)
         with torch.no_grad():
-            for name, tensor in given.items():
-                if left[name] is not tensor:  # a buffer that forward assigns anew
-                    tensor.copy_(left[name])
+            for name, tensor in before.items():
+                if after[name] is not tensor:  # a buffer that forward assigns anew
+                    tensor.copy_(after[name])
         return value, *gradients
 
     try:
-        # In one thread, since fake tensors are to be traced in the order of eager's backward whichever device they are of.
+        # In one thread, so that the trace has the order of eager's backward, whichever device the fake tensors are of.
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with torch.enable_grad(), one_thread, collector_off(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)([*state.values()], inputs, target)
     except Exception as error:  # tracing raises whatever the model's own Python does
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise Unsupported(f"the step cannot be traced: {type(error).__name__}: {lines[0][:300]}") from error
+        raise Unsupported(f"the step cannot be traced: {type(error).__name__}: {first_line(error)}") from error
     value, *gradients = tree_leaves(next(n for n in traced.graph.nodes if n.op == "output").args[0])
     with_gradient = {p: g for p, g in zip(trained, gradients, strict=True) if g is not None}
     if not with_gradient:
@@ -116,8 +133,14 @@ def _trace(
 
 @dataclass(eq=False)
 class _Memory:
-    """What operators touch: a storage, or the random generator. made_by: the operator whose output it is, where it is one's.
-    tensors: those that lie in it, where it outlives a step.
+    """Memory that operators touch: a storage, or the random generator.
+
+    Args:
+        name: For messages.
+        tensors: That lie in it, if it outlives a step.
+        made_by: The operator whose output it is, if it is one's.
+        readers: Bit mask of the operators that read it.
+        writers: Bit mask of the operators that write it, the one that makes it included.
     """
 
     name: str
@@ -128,19 +151,24 @@ class _Memory:
 
     @property
     def changes(self) -> bool:
-        """Does another operator write it than the one that makes it?"""
+        """Does any operator write it but the one that makes it? Only then is there a WAR or a WAW on it."""
         return bool(self.writers & ~(0 if self.made_by is None else 1 << self.made_by))
 
 
 class _Joint:
-    """Turns a trace into operators, and puts each update where the last reader of its parameters is behind it."""
+    """Turns a trace into operators, with each update of parameters behind the last reader of these parameters.
+
+    Invariants: `environment[node]` is what stands for a node in the arguments of later operators. `memory[storage]` has the
+    readers and writers among the operators so far. An update comes after the last node that touches its parameters or their
+    gradients, so that its write after their reads (WAR) agrees with the order of capture.
+    """
 
     def __init__(self, trace: _Trace, static: StaticOptimizer, examples: tuple[Tensor, ...]):
         self.trace, self.static, self.examples = trace, static, examples
         self.operators: list[Operator] = []
         self.calls: list[Call] = []
         self.memory: dict[int, _Memory] = {RANDOM: _Memory("the random generator", [])}
-        self.stands_for: dict[int, int] = {}  # fake storages of the trace -> the module's own
+        self.own_storage: dict[int, int] = {}  # by the trace's fake storage: the module's
         self.environment: dict[fx.Node, Any] = {}
         self.inputs: list[_Memory] = []
         self._enter_placeholders()
@@ -180,10 +208,10 @@ class _Joint:
             self.memory.update(dict.fromkeys(self._storages(node), self.inputs[i]))
 
     def _enter(self, node: fx.Node, name: str, tensor: Tensor) -> None:
-        """A tensor that outlives the step: `node` stands for it."""
+        """Have `node` stand for a tensor that outlives the step."""
         self.environment[node] = tensor
         own = _storage(tensor)
-        self.stands_for.update(dict.fromkeys(self._storages(node), own))
+        self.own_storage.update(dict.fromkeys(self._storages(node), own))
         self._own(name, tensor)
 
     def _own(self, name: str, tensor: Tensor) -> int:
@@ -192,30 +220,34 @@ class _Joint:
         return own
 
     def _storages(self, node: fx.Node) -> list[int]:
-        """The storages that the node's value lies in, by number."""
+        """The numbers of the storages that the node's value lies in."""
         values = [v for v in tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-        return [self.stands_for.get(s, s) for s in dict.fromkeys(map(_storage, values))]
+        return [self.own_storage.get(s, s) for s in dict.fromkeys(map(_storage, values))]
 
     def _find_counters(self) -> dict[fx.Node, list[Tensor]]:
-        """Buffers that do nothing but count (batch norm's num_batches_tracked), by the first node that counts one.
+        """Buffers that only count (batch norm's num_batches_tracked), by the node at which one operator counts all of them.
 
-        Alike ones are counted by one operator: that is what torch._foreach_add_ is for, and dozens of kernels less.
+        One torch._foreach_add_ counts the buffers of a dtype and step, which saves dozens of kernels. The other nodes that
+        count are keys too, of empty lists.
         """
-        alike: dict[Any, list[fx.Node]] = {}
+        by_step: dict[tuple[torch.dtype, int], list[fx.Node]] = {}
         for node in self.trace.graph.nodes:
             if node.target is aten.add_.Tensor and not node.users and len(node.all_input_nodes) == 1:
                 counter, by = node.all_input_nodes[0], node.args[1]
                 tensor = self.environment.get(counter)
                 if isinstance(tensor, Tensor) and isinstance(by, int) and not node.kwargs and len(counter.users) == 1:
-                    alike.setdefault((tensor.dtype, by), []).append(node)
+                    by_step.setdefault((tensor.dtype, by), []).append(node)
         out: dict[fx.Node, list[Tensor]] = {}
-        for nodes in alike.values():
+        for nodes in by_step.values():
             out[nodes[0]] = [self.environment[node.all_input_nodes[0]] for node in nodes]
             out.update({node: [] for node in nodes[1:]})
         return out
 
     def _due_updates(self) -> dict[fx.Node, list[list[Tensor]]]:
-        """Parameters to update together, by the node after which that can be: gradients are there, parameters are read."""
+        """Parameters to update together, by the node after which that is safe.
+
+        There the gradients are written (RAW), and no later node reads or writes the parameters (WAR).
+        """
         nodes = list(self.trace.graph.nodes)
         last_touched: dict[int, int] = {}
         for i, node in enumerate(nodes):
@@ -261,8 +293,11 @@ class _Joint:
             self.environment[node] = Output(v)
 
     def _convolution_backward(self, node: fx.Node, arguments: tuple[Any, ...]) -> None:
-        """The gradients of input and of weight as two operators, which they are to cuDNN: only the first has others waiting
-        for it, and the second can run beside them.
+        """The gradients of input and of weight as two operators, as cuDNN computes them.
+
+        The rest of backward waits for the first only, and the second can run beside it.
+
+        arguments: gradient [N, K, ...], input [N, C, ...], weight [K, C / groups, ...], ..., output_mask [3].
         """
         *rest, (of_input, of_weight, of_bias) = arguments
         masks = [(of_input, False, False), (False, of_weight, of_bias)]
@@ -270,13 +305,13 @@ class _Joint:
         self.environment[node] = tuple(None if p is None else Output(p, i) for i, p in enumerate([parts[0], *parts[1:] * 2]))
 
     def _traced(self, node: fx.Node, arguments: tuple[Any, ...]) -> int:
-        """The node's operator, with the effects that the node has."""
+        """Add the node's operator, with its reads and writes; returns its id."""
         assert isinstance(node.target, OpOverload)
         reads = [s for n in node.all_input_nodes for s in self._storages(n)]
         writes = [s for a in tree_leaves(written(node.target, node.args, node.kwargs)) for s in self._storages(a)]
         if draws(node.target, node.args, node.kwargs):
             writes.append(RANDOM)
-        keywords: dict[str, Any] = fx.map_arg(dict(node.kwargs), self.environment.__getitem__)  # type: ignore[assignment]
+        keywords = dict(fx.map_arg(dict(node.kwargs), self.environment.__getitem__))  # type: ignore[arg-type, call-overload]
         v = self._operator(node.target, arguments, keywords, reads, writes)
         for storage in self._storages(node):
             if storage not in self.memory:
@@ -284,7 +319,10 @@ class _Joint:
         return v
 
     def _update(self, parameters: Sequence[Tensor]) -> None:
-        """An operator for each parameter group among them."""
+        """Add one operator for each of the optimizer's parameter groups among them.
+
+        arguments: group, parameters [P], gradients [P] of the same shapes, moments by name [P], learning rate [] or None.
+        """
         groups: dict[int, list[Tensor]] = {}
         for p in parameters:
             groups.setdefault(self.static.group_of(p), []).append(p)
@@ -303,7 +341,7 @@ class _Joint:
         self,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
+        keywords: Mapping[str, Any],
         reads: Iterable[int],
         writes: Iterable[int],
     ) -> int:
@@ -312,7 +350,7 @@ class _Joint:
             self.operators.append(Operator(v, function._schema.name.split("::")[1], str(function)))
         else:
             self.operators.append(Operator(v, self.static.name, f"torch.optim.{self.static.name}"))
-        self.calls.append(Call(function, arguments, keywords))
+        self.calls.append(Call(function, arguments, {**keywords}))
         for storage in reads:
             self.memory[storage].readers |= 1 << v
         for storage in writes:
@@ -321,7 +359,10 @@ class _Joint:
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that the outputs need, or that change something."""
+    """The nodes that an output needs, and those with an effect.
+
+    Invariant: in reverse order, all users of a node come before it.
+    """
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         acts = isinstance(node.target, OpOverload) and (
@@ -333,7 +374,7 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _references(arguments: Any) -> bool:
-    """Is any of these known only when the step runs?"""
+    """Is any argument known only when the step runs?"""
     return any(isinstance(a, Output | Input) for a in tree_leaves(arguments))
 
 

@@ -1,6 +1,6 @@
 """The operators of one model at one input shape, and the dependencies between them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,19 +11,28 @@ from scipy.sparse.csgraph import maximum_flow
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator as captured: `id` is its place in the order of capture, which is topological."""
+    """One operator as captured.
+
+    Args:
+        id: Its place in the order of capture, which is topological.
+        name: conv2d.
+        target: aten.conv2d.default.
+    """
 
     id: int
-    name: str  # conv2d
-    target: str  # aten.conv2d.default
+    name: str
+    target: str
 
 
 @dataclass(frozen=True)
 class State:
     """Something that operators change in place: a parameter, a moment of an optimizer, the random generator.
 
-    readers, writers: bit masks of the operators that read it only, and of those that write it. The order of capture says
-    which of two operators sees the other's value.
+    The order of capture says which of two operators sees the other's value.
+
+    Args:
+        readers: Bit mask of the operators that only read it.
+        writers: Bit mask of the operators that write it.
     """
 
     name: str
@@ -42,15 +51,21 @@ class State:
 class OperatorGraph:
     """A directed acyclic graph of operators, G = (V, E) in the papers.
 
-    `predecessors[v]` are the operators that v has to come after, each once: first the producers of its arguments, in
-    argument order. `producers[v]` are these alone; in a graph without state that is all of them. Every predecessor's id is
-    smaller than its successor's: the order of capture is a topological order. `state` declares what operators change in
-    place; `with_state` makes the dependencies that follow from it, and `verify` proves every schedule against it.
+    Invariant: every predecessor's id is smaller than its successor's, so the order of capture is a topological order.
 
-    Sets of operators are bit masks in Python integers (bit v stands for operator v): unions of whole reachability sets
-    then cost n/64 machine operations, which is what keeps a 20,000-operator graph within seconds.
+    Sets of operators are bit masks in Python integers: bit v stands for operator v. A union of reachability sets then costs
+    n/64 machine operations, which keeps a graph of 20,000 operators within seconds.
 
-    Raises ValueError where a dependency points forward or outside the graph.
+    Args:
+        operators: In the order of capture.
+        predecessors: For each operator v, the operators that v has to come after: first the producers of its arguments, in
+            argument order.
+        producers: These producers alone; all predecessors, in a graph without state.
+        state: Declares what operators change in place. `with_state` makes the dependencies that follow from it, and `verify`
+            proves every schedule against it.
+
+    Raises:
+        ValueError: A dependency points forward or outside the graph.
     """
 
     def __init__(
@@ -87,32 +102,54 @@ class OperatorGraph:
     ) -> "OperatorGraph":
         """A graph in which operators that touch the same state keep the order of capture, unless all of them only read it.
 
-        What orders them is added to the data dependencies as further edges, none where a path is there already.
+        Three hazards order two operators: read after write (RAW), write after read (WAR) and write after write (WAW). Each
+        becomes an edge beside the data dependencies, unless a path is there already.
+
+        Invariants: in the first loop, `readers` are the operators that have read a state since its last writer. In the
+        second, `ancestors[u]` is the reachability of every u < v along the edges of both kinds.
         """
         predecessors = [list(dict.fromkeys(p)) for p in producers]
-        after: list[set[int]] = [set() for _ in operators]
+        hazards: list[set[int]] = [set() for _ in operators]
         for piece in state:
             last_writer: int | None = None
-            readers: list[int] = []  # since then
+            readers: list[int] = []
             for v, writes in piece.accesses():
                 if last_writer is not None:
-                    after[v].add(last_writer)
+                    hazards[v].add(last_writer)  # RAW, or WAW
                 if writes:
-                    after[v].update(readers)
+                    hazards[v].update(readers)  # WAR
                     last_writer, readers = v, []
                 else:
                     readers.append(v)
         ancestors: list[int] = []
         for v, before in enumerate(predecessors):
-            reached = 0
-            for u in before:
-                reached |= ancestors[u] | 1 << u
-            for u in sorted(after[v], reverse=True):  # nearest first: it may lie behind the others
-                if not reached >> u & 1:
-                    before.append(u)
-                    reached |= ancestors[u] | 1 << u
+            _, reached = cls.reach(before, ancestors)
+            # Nearest first: a farther operator may be an ancestor of a nearer one, and never the other way round.
+            needed, reached = cls.reach(sorted(hazards[v], reverse=True), ancestors, reached)
+            before += needed
             ancestors.append(reached)
         return cls(operators, predecessors, producers, state)
+
+    @staticmethod
+    def reach(
+        operators: Iterable[int], reached_by: Sequence[int] | Mapping[int, int], reached: int = 0
+    ) -> tuple[list[int], int]:
+        """The step that all reachability comes down to: what one operator reaches through others.
+
+        Args:
+            operators: the others, in the order in which they are considered.
+            reached_by: for each of them the bit mask of what it reaches itself.
+            reached: bit mask of what is reached already.
+
+        Returns:
+            Those that were not reached when their turn came, and the bit mask of all that is reached then.
+        """
+        needed = []
+        for u in operators:
+            if not reached >> u & 1:
+                needed.append(u)
+                reached |= reached_by[u] | 1 << u
+        return needed, reached
 
     def __len__(self) -> int:
         return len(self.operators)
@@ -125,12 +162,12 @@ class OperatorGraph:
     __hash__ = None  # type: ignore[assignment]
 
     def label(self, v: int) -> str:
-        """How a message names operator `v`."""
+        """The name of operator `v` in a message."""
         return f"{v} ({self.operators[v].name})"
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """(predecessor, successor) pairs, by successor; those that carry data first, in argument order."""
+        """(predecessor, successor) pairs by successor; edges that carry data come first, in argument order."""
         return tuple((u, v) for v, before in enumerate(self.predecessors) for u in before)
 
     @cached_property
@@ -142,7 +179,7 @@ class OperatorGraph:
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For each operator those that read its output; the successors may be more."""
+        """For each operator, the operators that read its output; its successors may be more."""
         out: list[list[int]] = [[] for _ in self.operators]
         for v, producers in enumerate(self.producers):
             for u in producers:
@@ -156,37 +193,39 @@ class OperatorGraph:
         Nimble, Section 4.2, Algorithm 1, Step 1. Unique for a DAG: an edge (u, v) stays exactly when no other
         predecessor of v can be reached from u.
         """
-        ancestors: list[int] = []
-        kept: list[tuple[int, ...]] = []
-        for producers in self.predecessors:
-            reached = 0
-            keep = []
-            for u in sorted(producers, reverse=True):  # nearest first: what they reach cannot be reached back
-                if not reached >> u & 1:
-                    keep.append(u)
-                    reached |= ancestors[u] | 1 << u
-            ancestors.append(reached)
-            kept.append(tuple(u for u in producers if u in set(keep)))
-        return OperatorGraph(self.operators, kept)
+        edges: list[list[int]] = []
+        for before in self.predecessors:
+            # Nearest first: no operator is reached from one that comes before it.
+            needed, _ = self.reach(sorted(before, reverse=True), self.ancestors)
+            edges.append([u for u in before if u in set(needed)])
+        return OperatorGraph(self.operators, edges)
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
         """For each operator the bit mask of the operators it depends on, directly or through others."""
-        out: list[int] = []
-        for producers in self.predecessors:
-            reached = 0
-            for u in producers:
-                reached |= out[u] | 1 << u
-            out.append(reached)
-        return tuple(out)
+        ancestors: list[int] = []
+        for before in self.predecessors:
+            ancestors.append(self.reach(before, ancestors)[1])
+        return tuple(ancestors)
+
+    @cached_property
+    def descendants(self) -> tuple[int, ...]:
+        """For each operator the bit mask of the operators that depend on it, directly or through others."""
+        descendants = [0] * len(self)
+        for v in reversed(range(len(self))):
+            descendants[v] = self.reach(self.successors[v], descendants)[1]
+        return tuple(descendants)
 
     @cached_property
     def width(self) -> int:
         """The largest number of operators of which none depends on another: the degree of logical concurrency.
 
-        By Dilworth's theorem the size of a minimum cover by chains. A chain of the transitive closure is a path of the
-        minimum equivalent graph that may share operators with other paths, so a maximum flow in which a path may pass
-        through an operator already covered gives it without building the closure.
+        By Dilworth's theorem it is the size of a minimum cover by chains. A chain of the transitive closure is a path of the
+        minimum equivalent graph that may share operators with other paths. So no closure is built: the maximum flow lets a
+        path pass through an operator that another path covers.
+
+        Invariant: a unit of flow links an operator, as the upper end of a link, to the next operator of its chain. n
+        operators in k chains have n - k links, so the width is n minus the maximum flow.
         """
         n = len(self)
         if n == 0:
@@ -194,7 +233,8 @@ class OperatorGraph:
         edges = np.array(self.minimum_equivalent.edges, dtype=np.int32).reshape(-1, 2)
         node = np.arange(n, dtype=np.int32)
         source, sink = 2 * n, 2 * n + 1
-        # 0..n-1: an operator as the upper end of a link of a chain; n..2n-1: as the lower end.
+        # Nodes 0..n-1 are operators as the upper end of a link, nodes n..2n-1 as the lower end. The edges, in this order:
+        # source to upper ends, upper to lower ends along the graph, lower ends to sink, lower back to upper ends (pass on).
         rows = np.concatenate([np.full(n, source, np.int32), edges[:, 0], node + n, node + n])
         columns = np.concatenate([node, edges[:, 1] + n, np.full(n, sink, np.int32), node])
         capacity = np.concatenate([np.ones(n), np.full(len(edges), n), np.ones(n), np.full(n, n)]).astype(np.int32)

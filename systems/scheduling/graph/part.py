@@ -1,4 +1,4 @@
-"""Some operators of a program as a program of their own, over random inputs: what is measured alone."""
+"""Some operators of a program as a program of their own over random inputs, to measure them alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,26 +16,32 @@ Examples = dict[Any, list[Tensor]]
 def part(
     program: Program, operators: Sequence[int], channels_last: bool = False, examples_of: Examples | None = None
 ) -> Program:
-    """`operators` (ids, in the order of capture) of `program`, reading the rest of it as inputs.
+    """Some operators of `program`, with inputs in the place of all they read from the rest of it.
 
-    Floating-point inputs are drawn at random, others are zero, all with the strides that the program knows of, or, if so
-    asked, in channels_last where they have four dimensions. Its outputs are those that the rest of the program reads.
-    examples_of: inputs that other parts of the program had, which this one takes again and adds to: a search makes thousands
-    of parts with few shapes among them. Within one part no two inputs are the same memory.
+    The part's outputs are those that the rest of the program reads. Floating-point inputs are random, others are zero, and
+    all have the strides that the program knows.
+
+    Invariant: within one part no two inputs share memory.
+
+    Args:
+        operators: Ids, in the order of capture.
+        channels_last: Inputs of four dimensions have that layout instead.
+        examples_of: Inputs of other parts of the program, which this part uses again and adds to. A search makes thousands
+            of parts, with few shapes among them.
     """
     place = {v: i for i, v in enumerate(operators)}
     examples: list[Tensor] = []
     inputs: dict[Any, Input] = {}
 
-    kept: Examples = {} if examples_of is None else examples_of
-    used: dict[Any, int] = {}
+    examples_by_shape: Examples = {} if examples_of is None else examples_of
+    num_used: dict[Any, int] = {}
 
     def example(value: Any) -> Tensor:
         shape = (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else None
-        same, nth = kept.setdefault(shape, []), used.get(shape, 0)
+        same, nth = examples_by_shape.setdefault(shape, []), num_used.get(shape, 0)
         if nth == len(same):
             same.append(_example(value, program.device, channels_last))
-        used[shape] = nth + 1
+        num_used[shape] = nth + 1
         return same[nth]
 
     def inside(argument: Any) -> Any:
@@ -59,17 +65,21 @@ def part(
 
 
 def alone(name: str, target: str, call: Call, examples: Sequence[Tensor]) -> Program:
-    """One operator as a program; its arguments refer to `examples` by Input."""
+    """One operator as a program.
+
+    Args:
+        call: Its arguments refer to `examples` by Input.
+    """
     graph = OperatorGraph([Operator(0, name, target)], [[]])
     return Program(graph, [call], [Output(0)], tree_structure([0]), tuple(examples))
 
 
 def _example(value: Any, device: torch.device, channels_last: bool) -> Tensor:
     if not isinstance(value, Tensor):
-        raise ValueError(f"what an operator reads is of unknown shape: {value!r}")
+        raise ValueError(f"an operator reads an argument of unknown shape: {value!r}")
     steps = zip(value.shape, value.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps) if value.numel() else -1
-    memory = torch.empty(last + 1, dtype=value.dtype, device=device)  # in which elements may share a place, if expanded
+    memory = torch.empty(last + 1, dtype=value.dtype, device=device)  # elements of an expanded dimension share a place
     if value.dtype.is_floating_point and device.type != "meta":
         own = torch.Generator(device).manual_seed(value.numel())  # the caller's random state stays as it is
         memory.normal_(generator=own)

@@ -1,4 +1,4 @@
-"""A captured model that can be run one operator at a time: an OperatorGraph with its callables and arguments."""
+"""A captured model that runs one operator at a time: an OperatorGraph with its callables and arguments."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,12 @@ from .operator_graph import OperatorGraph
 
 @dataclass(frozen=True)
 class Output:
-    """An argument that operator `operator` computes; `index` selects one of several outputs."""
+    """An argument that another operator computes.
+
+    Args:
+        operator: Its id.
+        index: Among several outputs; None for the only one.
+    """
 
     operator: int
     index: int | None = None
@@ -25,16 +30,18 @@ class Output:
 
 @dataclass(frozen=True)
 class Input:
-    """An argument that is the model's input number `index`."""
+    """An argument that is an input of the model, by its number."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """How one operator is executed: `function(*args, **kwargs)`, with Output and Input in place of tensors.
+    """How one operator is executed: `function(*args, **kwargs)`.
 
-    produces: what it returns, with tensors on the meta device in place of the real ones (shape, dtype, strides).
+    Args:
+        args, kwargs: With Output and Input in the place of tensors.
+        produces: What it returns, with tensors on the meta device in the place of real ones (shape, dtype, strides).
     """
 
     function: Callable[..., Any]
@@ -44,19 +51,19 @@ class Call:
 
     @cached_property
     def launch(self) -> Callable[[Sequence[Any], Sequence[Tensor]], Any]:
-        """The call as a function of what its producers left in `values`, one slot an operator, and of the model's inputs.
+        """The call as a function of `values` (the outputs so far, one slot an operator) and of the model's inputs.
 
-        Made once as Python source, since finding the Outputs and Inputs in the arguments of every call takes as long as
-        launching a kernel does.
+        It is compiled once from Python source: a search for Outputs and Inputs in the arguments of every call would take as
+        long as launching a kernel.
         """
-        names: dict[str, Any] = {"function": self.function}
+        names: dict[str, object] = {"function": self.function}
         arguments = [_source(a, names) for a in self.args]
         arguments += [_keyword(name, _source(a, names)) for name, a in self.kwargs.items()]
         function: Callable[..., Any] = eval(f"lambda values, inputs: function({', '.join(arguments)})", names)
         return function
 
     def leaves(self) -> list[Any]:
-        """Its arguments, and what the lists, tuples and dicts among them hold, in order."""
+        """Its arguments in order, with the elements of lists, tuples and dicts in their places."""
         return _leaves((self.args, self.kwargs))
 
     def references(self) -> list["Output"]:
@@ -64,16 +71,23 @@ class Call:
         return [a for a in self.leaves() if isinstance(a, Output)]
 
     def map(self, change: Callable[[Any], Any]) -> "Call":
-        """This call with `change` applied to everything in its arguments that is no list, tuple or dict."""
+        """This call with `change` applied to every leaf of its arguments: all but lists, tuples and dicts."""
         return replace(self, args=_map(change, self.args), kwargs=_map(change, self.kwargs))
 
 
 class Program:
-    """A model as operators. Parameters, buffers and constants are the module's own tensors, not copies; `derived` lists the
-    tensors that a rewriting pass has computed from them.
+    """A model as operators.
 
-    Holds no state of a run: the executors pass `inputs` and `values` (one slot an operator), so that several runs of one
-    program can go on side by side.
+    Invariant: a program holds no state of a run. The executors pass `inputs` and `values` (one slot an operator), so that
+    several runs of one program can go on side by side.
+
+    Args:
+        graph: The operators and their dependencies.
+        calls: One for each operator. Parameters, buffers and constants among the arguments are the module's own tensors.
+        outputs: Of the model, flat: Output, Input or constant.
+        output_spec: Their structure.
+        examples: The inputs that it was captured with.
+        derived: The tensors that a rewriting pass has computed from the module's.
     """
 
     def __init__(
@@ -87,7 +101,7 @@ class Program:
     ):
         self.graph = graph
         self.calls = tuple(calls)
-        self.outputs = tuple(outputs)  # Output, Input, or a constant
+        self.outputs = tuple(outputs)
         self.returns = Call(lambda *values: values, self.outputs, {})
         self.output_spec = output_spec
         self.examples = examples
@@ -95,7 +109,7 @@ class Program:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs: with its inputs or, where it reads none, with the tensors that it is bound to."""
+        """The device of its inputs or, without inputs, of the tensors that it is bound to."""
         bound = (t for call in self.calls for t in call.leaves() if isinstance(t, Tensor))
         return next(itertools.chain(self.examples, bound)).device
 
@@ -114,8 +128,11 @@ class Program:
         return Program(self.graph, calls, outputs, self.output_spec, tuple(self.examples[i] for i in free), self.derived)
 
     def value(self, reference: Any) -> Any:
-        """What stands for an argument, as far as it is known ahead of time: an Output as the tensor on the meta device that
-        its operator returns, an Input as its example, anything else as itself.
+        """What is known of an argument before a run.
+
+        Returns:
+            For an Output, the tensor on the meta device that its operator returns; for an Input, its example; else the
+            argument itself.
         """
         if isinstance(reference, Output):
             produced = self.calls[reference.operator].produces
@@ -123,14 +140,14 @@ class Program:
         return self.examples[reference.index] if isinstance(reference, Input) else reference
 
     def signature(self, operator: int) -> str:
-        """What the operator does, wherever it stands: target, constants, and shapes, dtypes and strides of its tensors."""
+        """What the operator does, in whichever program: target, constants, and shapes, dtypes and strides of its tensors."""
         call = self.calls[operator]
         arguments = [_sign(self.value(a)) for a in _leaves(call.args)]
         keywords = [f"{name}={_sign(self.value(a))}" for name, value in call.kwargs.items() for a in _leaves(value)]
         return f"{self.graph.operators[operator].target}({', '.join(arguments + keywords)})"
 
     def execute(self, operator: int, values: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
-        """Run one operator on what its producers left in `values`; returns its output."""
+        """Run one operator on the outputs of its producers in `values`; returns its output."""
         return self.calls[operator].launch(values, inputs)
 
     def result(self, values: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
@@ -138,16 +155,22 @@ class Program:
         return list(self.returns.launch(values, inputs))
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """The model's outputs in the structure that its module returns them in."""
+        """The model's outputs in the structure that its module returns."""
         return tree_unflatten(list(outputs), self.output_spec)
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise ValueError unless `inputs` have the shapes, dtypes and device that this program was captured for."""
+        """Raise ValueError unless `inputs` have the shapes, dtypes and device of the captured ones."""
         check_inputs(inputs, self.examples)
 
     @torch.no_grad()
     def run(self, inputs: Sequence[Tensor], each: Callable[[int, Any], None] | None = None) -> list[Any]:
-        """Run all operators in the order of capture, on the caller's thread and stream; `each(id, output)` after each."""
+        """Run all operators in the order of capture, on the caller's thread and stream.
+
+        Invariant: `values[u]` is alive from u's run to the run of its last consumer (its live range).
+
+        Args:
+            each: Called with (id, output) after each operator.
+        """
         values: list[Any] = [None] * len(self.graph)
         last = self.last_consumers()
         for v in range(len(self.graph)):
@@ -159,14 +182,14 @@ class Program:
         return self.result(values, inputs)
 
     def last_consumers(self) -> list[list[int]]:
-        """For each operator the operators whose output nobody needs after it, in the order of capture."""
-        kept = self.kept_operators()
+        """For each operator, the operators whose live range ends with it, in the order of capture."""
+        outlive = self.kept_operators()
         last = list(range(len(self.graph)))
         for u, v in self.graph.edges:
             last[u] = max(last[u], v)
         out: list[list[int]] = [[] for _ in last]
         for u, v in enumerate(last):
-            if u not in kept:
+            if u not in outlive:
                 out[v].append(u)
         return out
 
@@ -187,14 +210,14 @@ def check_inputs(inputs: Sequence[Any], examples: Sequence[Tensor]) -> None:
 
 
 def describe(x: Any) -> str:
-    """How a message names an input."""
+    """The name of an input in a message."""
     if not isinstance(x, Tensor):
         return f"a {type(x).__name__}"
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
 
 
-def _source(argument: Any, names: dict[str, Any]) -> str:
-    """Python for what an argument stands for; what is neither an Output nor an Input gets a name in `names`."""
+def _source(argument: object, names: dict[str, object]) -> str:
+    """Python source for an argument. A leaf that is neither an Output nor an Input gets a name in `names`."""
     if isinstance(argument, Output):
         return f"values[{argument.operator}]" + ("" if argument.index is None else f"[{argument.index}]")
     if isinstance(argument, Input):
@@ -210,7 +233,7 @@ def _source(argument: Any, names: dict[str, Any]) -> str:
 
 
 def _keyword(name: str, source: str) -> str:
-    """An argument by name; some of PyTorch's operators call one `from`."""
+    """Python source for an argument by name; some of PyTorch's operators call one `from`."""
     return f"**{{{name!r}: {source}}}" if iskeyword(name) else f"{name}={source}"
 
 

@@ -1,6 +1,6 @@
-"""Replaces groups of operators of a program by one operator each: what every rewriting pass comes down to."""
+"""Replaces groups of operators of a program by one operator each, for every rewriting pass."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -12,12 +12,15 @@ from .program import Call, Output, Program
 
 @dataclass(frozen=True)
 class Replacement:
-    """One new operator in the place of `operators` (ids of the program that is rewritten).
+    """One new operator in the place of some operators of the program that is rewritten.
 
-    call: how it is executed; its arguments refer to the outputs and inputs of the program that is rewritten. A Call among
-    them becomes an operator of its own, and the same Call object wherever it stands the same operator. results: for each
-    replaced operator that is still read, which output of the new one stands for its output; None for the only one.
-    derived: the tensors among its arguments that were computed for it.
+    Args:
+        operators: Ids of the replaced operators.
+        call: How the new operator is executed; its arguments refer to outputs and inputs of the program that is rewritten. A
+            Call among them becomes an operator of its own, one for each Call object, wherever that stands.
+        results: For each replaced operator that is still read, the output of the new one that stands for its output; None
+            for the only output.
+        derived: The tensors among the arguments that were computed for it.
     """
 
     operators: tuple[int, ...]
@@ -34,12 +37,20 @@ Key = tuple[int, int]  # an old operator's id and 0, or what comes before it and
 def replace(
     program: Program, replacements: Sequence[Replacement], outputs: Sequence[Any] | None = None
 ) -> tuple[Program, dict[int, int]]:
-    """`program` with every replacement made, and for each of its operators the id of the one that does its work now.
+    """Make every replacement in `program`.
 
-    The operators of the new program stand in the order of the old one, a new one where the last of those it replaces stood.
-    outputs: those of the new program, in terms of the old one, where they are not the old one's; Calls may be among them.
-    Raises ValueError where two replacements share an operator, an operator that is gone is still read, or the new operators
-    would depend on each other in a cycle.
+    Invariant: the operators of the new program stand in a topological order, the old order where that is one. A new operator
+    stands where the last operator that it replaces stood, behind the Calls among its arguments.
+
+    Args:
+        outputs: Of the new program, in terms of the old one, if they are not the old one's; Calls may be among them.
+
+    Returns:
+        The new program, and for each old operator the id of the operator that does its work now.
+
+    Raises:
+        ValueError: Two replacements share an operator, an operator without a result is still read, or the new operators
+            would depend on each other in a cycle.
     """
     n = len(program.graph)
     owner = list(range(n))  # the last of the group that each old operator is replaced with
@@ -107,7 +118,11 @@ def replace(
 
 
 def _topological(read: dict[Key, list[Key]]) -> list[Key]:
-    """The keys of `read` so that each comes after those it reads, the smallest first where there is a choice."""
+    """The keys of `read`, each after the keys that it reads; the smallest first if several could be next.
+
+    Invariant: `waiting[v]` counts the producers of v that are not in `order`, and `ready` is the heap of keys that wait for
+    none and are not in `order`.
+    """
     waiting = {v: len(set(producers)) for v, producers in read.items()}
     readers: dict[Key, list[Key]] = {v: [] for v in read}
     for v, producers in read.items():
@@ -125,17 +140,3 @@ def _topological(read: dict[Key, list[Key]]) -> list[Key]:
     if len(order) < len(read):
         raise ValueError("the new operators would depend on each other in a cycle")
     return order
-
-
-def users(program: Program) -> list[list[int]]:
-    """For each operator those that read it, in order; an output of the model counts as a reader too, as -1."""
-    out: list[list[int]] = [list(readers) for readers in program.graph.successors]
-    for v in program.kept_operators():
-        out[v].append(-1)
-    return out
-
-
-def only_user(readers: Iterable[int]) -> int | None:
-    """The one operator among `readers`, or None where there are none, several, or the model's output."""
-    found = list(readers)
-    return found[0] if len(found) == 1 and found[0] >= 0 else None

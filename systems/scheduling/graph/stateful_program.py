@@ -4,19 +4,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec
+
+from systems.training.restore import restored
 
 from .operator_graph import OperatorGraph
 from .program import Call, Program
 
 
 class StatefulProgram(Program):
-    """A Program with effects; the state of its graph says in which order they have to come.
+    """A Program with effects: operators write tensors in place, or draw random numbers.
 
-    changed: the tensors that outlive a run and that it writes: parameters, buffers, an optimizer's moments. random: it draws
-    from the default generator of its device.
+    Invariant: any two operators with a hazard between them (RAW, WAR, WAW) on the graph's state are ordered by a path of the
+    graph, as `OperatorGraph.with_state` makes it. A run in any order of the graph then has the effects of the order of
+    capture.
+
+    Args:
+        changed: The tensors that outlive a run and that it writes: parameters, buffers, an optimizer's moments.
+        random: It draws from the default generator of its device.
     """
 
     def __init__(
@@ -34,13 +40,7 @@ class StatefulProgram(Program):
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """What runs of the program change within, the random state among it, is as before afterwards."""
+        """Restore on exit what runs of the program within have changed, the random state included."""
         device = self.device
-        kept = [t.detach().clone() for t in self.changed]
-        try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                yield
-        finally:
-            with torch.no_grad():
-                for t, value in zip(self.changed, kept, strict=True):
-                    t.copy_(value)
+        with restored(self.changed, [device] if device.type == "cuda" else []):
+            yield

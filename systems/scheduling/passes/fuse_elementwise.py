@@ -1,101 +1,83 @@
-"""Groups of elementwise operators, each compiled into one kernel by TorchInductor."""
+"""Fuses groups of elementwise operators, each into one kernel that TorchInductor compiles (Nimble, Appendix B)."""
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.fused_kernel import MAX_INPUTS, fuse, inputs_of
+from systems.scheduling.graph.patterns import CONVOLUTIONS, is_elementwise, is_reshape, users
 from systems.scheduling.graph.program import Call, Output, Program
-from systems.scheduling.graph.rewrite import Replacement, replace, users
+from systems.scheduling.graph.rewrite import Replacement, replace
 
-from .fold_batch_norm import CONVOLUTIONS
-from .fused_kernel import MOST_INPUTS, VIEW, inputs_of, reads_tensors, replacement
-
-aten = torch.ops.aten
-NO_KERNEL = (aten.clone.default,)  # tagged pointwise, but there to change a layout
+from .context import Context, Rewritten
+from .patterns import name_operators
 
 
-def fuse_elementwise(program: Program) -> Program:
-    """Join every elementwise operator with those that compute its arguments, perhaps in another shape, and that nothing else
-    reads but it and what is joined with it.
+def fuse_elementwise(program: Program, _: Context) -> Rewritten:
+    """Fuse each elementwise operator with its producers, looking through views, if nothing outside the group reads them.
 
-    Nothing is lost for the scheduler: an operator with one reader could run beside nothing that its reader does not wait
-    for. A batch norm in eval form counts as elementwise. On a GPU so does the bias of a convolution, since PyTorch adds it
-    in a kernel of its own. The kernel is made by TorchInductor, once for each distinct group.
+    Invariant: of a group only the last operator is read from outside. So fusing takes no parallelism from the scheduler: an
+    operator with one reader could run beside nothing that its reader does not wait for. Hence nothing is measured.
+
+    On a GPU a group also takes over the biases of convolutions that it alone reads, since PyTorch adds those in a kernel of
+    their own. Equal groups share a kernel.
     """
     readers = users(program)
-    groups = _groups(program, readers)
-    replacements = []
-    cuda = program.device.type == "cuda"
-    for members in groups:
-        biased = _convolutions_before(program, readers, members) if cuda else []
+    is_cuda = program.device.type == "cuda"
+    replacements: list[Replacement] = []
+    decisions: list[Decision] = []
+    for members in _groups(program, readers):
+        biased = _convolutions_before(program, readers, members) if is_cuda else []
         if len(members) + len(biased) < 2:
             continue
-        replacements.append(replacement(program, members, "elementwise", biased=biased))
+        replacements.append(fuse(program, members, "elementwise", biased=biased))
         replacements += [_without_bias(program, u) for u in biased]
-    return replace(program, replacements)[0]
+        pattern = " + ".join(["bias"] * len(biased) + [name_operators(program, members)])
+        decisions.append(Decision("fuse_elementwise", pattern, tuple(members), {}, "fused"))
+    return replace(program, replacements)[0], decisions
 
 
 def _groups(program: Program, readers: list[list[int]]) -> list[list[int]]:
-    """The groups, each in the order of capture: the last one is what others read."""
-    group: dict[int, list[int]] = {}  # by the last one
+    """The groups, each in the order of capture; others read its last member alone."""
+    group_by_last: dict[int, list[int]] = {}
     for v in range(len(program.graph)):
-        view = is_view(program, v)
-        if not view and not is_elementwise(program, v):
+        is_view = is_reshape(program, v)
+        if not is_view and not is_elementwise(program, v):
             continue
         members, refused = [v], set[int]()
-        while inner := _read_within(program, readers, members) & group.keys() - refused:
-            joined = sorted([*group[u := max(inner)], *members])
-            if len(inputs_of(program, joined)) <= MOST_INPUTS:
+        # A group joins as a whole, at its last operator: only that one is read by what follows.
+        while producers := _read_within(program, readers, members) & group_by_last.keys() - refused:
+            joined = sorted([*group_by_last[u := max(producers)], *members])
+            if len(inputs_of(program, joined)) <= MAX_INPUTS:
                 members = joined
-                del group[u]
+                del group_by_last[u]
             else:
                 refused.add(u)
-        if not view or len(members) > 1:
-            group[v] = members
-    return [_ending_in_an_operator(program, members) for members in group.values()]
+        if not is_view or len(members) > 1:
+            group_by_last[v] = members
+    return [_without_trailing_views(program, members) for members in group_by_last.values()]
 
 
 def _read_within(program: Program, readers: list[list[int]], members: Sequence[int]) -> set[int]:
-    """What computes arguments of the members, and is read by them alone."""
+    """The operators that compute arguments of the members, and that the members alone read."""
     own = set(members)
     return {u for v in members for u in program.graph.predecessors[v] if u not in own and own.issuperset(readers[u])}
 
 
-def _ending_in_an_operator(program: Program, members: list[int]) -> list[int]:
-    return _ending_in_an_operator(program, members[:-1]) if is_view(program, members[-1]) else members
-
-
-def is_view(program: Program, v: int) -> bool:
-    """Is it another shape for a contiguous tensor, which no kernel computes?"""
-    call = program.calls[v]
-    return call.function is VIEW and program.value(call.args[0]).is_contiguous()
-
-
-def is_elementwise(program: Program, v: int) -> bool:
-    """Does the operator compute each element of its one output from those that stand at the same place?"""
-    function = program.calls[v].function
-    if function is aten.batch_norm.default:
-        return True
-    tags = getattr(function, "tags", ())
-    return (
-        torch.Tag.pointwise in tags
-        and torch.Tag.nondeterministic_seeded not in tags
-        and function not in NO_KERNEL
-        and isinstance(program.calls[v].produces, Tensor)
-        and reads_tensors(program, v)
-    )
+def _without_trailing_views(program: Program, members: list[int]) -> list[int]:
+    return _without_trailing_views(program, members[:-1]) if is_reshape(program, members[-1]) else members
 
 
 def _convolutions_before(program: Program, readers: list[list[int]], members: Sequence[int]) -> list[int]:
     """Convolutions with a bias that only this group reads."""
-    found = []
+    convolutions = []
     for argument in inputs_of(program, members):
         if isinstance(argument, Output) and set(readers[argument.operator]) <= set(members):
             call = program.calls[argument.operator]
             if call.function in CONVOLUTIONS and len(call.args) > 2 and isinstance(call.args[2], Tensor):
-                found.append(argument.operator)
-    return found
+                convolutions.append(argument.operator)
+    return convolutions
 
 
 def _without_bias(program: Program, u: int) -> Replacement:

@@ -1,4 +1,4 @@
-"""Which operators run in channels_last: the assignment of layouts with the least total time, conversions included."""
+"""Assigns layouts to operators with the least total time, conversions included."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,23 @@ UNITS = 1e5  # of flow in a millisecond: 10 ns each
 def cheapest_layouts(
     costs: Sequence[tuple[float, float]], reads: Sequence[Sequence[int]], conversions: Sequence[tuple[float, float]]
 ) -> list[int]:
-    """For each operator 0 (contiguous) or 1 (channels_last), so that the sum of all times is least.
+    """The layout of each operator, 0 (contiguous) or 1 (channels_last), with the least sum of all times.
 
-    costs[v]: milliseconds of operator v in either layout, infinite where it cannot run in it. reads[v]: the operators whose
-    output it reads, in its own layout. conversions[u]: milliseconds of converting the output of u to contiguous and to
-    channels_last; it is converted once for all readers that need it.
+    Invariant: every finite cut of this network is an assignment of layouts, and its capacity is that assignment's time. With
+    two layouts, and costs that only arise where they differ, the minimum cut is exact.
+        - Operators on the source's side are channels_last. The contiguous time lies on the edge from the source, the
+          channels_last time on the edge to the sink.
+        - Two more nodes an output stand for its copies. One is on the source's side if a reader is, the other on the sink's
+          side if a reader is. Where the output itself lies on the other side, the cut holds its conversion.
 
-    Two layouts and costs that only arise where they differ: a minimum cut, exact. Operators on the source's side are
-    channels_last. An operator is cut off from the source at its contiguous time and from the sink at its channels_last
-    time. Two nodes more an output stand for its copies: one is on the source's side if a reader is, the other on the
-    sink's if a reader is; where the output itself lies on the other side, its conversion is cut.
-    Raises ValueError where an operator can run in neither layout.
+    Args:
+        costs: milliseconds of each operator in either layout, infinite where it cannot run in it.
+        reads: for each operator those whose output it reads, in its own layout.
+        conversions: milliseconds of converting each output to contiguous and to channels_last; it is converted once for all
+            readers that need it.
+
+    Raises:
+        ValueError: an operator can run in neither layout.
     """
     n = len(costs)
     if any(min(c) == np.inf for c in costs):

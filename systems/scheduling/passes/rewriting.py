@@ -1,130 +1,109 @@
-"""Which passes a scheduler has run over the captured model, in which order, and what is kept of what they found."""
+"""The rewriting passes in the order in which they run, and the switches that turn them on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
-
-from systems.base import Unsupported
+from conf import nearest
+from systems.base import BadOption
 from systems.profiling.timing import Timer
-from systems.scheduling.graph.capture import capture
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.fused_kernel import FusedKernel
 from systems.scheduling.graph.program import Program
 
+from .context import Context, Rewritten
 from .fold_batch_norm import fold_batch_norm
-from .fuse_convolution import Fusion, fuse_convolution
+from .fuse_convolution import fuse_convolution
 from .fuse_elementwise import fuse_elementwise
 from .fuse_reductions import fuse_reductions
-from .fused_kernel import FusedKernel
-from .merge_linears import Merge, merge_linears
-from .select_kernels import Choice, select_kernels
+from .merge_linears import merge_linears
+from .select_kernels import select_kernels
 from .select_products import select_products
 
 
 @dataclass(frozen=True)
-class Rewriting:
-    """The passes that are switched on, each by its name in conf/system/nimble.yaml (Nimble, Section 5 and Appendix B; it
-    has no merge_linears and no fuse_reductions, and selects kernels for convolutions alone).
+class Pass:
+    """A rewriting pass.
 
-    They leave a program like any other, so that IOS and Opara schedule it too.
+    Args:
+        run: the pass itself.
+        switches: names in conf/rewriting; the pass runs where at least one is on.
+        measures: whether it decides by measuring.
     """
 
-    fold_batch_norm: bool = False
-    merge_linears: bool = False
-    select_kernels: bool = False
-    select_layouts: bool = False
-    fuse_convolution: bool = False
-    fuse_reductions: bool = False
-    fuse_elementwise: bool = False
+    run: Callable[[Program, Context], Rewritten]
+    switches: tuple[str, ...]
+    measures: bool = True
 
-    def captured(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, dict[str, Any]]:
-        """The model as captured and as the passes leave it, and what they did. Raises Unsupported as `capture` does, and for
-        a model without an operator.
+
+# In the order in which they run. Nimble (Section 5, Appendix B) has no merge_linears, select_products and fuse_reductions.
+PASSES = (
+    Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
+    Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
+    Pass(select_kernels, ("select_kernels", "select_layouts")),
+    Pass(select_products, ("select_kernels",)),
+    Pass(fuse_convolution, ("fuse_convolution",)),
+    Pass(fuse_reductions, ("fuse_reductions",)),
+    Pass(fuse_elementwise, ("fuse_elementwise",), measures=False),
+)
+SWITCHES = tuple(dict.fromkeys(switch for p in PASSES for switch in p.switches))
+
+
+@dataclass(frozen=True, init=False)
+class Rewriting:
+    """The passes that are switched on. They leave a program like any other, so every scheduler takes it.
+
+    Args:
+        switches: each of `SWITCHES` by name; what is not named is off.
+
+    Raises:
+        BadOption: there is no such switch, or its value is neither true nor false.
+    """
+
+    switches: frozenset[str]
+
+    def __init__(self, **switches: bool):
+        for name, value in switches.items():
+            if name not in SWITCHES:
+                raise BadOption(f"system.{name} is no switch of a rewriting pass: {nearest(name, SWITCHES)}")
+            if not isinstance(value, bool):
+                raise BadOption(f"system.{name} is {value}, and must be true or false")
+        object.__setattr__(self, "switches", frozenset(name for name, value in switches.items() if value))
+
+    @property
+    def passes(self) -> list[Pass]:
+        """Those that run, in order."""
+        return [p for p in PASSES if self.switches.intersection(p.switches)]
+
+    @property
+    def measures(self) -> bool:
+        """Does one of the passes that run decide by measuring?"""
+        return any(p.measures for p in self.passes)
+
+    def apply(self, program: Program, timer: Timer) -> Rewritten:
+        """The program as the passes leave it, and their decisions in the order in which they were taken.
+
+        Invariant: the passes run one after the other, in the order of `PASSES`; the operators of a decision are those of the
+        program that its pass was given.
         """
-        program = capture(module, inputs)
-        if not len(program.graph):
-            raise Unsupported("the model has no operator, so there is nothing to schedule")
-        timer = Timer(inputs[0].device)
-        try:
-            return self.apply(program, timer)
-        finally:
-            timer.close()
+        decisions: list[Decision] = []
+        for i, each in enumerate(self.passes):
+            program, taken = each.run(program, self._context(timer, i))
+            decisions += taken
+        return program, decisions
 
     def compile(self, program: Program) -> None:
-        """Have fused kernels compiled now, and not in the threads of a CPU's streams."""
-        if self.fuse_elementwise or self.fuse_reductions:
+        """Compile the fused kernels of `program` now, and not in the threads of a CPU's streams."""
+        if any(isinstance(call.function, FusedKernel) for call in program.calls):
             program.run(program.examples)
 
-    def apply(self, program: Program, timer: Timer) -> tuple[Program, dict[str, Any]]:
-        """The program as the passes leave it, and what they did, as data for a schedule file.
+    def _context(self, timer: Timer, i: int) -> Context:
+        """What the pass number i of those that run is given."""
+        unmeasured = [p for p in self.passes[i + 1 :] if not p.measures]
 
-        timer: asked by the passes that choose by measuring.
-        """
-        report: dict[str, Any] = {}
-        if self.fold_batch_norm:
-            before, program = len(program.graph), fold_batch_norm(program)
-            report["fold_batch_norm"] = {"folded": before - len(program.graph)}
-        if self.merge_linears:  # before those that look at strides, which it changes
-            program, merges = merge_linears(program, timer, timer.at_once)
-            report["merge_linears"] = _merges(merges)
-        if self.select_kernels or self.select_layouts:
-            program, choices = select_kernels(
-                program, timer, implementations=self.select_kernels, layouts=self.select_layouts
-            )
-            if self.select_kernels:
-                program, more = select_products(program, timer)
-                choices += more
-            report["select_kernels"] = [_choice(c) for c in choices]
-        later: Callable[[Program], Program] = fuse_elementwise if self.fuse_elementwise else lambda part: part
-        if self.fuse_convolution:
-            program, fusions = fuse_convolution(program, timer, later)
-            report["fuse_convolution"] = _fusions(fusions)
-        if self.fuse_reductions:
-            program, fusions = fuse_reductions(program, timer, later)
-            report["fuse_reductions"] = _fusions(fusions)
-        if self.fuse_elementwise:
-            rows = sum(isinstance(c.function, FusedKernel) for c in program.calls)
-            before, program = len(program.graph), fuse_elementwise(program)
-            kernels = sum(isinstance(c.function, FusedKernel) for c in program.calls) - rows
-            report["fuse_elementwise"] = {"operators": before - len(program.graph) + kernels, "kernels": kernels}
-        return program, report
+        def later(program: Program) -> Program:
+            for p in unmeasured:
+                program, _ = p.run(program, context)
+            return program
 
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    return {
-        "operator": choice.pattern,
-        "count": len(choice.operators),
-        "chosen": choice.chosen,
-        "gain": round(choice.gain, 3),
-        "milliseconds": {name: round(t, 5) for name, t in choice.milliseconds.items()},
-    }
-
-
-def _fusions(fusions: list[Fusion]) -> list[dict[str, Any]]:
-    equal: dict[tuple[str, float, float], list[Fusion]] = {}
-    for fusion in fusions:
-        equal.setdefault((fusion.pattern, fusion.separate_ms, fusion.fused_ms), []).append(fusion)
-    return [
-        {
-            "operators": pattern,
-            "count": len(members),
-            "chosen": "fused" if members[0].chosen else "separate",
-            "milliseconds": {"separate": round(separate, 5), "fused": round(fused, 5)},
-        }
-        for (pattern, separate, fused), members in equal.items()
-    ]
-
-
-def _merges(merges: list[Merge]) -> list[dict[str, Any]]:
-    equal: dict[tuple[str, float, float, float], list[Merge]] = {}
-    for merge in merges:
-        equal.setdefault((merge.pattern, merge.in_turn_ms, merge.at_once_ms, merge.merged_ms), []).append(merge)
-    return [
-        {
-            "operators": pattern,
-            "count": len(members),
-            "chosen": "merged" if members[0].chosen else "separate",
-            "milliseconds": {name: round(t, 5) for name, t in zip(("in_turn", "at_once", "merged"), times, strict=True)},
-        }
-        for (pattern, *times), members in equal.items()
-    ]
+        context = Context(timer, timer.at_once, later, self.switches)
+        return context

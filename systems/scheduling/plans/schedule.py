@@ -1,21 +1,89 @@
 """The one representation of a schedule: every scheduler emits it, every executor accepts it."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from systems.scheduling.decision import DecisionRow
 from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
+
+
+@dataclass(frozen=True)
+class BlockSearch:
+    """The search of one block.
+
+    Args:
+        units: number of schedule units.
+        width: the largest number of units of which none depends on another.
+        transitions: pairs of a state and an ending that the search went through.
+        milliseconds: of the block's stages together.
+        sequential_milliseconds: of its units one after the other.
+    """
+
+    units: int
+    width: int
+    transitions: int | None = None
+    milliseconds: float | None = None
+    sequential_milliseconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """What finding a schedule took, and what of it each scheduler knows; None for the rest.
+
+    Args:
+        seconds: of the search, a profiler's not among them.
+        states, transitions: that a dynamic programme went through.
+        units, blocks, largest_block, splits: schedule units, blocks of them, units of the largest block, and how often a
+            block was split (IOS).
+        parts: the search of each block (IOS).
+        measured: measurements that were made, and not read from the cache.
+        allocation_seconds: of `seconds`, those of the stream allocator (Opara).
+        profile_seconds: of the profiler, beside `seconds` (Opara).
+        occupancy: mean achieved occupancy of the model's kernels, 0 to 1 (Opara).
+    """
+
+    seconds: float = 0.0
+    states: int = 0
+    transitions: int = 0
+    units: int | None = None
+    blocks: int | None = None
+    largest_block: int | None = None
+    splits: int | None = None
+    parts: tuple[BlockSearch, ...] | None = None
+    measured: int | None = None
+    allocation_seconds: float | None = None
+    profile_seconds: float | None = None
+    occupancy: float | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """As data for `json.dump`; what is None is left out."""
+        document = _without_none(asdict(self))
+        if self.parts is not None:
+            document["parts"] = [_without_none(asdict(part)) for part in self.parts]
+        return document
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> "Search":
+        """Raises TypeError where `document` is not of `to_json`."""
+        parts = document.get("parts")
+        return cls(**document | {"parts": None if parts is None else tuple(BlockSearch(**part) for part in parts)})
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Operators in launch order, a stream for each, and the waits between streams.
 
-    order: operator ids as they are launched. streams[v]: the stream of operator v, numbered from 0 without gaps.
-    waits: (producer, consumer) pairs; the consumer's stream waits for the producer before it runs the consumer. stages:
-    groups of operators by stage, for schedulers that have them. merges: groups of operators run as one. search: what
-    finding the schedule took (seconds, states, transitions). rewriting: what passes made of the captured model before it
-    was scheduled, by pass.
+    Args:
+        graph: the operators and their dependencies.
+        system: the scheduler's name.
+        order: operator ids as they are launched.
+        streams: of operator v streams[v], numbered from 0 without gaps.
+        waits: (producer, consumer) pairs; the consumer's stream waits for the producer before it runs the consumer.
+        stages: groups of operators by stage, for schedulers that have stages.
+        merges: groups of operators that run as one (`systems.scheduling.plans.lower`).
+        search: what finding the schedule took, None where nothing was searched.
+        decisions: the choices that the rewriting passes made before, equal ones as one row.
     """
 
     graph: OperatorGraph
@@ -25,8 +93,8 @@ class Schedule:
     waits: tuple[tuple[int, int], ...]
     stages: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     merges: tuple[tuple[int, ...], ...] | None = None
-    search: dict[str, Any] = field(default_factory=dict)
-    rewriting: dict[str, Any] = field(default_factory=dict)
+    search: Search | None = None
+    decisions: tuple[DecisionRow, ...] = ()
 
     @cached_property
     def stream_count(self) -> int:
@@ -35,8 +103,8 @@ class Schedule:
     def happens_before(self) -> list[int]:
         """For each operator the bit mask of the operators that are finished before it starts.
 
-        What a stream's order and the waits give, and nothing else: no data dependency is looked at. An operator that
-        waits for one launched later gets no ordering from it, since an event counts only once it is recorded.
+        Only a stream's order and the waits count, never a data dependency. An operator that waits for one launched later
+        gets no ordering from it, since an event counts only once it is recorded.
         """
         before = [0] * len(self.graph)
         waits: list[list[int]] = [[] for _ in before]
@@ -45,19 +113,16 @@ class Schedule:
         last: dict[int, int] = {}  # stream -> the operator launched last on it
         launched = 0
         for v in self.order:
-            reached = 0
-            for u in waits[v]:
-                if launched >> u & 1:
-                    reached |= before[u] | 1 << u
+            orders_v = [u for u in waits[v] if launched >> u & 1]
             if (previous := last.get(self.streams[v])) is not None:
-                reached |= before[previous] | 1 << previous
-            before[v] = reached
+                orders_v.append(previous)
+            _, before[v] = OperatorGraph.reach(orders_v, before)
             last[self.streams[v]] = v
             launched |= 1 << v
         return before
 
-    def summary(self) -> dict[str, Any]:
-        """What a record keeps of the schedule."""
+    def summary(self) -> dict[str, object]:
+        """The part of the schedule that a record keeps."""
         return {
             "system": self.system,
             "operators": len(self.graph),
@@ -65,18 +130,18 @@ class Schedule:
             "streams": self.stream_count,
             "waits": len(self.waits),
             "width": self.graph.width,
-            "search": dict(self.search),
-            "rewriting": dict(self.rewriting),
+            "search": self.search.to_json() if self.search else {},
+            "decisions": [row.to_json() for row in self.decisions],
         }
 
-    def to_json(self, *, model: str, batch: int, device: str) -> dict[str, Any]:
+    def to_json(self, *, model: str, batch: int, device: str) -> dict[str, object]:
         """The schedule file, as data for `json.dump`; its keys are a contract."""
         position = {v: i for i, v in enumerate(self.order)}
         operators = [
             {"id": o.id, "name": o.name, "target": o.target, "stream": self.streams[o.id], "position": position[o.id]}
             for o in self.graph.operators
         ]
-        document: dict[str, Any] = {
+        document: dict[str, object] = {
             "model": model,
             "system": self.system,
             "batch": batch,
@@ -86,14 +151,14 @@ class Schedule:
             "waits": [list(w) for w in self.waits],
             "streams": self.stream_count,
             "width": self.graph.width,
-            "search": {"seconds": 0.0, "states": 0, "transitions": 0} | self.search,
+            "search": (self.search or Search()).to_json(),
         }
         if self.stages is not None:
             document["stages"] = [[list(group) for group in stage] for stage in self.stages]
         if self.merges is not None:
             document["merges"] = [list(group) for group in self.merges]
-        if self.rewriting:
-            document["rewriting"] = dict(self.rewriting)
+        if self.decisions:
+            document["decisions"] = [row.to_json() for row in self.decisions]
         return document
 
     @classmethod
@@ -113,11 +178,15 @@ class Schedule:
                 waits=tuple((u, v) for u, v in document["waits"]),
                 stages=None if stages is None else tuple(tuple(tuple(g) for g in stage) for stage in stages),
                 merges=None if merges is None else tuple(tuple(g) for g in merges),
-                search=dict(document.get("search", {})),
-                rewriting=dict(document.get("rewriting", {})),
+                search=Search.from_json(document.get("search", {})),
+                decisions=tuple(DecisionRow.from_json(row) for row in document.get("decisions", ())),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"not a schedule file: {type(error).__name__}: {error}") from error
+
+
+def _without_none(document: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in document.items() if value is not None}
 
 
 def sequential(graph: OperatorGraph) -> Schedule:

@@ -8,7 +8,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
-from .schedule import Schedule, sequential
+from .schedule import Schedule, Search, sequential
 
 
 def assign_streams(graph: OperatorGraph) -> Schedule:
@@ -33,8 +33,7 @@ def assign_streams(graph: OperatorGraph) -> Schedule:
             streams[v] = count
             count += 1
     waits = tuple((u, v) for u, v in edges if matched[v] != u)
-    search = {"seconds": perf_counter() - start, "states": 0, "transitions": 0}
-    return Schedule(graph, "nimble", tuple(range(n)), tuple(streams), waits, search=search)
+    return Schedule(graph, "nimble", tuple(range(n)), tuple(streams), waits, search=Search(perf_counter() - start))
 
 
 def single_stream(graph: OperatorGraph) -> Schedule:

@@ -1,0 +1,1 @@
+"""A scheduler of the user's own."""

@@ -1,0 +1,276 @@
+"""IOS's search over a whole model: units, blocks, the stages of each block, and what each stage costs (IOS, Section 4)."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from systems.base import BadOption
+from systems.profiling.timing import Timer
+from systems.scheduling.graph.program import Input, Output, Program
+from systems.scheduling.plans.merge import mergeable
+from systems.scheduling.plans.schedule import BlockSearch, Search
+from systems.scheduling.plans.stages import Stage, greedy
+
+from .blocks import find_blocks, subgraph, unit_graph
+from .endings import MAX_TRANSITIONS, TooManyTransitions
+from .search import Groups, find_schedule
+from .stage_timer import StageTimer, Unit
+from .units import find_units
+from .windows import WINDOW_TRANSITIONS, UnitStage, improve
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that a search depends on; see `Ios`."""
+
+    strategy: str
+    r: int
+    s: int
+    units: str
+    max_part_size: int
+    exhaustive: bool
+
+    @property
+    def searches(self) -> bool:
+        return self.strategy in ("both", "parallel", "merge")
+
+    @property
+    def merges(self) -> bool:
+        return self.strategy in ("both", "merge")
+
+    @property
+    def runs_groups_at_once(self) -> bool:
+        return self.strategy in ("both", "parallel")
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """The stages of a block, and the size of the search for them."""
+
+    stages: list[UnitStage]
+    states: int = 0
+    transitions: int = 0
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Milliseconds of a stage by the better of its two ways of parallelisation, and whether that is the merge."""
+
+    milliseconds: float
+    is_merged: bool
+
+
+def find_stages(
+    program: Program, options: Options, timer: Timer, report: Callable[[str], None]
+) -> tuple[list[Stage], Search]:
+    """The stages of a model, block after block.
+
+    Invariant: stages of one block hold no unit of another, so the blocks' best stages are the best of the model within its
+    blocks.
+
+    Args:
+        program: as the passes leave it.
+        options: of the search.
+        timer: keeps what is measured.
+        report: hears which block is searched, and how many stages were measured.
+
+    Returns:
+        The stages, and the size of the search, without its seconds and its number of measurements.
+
+    Raises:
+        BadOption: a block has too many transitions for these options.
+    """
+    return _Planner(program, options, timer, report).plan()
+
+
+class _Planner:
+    """The search over one model. Units are known by their places in `units`."""
+
+    def __init__(self, program: Program, options: Options, timer: Timer, report: Callable[[str], None]):
+        self.program, self.options, self.report = program, options, report
+        self.units: Sequence[Unit] = find_units(program, options.units)
+        self.graph = unit_graph(program.graph, self.units)
+        self.timer = StageTimer(program, timer, lambda count: report(f"scheduling: {count} stages measured"))
+        self.solutions: dict[Hashable, BlockPlan] = {}  # by what a part of the units computes: cells of a network repeat
+
+    def plan(self) -> tuple[list[Stage], Search]:
+        cut = find_blocks(self.graph, self.options.max_part_size)
+        blocks = [sorted(sum(parts, ())) for parts in cut.blocks]
+        stages: list[Stage] = []
+        parts: list[BlockSearch] = []
+        states = transitions = 0
+        if self.options.searches:
+            for number, (block, pieces) in enumerate(zip(blocks, cut.blocks, strict=True), 1):
+                self.report(f"scheduling: block {number} of {len(blocks)}")
+                plan = self._plan_block(pieces)
+                stages += map(self._operator_stage, plan.stages)
+                states, transitions = states + plan.states, transitions + plan.transitions
+                parts.append(self._block_search(block, plan))
+        else:
+            one_by_one = [(i,) for i in range(len(self.units))]
+            levels = greedy(self.graph) if self.options.strategy == "greedy" else one_by_one
+            stages = [Stage(tuple(self.units[i] for i in level)) for level in levels]
+            parts = [BlockSearch(len(block), subgraph(self.graph, block).width) for block in blocks]
+        search = Search(
+            states=states,
+            transitions=transitions,
+            units=len(self.units),
+            blocks=len(blocks),
+            largest_block=max(map(len, blocks)),
+            splits=cut.splits,
+            parts=tuple(parts),
+        )
+        return stages, search
+
+    def _operator_stage(self, stage: UnitStage) -> Stage:
+        """The same stage in operators; the groups of a merged one become one group."""
+        groups = tuple(tuple(sorted(v for i in group for v in self.units[i])) for group in stage.groups)
+        return Stage((tuple(sorted(sum(groups, ()))),), True) if stage.is_merged else Stage(groups)
+
+    def _block_search(self, block: Sequence[int], plan: BlockPlan) -> BlockSearch:
+        one_by_one = [[self.units[v]] for v in block]
+        return BlockSearch(
+            units=len(block),
+            width=subgraph(self.graph, block).width,
+            transitions=plan.transitions,
+            milliseconds=self._total(plan.stages),
+            sequential_milliseconds=sum(self.timer.concurrent([g], [self.timer.number(g)]) for g in one_by_one),
+        )
+
+    def _plan_block(self, pieces: Sequence[Sequence[int]]) -> BlockPlan:
+        """The stages of a block, of which `pieces` are the parts.
+
+        A block that was split begins with the stages of its parts, or with the greedy ones where those take less. Windows
+        across the parts then make them better.
+        """
+        states = transitions = 0
+
+        def solve(part: Sequence[int], max_transitions: int = MAX_TRANSITIONS) -> list[UnitStage]:
+            nonlocal states, transitions
+            solution = self._solve(part, max_transitions)
+            states, transitions = states + solution.states, transitions + solution.transitions
+            return solution.stages
+
+        def solve_window(window: Sequence[int]) -> list[UnitStage] | None:
+            try:
+                return solve(window, WINDOW_TRANSITIONS)
+            except TooManyTransitions:
+                return None
+
+        try:
+            stages = [stage for piece in pieces for stage in solve(piece)]
+        except TooManyTransitions as error:
+            raise BadOption(f"{error}: lower system.r, system.s or system.max_part_size") from error
+        if len(pieces) > 1:
+            if self.options.runs_groups_at_once:
+                stages = min(stages, self._greedy(sorted(sum(map(tuple, pieces), ()))), key=self._total)
+            stages = improve(stages, self.options.max_part_size, self._total, solve_window)
+        return BlockPlan(stages, states, transitions)
+
+    def _greedy(self, block: Sequence[int]) -> list[UnitStage]:
+        """The greedy stages of a block, none of more than s groups."""
+        levels = greedy(subgraph(self.graph, block))
+        s = self.options.s or len(block)
+        return [
+            UnitStage(tuple((block[i],) for i in level[at : at + s])) for level in levels for at in range(0, len(level), s)
+        ]
+
+    def _total(self, stages: Sequence[UnitStage]) -> float:
+        """Milliseconds of stages one after the other."""
+        staged = [[[self.units[i] for i in group] for group in stage.groups] for stage in stages]
+        return sum(self.stage_cost(groups, [self.timer.number(g) for g in groups]).milliseconds for groups in staged)
+
+    def _solve(self, part: Sequence[int], max_transitions: int) -> BlockPlan:
+        """The best stages of a part of the units; parts that compute the same are searched once."""
+        inner = subgraph(self.graph, part).predecessors
+        units = [self.units[v] for v in part]
+        inputs = [_first_input(self.program, unit[0]) for unit in units]
+        key = (
+            tuple(tuple(p) for p in inner),
+            tuple(self.timer.number([unit]) for unit in units),
+            tuple(inputs.index(read) for read in inputs),
+        )
+        if key not in self.solutions:
+            self.solutions[key] = self._search(inner, units, inputs, max_transitions)
+        solution = self.solutions[key]
+        stages = [UnitStage(tuple(tuple(part[i] for i in g) for g in s.groups), s.is_merged) for s in solution.stages]
+        return BlockPlan(stages, solution.states, solution.transitions)
+
+    def _search(
+        self, inner: Sequence[Sequence[int]], units: Sequence[Unit], inputs: Sequence[object], max_transitions: int
+    ) -> BlockPlan:
+        """The best stages of units, which are numbered by their places in `units`."""
+        costs = _StageCosts(self, units, inputs)
+        best = find_schedule(
+            inner,
+            lambda _, groups: costs.of(groups).milliseconds,
+            self.options.r or None,
+            self.options.s or None,
+            costs.measure_eagerly if self.options.runs_groups_at_once and not self.options.exhaustive else None,
+            costs.cost_class,
+            max_transitions,
+        )
+        stages = [UnitStage(tuple(map(_members, groups)), costs.of(groups).is_merged) for groups in best.stages]
+        return BlockPlan(stages, best.counts.states, best.counts.transitions)
+
+    def stage_cost(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> StageCost:
+        """The better of the two ways of parallelisation (Algorithm 1, GenerateStage); `numbers` are the groups'."""
+        merged = concurrent = inf
+        single_units = all(len(group) == 1 for group in groups)
+        if self.options.merges and single_units and len(groups) > 1:
+            merged = self.timer.merged([group[0] for group in groups]) or inf
+        if self.options.runs_groups_at_once or (single_units and len(groups) == 1):
+            concurrent = self.timer.concurrent(groups, numbers)
+        return StageCost(min(merged, concurrent), merged < concurrent)
+
+
+class _StageCosts:
+    """The costs of the stages of a part, whose groups are bit masks of places in it.
+
+    Args:
+        planner: measures.
+        units: of the part.
+        inputs: what each unit reads first.
+    """
+
+    def __init__(self, planner: _Planner, units: Sequence[Unit], inputs: Sequence[object]):
+        self.planner, self.units, self.inputs = planner, units, inputs
+        self.numbers: dict[int, int] = {}
+        self.costs: dict[Hashable, StageCost] = {}
+
+    def of(self, groups: Groups) -> StageCost:
+        key = self.cost_class(groups)
+        if key not in self.costs:
+            unit_groups = [[self.units[i] for i in _members(g)] for g in groups]
+            self.costs[key] = self.planner.stage_cost(unit_groups, [self._number(g) for g in groups])
+        return self.costs[key]
+
+    def cost_class(self, groups: Groups) -> Hashable:
+        """Equal for stages that cost the same."""
+        return *sorted(map(self._number, groups)), self._may_merge(groups)
+
+    def measure_eagerly(self, groups: Groups) -> bool:
+        """Is the stage known already, or one that may take less than a subset of its groups, as a merge may?"""
+        if self._may_merge(groups) and mergeable(self.planner.program, [self.units[g.bit_length() - 1] for g in groups]):
+            return True
+        return self.planner.timer.is_known([self._number(g) for g in groups])
+
+    def _may_merge(self, groups: Groups) -> bool:
+        """Are they several single units that read the same input?"""
+        if not self.planner.options.merges or len(groups) < 2 or any(g.bit_count() > 1 for g in groups):
+            return False
+        return len({self.inputs[g.bit_length() - 1] for g in groups}) == 1
+
+    def _number(self, group: int) -> int:
+        if group not in self.numbers:
+            self.numbers[group] = self.planner.timer.number([self.units[i] for i in _members(group)])
+        return self.numbers[group]
+
+
+def _members(group: int) -> tuple[int, ...]:
+    return tuple(i for i in range(group.bit_length()) if group >> i & 1)
+
+
+def _first_input(program: Program, operator: int) -> object:
+    """What the operator reads first, which units must share to be merged; the operator itself where it reads nothing."""
+    return next((a for a in program.calls[operator].leaves() if isinstance(a, Output | Input)), operator)

@@ -1,0 +1,49 @@
+"""Stages that a search has found, kept in the cache: a later preparation does not search again."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from systems.cache import code_of
+from systems.profiling.measurements import Measurements
+from systems.profiling.timing import Timer
+from systems.scheduling.graph.program import Input, Output, Program
+from systems.scheduling.plans.merge import merge
+from systems.scheduling.plans.schedule import Search
+from systems.scheduling.plans.stages import Stage
+
+from . import blocks, endings, planning, search, stage_timer, units, windows
+
+KIND = "ios"
+CODE = (blocks, endings, planning, search, stage_timer, units, windows)
+
+
+class StoredStages:
+    """The stages of one program under one set of options.
+
+    NOTE: the name of the entry holds everything that a search depends on but its measured costs: what the operators do and
+    what each one reads, the options, and the code of the search. The file of the entry holds the conditions of its device.
+    """
+
+    def __init__(self, program: Program, options: planning.Options):
+        self.cache = Measurements(KIND, program.device)
+        operators = [
+            [program.signature(v), *(repr(a) for a in call.leaves() if isinstance(a, Output | Input))]
+            for v, call in enumerate(program.calls)
+        ]
+        code = code_of(*(module.__name__ for module in CODE), Stage.__module__, merge.__module__, Timer.__module__)
+        key = json.dumps([operators, [repr(o) for o in program.outputs], asdict(options), code])
+        self.name = hashlib.sha256(key.encode()).hexdigest()[:24]
+
+    def read(self) -> tuple[list[Stage], Search] | None:
+        """The stages, and the search that found them; None where there are none."""
+        if self.name not in self.cache:
+            return None
+        entry: Any = self.cache[self.name]
+        stages = [Stage(tuple(map(tuple, groups)), is_merged) for groups, is_merged in entry["stages"]]
+        return stages, Search.from_json(entry["search"])
+
+    def write(self, stages: list[Stage], search: Search) -> None:
+        entry: Any = {"stages": [[s.groups, s.is_merged] for s in stages], "search": search.to_json()}
+        self.cache.add({self.name: entry})

@@ -1,0 +1,95 @@
+"""A step of training as one scheduled program: forward, loss, backward and the optimizer's update."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from systems.training.optimizers import StaticOptimizer, fits
+
+from .scheduled import Scheduled
+
+
+class TrainingStep(Scheduled):
+    """A step of training, made ready. Steps must not overlap.
+
+    Invariant: the step runs on the tensors that the module and the optimizer held when it was prepared. Whatever has taken
+    the place of one of them since is an error, but for a buffer that fits: its value is copied into the captured one.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: StaticOptimizer, executor: Scheduled):
+        self.optimizer, self.executor = optimizer, executor
+        self.schedule, self.program, self.is_captured = executor.schedule, executor.program, executor.is_captured
+        self.modules = list(module.modules())
+        self.forms = [m.training for m in self.modules]
+        self.owners: list[dict[str, Any]] = [d for m in self.modules for d in (m._modules, m._parameters, m._buffers)]
+        self.members_by_owner = [dict(owner) for owner in self.owners]
+        self.members = _members(self.owners)
+        self.tensors = [x for x in self.members if isinstance(x, Tensor)]
+        self.addresses = [t.data_ptr() for t in self.tensors]
+
+    @property
+    def memory(self) -> dict[str, int]:
+        return self.executor.memory
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """One step.
+
+        Args:
+            inputs: the module's, then the target.
+
+        Returns:
+            The loss before the update, a tensor without gradient.
+
+        Raises:
+            ValueError: the inputs have other shapes, dtypes or another device than prepared, or a setting of the optimizer
+                has changed that is captured; all but learning rates are.
+            RuntimeError: the module has been switched between training and eval form, or a parameter or buffer has been
+                replaced or moved.
+        """
+        self.program.check(inputs)
+        self._check_module()
+        self.optimizer.refresh()
+        value = self.executor(*inputs)
+        self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # or learning-rate schedulers warn
+        return value
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def _check_module(self) -> None:
+        """Runs before each step, so it compares whole lists first, and looks closer only where they differ."""
+        forms = [m.training for m in self.modules]
+        if forms != self.forms:
+            i = next(i for i, (now, then) in enumerate(zip(forms, self.forms, strict=True)) if now != then)
+            form = "training" if self.forms[i] else "eval"
+            raise RuntimeError(
+                f"{type(self.modules[i]).__name__} was in {form} form when the step was prepared: prepare it again"
+            )
+        members = _members(self.owners)
+        if len(members) != len(self.members) or not all(map(operator.is_, members, self.members)):
+            self._take_buffers_over()
+        if list(map(Tensor.data_ptr, self.tensors)) != self.addresses:
+            raise RuntimeError("a parameter or buffer of the module has moved since the step was prepared: prepare it again")
+
+    def _take_buffers_over(self) -> None:
+        """An eager forward may assign a new buffer: the captured one takes its value and its place."""
+        for owner, members in zip(self.owners, self.members_by_owner, strict=True):
+            for name in owner.keys() | members.keys():
+                now: Any = owner.get(name)
+                then = members.get(name)
+                if now is then:
+                    continue
+                if isinstance(then, nn.Parameter) or not isinstance(then, Tensor) or not fits(now, then):
+                    raise RuntimeError(
+                        f"{name} of the module has been replaced since the step was prepared: prepare it again"
+                    )
+                with torch.no_grad():
+                    owner[name] = then.copy_(now)
+
+
+def _members(owners: list[dict[str, Any]]) -> list[Any]:
+    return [x for owner in owners for x in owner.values()]

@@ -1,0 +1,133 @@
+"""A group of operators as one operator, compiled into as few kernels as TorchInductor makes of it."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .patterns import ADDITION, BATCH_NORM, VIEW
+from .program import Call, Input, Output, Program
+from .rewrite import Replacement
+
+MAX_INPUTS = 16  # tensors that a fused operator reads; with more it gains little and compiles slowly
+
+
+class FusedKernel:
+    """A group of operators as a function of tensors; the first call compiles it, for tensors like its own.
+
+    A call returns the one output, or a tuple of several. None lies in the memory of an argument: where nothing is to be
+    computed, TorchInductor returns an argument itself, and that is copied.
+
+    Args:
+        module: the group; it returns a tuple.
+        target: what the operator is called in signatures.
+
+    Raises:
+        Exception: whatever TorchInductor raises, by the first call.
+    """
+
+    compiled: dict[str, Callable[..., Any]] = {}  # equal groups share a kernel
+    lock = threading.Lock()
+
+    def __init__(self, module: fx.GraphModule, target: str):
+        self.module, self.target = module, target
+        self.kernel: Callable[..., Any] | None = None
+        self.is_argument: list[bool] | None = None  # for each output whether it lies in the memory of an argument
+
+    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        kernel = self.kernel or self._compile(inputs)
+        outputs = tuple(kernel(*inputs))
+        if self.is_argument is None:
+            addresses = {x.untyped_storage().data_ptr() for x in inputs}
+            self.is_argument = [x.untyped_storage().data_ptr() in addresses for x in outputs]
+        if any(self.is_argument):
+            outputs = tuple(x.clone() if copied else x for x, copied in zip(outputs, self.is_argument, strict=True))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _compile(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
+        tensors = [(str(x.dtype), tuple(x.shape), x.stride(), str(x.device), x.data_ptr() % 16) for x in inputs]
+        key = f"{self.target} {tensors}"
+        with self.lock:  # streams of a CPU may come to equal groups at once
+            if key not in self.compiled:
+                with torch.no_grad():
+                    self.compiled[key] = torch._inductor.compile(self.module, list(inputs))
+        self.kernel = self.compiled[key]
+        return self.kernel
+
+
+def fuse(
+    program: Program, members: Sequence[int], kind: str, outputs: Sequence[int] = (), biased: Sequence[int] = ()
+) -> Replacement:
+    """One operator in the place of `members`.
+
+    Args:
+        members: ids, in the order of capture.
+        kind: the beginning of the new operator's target.
+        outputs: the members that others read; by default the last alone.
+        biased: convolutions before the members that lose their bias, which is added here.
+    """
+    outputs = outputs or members[-1:]
+    graph = fx.Graph()
+    arguments: list[Any] = inputs_of(program, members)
+    biases = [program.calls[u].args[2] for u in biased]
+    for bias in biases:
+        if not any(_is_same(bias, a) for a in arguments):
+            arguments.append(bias)
+    placeholders = [graph.placeholder(f"x{i}") for i in range(len(arguments))]
+
+    def placeholder(argument: Any) -> fx.Node:
+        return next(p for a, p in zip(arguments, placeholders, strict=True) if _is_same(a, argument))
+
+    nodes: dict[int, fx.Node] = {}
+    for u, bias in zip(biased, biases, strict=True):
+        num_trailing = program.calls[u].produces.dim() - 2
+        shaped = graph.call_function(VIEW, (placeholder(bias), [-1, *[1] * num_trailing]))  # [K, 1, 1]
+        nodes[u] = graph.call_function(ADDITION, (placeholder(Output(u)), shaped))
+
+    def node(argument: Any) -> Any:
+        if isinstance(argument, Output) and argument.operator in nodes:
+            return nodes[argument.operator]
+        return placeholder(argument) if isinstance(argument, (Output, Input, Tensor)) else argument
+
+    for v in members:
+        call = program.calls[v].map(node)
+        if call.function is BATCH_NORM:
+            x, weight, bias, mean, variance, _, momentum, epsilon, _ = call.args
+            norm = torch.ops.aten._native_batch_norm_legit_no_training.default
+            normed = graph.call_function(norm, (x, weight, bias, mean, variance, momentum, epsilon))
+            nodes[v] = graph.call_function(getitem, (normed, 0))
+        else:
+            nodes[v] = graph.call_function(call.function, call.args, call.kwargs)
+    graph.output(tuple(nodes[v] for v in outputs))
+    module = fx.GraphModule({}, graph)
+    kernel = FusedKernel(module, f"{kind}_{hashlib.sha256(module.code.encode()).hexdigest()[:8]}")
+    produced = tuple(program.calls[v].produces for v in outputs)
+    call = Call(kernel, tuple(arguments), {}, produced if len(outputs) > 1 else produced[0])
+    name = "_".join(program.graph.operators[v].name for v in members if program.calls[v].function is not VIEW)
+    results = {v: i if len(outputs) > 1 else None for i, v in enumerate(outputs)}
+    return Replacement(tuple(members), name, f"opweave.{kernel.target}", call, results)
+
+
+def inputs_of(program: Program, members: Sequence[int]) -> list[Any]:
+    """What the group reads from outside, each once: outputs of other operators, the model's inputs, and tensors."""
+    arguments: list[Any] = []
+    own = set(members)
+
+    def note(argument: Any) -> Any:
+        is_inside = isinstance(argument, Output) and argument.operator in own
+        is_read = isinstance(argument, (Output, Input, Tensor)) and not is_inside
+        if is_read and not any(_is_same(argument, a) for a in arguments):
+            arguments.append(argument)
+        return argument
+
+    for v in members:
+        program.calls[v].map(note)
+    return arguments
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b if isinstance(a, Tensor) or isinstance(b, Tensor) else bool(a == b)

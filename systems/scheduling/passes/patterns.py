@@ -1,0 +1,127 @@
+"""What passes match beyond `graph.patterns` (products, reductions, kernels of convolutions), and how they name it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.scheduling.graph.patterns import CONVOLUTION, convolution, reads_tensors
+from systems.scheduling.graph.program import Call, Input, Output, Program
+
+aten = torch.ops.aten
+LINEAR, ADDMM = aten.linear.default, aten.addmm.default
+PRODUCTS = (LINEAR, ADDMM, aten.mm.default, aten.matmul.default)
+NORMS = (aten.layer_norm.default, aten.rms_norm.default)
+SOFTMAXES = (aten.softmax.int, aten._softmax.default)
+SUMS = (aten.mean.dim, aten.sum.dim_IntList)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product with a weight of the module's own.
+
+    Args:
+        operator: its id.
+        x: what is multiplied, [..., features].
+        weight: [K, features] of a linear, else [features, K].
+        bias: [K].
+        along: the dimension of the weight that has the K output features.
+    """
+
+    operator: int
+    x: Output | Input
+    weight: Tensor
+    bias: Tensor | None
+    along: int
+
+
+def product(call: Call, v: int) -> Product | None:
+    """Operator v, which is `call`, as a product; None where it is none or its weight is computed."""
+    if call.function not in PRODUCTS or call.kwargs:
+        return None
+    if call.function is ADDMM:
+        bias, x, weight = call.args
+    else:
+        x, weight, bias = (*call.args, None)[:3]
+    along = 0 if call.function is LINEAR else 1
+    if not isinstance(x, Output | Input) or not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None
+    if bias is not None and (not isinstance(bias, Tensor) or bias.shape != (weight.shape[along],)):
+        return None
+    return Product(v, x, weight, bias, along)
+
+
+def is_reduction(program: Program, v: int) -> bool:
+    """Does the operator read contiguous rows, and compute each of its own rows from the same one?"""
+    call = program.calls[v]
+    if call.function not in (*NORMS, *SOFTMAXES, *SUMS) or not reads_tensors(program, v):
+        return False
+    x = program.value(call.args[0])
+    if not isinstance(x, Tensor) or not x.is_contiguous() or x.dim() == 0 or x.numel() == 0:
+        return False
+    if call.function in NORMS:
+        return len(call.args[1]) == 1
+    if call.function in SOFTMAXES:
+        return call.args[1] in (-1, x.dim() - 1)
+    dims = call.args[1] if isinstance(call.args[1], (list, tuple)) else [call.args[1]]
+    keeps_dimension = len(call.args) > 2 and call.args[2] is True
+    return list(dims) in ([-1], [x.dim() - 1]) and keeps_dimension
+
+
+def cudnn_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """cuDNN's convolution, also where PyTorch would dispatch to a kernel of its own (depthwise). Shapes as conv2d's."""
+    allow_tf32 = torch.backends.cudnn.allow_tf32
+    out = aten.cudnn_convolution.default(x, weight, padding, stride, dilation, groups, True, False, allow_tf32)
+    return out if bias is None else out.add_(bias.view(-1, 1, 1))
+
+
+def native_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """PyTorch's own convolution: im2col and a matrix product, or its depthwise kernel. Shapes as conv2d's."""
+    kernel = weight.shape[2:]
+    if groups > 1:
+        return aten._conv_depthwise2d.default(x, weight, kernel, bias, stride, padding, dilation)  # type: ignore[no-any-return]
+    if list(dilation) != [1, 1]:
+        return aten.slow_conv_dilated2d.default(x, weight, kernel, bias, stride, padding, dilation)  # type: ignore[no-any-return]
+    return aten._slow_conv2d_forward.default(x, weight, kernel, bias, stride, padding)  # type: ignore[no-any-return]
+
+
+CONV2D_FUNCTIONS = (CONVOLUTION, cudnn_conv2d, native_conv2d)
+
+
+def name_convolution(program: Program, v: int) -> str:
+    """A convolution in words: "1x192x16x16, weight 192x1x3x3, stride 2, groups 192"."""
+    conv = convolution(program.calls[v], CONV2D_FUNCTIONS)
+    assert conv is not None
+    parts = [shape_of(program.value(conv.x)), f"weight {shape_of(conv.weight)}"]
+    for name, sizes in (("stride", conv.stride), ("dilation", conv.dilation), ("groups", (conv.groups,))):
+        if set(sizes) != {1}:
+            parts.append(f"{name} {'x'.join(map(str, sizes[:1] if len(set(sizes)) == 1 else sizes))}")
+    return ", ".join(parts)
+
+
+def name_operators(program: Program, operators: Sequence[int]) -> str:
+    """Operators in words: "batch_norm + relu"."""
+    return " + ".join(program.graph.operators[v].name for v in operators)
+
+
+def shape_of(tensor: Any) -> str:
+    """A tensor's shape in words: "1x192x16x16"."""
+    return "x".join(map(str, tensor.shape))

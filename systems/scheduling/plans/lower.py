@@ -1,0 +1,61 @@
+"""Carries out the merges of a schedule: what an executor runs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from systems.scheduling.graph.patterns import CONVOLUTIONS
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import Replacement
+from systems.scheduling.graph.rewrite import replace as rewrite
+
+from .merge import merge
+from .schedule import Schedule
+
+
+def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
+    """The program and the schedule with the operators of every merge as one operator.
+
+    Invariant: the lowered schedule keeps the launch order, the streams and the waits of what it merges; a wait within a
+    merge falls away.
+
+    Raises:
+        ValueError: the operators of a merge cannot be merged in this program.
+    """
+    replacements = [_merged(program, operators) for operators in schedule.merges or ()]
+    if not replacements:
+        return program, schedule
+    lowered, place = rewrite(program, replacements)
+    order = tuple(dict.fromkeys(place[v] for v in schedule.order))
+    streams = {place[v]: s for v, s in enumerate(schedule.streams)}
+    waits = dict.fromkeys((place[u], place[v]) for u, v in schedule.waits if place[u] != place[v])
+    stages = tuple(
+        tuple(tuple(dict.fromkeys(place[v] for v in group)) for group in stage) for stage in schedule.stages or ()
+    )
+    return lowered, replace(
+        schedule,
+        graph=lowered.graph,
+        order=order,
+        streams=tuple(streams[v] for v in range(len(lowered.graph))),
+        waits=tuple(waits),
+        stages=stages,
+        merges=(),
+    )
+
+
+def _merged(program: Program, operators: Sequence[int]) -> Replacement:
+    """One operator for those of a merge: each convolution with the operators that follow it is a unit of the merge."""
+    units: dict[int, list[int]] = {}
+    convolution_of: dict[int, int] = {}
+    for v in operators:
+        if program.calls[v].function in CONVOLUTIONS:
+            convolution_of[v] = v
+        else:
+            followed = [convolution_of[u] for u in program.graph.predecessors[v] if u in convolution_of]
+            if not followed:
+                raise ValueError(f"operator {program.graph.label(v)} is merged, and follows no merged convolution")
+            convolution_of[v] = followed[0]
+        units.setdefault(convolution_of[v], []).append(v)
+    replacement = merge(program, list(units.values()))
+    if replacement is None:
+        raise ValueError(f"operators {', '.join(program.graph.label(v) for v in operators)} cannot be merged")
+    return replacement
