@@ -4,7 +4,6 @@ Hydra's own plugin for Ray pins cloudpickle to a version that TVM's tuning canno
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
@@ -14,8 +13,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 
 class OpweaveRayLauncher(Launcher):
-    """init: arguments of ray.init, which is called unless Ray runs in this process. remote: of ray.remote: what a job asks
-    for, and how often one that was lost with its process or machine is started again.
+    """Jobs as tasks of a Ray that runs, or that is started for them.
+
+    Args:
+        init: arguments of ray.init, which is called unless Ray runs in this process.
+        remote: arguments of ray.remote: what a job asks for, and how often a lost one is started again.
     """
 
     def __init__(self, init: DictConfig, remote: DictConfig):
@@ -42,7 +44,7 @@ class OpweaveRayLauncher(Launcher):
         return list(ray.get(jobs))
 
 
-def _run(context: HydraContext, task_function: TaskFunction, config: DictConfig, singletons: Any) -> JobReturn:
+def _run(context: HydraContext, task_function: TaskFunction, config: DictConfig, singletons: object) -> JobReturn:
     """In the process of a job, which knows nothing yet of what Hydra has set up in the caller's."""
     setup_globals()
     Singleton.set_state(singletons)
@@ -55,5 +57,8 @@ def _run(context: HydraContext, task_function: TaskFunction, config: DictConfig,
     )
 
 
-def _plain(options: DictConfig) -> dict[str, Any]:
-    return {str(key): value for key, value in (OmegaConf.to_container(options, resolve=True) or {}).items()}  # type: ignore[union-attr]
+def _plain(options: DictConfig) -> dict[str, object]:
+    """Keyword arguments from a config."""
+    container = OmegaConf.to_container(options, resolve=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}

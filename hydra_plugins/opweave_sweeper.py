@@ -1,59 +1,67 @@
-"""The sweeper (Hydra takes plugins from this package alone): all cells at once, so that those to be compared are measured
-in turn."""
+"""The sweeper: all cells of a sweep at once, so that those to be compared are measured in turn.
+
+Hydra takes plugins from this package alone.
+"""
+
+from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+if TYPE_CHECKING:  # Hydra imports every plugin at its start, also on a node
+    from runners.request.request import Request
+    from runners.sweep.launch import Launch
 
 # The module and the package that a launcher needs, by how its name begins.
 NEEDED = {"ray": ("ray", "ray"), "submitit": ("hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher")}
 HERE = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # Hydra's default: cells run in the caller's process
+Overrides = tuple[str, ...]
 
 
 class OpweaveSweeper(BasicSweeper):
-    """The cells of a sweep are those of Hydra's own; they are composed and checked here and run by the caller.
+    """The cells of a sweep are those of Hydra's own. They are resolved here, once, and run by the caller.
 
-    With hydra/launcher=... the caller gets a Launch instead, which has each group of cells run where the launcher says.
+    With hydra/launcher=... the caller gets a Launch, which has each group of cells run where the launcher says.
     """
 
-    def setup(self, *, hydra_context: Any, task_function: Any, config: DictConfig) -> None:
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def sweep(self, arguments: list[str]) -> None:
-        """Hand every cell to the task, once all of them are known to be right. Raises BadRequest."""
-        from runners.request.requests import resolve
-        from runners.sweep.launch import check
+        """Resolve every cell, and leave the requests where the caller finds them. Raises BadRequest."""
+        from runners.request import composition
+        from runners.request.resolve import resolve
 
         assert self.hydra_context is not None and self.config is not None
-        elsewhere = self.config.hydra.launcher._target_ != HERE
+        is_elsewhere = self.config.hydra.launcher._target_ != HERE
         loader = self.hydra_context.config_loader
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         cells = [tuple(cell) for cell in self.split_arguments(overrides, None)[0]]
-        # A wrong value is wrong wherever it stands: the cells that bring a new one come first, so that it is told soon.
-        known: set[str] = set()
-        bring_new = [cell for cell in cells if not known.issuperset(cell) and not known.update(cell)]
-        composed = {}
-        for cell in dict.fromkeys([*bring_new, *cells]):
-            composed[cell] = loader.load_sweep_config(self.config, list(cell))
-            (check if elsewhere else resolve)(composed[cell])
-        if elsewhere:
-            self.task_function(self.launch([(cell, composed[cell]) for cell in cells]))
-            return
-        for cell in cells:
-            self.task_function(composed[cell])
+        requests = {}
+        for cell in new_values_first(cells):
+            config = loader.load_sweep_config(self.config, list(cell))
+            request = resolve(config, config.hydra.runtime.choices)
+            requests[cell] = request if is_elsewhere else request.decided()
+        in_order = [(cell, requests[cell]) for cell in cells]
+        if is_elsewhere:
+            composition.current().run_elsewhere = self.launch(in_order).run
+        else:
+            composition.current().requests += [request for _, request in in_order]
 
-    def launch(self, cells: list[tuple[tuple[str, ...], DictConfig]]) -> Any:
+    def launch(self, requests: list[tuple[Overrides, Request]]) -> Launch:
         """What runs these cells through the launcher that was asked for. Raises BadRequest."""
-        from runners.request.bad_request import BadRequest
+        from runners.checks import BadRequest
         from runners.sweep.launch import Launch, grouped, meeting_place
 
-        assert self.hydra_context is not None and self.config is not None
-        groups = grouped(cells)
+        assert self.hydra_context is not None and self.config is not None and self.task_function is not None
+        groups = grouped(requests)
         folder = meeting_place(groups, self.config)  # before the launcher is made, which asks for it
         name = self.config.hydra.runtime.choices["hydra/launcher"]
         module, package = NEEDED.get(name.partition("_")[0], ("hydra", "hydra-core"))
@@ -63,6 +71,13 @@ class OpweaveSweeper(BasicSweeper):
             hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
         )
         return Launch(launcher, self.hydra_context, self.config, name, groups, folder)
+
+
+def new_values_first(cells: list[Overrides]) -> list[Overrides]:
+    """Each cell once. A wrong value is wrong wherever it stands, so those that bring a new one come first."""
+    known: set[str] = set()
+    bring_new = [cell for cell in cells if not known.issuperset(cell) and not known.update(cell)]
+    return list(dict.fromkeys([*bring_new, *cells]))
 
 
 ConfigStore.instance().store(

@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from results.document import cell_from_json
 from runners.machine.tether import die_with_parent
 
 from .session import Session
@@ -14,7 +15,7 @@ WARM_UP_CALLS = 5
 
 
 def main() -> None:
-    session = Session(json.loads(sys.argv[1]), "0", lambda _: None)
+    session = Session(cell_from_json(json.loads(sys.argv[1])), "0", lambda _: None)
     session.prepare()
     for _ in range(WARM_UP_CALLS):
         session.call()

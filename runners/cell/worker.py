@@ -1,153 +1,204 @@
-"""The process of one cell: commands come as JSON lines on standard input, answers go to the file descriptor given.
+"""The process of one cell. Commands come as lines on standard input, answers go to the file descriptor given.
 
-python -m runners.cell.worker ANSWERS_FD PARENT_PID
+python -m runners.cell.worker ANSWERS_FD PARENT_PID VISIBLE_DEVICE
 """
 
-import json
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from time import perf_counter
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
+from results.cell import Cell, Choice
+from runners.machine.installation import module_name
 from runners.machine.tether import die_with_parent
+from runners.measurements.registry import plan
 from systems.collector import collector_off
+
+from . import messages
+from .messages import Answer, Command, Failed, Phase, Refused, decoded, encoded
 
 if TYPE_CHECKING:
     from .session import Session
 
-NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # how others than torch's own exception put it
+NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # as others than torch's own exception put it
 
 
 class Phases:
-    """Tells of each phase of a cell as it begins, and keeps how long it took: "preparing: 12 stages" is of "preparing"."""
+    """Reports each phase of a cell as it begins, and adds up its seconds: "preparing: 12 stages" is of "preparing"."""
 
-    def __init__(self, tell: Callable[[str], None]):
-        self.tell = tell
+    def __init__(self, report: Callable[[str], None]):
+        self.report = report
         self.begun: list[tuple[str, float]] = []
 
     def __call__(self, phase: str) -> None:
         self.begun.append((phase.partition(":")[0], perf_counter()))
-        self.tell(phase)
+        self.report(phase)
 
     def seconds(self) -> dict[str, float]:
         """By phase, up to now."""
-        taken: dict[str, float] = {}
+        seconds_by_phase: dict[str, float] = {}
         for (name, begin), (_, end) in pairwise([*self.begun, ("", perf_counter())]):
-            taken[name] = taken.get(name, 0.0) + end - begin
-        return taken
+            seconds_by_phase[name] = seconds_by_phase.get(name, 0.0) + end - begin
+        return seconds_by_phase
 
 
 class Worker:
-    """Carries out commands, each of which names what to `do`:
+    """Carries out commands, one after another, on at most one cell."""
 
-    check: try the options of a model or a system. measure: answers {"record": ..., "environment": ...}. prepare: as measure
-    does before it measures. round: {"host_ms": [...]} of the cell that was prepared. profile: {"profiled": ...}, what takes
-    a profiler, after which its process must not be timed. schedule, timeline, list: what runners of that name show. ahead:
-    import and build what a cell will need, with no answer. Lines {"phase": ...} come before the answer. In its place may
-    stand {"status": ..., "reason": ...}, or {"bad_request": ...}.
-    """
-
-    def __init__(self, answers: IO[str]):
-        self.answers = answers
-        self.session: Session | None = None
+    def __init__(self, answers: IO[str], visible_device: str = "0"):
+        self.answers, self.visible_device = answers, visible_device
+        self._session: Session | None = None
 
     def serve(self) -> None:
         """Until standard input ends."""
         for line in sys.stdin:
-            command = json.loads(line)
-            if command["do"] == "ahead":  # of time, and nobody waits for an answer
+            command = decoded(line)
+            if isinstance(command, messages.Ahead):
                 with collector_off():
-                    import_ahead(command["cell"])
-                    build_ahead(command["cell"])
+                    import_ahead(command.cell.model)
+                    build_ahead(command.cell)
             else:
-                self.answer(guarded(self.carry_out, command))
+                self.write(guarded(self.carry_out, command))  # type: ignore[arg-type]
 
-    def answer(self, message: dict[str, Any]) -> None:
-        self.answers.write(json.dumps(message) + "\n")
+    def write(self, message: Answer | Phase) -> None:
+        self.answers.write(encoded(message))
         self.answers.flush()
 
     def report(self, phase: str) -> None:
-        self.answer({"phase": phase})
+        self.write(Phase(phase))
 
-    def carry_out(self, command: dict[str, Any]) -> dict[str, Any]:
-        do = command["do"]
-        if do == "round":
-            assert self.session is not None, "a cell is prepared first"
-            return {"host_ms": self.session.round()}
-        if do == "profile":
-            assert self.session is not None, "a cell is prepared first"
-            return {"profiled": self.session.profile(command["limits"])}
+    @property
+    def session(self) -> Session:
+        assert self._session is not None, "a cell is prepared first"
+        return self._session
+
+    def carry_out(self, command: Command) -> Answer:
+        """The answer to a command. Raises whatever the model or the system raises."""
+        match command:
+            case messages.Round():
+                return messages.Turn(self.session.round())
+            case messages.Profile():
+                return self._profile(command)
+            case messages.Check():
+                return self._check(command)
+            case messages.Show():
+                return self._show(command)
+            case messages.Learn():
+                return self._learn(command)
+            case messages.Prepare():
+                self._session = self._opened(command.cell, Phases(self.report))
+                self._session.prepare()
+                return messages.Ready()
+            case messages.Measure():
+                return self._measure(command)
+        raise AssertionError(f"{command} has no answer")
+
+    def _opened(self, cell: Cell, phases: Phases) -> Session:
+        """The session that the cell's runner asks for. Raises as Session."""
+        phases("importing PyTorch")
+        with collector_off():
+            import_ahead(cell.model)
+        module, _, name = plan(cell.runner).composition.session.partition(":")
+        session: Session = getattr(import_module(module_name(module)), name)(cell, self.visible_device, phases)
+        return session
+
+    def _check(self, command: messages.Check) -> Answer:
+        self.report("importing PyTorch")
+        with collector_off():
+            if command.group == "model":
+                import_ahead(command.choice)
+            from . import check
+        return messages.Checked(check.sources_of(command.group, command.choice, command.batch, self.report))
+
+    def _show(self, command: messages.Show) -> Answer:
+        self.report("importing PyTorch")
+        with collector_off():
+            import_ahead(command.cell.model)
+        from runners.showings.registry import showing
+
+        document = showing(command.cell.runner).show(command.cell, self.visible_device, self.report)
+        return document if isinstance(document, Failed) else messages.Shown(document)
+
+    def _learn(self, command: messages.Learn) -> Answer:
         phases = Phases(self.report)
         phases("importing PyTorch")
         with collector_off():
-            if "model" in command.get("cell", ()):
-                import_ahead(command["cell"])
-            from runners.measurements import catalogue, schedule
-            from runners.request import check
-        if do in ("check", "schedule", "list"):
-            return {"check": check, "schedule": schedule, "list": catalogue}[do].run(command["cell"], self.report)
+            import_ahead(command.cell.model)
+        import systems
+
+        cell = command.cell
+        if not plan(cell.runner).composition.learns or not systems.load(cell.system.name, **cell.system.options).learns:
+            return messages.Learned(None)
+        session = self._opened(cell, phases)
+        return messages.Learned(session.learn(), session.notices)
+
+    def _measure(self, command: messages.Measure) -> Answer:
         from runners.machine import environment
         from systems.base import Unsupported
 
-        from .session import open_session
-
-        cell, visible_device = command["cell"], command["visible_device"]
-        if do == "prepare":
-            self.session = open_session(cell, visible_device, phases)
-            self.session.prepare()
-            return {"prepared": True}
-        if do == "timeline":
-            from runners.measurements import timeline
-
-            return timeline.run(cell, visible_device, self.report)
+        record, phases = command.record, Phases(self.report)
         try:
-            self.session = open_session(cell, visible_device, phases)
-            record = self.session.measure(command["limits"], command["profile"], command["again"])
-            record["phases"] = phases.seconds()
+            self._session = session = self._opened(record.cell, phases)
+            from . import measuring
+
+            session.known_limits = command.limits
+            record = measuring.measured(session, record, is_profiled=command.is_profiled)
+            record = replace(record, phases=phases.seconds())
         except Unsupported as error:
-            record = {"status": "unsupported", "reason": str(error)}
-        return {"record": record, "environment": environment.describe(cell["device"], visible_device)}
+            record = replace(record, status="unsupported", reason=str(error))
+        where = environment.described(record.environment, record.cell.device, self.visible_device)
+        return messages.Done(replace(record, environment=where))
+
+    def _profile(self, command: messages.Profile) -> Answer:
+        from . import measuring
+
+        self.session.known_limits = command.limits
+        return messages.Done(measuring.profiled(self.session, command.record))
 
 
-def import_ahead(cell: dict[str, Any]) -> None:
-    """PyTorch and the libraries of a model that will come, whatever the system; what of them cannot be imported is told when
-    it is measured.
+def import_ahead(model: Choice) -> None:
+    """Import PyTorch and the libraries of a model that will come, whatever the system.
+
+    What cannot be imported is an error where it is measured.
     """
     from models import registry
 
     from . import session as _imported  # noqa: F401
 
     with suppress(ImportError):
-        if cell["model"]["name"] in registry.names():  # a custom one is imported where what it raises has a cell to go to
-            registry.find(cell["model"]["name"])
+        if model.name in registry.names():  # a custom one is imported where what it raises has a cell to go to
+            registry.find(model.name)
 
 
-def build_ahead(cell: dict[str, Any]) -> None:
-    """The network of a cell that will come, on one thread: the others are the cell's that is measured meanwhile."""
+def build_ahead(cell: Cell) -> None:
+    """Build the network of a cell that will come, on one thread: the others are the cell's that is measured meanwhile."""
     import torch
 
     import models
 
-    name, options = cell["model"]["name"], {k: v for k, v in cell["model"].items() if k != "name"}
-    if name not in models.names():
+    if cell.model.name not in models.names():
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with suppress(Exception):  # measuring it builds it again, and what that raises has a cell to go to
-            models.build_ahead(name, training=cell["runner"]["name"] == "training", **options)
+            models.build_ahead(cell.model.name, training=cell.runner.name == "training", **cell.model.options)
     finally:
         torch.set_num_threads(threads)
 
 
-def guarded(carry_out: Callable[[dict[str, Any]], dict[str, Any]], command: dict[str, Any]) -> dict[str, Any]:
-    """The answer, or the status that stands for what was raised instead."""
+def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
+    """The answer, or what stands for an exception that was raised instead."""
     try:
         return carry_out(command)
-    except Exception as error:  # whatever a model or a library raises is that cell's failure, told in its record
+    except Exception as error:  # whatever a model or a library raises is that cell's failure, and stands in its record
         import traceback
 
         import torch
@@ -156,14 +207,14 @@ def guarded(carry_out: Callable[[dict[str, Any]], dict[str, Any]], command: dict
         from systems.base import BadOption, Unsupported
 
         if isinstance(error, BadModel | BadOption):
-            return {"bad_request": one_line(error)}
+            return Refused(one_line(error))
         if isinstance(error, Unsupported):
-            return {"status": "unsupported", "reason": one_line(error)}
+            return Failed("unsupported", one_line(error))
         traceback.print_exc()
-        known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-        if known or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)):
-            return {"status": "out_of_memory", "reason": one_line(error)}
-        return {"status": "failed", "reason": f"{type(error).__name__}: {one_line(error)}"}
+        is_known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+        if is_known or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)):
+            return Failed("out_of_memory", one_line(error))
+        return Failed("failed", f"{type(error).__name__}: {one_line(error)}")
 
 
 def one_line(error: BaseException) -> str:
@@ -175,4 +226,4 @@ def one_line(error: BaseException) -> str:
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as channel:
-        Worker(channel).serve()
+        Worker(channel, sys.argv[3]).serve()

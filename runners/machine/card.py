@@ -1,8 +1,11 @@
-"""The state of a GPU, from NVML: what it is, who else is on it, how it is clocked."""
+"""The state of a GPU, from NVML: what it is, who else is on it, how it is clocked, what energy it has taken."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from results.record import Clocks
 
 # Reasons for a lower clock that falsify a measurement; being idle or set so by an application do not.
 THROTTLING = {
@@ -12,6 +15,18 @@ THROTTLING = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
+
+
+class Unavailable(Exception):
+    """NVML does not say; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One that computes on a card. id: of the process. mebibytes: what it holds of the card's memory."""
+
+    id: int
+    mebibytes: int
 
 
 @contextmanager
@@ -28,10 +43,10 @@ def _handle(visible_device: str) -> Iterator[tuple[Any, Any]]:
         pynvml.nvmlShutdown()
 
 
-def identity(visible_device: str) -> dict[str, str]:
-    """Name and driver: what of a card decides whether a result can be taken over."""
+def identity(visible_device: str) -> tuple[str, str]:
+    """Name, and version of the driver: what of a card decides whether a result can be taken over."""
     with _handle(visible_device) as (nvml, card):
-        return {"gpu": nvml.nvmlDeviceGetName(card), "driver": nvml.nvmlSystemGetDriverVersion()}
+        return nvml.nvmlDeviceGetName(card), nvml.nvmlSystemGetDriverVersion()
 
 
 def uuid(visible_device: str) -> str:
@@ -39,22 +54,39 @@ def uuid(visible_device: str) -> str:
         return nvml.nvmlDeviceGetUUID(card)
 
 
-def processes(visible_device: str) -> list[str]:
-    """The processes that compute on the card, each in words."""
+def processes(visible_device: str) -> list[Process]:
+    """The processes that compute on the card."""
     with _handle(visible_device) as (nvml, card):
-        found = nvml.nvmlDeviceGetComputeRunningProcesses(card)
-        return [f"process {p.pid} holds {(p.usedGpuMemory or 0) >> 20} MiB" for p in found]
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(card)
+        return [Process(p.pid, (p.usedGpuMemory or 0) >> 20) for p in running]
 
 
-def clocks(visible_device: str) -> dict[str, Any]:
-    """Clocks in MHz, temperature in degrees Celsius, power in W, and the reasons for throttling that hold now."""
+def clocks(visible_device: str) -> Clocks:
+    """The clocks now, and the reasons for throttling that hold now."""
     with _handle(visible_device) as (nvml, card):
         reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(card)
-        return {
-            "sm_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
-            "sm_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
-            "memory_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(card) / 1e3,
-            "throttled": [name for bit, name in THROTTLING.items() if reasons & bit],
-        }
+        return Clocks(
+            sm_mhz=nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+            sm_max_mhz=nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
+            memory_mhz=nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM),
+            temperature_c=nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
+            power_w=nvml.nvmlDeviceGetPowerUsage(card) / 1e3,
+            throttled=tuple(name for bit, name in THROTTLING.items() if reasons & bit),
+        )
+
+
+@contextmanager
+def energy_counter(visible_device: str) -> Iterator[Callable[[], int]]:
+    """A function that reads the millijoules which the card has taken since its driver was loaded.
+
+    The function raises Unavailable where the card has no such counter (older than Volta, or a part of a card).
+    """
+    with _handle(visible_device) as (nvml, card):
+
+        def read() -> int:
+            try:
+                return int(nvml.nvmlDeviceGetTotalEnergyConsumption(card))
+            except nvml.NVMLError as error:
+                raise Unavailable(f"NVML reads no energy counter of this GPU: {error}") from error
+
+        yield read

@@ -1,4 +1,4 @@
-"""Which devices this machine has, asked without importing torch."""
+"""Which devices this machine has, without an import of torch: python -m runners.machine.device prints their number."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ CUDA_SUCCESS = 0
 
 @cache
 def cuda_device_count() -> int:
-    """How many CUDA devices the driver shows; 0 where there is no driver."""
+    """The number of CUDA devices that the driver shows; 0 where there is no driver."""
     library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(library)
@@ -23,9 +23,13 @@ def cuda_device_count() -> int:
 
 
 def visible(index: int) -> str:
-    """The value of CUDA_VISIBLE_DEVICES that leaves a process only the `index`-th of the devices visible here."""
-    listed = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip()]
-    return listed[index].strip() if listed else str(index)
+    """The value of CUDA_VISIBLE_DEVICES that shows a process only one device.
+
+    Args:
+        index: of the devices that are visible here, from 0.
+    """
+    devices = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip()]
+    return devices[index] if devices else str(index)
 
 
 if __name__ == "__main__":

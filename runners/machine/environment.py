@@ -1,18 +1,20 @@
 """Where a cell runs: what decides whether a result may be taken over, and what else a reader wants to know."""
 
-import hashlib
 import importlib.metadata
 import os
 import platform
 import socket
-import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from results.cell import Cell
+from results.record import Environment
 
 from . import card
+from .code import code_digest
+from .manifest import code_state
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LIBRARIES = (
     *("torch", "torchvision", "timm", "transformers", "triton", "numpy"),
     *("onnxscript", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "apache-tvm-ffi", "tensorrt"),
@@ -23,44 +25,52 @@ LIBRARIES = (
 SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 
-def identity(config: dict[str, Any], visible_device: str, sources: str | None = None) -> dict[str, Any]:
+def identity(cell: Cell, roots: tuple[str, ...], visible_device: str, sources: str | None = None) -> Environment:
     """What must be the same for a result to stand for a new run: machine, libraries, and the code that measures.
 
-    sources: a digest of a custom model's files. Asked in the sweep's own process, which never imports torch.
+    The sweep's own process asks, which never imports torch.
+
+    Args:
+        cell: what runs.
+        roots: the modules that it starts from, as `runners.roots` names them.
+        visible_device: the number or the UUID of the GPU.
+        sources: digests of the files of a custom model and a custom scheduler.
     """
-    environment: dict[str, Any] = {
-        "host": socket.gethostname(),
-        "cpu": cpu_name(),
-        "cores": cores(),
-        "python": platform.python_version(),
-        "libraries": libraries(),
-        "code": code_digest(),
-    }
-    if config["device"] == "cuda":
-        environment |= card.identity(visible_device)
-    if settings := {name: os.environ[name] for name in SETTINGS if name in os.environ}:
-        environment["settings"] = settings
-    if sources is not None:
-        environment["sources"] = sources
-    return environment
+    gpu, driver = card.identity(visible_device) if cell.device == "cuda" else (None, None)
+    return Environment(
+        host=socket.gethostname(),
+        cpu=cpu_name(),
+        cores=cores(),
+        python=platform.python_version(),
+        libraries=libraries(),
+        code=code_digest(roots),
+        settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
+        sources=sources,
+        gpu=gpu,
+        driver=driver,
+    )
 
 
-def describe(device: str, visible_device: str) -> dict[str, Any]:
-    """What else stands in a record, asked in the cell's own process: CUDA, cuDNN, threads, clocks, git commit."""
+def described(environment: Environment, device: str, visible_device: str) -> Environment:
+    """With what else stands in a record, asked in the cell's own process: CUDA, cuDNN, threads, clocks, git commit."""
     import torch
 
-    environment: dict[str, Any] = {"os": platform.platform(), "threads": torch.get_num_threads(), **git_state()}
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        environment |= {
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "sm_count": properties.multi_processor_count,
-            "gpu_memory_bytes": properties.total_memory,
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "clocks": card.clocks(visible_device),
-        }
-    return environment
+    code = code_state()
+    environment = replace(
+        environment, os=platform.platform(), threads=torch.get_num_threads(), commit=code.commit, modified=code.modified
+    )
+    if device != "cuda":
+        return environment
+    properties = torch.cuda.get_device_properties(0)
+    return replace(
+        environment,
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version(),
+        sm_count=properties.multi_processor_count,
+        gpu_memory_bytes=properties.total_memory,
+        compute_capability=f"{properties.major}.{properties.minor}",
+        clocks=card.clocks(visible_device),
+    )
 
 
 @cache
@@ -73,16 +83,6 @@ def libraries() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-@cache
-def code_digest() -> str:
-    """A digest of the code that makes a result: a change to it makes results of the old code another cell's."""
-    digest = hashlib.sha256()
-    for part in ("models", "systems", "runners"):
-        for file in sorted((ROOT / part).rglob("*.py")):
-            digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def cores() -> int:
@@ -98,18 +98,3 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-@cache
-def git_state() -> dict[str, Any]:
-    """The commit that is checked out, and whether files differ from it; None where this is no checkout."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            run = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        return run.stdout.strip()
-
-    commit = git("rev-parse", "HEAD")
-    return {"commit": commit, "modified": bool(git("status", "--porcelain")) if commit else None}

@@ -9,13 +9,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, of the process id `parent`, ends (Linux).
+    """Have the kernel kill this process when its parent ends (Linux).
 
-    It holds across exec, but not for children. Elsewhere a worker ends with its standard input.
+    The request survives exec, but children do not inherit it. On other systems a worker ends with its standard input.
+
+    Args:
+        parent: the parent's process id.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the kernel was told
+        if os.getppid() != parent:  # the parent ended before the kernel took the request
             os._exit(1)
 
 

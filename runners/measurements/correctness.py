@@ -1,11 +1,18 @@
 """Correctness: the largest relative error against eager, on inputs drawn anew after preparation."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from results.record import Correctness as CorrectnessPart
+from results.record import Record
+
+from .base import Column, Measurement, Part, Row, number_or_dash
+from .subject import Subject
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Relative error of a whole output that rounding alone may cause, by the precision of the arithmetic. A wrong operator, a
 # wrong buffer or a wrong order gives errors near 1.
@@ -18,20 +25,31 @@ DRAWS = 3
 
 
 def measure(
-    module: Callable[..., Any], prepared: Callable[..., Any], draws: Sequence[tuple[Tensor, ...]], precision: str
-) -> dict[str, Any]:
-    """Compare `prepared` with the eager `module` on each of `draws`.
+    module: Callable[..., object],
+    prepared: Callable[..., object],
+    draws: Sequence[tuple[Tensor, ...]],
+    precision: str,
+) -> CorrectnessPart:
+    """Compare `prepared` with the eager `module`.
 
-    relative_error is the largest ||out - eager|| / ||eager|| over outputs and draws; rounding, where it was needed to judge,
-    is the same between eager and eager without TF32. Where `correct` is false, reason says what is wrong.
+    The relative error is the largest ||out - eager|| / ||eager|| over outputs and draws. Rounding is the same between eager
+    and eager without TF32; it is measured only where it is needed to judge.
+
+    Args:
+        module, prepared: both take the tensors of a draw.
+        draws: inputs that neither has seen.
+        precision: of the arithmetic, a key of TOLERANCE.
     """
+    import torch
+
     worst, rounding, reason, tolerance = 0.0, None, None, TOLERANCE[precision]
     for inputs in draws:
-        expected, got = _tensors(module, inputs), _tensors(prepared, inputs)
-        if [t.shape for t in got] != [t.shape for t in expected]:
-            reason = f"outputs of shape {[list(t.shape) for t in got]}, eager's are {[list(t.shape) for t in expected]}"
+        expected, outputs = _tensors(module, inputs), _tensors(prepared, inputs)
+        if [t.shape for t in outputs] != [t.shape for t in expected]:
+            shapes, eagers = ([list(t.shape) for t in tensors] for tensors in (outputs, expected))
+            reason = f"outputs of shape {shapes}, eager's are {eagers}"
             break
-        for out, reference in zip(got, expected, strict=True):
+        for out, reference in zip(outputs, expected, strict=True):
             if not torch.isfinite(reference).all():
                 reason = "eager's own output is not finite, so nothing can be compared"
             elif not torch.isfinite(out).all():
@@ -45,18 +63,13 @@ def measure(
         tolerance = max(tolerance, ROUNDINGS * rounding)
     if reason is None and worst > tolerance:
         reason = f"relative error {worst:.1e} exceeds the tolerance {tolerance:.1e} of {precision}"
-    return {
-        "correct": reason is None,
-        "reason": reason,
-        "relative_error": worst,
-        "rounding": rounding,
-        "tolerance": tolerance,
-        "inputs": len(draws),
-    }
+    return CorrectnessPart(reason is None, reason, worst, rounding, tolerance, inputs=len(draws))
 
 
-def _rounding(module: Callable[..., Any], draws: Sequence[tuple[Tensor, ...]]) -> float:
+def _rounding(module: Callable[..., object], draws: Sequence[tuple[Tensor, ...]]) -> float:
     """What TF32 costs eager: the largest relative error against eager without it."""
+    import torch
+
     errors = [0.0]
     for inputs in draws:
         rounded = _tensors(module, inputs)
@@ -66,9 +79,12 @@ def _rounding(module: Callable[..., Any], draws: Sequence[tuple[Tensor, ...]]) -
     return max(errors)
 
 
-@torch.no_grad()
-def _tensors(call: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    return [t for t in tree_leaves(call(*inputs)) if isinstance(t, Tensor)]
+def _tensors(call: Callable[..., object], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    with torch.no_grad():
+        return [leaf for leaf in tree_leaves(call(*inputs)) if isinstance(leaf, torch.Tensor)]
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
@@ -76,3 +92,19 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
     reference, out = reference.double(), out.double()
     scale = reference.norm().item()
     return (out - reference).norm().item() / (scale if scale > 0 else 1.0)
+
+
+def _error(record: Record) -> str:
+    return number_or_dash(record.correctness.relative_error if record.correctness else None, "{:.1e}")
+
+
+class Correctness(Measurement):
+    """Compared with eager, before anything is timed; what is incorrect is not timed at all."""
+
+    name = "correctness"
+    place = 60
+    columns = (Column("error", 2, _error),)
+    rows = (Row("relative error against eager", _error),)
+
+    def measure(self, session: Subject) -> Part:
+        return session.compare()

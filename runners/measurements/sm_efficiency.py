@@ -1,5 +1,7 @@
 """SM efficiency: the share of time in which an SM has at least one active warp."""
 
+from __future__ import annotations
+
 import csv
 import json
 import os
@@ -8,52 +10,78 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
 
-import torch
+from results.cell import Cell
+from results.document import cell_to_json
+from results.record import Record, now
+from results.record import SmEfficiency as SmEfficiencyPart
+from runners.checks import one_of
+from runners.machine.installation import module_name
 
-from .kernels import traced
+from .base import Column, Measurement, Part, Row, sourced
+from .subject import Subject
 
 METRIC = "sm__cycles_active.avg.pct_of_peak_sustained_elapsed"
 DURATION = "gpu__time_duration.sum"
 COUNTER_SECONDS = 300
 
 
-def measure(call: Callable[[], Any], cell: dict[str, Any], captured: bool, method: str, call_ms: float) -> dict[str, Any]:
-    """value (0 to 1) and its source: `counters` of the hardware, through Nsight Compute, or `estimated`; with counters also
-    profiled_ms, the milliseconds that the call took under Nsight Compute.
+METHODS = ("auto", "counters", "estimated", "off")
 
-    call_ms: what a call takes when nothing profiles it. method: auto (counters where Nsight Compute is, the estimate else),
-    counters, estimated or off. The two sources mean different things and are never put in one chart. On a CPU the value is
-    None, with the reason.
+
+@dataclass(frozen=True)
+class SmEfficiencyOptions:
+    """sm_efficiency: counters of the hardware, an estimate, auto (counters where Nsight Compute is), or off."""
+
+    sm_efficiency: str
+
+    def __post_init__(self) -> None:
+        one_of("runner.sm_efficiency", self.sm_efficiency, METHODS)
+
+
+def measure(
+    call: Callable[[], object], cell: Cell, is_captured: bool, method: str, call_ms: float | None
+) -> SmEfficiencyPart:
+    """The share of a call in which an SM has an active warp, 0 to 1, and its source.
+
+    The two sources mean different things and are never put in one chart. On a CPU there is no value.
+
+    Args:
+        call: one call of the prepared system, for the estimate.
+        cell: run once more in another process, for the counters.
+        is_captured: a call is one replay of one CUDA Graph.
+        method: one of METHODS.
+        call_ms: milliseconds of a call when nothing profiles it.
     """
-    nothing = {"value": None, "source": None, "profiled_ms": None}
-    if cell["device"] != "cuda":
-        return nothing | {"reason": "a CPU has no SMs"}
+    if cell.device != "cuda":
+        return SmEfficiencyPart(None, None, "a CPU has no SMs", when=now())
     if method == "off":
-        return nothing | {"reason": "switched off"}
+        return SmEfficiencyPart(None, None, "switched off", when=now())
     reason = None
     if method in ("auto", "counters"):
         if shutil.which("ncu"):
+            assert call_ms is not None, "an undisturbed call is timed before any profiler"
             try:
-                active_ns, elapsed_ns = parse_counters(profiled(cell, captured, (METRIC, DURATION)))
+                active_ns, elapsed_ns = parse_counters(profiled(cell, is_captured, (METRIC, DURATION)))
                 value = min(1.0, active_ns / 1e6 / call_ms)
-                return {"value": value, "source": "counters", "reason": None, "profiled_ms": elapsed_ns / 1e6}
+                return SmEfficiencyPart(value, "counters", None, elapsed_ns / 1e6, now())
             except CountersUnavailable as error:
                 reason = str(error)
         else:
             reason = "Nsight Compute (ncu) is not on the PATH"
         if method == "counters":
-            return nothing | {"reason": reason}
-    return nothing | {"value": from_timeline(call), "source": "estimated", "reason": reason}
+            return SmEfficiencyPart(None, None, reason, when=now())
+    return SmEfficiencyPart(from_timeline(call), "estimated", reason, when=now())
 
 
 class CountersUnavailable(Exception):
     """Nsight Compute gave no value; the message is one line."""
 
 
-def profiled(cell: dict[str, Any], captured: bool, metrics: Sequence[str]) -> str:
+def profiled(cell: Cell, is_captured: bool, metrics: Sequence[str]) -> str:
     """What Nsight Compute prints of these metrics, as CSV, for one call of a cell, run once more in a process of its own.
 
     A captured graph is profiled as one workload, with its concurrency kept; other systems by a range around one call, which
@@ -62,7 +90,7 @@ def profiled(cell: dict[str, Any], captured: bool, metrics: Sequence[str]) -> st
     both times. Raises CountersUnavailable.
     """
     # A range begins and ends with the profiler by itself; graphs are profiled wherever they run unless told when.
-    replay = ["--graph-profiling", "graph", "--profile-from-start", "off"] if captured else ["--replay-mode", "app-range"]
+    replay = ["--graph-profiling", "graph", "--profile-from-start", "off"] if is_captured else ["--replay-mode", "app-range"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
@@ -79,7 +107,7 @@ def profiled(cell: dict[str, Any], captured: bool, metrics: Sequence[str]) -> st
             ),
             *("--metrics", ",".join(metrics), "--csv", "--page", "raw", "--print-units", "base"),
             *("--log-file", str(log), "--target-processes", "all"),
-            *(sys.executable, "-m", "runners.cell.profiled", json.dumps(cell)),
+            *(sys.executable, "-m", module_name("runners.cell.profiled"), json.dumps(cell_to_json(cell))),
         ]
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=COUNTER_SECONDS, env=os.environ)
@@ -108,18 +136,17 @@ def parse_counters(text: str) -> tuple[float, float]:
     return sum(duration * percent / 100 for duration, percent in measured), sum(duration for duration, _ in measured)
 
 
-def from_timeline(call: Callable[[], Any]) -> float:
+def from_timeline(call: Callable[[], object]) -> float:
     """Estimate from the kernels' timeline: at each moment the running kernels occupy at most one SM a block.
 
     An upper bound of what the counters would say while a kernel runs, since it takes every block for resident.
     """
-    kernels = [(e["ts"], e["ts"] + e["dur"], _blocks(e)) for e in traced(call) if e["cat"] == "kernel"]
+    import torch
+
+    from systems.profiling.trace import KernelEvent, traced
+
+    kernels = [(e.begin_us, e.end_us, prod(e.grid)) for e in traced(call) if isinstance(e, KernelEvent)]
     return occupied(kernels, torch.cuda.get_device_properties(0).multi_processor_count)
-
-
-def _blocks(event: dict[str, Any]) -> int:
-    x, y, z = event["args"]["grid"]
-    return x * y * z
 
 
 def occupied(kernels: list[tuple[float, float, int]], sm_count: int) -> float:
@@ -133,3 +160,29 @@ def occupied(kernels: list[tuple[float, float, int]], sm_count: int) -> float:
         area += (moment - last) * min(1.0, running / sm_count)
         running, last = running + blocks, moment
     return area / (end - begin)
+
+
+def _text(record: Record, *, is_long: bool = False) -> str:
+    return sourced(record.sm_efficiency, "{:.0%}", is_long=is_long)
+
+
+class SmEfficiency(Measurement):
+    """How much of the GPU has something to do, over one call."""
+
+    name = "sm_efficiency"
+    Options = SmEfficiencyOptions
+    needs_profiler = True
+    place = 40
+    columns = (Column("SM", 4, _text, "share of time with an active warp, c from counters, e estimated"),)
+    rows = (Row("SM efficiency", lambda record: _text(record, is_long=True)),)
+    options: SmEfficiencyOptions
+
+    def before_profiling(self, session: Subject) -> None:
+        session.time_undisturbed()
+
+    def measure(self, session: Subject) -> Part:
+        method = self.options.sm_efficiency
+        return measure(session.call, session.cell, session.is_captured, method, session.undisturbed_ms)
+
+    def missing(self, reason: str) -> Part:
+        return SmEfficiencyPart(None, None, reason)

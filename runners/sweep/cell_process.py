@@ -1,6 +1,5 @@
 """A cell's own process, as the sweep sees it."""
 
-import json
 import math
 import os
 import selectors
@@ -9,17 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import psutil
 
-from runners.machine.environment import ROOT
+from runners.cell.messages import Answer, Command, Failed, Phase, decoded, encoded
+from runners.machine.installation import IMPORT_PATH, module_name
+
+from .host_memory import GIB, host_memory, out_of_memory_kills
 
 LOOK_SECONDS = 0.25  # between two looks at the memory of a process that has a limit
-GIB = 2**30
 
 
 class CellProcess:
@@ -30,15 +29,14 @@ class CellProcess:
 
     def __init__(self, device: str, visible_device: str, cores: Collection[int] = ()):
         """cores: of the machine's, those that the worker and all it starts may use; every one if empty."""
-        self.visible_device = visible_device
         environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getcwd(), environment.get("PYTHONPATH")]))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORT_PATH, os.getcwd(), environment.get("PYTHONPATH")]))
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's order, so that both mean the same GPU by a number
         environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
         self.output = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close
         read_end, write_end = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runners.cell.worker", str(write_end), str(os.getpid())],
+            [sys.executable, "-m", module_name("runners.cell.worker"), str(write_end), str(os.getpid()), visible_device],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,
@@ -56,53 +54,62 @@ class CellProcess:
 
     def ask(
         self,
-        command: dict[str, Any],
+        command: Command,
         timeout: float,
         memory_gib: float | None = None,
         phase: Callable[[str], object] = lambda _: None,
-    ) -> dict[str, Any]:
-        """The worker's answer, or the status that stands for its end: {"status": "timeout" | "failed" | "out_of_memory",
-        "reason": ...}. After any of these the process is gone.
+    ) -> Answer:
+        """The worker's answer, or Failed for its end: "timeout", "failed" or "out_of_memory". After that it is gone.
 
-        memory_gib: GiB of host memory that the worker may take with all that it starts. Where it took more, the answer has
-        this limit as "memory_gib". It is looked at now and then, so that less than a look apart more may be taken.
+        Args:
+            command: what it is to do.
+            timeout: seconds.
+            memory_gib: host memory that the worker may take with all that it starts. It is looked at now and then, so that
+                for less than a look more may be taken.
+            phase: told what the worker is at.
         """
-        deadline, now = time.monotonic() + timeout, "starting"
-        look = math.inf if memory_gib is None else time.monotonic()
+        watch = _Watch(time.monotonic() + timeout, memory_gib)
         if not self.tell(command):
             return self._ended()
         with selectors.DefaultSelector() as selector:
             selector.register(self.answers, selectors.EVENT_READ)
             while True:
-                line, separator, rest = self.pending.partition(b"\n")
-                if separator:
-                    self.pending = rest
-                    answer: dict[str, Any] = json.loads(line)
-                    if "phase" not in answer:
-                        # A compiler, say, whose end it was told as an error like others.
-                        if answer.get("status") == "failed" and out_of_memory_kills() > self.killed_before:
-                            answer["reason"] += "; meanwhile the kernel killed a process of this machine for want of memory"
-                        return answer
-                    now = answer["phase"]
-                    phase(now)
-                    continue
-                if memory_gib is not None and time.monotonic() >= look:
-                    taken = host_memory(self._tree(), memory_gib * GIB)
-                    if taken > memory_gib * GIB:
-                        self.close()
-                        told = f"{taken / GIB:.2f} GiB of host memory, with all that it started, at: {now}"
-                        reason = f"took more than memory_gib={memory_gib:g}: {told}"
-                        return {"status": "out_of_memory", "reason": reason, "memory_gib": memory_gib}
-                    look = time.monotonic() + LOOK_SECONDS
-                if not selector.select(max(0.0, min(deadline, look) - time.monotonic())):
-                    if time.monotonic() < deadline:
-                        continue
+                if (line := self._line()) is not None:
+                    message = decoded(line)
+                    if not isinstance(message, Phase):
+                        return self._completed(message)  # type: ignore[arg-type]
+                    watch.phase = message.name
+                    phase(message.name)
+                elif (exceeded := watch.exceeded(self._tree)) is not None:
                     self.close()
-                    return {"status": "timeout", "reason": f"no result after {timeout:g} s, at: {now}"}
-                received = os.read(self.answers, 1 << 16)
-                if not received:
+                    return exceeded
+                elif not selector.select(watch.seconds()):
+                    if watch.is_over():
+                        self.close()
+                        return Failed("timeout", f"no result after {timeout:g} s, at: {watch.phase}")
+                elif not self._received():
                     return self._ended()
-                self.pending += received
+
+    def _line(self) -> bytes | None:
+        """The next whole line that has come."""
+        line, separator, rest = self.pending.partition(b"\n")
+        if not separator:
+            return None
+        self.pending = rest
+        return line
+
+    def _received(self) -> bool:
+        """Take what has come; False where the worker has closed its end."""
+        received = os.read(self.answers, 1 << 16)
+        self.pending += received
+        return bool(received)
+
+    def _completed(self, answer: Answer) -> Answer:
+        """The answer, and what the worker cannot know: that the kernel has killed a compiler of its, say."""
+        if isinstance(answer, Failed) and answer.status == "failed" and out_of_memory_kills() > self.killed_before:
+            reason = f"{answer.reason}; meanwhile the kernel killed a process of this machine for want of memory"
+            return Failed(answer.status, reason)
+        return answer
 
     def kill(self) -> None:
         """End the process and all that it has started; whoever waits for its answer hears of its end."""
@@ -115,11 +122,11 @@ class CellProcess:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or is another user's
                 process.kill()
 
-    def tell(self, command: dict[str, Any]) -> bool:
+    def tell(self, command: Command) -> bool:
         """Send a command; False where the worker is no more."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps({**command, "visible_device": self.visible_device}).encode() + b"\n")
+            self.process.stdin.write(encoded(command).encode())
             self.process.stdin.flush()
         except BrokenPipeError:
             return False
@@ -150,52 +157,42 @@ class CellProcess:
         except psutil.NoSuchProcess:  # another thread has closed it meanwhile
             return []
 
-    def _ended(self) -> dict[str, Any]:
+    def _ended(self) -> Failed:
         """What stands for the answer of a process that ended without one, with its last words."""
         code = self.process.wait()
         self.output.seek(0)
-        said = [line.strip() for line in self.output.read().splitlines() if line.strip()]
-        last = f"; its last words: {said[-1][:300]}" if said else ""
-        memory = code == -signal.SIGKILL and out_of_memory_kills() > self.killed_before
+        lines = [line.strip() for line in self.output.read().splitlines() if line.strip()]
+        last = f"; its last words: {lines[-1][:300]}" if lines else ""
+        is_out_of_memory = code == -signal.SIGKILL and out_of_memory_kills() > self.killed_before
         self.close()
-        if memory:
-            return {"status": "out_of_memory", "reason": f"the kernel killed its process for want of memory{last}"}
+        if is_out_of_memory:
+            return Failed("out_of_memory", f"the kernel killed its process for want of memory{last}")
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        return {"status": "failed", "reason": f"its process {how}{last}"}
+        return Failed("failed", f"its process {how}{last}")
 
 
-def host_memory(processes: Sequence[psutil.Process], limit: float) -> int:
-    """Bytes of host memory that these processes take: the sum of their resident sets, where it is within `limit`.
+class _Watch:
+    """The deadline of a command, and the limit on memory until then."""
 
-    That counts a page once for each process that has it. Where it is above the limit, a page is divided among those that
-    have it (Linux's proportional set size). Only then, since reading it goes through all page tables, which takes tens of
-    milliseconds and holds up what the process would map meanwhile. What is swapped out is not counted.
-    """
+    def __init__(self, deadline: float, memory_gib: float | None):
+        self.deadline, self.memory_gib = deadline, memory_gib
+        self.look = math.inf if memory_gib is None else time.monotonic()
+        self.phase = "starting"
 
-    def total(bytes_of: Callable[[psutil.Process], int]) -> int:
-        taken = 0
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
-                taken += bytes_of(process)
-        return taken
+    def seconds(self) -> float:
+        """Until there is something to see to."""
+        return max(0.0, min(self.deadline, self.look) - time.monotonic())
 
-    def proportional(process: psutil.Process) -> int:
-        try:
-            return getattr(process.memory_full_info(), "pss", resident(process))
-        except psutil.AccessDenied:  # another user's
-            return resident(process)
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.deadline
 
-    def resident(process: psutil.Process) -> int:
-        return process.memory_info().rss
-
-    taken = total(resident)
-    return total(proportional) if taken > limit else taken
-
-
-def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory since the machine started; 0 where it does not say."""
-    try:
-        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    except OSError:
-        return 0
-    return int(counters.get("oom_kill", 0))
+    def exceeded(self, processes: Callable[[], list[psutil.Process]]) -> Failed | None:
+        """What stands for the answer where the processes take more memory than they may. Looks only when it is time to."""
+        if self.memory_gib is None or time.monotonic() < self.look:
+            return None
+        taken_bytes = host_memory(processes(), self.memory_gib * GIB)
+        if taken_bytes <= self.memory_gib * GIB:
+            self.look = time.monotonic() + LOOK_SECONDS
+            return None
+        amount = f"{taken_bytes / GIB:.2f} GiB of host memory, with all that it started, at: {self.phase}"
+        return Failed("out_of_memory", f"took more than memory_gib={self.memory_gib:g}: {amount}", self.memory_gib)

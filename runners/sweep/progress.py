@@ -1,13 +1,13 @@
 """How far a sweep is: a bar on a terminal, a line a cell elsewhere."""
 
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from results.record import label, system_label
+from results.cell import Cell
+from results.record import Record
 
 
 class Progress:
@@ -23,8 +23,8 @@ class Progress:
             TimeElapsedColumn(),
         )
         self.bars = Bars(*columns, console=self.console, transient=True) if self.console.is_terminal else None
-        self.since: dict[str, float] = {}
-        self.waited: set[str] = set()
+        self.since: dict[Cell, float] = {}
+        self.waited: set[str] = set()  # GPUs
 
     def __enter__(self) -> "Progress":
         if self.bars is not None:
@@ -36,29 +36,29 @@ class Progress:
         if self.bars is not None:
             self.bars.stop()
 
-    def start(self, cell: dict[str, Any], gpu: str) -> None:
-        self.since[name(cell)] = time.monotonic()
+    def start(self, cell: Cell, gpu: str) -> None:
+        self.since[cell] = time.monotonic()
         self.phase(gpu, cell, "starting")
 
-    def phase(self, gpu: str, cell: dict[str, Any], phase: str) -> None:
+    def phase(self, gpu: str, cell: Cell, phase: str) -> None:
         if self.bars is not None:
-            self.bars.update(self.task, description=f"{name(cell)}: {phase}")
+            self.bars.update(self.task, description=f"{cell.label}: {phase}")
 
-    def wait(self, gpu: str, cell: dict[str, Any]) -> None:
+    def wait(self, gpu: str, cell: Cell) -> None:
         """Another sweep measures on this device, for minutes perhaps: without a terminal it is said once."""
         waiting = "waiting for another sweep on this device"
         self.phase(gpu, cell, waiting)
         if self.bars is None and gpu not in self.waited:
-            self.console.print(f"{name(cell)}: {waiting}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"{cell.label}: {waiting}", highlight=False, markup=False, soft_wrap=True)
         self.waited.add(gpu)
 
-    def skip(self, cell: dict[str, Any]) -> None:
-        self._finish(f"{name(cell)}: measured before")
+    def skip(self, cell: Cell) -> None:
+        self._finish(f"{cell.label}: measured before")
 
-    def done(self, cell: dict[str, Any], record: dict[str, Any]) -> None:
-        seconds = time.monotonic() - self.since[name(cell)]
-        reason = f" ({record['reason']})" if record["reason"] else ""
-        self._finish(f"{name(cell)}: {record['status']}{reason}, {seconds:.0f} s")
+    def done(self, cell: Cell, record: Record) -> None:
+        seconds = time.monotonic() - self.since[cell]
+        reason = f" ({record.reason})" if record.reason else ""
+        self._finish(f"{cell.label}: {record.status}{reason}, {seconds:.0f} s")
 
     def _finish(self, line: str) -> None:
         self.finished += 1
@@ -66,8 +66,3 @@ class Progress:
             self.bars.advance(self.task)
         if self.total > 1 or self.bars is None:
             self.console.print(f"[{self.finished}/{self.total}] {line}", highlight=False, markup=False, soft_wrap=True)
-
-
-def name(cell: dict[str, Any]) -> str:
-    """One cell in a few words."""
-    return f"{label(cell['model'])} {system_label(cell)} b{cell['batch']}"

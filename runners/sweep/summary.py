@@ -1,30 +1,26 @@
-"""The table at the end of a sweep."""
+"""The table at the end of a sweep. What a measurement shows is in its own file."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from results.cell import Group, plain
 from results.comparison import speedup
-from results.record import asked, file_name, group_key, in_words, label, system_label
+from results.record import Record
+from results.schedule import Compilation
 from results.words import counted
+from runners.measurements.base import DASH, Column, Row
+from runners.measurements.registry import compositions, in_order_of_columns
 
-DASH = "–"
-NOTES = {
-    "latency ms": "median, with its 95 % interval where there is room",
-    "MiB": "peak over weights and inputs",
-    "SM": "share of time with an active warp, c from counters, e estimated",
-    "warps": "active on the whole GPU on average, c from counters, e estimated",
-    "limit ms": "critical path of the operators (latency over it)",
-    "over eager": "speedup, measured in turn",
-}
 NO_TERMINAL = 200  # columns where nobody's terminal sets a width
 MOST_DETAIL = 4
-MAY_VARY = ("runner", "device", "precision", "layout", "algorithms", "seed")  # shown where a sweep has several
+MAY_VARY = ("device", "precision", "layout", "algorithms", "seed")  # of the conditions, shown where a sweep has several
+OVER_EAGER = "over eager"
 
 
-def print_summary(records: list[dict[str, Any]], folder: Path, console: Console | None = None) -> None:
+def print_summary(records: Sequence[Record], folder: Path, console: Console | None = None) -> None:
     """One cell downwards, several as rows; then every reason and warning, and where the records lie."""
     console = console or Console(markup=False)
     if not console.is_terminal and len(records) > 1:
@@ -36,192 +32,149 @@ def print_summary(records: list[dict[str, Any]], folder: Path, console: Console 
     else:
         _print_table(records, console)
     for record in records:
-        title = f"{label(record['config']['model'])} {system_label(record['config'])} b{record['config']['batch']}"
-        if record["reason"]:
-            console.print(f"{title}: {record['status']}: {record['reason']}", markup=False, highlight=False, soft_wrap=True)
-        for warning in record["warnings"]:
-            console.print(f"{title}: warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    where = folder / file_name(records[0]) if len(records) == 1 else folder
+        lines = [f"{record.status}: {record.reason}"] if record.reason else []
+        lines += [f"warning: {warning.sentence}" for warning in record.warnings]
+        for line in lines:
+            console.print(f"{record.cell.label}: {line}", markup=False, highlight=False, soft_wrap=True)
+    where = folder / records[0].file_name if len(records) == 1 else folder
     console.print(f"{'record' if len(records) == 1 else 'records'}: {where}", highlight=False, soft_wrap=True)
 
 
-def _print_cell(record: dict[str, Any], console: Console) -> None:
-    config = record["config"]
-    where = record["environment"].get("gpu") or record["environment"]["cpu"]
-    table = Table(
-        title=f"{label(config['model'])} · {system_label(config)} · batch {config['batch']} · {where}", show_header=False
-    )
+def _print_cell(record: Record, console: Console) -> None:
+    cell = record.cell
+    title = f"{cell.model.label} · {cell.system.label} · batch {cell.batch} · {record.environment.place}"
+    table = Table(title=title, show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
+    measured = [row for measurement in in_order_of_columns() for row in measurement.rows or _rows(measurement.columns)]
     rows = [
-        ("status", record["status"]),
-        ("precision, layout", in_words(config)),
-        ("latency, host", _interval(_statistics(record, "host"), "ms")),
-        ("  min, p90, p99", _tail(_statistics(record, "host"))),
-        ("latency, device", _interval(_statistics(record, "device"), "ms")),
-        ("throughput", _throughput(record, " samples/s")),
-        ("memory over weights and inputs", _memory(record, " MiB")),
-        ("SM efficiency", _sm_efficiency(record, long=True)),
-        ("active warps on the whole GPU", _active_warps(record, long=True)),
-        ("relative error against eager", _error(record)),
-        ("critical path of the operators", _limit(record, "critical_path_ms", " ms, latency is {:.2f} times that")),
-        ("sum of the operators", _limit(record, "busy_ms", " ms, latency is {:.2f} times that")),
-        ("schedule", _schedule(record)),
-        ("compilation", _compilation(record)),
-        ("preparation", f"{record['preparation_s']:.1f} s" if "preparation_s" in record else DASH),
+        Row("status", lambda record: record.status),
+        Row("precision, layout", lambda record: record.cell.conditions.arithmetic),
+        *measured,
+        Row("schedule", schedule_text),
+        Row("compilation", compilation_text),
+        Row("learning", lambda record: _seconds(record.learning_s)),
+        Row("preparation", lambda record: _seconds(record.preparation_s)),
     ]
-    for name, value in rows:
-        if value != DASH:
-            table.add_row(name, value)
+    for row in rows:
+        if (text := row.text(record)) != DASH:
+            table.add_row(row.heading, text)
     console.print(table)
 
 
-def _print_table(records: list[dict[str, Any]], console: Console) -> None:
+def _rows(columns: Sequence[Column]) -> list[Row]:
+    return [Row(column.note or column.heading, column.long_text or column.text) for column in columns]
+
+
+def _print_table(records: Sequence[Record], console: Console) -> None:
     """As much detail as fits."""
+    columns = [*_columns(records), _over_eager(records)]
     for detail in range(MOST_DETAIL, -1, -1):
-        table = _table(records, detail)
+        shown = _shown(columns, records, detail)
+        table = _table(records, shown, detail)
         if console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width:
             break
     console.print(table)
-    shown = {str(column.header) for column in table.columns}
-    notes = [f"{heading}: {meaning}" for heading, meaning in NOTES.items() if heading in shown]
+    notes = [f"{column.heading}: {column.note}" for column in shown if column.note]
     console.print("; ".join(notes), style="dim", highlight=False)
 
 
-def _table(records: list[dict[str, Any]], detail: int) -> Table:
-    eager = {group_key(r["config"]): r for r in records if r["config"]["system"]["name"] == "eager"}
-    latency, ratio = (_interval, _over) if detail > 0 else (_median, _ratio)
-    training = any(r["config"]["runner"]["name"] == "training" for r in records)  # what counts there is throughput
-    columns: list[tuple[str, int, Any]] = [  # heading, the detail from which it is shown, what stands in it
-        ("status", 0, lambda r: r["status"]),
-        ("latency ms", 0, lambda r: latency(_statistics(r, "host"))),
-        ("device ms", 3, lambda r: _median(_statistics(r, "device"))),
-        ("samples/s", 0 if training else 2, _throughput),
-        ("MiB", 3, _memory),
-        ("SM", 4, _sm_efficiency),
-        ("warps", 0, _active_warps),
-        ("error", 2, _error),
-        ("limit ms", 4, lambda r: _limit(r, "critical_path_ms", " ({:.1f}x)")),
-        ("over eager", 0, lambda r: ratio(r, eager.get(group_key(r["config"])))),
+def _columns(records: Sequence[Record]) -> list[Column]:
+    """The status and those of every measurement, with the detail that the records' runners give them."""
+    runners = {record.cell.runner.name for record in records}
+    first = {heading for name in runners & set(compositions()) for heading in compositions()[name].shown_first}
+    status = Column("status", 0, lambda record: record.status)
+    measured = [column for measurement in in_order_of_columns() for column in measurement.columns]
+    return [
+        status,
+        *(Column(c.heading, 0 if c.heading in first else c.detail, c.text, c.note, c.long_text) for c in measured),
     ]
-    columns = [c for c in columns if detail >= c[1] and any(c[2](r) != DASH for r in records)]
-    table = Table(title=_title(records))
-    varied = [key for key in MAY_VARY if len({str(asked(r["config"], key)) for r in records}) > 1]
-    for heading in ("model", *varied, "batch", "system", *(c[0] for c in columns)):
-        wraps = heading in ("model", "system")
-        left = wraps or heading in ("status", *varied)
-        table.add_column(heading, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
-    last = None
-    for record in records:
-        config, key = record["config"], group_key(record["config"])
-        if last not in (None, key):
-            table.add_section()
-        last = key
-        cells = [label(config["model"]), *(_name(asked(config, key)) for key in varied), str(config["batch"])]
-        table.add_row(*cells, system_label(config), *(value(record) for _, _, value in columns))
-    return table
 
 
-def _name(value: Any) -> str:
-    return value["name"] if isinstance(value, dict) else str(value)
+def _over_eager(records: Sequence[Record]) -> Column:
+    """The speedup over eager of the same group."""
+    eager_by_group = {record.cell.group: record for record in records if record.cell.system.name == "eager"}
+
+    def ratio(record: Record) -> str:
+        return interval(record).partition(" ")[0]
+
+    def interval(record: Record) -> str:
+        return _ratio(record, eager_by_group)
+
+    return Column(OVER_EAGER, 0, ratio, "speedup, measured in turn", interval)
 
 
-def _statistics(record: dict[str, Any], clock: str) -> dict[str, Any] | None:
-    return ((record.get("latency") or {}).get("statistics") or {}).get(clock)
-
-
-def _median(statistics: dict[str, Any] | None) -> str:
-    return f"{statistics['median']:.3f}" if statistics else DASH
-
-
-def _over(record: dict[str, Any], baseline: dict[str, Any] | None) -> str:
+def _ratio(record: Record, eager_by_group: Mapping[Group, Record]) -> str:
+    baseline = eager_by_group.get(record.cell.group)
     measured = speedup(record, baseline) if baseline is not None else None
     return f"{measured.ratio:.2f}x [{measured.low:.2f}, {measured.high:.2f}]" if measured else DASH
 
 
-def _ratio(record: dict[str, Any], baseline: dict[str, Any] | None) -> str:
-    return _over(record, baseline).partition(" ")[0]
+def _shown(columns: Sequence[Column], records: Sequence[Record], detail: int) -> list[Column]:
+    """Those of this detail of which any record says something."""
+    return [c for c in columns if detail >= c.detail and any(c.text(record) != DASH for record in records)]
 
 
-def _title(records: list[dict[str, Any]]) -> str:
-    places = {r["environment"].get("gpu") or r["environment"]["cpu"] for r in records}
-    return " · ".join([*sorted(places), *sorted({in_words(r["config"]) for r in records})])
+def _table(records: Sequence[Record], columns: Sequence[Column], detail: int) -> Table:
+    """A row a record, a section a group. With detail, texts have their intervals."""
+    table = Table(title=_title(records))
+    varied = [key for key in MAY_VARY if len({getattr(r.cell.conditions, key) for r in records}) > 1]
+    has_runners = len({record.cell.runner for record in records}) > 1
+    named = ["runner"] * has_runners + varied
+    for heading in ("model", *named, "batch", "system", *(column.heading for column in columns)):
+        wraps = heading in ("model", "system")
+        is_word = wraps or heading in ("status", *named)
+        table.add_column(heading, justify="left" if is_word else "right", no_wrap=not wraps, overflow="fold")
+    previous = None
+    for record in records:
+        cell = record.cell
+        if previous not in (None, cell.group):
+            table.add_section()
+        previous = cell.group
+        conditions = [plain(getattr(cell.conditions, key)) for key in varied]
+        texts = [(column.long_text or column.text if detail > 0 else column.text)(record) for column in columns]
+        runner = [cell.runner.choice] * has_runners
+        table.add_row(cell.model.label, *runner, *conditions, str(cell.batch), cell.system.label, *texts)
+    return table
 
 
-def _interval(statistics: dict[str, Any] | None, unit: str = "") -> str:
-    if not statistics:
+def _title(records: Sequence[Record]) -> str:
+    places = {record.environment.place for record in records}
+    return " · ".join([*sorted(places), *sorted({record.cell.conditions.arithmetic for record in records})])
+
+
+def _seconds(seconds: float | None) -> str:
+    return DASH if seconds is None else f"{seconds:.1f} s"
+
+
+def schedule_text(record: Record) -> str:
+    """The schedule in numbers."""
+    schedule = record.schedule
+    if schedule is None:
         return DASH
-    low, high = statistics["ci95"]
-    return f"{statistics['median']:.3f} [{low:.3f}, {high:.3f}] {unit}".strip()
+    numbers = {"operator": schedule.operators, "stream": schedule.streams, "wait": schedule.waits}
+    operators, streams, waits = (counted(number, thing) for thing, number in numbers.items())
+    return f"{operators}, width {schedule.width}, {streams}, {waits}"
 
 
-def _tail(statistics: dict[str, Any] | None) -> str:
-    return f"{statistics['min']:.3f}, {statistics['p90']:.3f}, {statistics['p99']:.3f} ms" if statistics else DASH
+def compilation_text(record: Record) -> str:
+    """How a compiler came to its executable, a line each."""
+    return "\n".join(_compilation_lines(record.compilation)) if record.compilation else DASH
 
 
-def _throughput(record: dict[str, Any], unit: str = "") -> str:
-    measured = record.get("throughput")
-    return f"{measured['statistics']['median']:,.1f}{unit}" if measured else DASH
-
-
-def _memory(record: dict[str, Any], unit: str = "") -> str:
-    measured = record.get("memory")
-    return f"{measured['peak_bytes'] / 2**20:,.1f}{unit}" if measured else DASH
-
-
-def _sm_efficiency(record: dict[str, Any], long: bool = False) -> str:
-    return _sourced(record.get("sm_efficiency"), "{:.0%}", long)
-
-
-def _active_warps(record: dict[str, Any], long: bool = False) -> str:
-    return _sourced(record.get("active_warps"), "{:,.1f}", long)
-
-
-def _sourced(measured: dict[str, Any] | None, number: str, long: bool) -> str:
-    """A value and where it comes from, or why there is none."""
-    if not measured:
-        return DASH
-    if measured["value"] is None:
-        return f"none: {measured['reason']}" if long else DASH
-    return f"{number.format(measured['value'])} ({measured['source'] if long else measured['source'][0]})"
-
-
-def _error(record: dict[str, Any]) -> str:
-    measured = record.get("correctness")
-    return f"{measured['relative_error']:.1e}" if measured else DASH
-
-
-def _limit(record: dict[str, Any], key: str, distance: str) -> str:
-    """Of the operators that the system runs: those of the model, or what it rewrites them to."""
-    limits, latency = record.get("limits") or {}, _statistics(record, "host")
-    limit = limits.get("rewritten", limits).get(key)
-    if limit is None:
-        return DASH
-    return f"{limit:.3f}" + (distance.format(latency["median"] / limit) if latency and limit else "")
-
-
-def _schedule(record: dict[str, Any]) -> str:
-    schedule = record.get("schedule")
-    if not schedule:
-        return DASH
-    operators, streams, waits = (counted(schedule[f"{thing}s"], thing) for thing in ("operator", "stream", "wait"))
-    return f"{operators}, width {schedule['width']}, {streams}, {waits}"
-
-
-def _compilation(record: dict[str, Any]) -> str:
-    """What a compiler's record tells of how it came to its executable, a line each."""
-    told = record.get("compilation") or {}
-    lines = []
-    if "export_s" in told:
-        lines.append(f"exported in {told['export_s']:.1f} s{'' if told['exported_now'] else ', kept since'}")
-    if "compile_s" in told:
-        lines.append(f"compiled in {told['compile_s']:.1f} s{'' if told.get('compiled_now', True) else ', kept since'}")
-    if "trials" in told:
-        lines.append(f"{counted(told['trials'], 'trial')} in {told['tuning_s']:.1f} s")
-    if "tuned" in told:
-        lines.append(f"{told['tuned']} of {counted(told['functions'], 'function')} tuned")
-    if "tried" in told:
-        variants = len(told["tried"]) + told["not_tried"]
-        lines.append(f"{len(told['tried'])} of {counted(variants, 'variant')} tried in {told['search_s']:.1f} s")
-        lines.append(f"{told['mode']}, layout {told['layout']}{', frozen' if told['freezing'] else ''}")
-    return "\n".join(lines) or DASH
+def _compilation_lines(compilation: Compilation) -> list[str]:
+    c, lines = compilation, []
+    if c.export_s is not None:
+        lines.append(f"exported in {c.export_s:.1f} s{', kept since' if c.exported_now is False else ''}")
+    if c.compile_s is not None:
+        lines.append(f"compiled in {c.compile_s:.1f} s{', kept since' if c.compiled_now is False else ''}")
+    if c.trials is not None and c.tuning_s is not None:
+        lines.append(f"{counted(c.trials, 'trial')} in {c.tuning_s:.1f} s")
+    if c.tuned is not None and c.functions is not None:
+        lines.append(f"{c.tuned} of {counted(c.functions, 'function')} tuned")
+    if c.search_s is not None:
+        num_tried = sum(len(decision.milliseconds) for decision in c.decisions)
+        num_variants = counted(num_tried + (c.num_untried or 0), "variant")
+        lines.append(f"{num_tried} of {num_variants} tried in {c.search_s:.1f} s")
+        lines.append(f"{c.mode}, layout {c.layout}{', frozen' if c.freezing else ''}")
+    return lines

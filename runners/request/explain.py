@@ -1,35 +1,15 @@
-"""What is wrong with a request, in one line: what it is, what would be right, the nearest valid name."""
+"""One line for whatever Hydra or OmegaConf says is wrong with a request, with the nearest valid name."""
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 
-CONF = Path(__file__).resolve().parent.parent.parent / "conf"
-GROUPS = ("model", "system", "runner", "experiment")
+import yaml
+
+from conf import FOLDER, GROUPS, choices, nearest, options
+from runners.checks import BadRequest
+
 LAUNCHER = "hydra/launcher"
-
-
-class BadRequest(Exception):
-    """The request cannot be carried out as it stands; the message is one line."""
-
-    def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """ "did you mean ...?" or what there is to choose from."""
-    choices = sorted(valid)
-    close = get_close_matches(name, choices, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"there is {', '.join(choices)}" if choices else "there is none"
-
-
-def choices(group: str) -> list[str]:
-    """The names that `group=` takes."""
-    return sorted(file.relative_to(CONF / group).with_suffix("").as_posix() for file in (CONF / group).rglob("*.yaml"))
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
@@ -66,28 +46,23 @@ def unknown_key(key: str) -> str:
     """One line for a key that does not exist, or that is no single value."""
     if key in GROUPS:
         return f"{key} takes a name: {', '.join(choices(key))}"
-    if having := choices_with(key):
+    if owners := choices_with(key):
         group = key.partition(".")[0]
-        return f"there is no key {key!r} with the {group} that was chosen: it is one of {group}={', '.join(having)}"
+        return f"there is no key {key!r} with the {group} that was chosen: it is one of {group}={', '.join(owners)}"
     return f"there is no key {key!r}: {nearest(key, known_keys(key))}"
 
 
 @cache
 def top_keys() -> list[str]:
     """The keys of a request that hold values, and those that choose a file of conf/."""
-    from omegaconf import OmegaConf
-
-    top = OmegaConf.load(CONF / "config.yaml")
-    return sorted({str(key) for key in top} - {"defaults", "hydra"} | set(GROUPS))
+    document = yaml.safe_load((FOLDER / "config.yaml").read_text(encoding="utf-8"))
+    return sorted({str(key) for key in document} - {"defaults", "hydra"} | set(GROUPS))
 
 
 @cache
 def keys_by_choice(group: str) -> dict[str, list[str]]:
     """For each choice of `group`, the keys that it has (system.multi_stream, ...)."""
-    from omegaconf import OmegaConf
-
-    files = {file.stem: OmegaConf.load(file) for file in sorted((CONF / group).glob("*.yaml"))}
-    return {choice: [f"{group}.{key!s}" for key in file if key != "name"] for choice, file in files.items()}
+    return {choice: [f"{group}.{key}" for key in options(group, choice) if key != "name"] for choice in choices(group)}
 
 
 def group_keys(group: str) -> list[str]:
@@ -97,16 +72,19 @@ def group_keys(group: str) -> list[str]:
 
 def choices_with(key: str) -> list[str]:
     """The choices of its group that have `key`; none for what is no key of any."""
-    return [choice for choice, keys in keys_by_choice(key.partition(".")[0]).items() if key in keys]
+    group = key.partition(".")[0]
+    if group not in GROUPS or group == "experiment":
+        return []
+    return [choice for choice, keys in keys_by_choice(group).items() if key in keys]
 
 
 def known_keys(like: str) -> list[str]:
     """The keys that `like` may stand for: of its group if it names one, of every group if it has a dot or stands in one."""
     group, dot, _ = like.partition(".")
-    options = {g: group_keys(g) for g in GROUPS if g != "experiment"}
-    if dot and group in options:
-        return options[group]
+    keys_by_group = {g: group_keys(g) for g in GROUPS if g != "experiment"}
+    if dot and group in keys_by_group:
+        return keys_by_group[group]
     if dot:
-        return [key for keys in options.values() for key in keys] + top_keys()
-    same = [key for keys in options.values() for key in keys if key.partition(".")[2] == like]
+        return [key for keys in keys_by_group.values() for key in keys] + top_keys()
+    same = [key for keys in keys_by_group.values() for key in keys if key.partition(".")[2] == like]
     return same or top_keys()

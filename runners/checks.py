@@ -1,0 +1,77 @@
+"""What is wrong with a request, in one line, and the checks of single values. Every room of the runners may ask here."""
+
+import math
+import os
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from conf import nearest
+
+
+class BadRequest(Exception):
+    """The request cannot be carried out as it stands; the message is one line."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+def at_least(key: str, value: object, least: int) -> None:
+    """Raise BadRequest unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadRequest(f"{key}={value} is not an integer of at least {least}")
+
+
+def positive_integer(key: str, value: object) -> None:
+    """Raise BadRequest unless `value` is an integer above zero."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadRequest(f"{key}={value} is not a positive integer")
+
+
+def is_positive(value: object) -> bool:
+    """Is it a number, and a finite one above zero?"""
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
+
+
+def not_negative(key: str, value: float) -> None:
+    """Raise BadRequest unless `value` is a finite number of at least 0."""
+    if not 0 <= value < math.inf:
+        raise BadRequest(f"{key}={value} is not a number of at least 0")
+
+
+def one_of(key: str, value: object, valid: Iterable[str]) -> None:
+    """Raise BadRequest unless `value` is one of the names, with the nearest of them where one is near."""
+    names = tuple(valid)
+    if value not in names:
+        hint = nearest(str(value), names)
+        near = f": {hint}" if hint.startswith("did you mean") else ""
+        raise BadRequest(f"{key}={value} is not one of {', '.join(names)}{near}")
+
+
+@cache  # a sweep asks once a cell
+def check_writable(folder: Path, key: str) -> None:
+    """Raise BadRequest unless a file can be made in `folder`, which is there or could be made."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise BadRequest(f"{key}={folder} cannot be written: {existing} is not a folder")
+    try:
+        with tempfile.TemporaryFile(dir=existing):  # permissions do not say it all: root passes them on a read-only disk
+            pass
+    except OSError as error:
+        raise BadRequest(f"{key}={folder} cannot be written: {error.strerror or error} ({existing})") from error
+
+
+def not_writable(key: str, path: Path, error: OSError) -> BadRequest:
+    """What to raise where writing has failed after all."""
+    return BadRequest(f"{key}={path} cannot be written: {error.strerror or error}")
+
+
+def check_cache() -> None:
+    """Raise BadRequest where OPWEAVE_CACHE can be no folder. One that cannot be written keeps nothing: that may be meant."""
+    folder = Path(os.environ.get("OPWEAVE_CACHE", "")).expanduser()
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise BadRequest(f"OPWEAVE_CACHE={folder} can be no folder: {existing} is a file")

@@ -1,0 +1,79 @@
+"""Which measurements there are, and which of them a runner makes."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from conf import nearest
+from results.cell import Choice
+from runners.checks import BadRequest
+from runners.discovery import classes_of
+
+from .base import Composition, Measurement, options_of
+
+PACKAGE = __package__
+ALWAYS = "correctness"  # of every cell
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a runner makes of a cell.
+
+    Args:
+        measurements: in the order of its file; correctness is among them.
+        composition: the runner's form.
+    """
+
+    measurements: tuple[Measurement, ...]
+    composition: type[Composition]
+
+    @property
+    def is_compared(self) -> bool:
+        """Do its cells take part in the interleaved rounds?"""
+        return any(measurement.is_compared for measurement in self.measurements)
+
+    @property
+    def first(self) -> tuple[Measurement, ...]:
+        """What comes before correctness."""
+        return tuple(m for m in self.measurements if m.is_first)
+
+    @property
+    def timed(self) -> tuple[Measurement, ...]:
+        """What comes after correctness, in a process without a profiler."""
+        return tuple(m for m in self.measurements if not (m.is_first or m.needs_profiler or m.name == ALWAYS))
+
+    @property
+    def profiled(self) -> tuple[Measurement, ...]:
+        """What comes last, with a profiler."""
+        return tuple(m for m in self.measurements if m.needs_profiler)
+
+
+@cache
+def measurements() -> dict[str, type[Measurement]]:
+    """Every measurement by name."""
+    return classes_of(PACKAGE, Measurement)  # type: ignore[type-abstract]
+
+
+@cache
+def compositions() -> dict[str, type[Composition]]:
+    """The runners of several measurements that are more than their list, by name."""
+    return classes_of(PACKAGE, Composition)
+
+
+def plan(runner: Choice) -> Plan:
+    """What `runner` makes. Raises BadRequest for a name that is no measurement's, and as the options do."""
+    listed = runner.get("measurements")
+    names = [runner.name] if listed is None else str(listed).split()
+    for name in names:
+        if name not in measurements():
+            raise BadRequest(f"runner={runner.choice} asks for {name!r}, no measurement: {nearest(name, measurements())}")
+    if len(set(names)) < len(names):
+        raise BadRequest(f"runner.measurements={listed} names one of them twice")
+    composition = compositions().get(runner.name, Composition)
+    options_of(composition.Options, runner)
+    wanted = [measurements()[name](runner) for name in dict.fromkeys((ALWAYS, *names))]
+    return Plan(tuple(wanted), composition)
+
+
+def in_order_of_columns() -> list[type[Measurement]]:
+    """Every measurement, as tables show them."""
+    return sorted(measurements().values(), key=lambda measurement: (measurement.place, measurement.name))

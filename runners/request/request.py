@@ -1,0 +1,67 @@
+"""What is asked of the runners: cells, and how to sweep over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from results.cell import Cell
+from runners.checks import BadRequest
+from runners.machine.device import cuda_device_count
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What holds for all cells of a request, and says nothing of what is measured.
+
+    Args:
+        results: folder of the records.
+        force: measure again what has a record.
+        timeout: seconds for a cell's learning, and as many for its measuring.
+        memory_gib: host memory that a cell may take; None: what there is.
+        rounds: interleaved rounds; 0: none.
+        gpus: numbers of the GPUs that the sweep is spread over; None: every GPU.
+        output: the file of a runner that writes one; None: standard output.
+    """
+
+    results: Path
+    force: bool
+    timeout: float
+    memory_gib: float | None
+    rounds: int
+    gpus: tuple[int, ...] | None
+    output: Path | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """Cells, each once, in the order in which they were asked for. Their device may be "auto" until `decided`."""
+
+    cells: tuple[Cell, ...]
+    options: SweepOptions
+
+    @classmethod
+    def joined(cls, requests: Iterable[Request]) -> Request:
+        """One request of several. Raises BadRequest where they differ in what holds for a whole sweep."""
+        first, *others = requests
+        for field in fields(SweepOptions):
+            if any(getattr(other.options, field.name) != getattr(first.options, field.name) for other in others):
+                raise BadRequest(f"{field.name} holds for a whole sweep: give it one value")
+        cells = (cell for request in (first, *others) for cell in request.cells)
+        return cls(tuple(dict.fromkeys(cells)), first.options)
+
+    def decided(self) -> Request:
+        """The request with the devices of this machine, which measures it. Raises BadRequest where they are not here."""
+        count = cuda_device_count()
+        if any(cell.device == "cuda" for cell in self.cells) and not count:
+            raise BadRequest("device=cuda, but no CUDA device is visible here: use device=cpu or device=auto")
+        auto = "cuda" if count else "cpu"
+        cells = [
+            replace(cell, conditions=replace(cell.conditions, device=auto)) if cell.device == "auto" else cell
+            for cell in self.cells
+        ]
+        gpus = tuple(range(max(1, count))) if self.options.gpus is None else self.options.gpus
+        if any(cell.device == "cuda" for cell in cells) and max(gpus) >= count:
+            raise BadRequest(f"gpus={list(gpus)}, but GPUs are numbered 0 to {count - 1} here")
+        return Request(tuple(dict.fromkeys(cells)), replace(self.options, gpus=gpus))

@@ -1,0 +1,57 @@
+"""What a showing asks of a cell's process, and where it writes the answer."""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from results.cell import Cell
+from results.store import write_json
+from runners.cell.messages import Failed, Refused, Show, Shown
+from runners.checks import BadRequest, check_writable, not_writable
+from runners.machine.device import visible
+from runners.request.request import SweepOptions
+from runners.sweep.cell_process import CellProcess
+
+
+def ask(cell: Cell, options: SweepOptions, timeout: float | None = None) -> Shown | Failed:
+    """What the cell's runner shows, from a process of its own.
+
+    timeout: seconds, those of the options if None. Raises BadRequest for what only the model or the system could tell.
+    """
+    console = Console(stderr=True)
+    process = CellProcess(cell.device, visible(0))
+    try:
+        with console.status("starting") as status:
+            answer = process.ask(Show(cell), timeout or options.timeout, options.memory_gib, status.update)
+    finally:
+        process.close()
+    if isinstance(answer, Refused):
+        raise BadRequest(answer.reason)
+    assert isinstance(answer, Shown | Failed)
+    return answer
+
+
+def check_output(output: Path | None) -> None:
+    """Raise BadRequest unless the file can be written."""
+    if output is None:
+        return
+    if output.exists() and not output.is_file():
+        raise BadRequest(f"output={output} is {'a folder' if output.is_dir() else 'a device'}, not a file")
+    if not output.parent.exists():
+        raise BadRequest(f"output={output} is in a folder that is not there")
+    check_writable(output.parent, "output")
+
+
+def write(output: Path | None, document: object) -> bool:
+    """Write to the file, or to standard output for None; returns whether it was to the file. Raises BadRequest."""
+    if output is None:
+        json.dump(document, sys.stdout, indent=1)
+        print()
+        return False
+    try:
+        write_json(output, document)
+    except OSError as error:
+        raise not_writable("output", output, error) from error
+    return True

@@ -1,0 +1,88 @@
+"""runner=schedule: what a scheduler decides for a model, written to a file without executing the model."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.console import Console
+from rich.table import Table
+
+from results.cell import Cell
+from results.document import cell_to_json, part_from_json
+from results.schedule import DecisionRow
+from results.words import counted
+from runners.cell.messages import Failed
+from runners.checks import BadRequest
+from runners.request.request import Request
+
+from .asking import ask, check_output, write
+from .base import Showing
+
+DASH = "–"
+
+
+class Schedule(Showing):
+    """Writes the schedule file of each cell."""
+
+    name: ClassVar[str] = "schedule"
+    writes_output: ClassVar[bool] = True
+
+    def run(self, request: Request) -> int:
+        output = request.options.output
+        if output is not None and len(request.cells) > 1:
+            raise BadRequest(f"output={output} names one file, for {len(request.cells)} schedules")
+        check_output(output)
+        return max(self._run(cell, request) for cell in request.cells)
+
+    def _run(self, cell: Cell, request: Request) -> int:
+        answer = ask(cell, request.options)
+        if isinstance(answer, Failed):
+            is_unsupported = answer.status == "unsupported"
+            what = f"{cell.system.choice} on {cell.model.choice}" if is_unsupported else answer.status
+            print(f"opweave: {what}: {answer.reason}", file=sys.stderr)
+            return 0 if is_unsupported else 1
+        document = answer.document
+        assert isinstance(document, dict)
+        output = request.options.output
+        if not write(output, document):
+            return 0
+        numbers = {"operator": len(document["operators"]), "stream": document["streams"], "wait": len(document["waits"])}
+        operators, streams, waits = (counted(number, thing) for thing, number in numbers.items())
+        milliseconds = document["search"]["seconds"] * 1e3
+        print(f"{output}: {operators}, width {document['width']}, {streams}, {waits}, found in {milliseconds:.1f} ms")
+        decisions: list[DecisionRow] = part_from_json(document.get("decisions", []), list[DecisionRow])
+        if decisions:
+            Console(markup=False).print(decision_table(decisions))
+        return 0
+
+    def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
+        """The schedule file as data. Raises Unsupported for a system without schedules, and BadModel."""
+        import systems
+        from runners.cell.arithmetic import set_arithmetic
+        from runners.cell.shape import shape_of
+        from systems.base import Unsupported
+        from systems.scheduling.scheduler import Scheduler
+
+        report("loading the model")
+        set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)  # some schedulers measure
+        model = shape_of(cell.model, cell.conditions)
+        report("scheduling")
+        system = systems.load(cell.system.name, **cell.system.options)
+        if not isinstance(system, Scheduler):
+            raise Unsupported(f"{system.name} has no schedule of operators")
+        system.report = report
+        schedule = system.schedule(model.module, model.inputs)
+        document = schedule.to_json(model=cell.model.name, batch=cell.batch, device=cell.device)
+        return {**document, "cell": cell_to_json(cell)}
+
+
+def decision_table(decisions: Sequence[DecisionRow]) -> Table:
+    """Decisions as a table; the gain is how many times as fast the chosen alternative is as the first one measured."""
+    table = Table(title="Decisions")
+    for column in ("kind", "pattern", "count", "chosen", "gain"):
+        is_text = column in ("kind", "pattern", "chosen")
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=column != "pattern", overflow="fold")
+    for row in decisions:
+        gain = DASH if row.gain is None else f"{row.gain:.2f}x"
+        table.add_row(row.kind, row.pattern, str(row.count), row.chosen, gain)
+    return table

@@ -1,0 +1,134 @@
+"""One GPU (or the CPU) of a sweep: its lock, the processes of its cells, and what is imported ahead of them."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from results.cell import Cell
+from runners.cell.messages import Ahead, Answer, Command
+from runners.machine import card
+from runners.request.request import SweepOptions
+
+from .cell_process import CellProcess
+from .progress import Progress
+
+IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
+
+
+class Ended(Exception):
+    """The sweep ends, and the answer that a group waited for with it."""
+
+
+class Processes:
+    """Every process that any lane of a sweep has open, so that a sweep that ends early can end them all."""
+
+    def __init__(self) -> None:
+        self.alive: set[CellProcess] = set()
+        self.is_ending = False
+
+    def start(self, device: str, gpu: str, cores: Sequence[int]) -> CellProcess:
+        process = CellProcess(device, gpu, cores)
+        self.alive.add(process)
+        if self.is_ending:  # set before the others were killed, so this one is either among those or seen here
+            process.kill()
+        return process
+
+    def close(self, process: CellProcess) -> None:
+        process.close()
+        self.alive.discard(process)
+
+    def end(self) -> None:
+        """Kill all; the groups that wait for them see it and end too."""
+        self.is_ending = True
+        for process in list(self.alive):
+            process.kill()
+
+
+class Lane:
+    """Starts the processes of one device, asks them, and keeps one ready for the next cell."""
+
+    def __init__(
+        self,
+        device: str,
+        gpu: str,
+        cores: Sequence[int],
+        num_lanes: int,
+        options: SweepOptions,
+        processes: Processes,
+        progress: Progress,
+    ):
+        """Nothing is started yet.
+
+        Args:
+            device: "cpu" or "cuda".
+            gpu: as CUDA_VISIBLE_DEVICES and NVML name it.
+            cores: those that its processes may use; every one if empty.
+            num_lanes: devices that the sweep measures on at once.
+            options: of the sweep.
+            processes: those of all lanes.
+            progress: told what the cells are at.
+        """
+        self.device, self.gpu, self.cores, self.num_lanes = device, gpu, cores, num_lanes
+        self.options, self.processes, self.progress = options, processes, progress
+        self._ahead: CellProcess | None = None
+
+    @contextmanager
+    def exclusive(self, cell: Cell) -> Iterator[None]:
+        """The device for one group alone: sweeps that run at once take turns. cell: named while it waits."""
+        name = card.uuid(self.gpu) if self.device == "cuda" else "cpu"
+        lock = FileLock(Path(tempfile.gettempdir()) / f"opweave-{os.getuid()}-{name}.lock")
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=1.0)
+            except Timeout:
+                self.progress.wait(self.gpu, cell)
+                if self.processes.is_ending:
+                    raise Ended from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def others(self) -> list[card.Process]:
+        """What computes on the GPU before anything of ours does."""
+        return card.processes(self.gpu) if self.device == "cuda" else []
+
+    def start(self) -> CellProcess:
+        return self.processes.start(self.device, self.gpu, self.cores)
+
+    def start_or_take(self, following: Sequence[Cell]) -> CellProcess:
+        """A process for a cell: the one that was begun ahead of time, where there is one.
+
+        Where cores enough are idle beside the cell that measures, another is begun. It imports what the first of the
+        `following` cells needs, and builds its network on the CPU.
+        """
+        process, self._ahead = self._ahead or self.start(), None
+        if following and self.has_idle_cores():
+            self._ahead = self.start()
+            self._ahead.tell(Ahead(following[0]))
+        return process
+
+    def has_idle_cores(self) -> bool:
+        return self.device == "cuda" and (os.cpu_count() or 1) >= IDLE_CORES * self.num_lanes
+
+    def ask(self, process: CellProcess, command: Command, cell: Cell) -> Answer:
+        """Raises Ended where the sweep ends meanwhile."""
+
+        def tell(phase: str) -> None:
+            self.progress.phase(self.gpu, cell, phase)
+
+        answer = process.ask(command, self.options.timeout, self.options.memory_gib, tell)
+        if self.processes.is_ending:
+            raise Ended
+        return answer
+
+    def close(self, process: CellProcess | None = None) -> None:
+        """End a process; the one that was begun ahead, without an argument."""
+        if process is None:
+            process, self._ahead = self._ahead, None
+        if process is not None:
+            self.processes.close(process)

@@ -1,0 +1,90 @@
+"""The interleaved rounds, in which the systems of one model take turns. Only they give ratios.
+
+Invariant: in each round every cell that takes part has one turn, so that what slows the machine for a while slows
+all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
+
+from results.cell import Cell
+from results.record import Comparison, Record, Samples, now
+from results.warning import Warning
+from runners.cell.messages import Answer, Failed, Turn
+from runners.measurements.registry import plan
+
+from .cell_process import CellProcess
+from .lane import Lane
+from .parked import Parked
+
+APART = 1.25  # a cell whose time in the rounds differs by more from that alone is doubtful
+NO_RATIO = "no_ratio"  # the warning of a cell that could not take part
+
+
+@dataclass
+class Rounds:
+    """Turns of cells that are prepared. turns: host milliseconds of each cell's turns so far."""
+
+    lane: Lane
+    parked: Parked
+    turns: dict[Cell, list[Samples]] = field(default_factory=dict)
+    left_out: dict[Cell, Failed] = field(default_factory=dict)
+
+    def run(self, cells: list[Cell], count: int) -> None:
+        """Have each cell take `count` turns. One that fails is left out from then on, with what its process answered."""
+        for cell in cells:
+            ready = self.parked.ready(cell, "preparing again for the rounds")
+            if isinstance(ready, CellProcess):
+                self.turns[cell] = []
+            else:
+                self._leave_out(cell, ready)
+        for number in range(count):
+            for cell in list(self.turns):
+                self.lane.progress.phase(self.lane.gpu, cell, f"round {number + 1} of {count}")
+                answer = self.parked.turn(cell)
+                if isinstance(answer, Turn):
+                    self.turns[cell].append(answer.host_ms)
+                else:
+                    self._leave_out(cell, answer)
+
+    def _leave_out(self, cell: Cell, answer: Answer) -> None:
+        assert isinstance(answer, Failed)
+        self.turns.pop(cell, None)
+        self.left_out[cell] = answer
+        self.parked.close(cell)
+
+
+def taking_part(records: Mapping[Cell, Record]) -> list[Cell]:
+    """The cells that ran, whose runner is compared, and that no rounds have failed."""
+    return [
+        cell
+        for cell, record in records.items()
+        if record.is_ok and plan(cell.runner).is_compared and not any(w.kind == NO_RATIO for w in record.warnings)
+    ]
+
+
+def share_rounds(records: list[Record]) -> bool:
+    """Have these been compared with each other already?"""
+    groups = {record.comparison.group if record.comparison else None for record in records}
+    return len(groups) == 1 and None not in groups
+
+
+def compared(records: Mapping[Cell, Record], turns: Mapping[Cell, list[Samples]]) -> dict[Cell, Record]:
+    """The records with their rounds, and a warning where those differ from what was measured alone."""
+    group, ids = uuid4().hex[:16], tuple(records[cell].id for cell in turns)
+    with_rounds = {}
+    for cell, host_ms in turns.items():
+        record = replace(records[cell], comparison=Comparison(group, ids, now(), tuple(host_ms)))
+        assert record.comparison is not None
+        ratio = record.comparison.median_ms / record.host_ms if record.host_ms else 1.0
+        if not 1 / APART < ratio < APART:
+            record = replace(record, warnings=(*record.warnings, Warning("differs_in_rounds", {"ratio": ratio})))
+        with_rounds[cell] = record
+    return with_rounds
+
+
+def without_ratio(record: Record, answer: Failed) -> Record:
+    """The record of a cell that was left out."""
+    values: dict[str, str | int | float | bool | None] = {"status": answer.status, "reason": answer.reason}
+    return replace(record, warnings=(*record.warnings, Warning(NO_RATIO, values)))
