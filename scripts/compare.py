@@ -2,27 +2,28 @@
 
 python scripts/compare.py BEFORE AFTER [--threshold 0.05] [--metric latency|throughput|memory|preparation|speedup]
 
-BEFORE and AFTER are folders of records. Cells are matched by what was asked (model, batch, system with its options, device,
+BEFORE and AFTER are folders of records. Cells are matched by their request (model, batch, system with its options, device,
 precision, layout); "times worse" is the ratio of the medians with its bootstrap 95 % interval, above 1 where AFTER is worse.
 A cell is a regression where that whole interval is beyond the threshold, or where a system that ran no longer does. On two
 machines, or on two days, latencies say as much of the machine as of the code: --metric speedup compares what each set
 measured in turn, over --baseline, without rounds that a profiler slowed.
 
-Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request. A cell that AFTER lacks is told and is
-no regression, since AFTER may be a part of the sweep; with --complete it ends with 1 too.
+Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request. A cell that AFTER lacks is
+named and is no regression, since AFTER may be a part of the sweep; with --complete the status is 1 then too.
 """
 
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run as a file: the rooms are beside its folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.console import Console
 from rich.table import Table
 
+from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in
 from results.store import Store
 from scripts.arguments import Parser
@@ -37,38 +38,37 @@ WORDS = {
 NO_TERMINAL = 160  # columns where nobody's terminal sets a width
 
 
-def read(folder: Path, parser: Parser) -> list[dict[str, Any]]:
+def read(folder: Path, parser: Parser) -> list[Record]:
     if not folder.is_dir():
         parser.error(f"{folder} is {'a file' if folder.exists() else 'not there'}: results are in a folder")
     contents = Store(folder).read()
-    for file, reason in contents.skipped.items():
+    for file, reason in contents.reasons_by_file.items():
         print(f"skipped {file}: {reason}", file=sys.stderr)
     if not contents.records:
         parser.error(f"no record in {folder}")
     return list(contents.records.values())
 
 
-def places(records: Sequence[dict[str, Any]]) -> str:
+def places(records: Sequence[Record]) -> str:
     """The machines and versions of a set, in a line."""
-    found = set()
-    for record in records:
-        environment = record["environment"]
-        commit = (environment.get("commit") or "no commit")[:12]
-        torch = environment.get("libraries", {}).get("torch", "?")
-        place = environment.get("gpu") or environment.get("cpu")
-        found.add(f"{place}, {environment.get('host')}, torch {torch}, {commit}")
-    return "; ".join(sorted(found))
+
+    def place(record: Record) -> str:
+        environment = record.environment
+        commit, torch = (environment.commit or "no commit")[:12], environment.libraries.get("torch", "?")
+        return f"{environment.place}, {environment.host}, torch {torch}, {commit}"
+
+    return "; ".join(sorted({place(record) for record in records}))
 
 
-def table(found: Sequence[Change], metric: str, threshold: float) -> Table:
-    """A row for each change. What all of them share (the device, the precision, ...) is left out of their names."""
-    varied = [i for i in range(3, 7) if len({change.key[i] for change in found}) > 1]
+def table(shown_changes: Sequence[Change], metric: str, threshold: float) -> Table:
+    """A row for each change. Conditions that all of them share are left out of their names."""
+    varied = [i for i in range(3, 7) if len({change.key[i] for change in shown_changes}) > 1]
     shown = Table(box=None)
     for heading in ("model", "batch", "system", *("" for _ in varied)):
         shown.add_column(heading, no_wrap=heading != "system", overflow="fold")
     for heading in (f"before, {UNITS[metric]}", f"after, {UNITS[metric]}", "times worse", "verdict"):
         shown.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
-    for change in found:
+    for change in shown_changes:
         if change.worse is None:
             numbers = [change.statuses[0], change.statuses[1], "–"]
         else:
@@ -92,18 +92,18 @@ def main() -> None:
     if not 0 <= threshold < math.inf:
         parser.error(f"--threshold {threshold:g} is not a share like 0.05")
     before, after = (read(folder, parser) for folder in (arguments.before, arguments.after))
-    found = changes(before, after, arguments.metric, arguments.baseline)
-    if not found:
+    compared = changes(before, after, arguments.metric, arguments.baseline)
+    if not compared:
         what = "speedups over " + arguments.baseline if arguments.metric == "speedup" else arguments.metric
         parser.error(f"{arguments.before} and {arguments.after} have no cell in common that tells of {what}")
     console = Console(markup=False)
     if not console.is_terminal:
         console.width = max(console.width, NO_TERMINAL)
-    verdicts = [change.verdict(threshold) for change in found]
+    verdicts = [change.verdict(threshold) for change in compared]
     say = {"markup": False, "highlight": False, "soft_wrap": True}
     console.print(f"before: {places(before)}", **say)  # type: ignore[arg-type]
     console.print(f"after:  {places(after)}", **say)  # type: ignore[arg-type]
-    shown = [change for change, verdict in zip(found, verdicts, strict=True) if arguments.all or verdict != SAME]
+    shown = [change for change, verdict in zip(compared, verdicts, strict=True) if arguments.all or verdict != SAME]
     if shown:
         console.print(table(shown, arguments.metric, threshold))
     for folder, one, other in ((arguments.before, before, after), (arguments.after, after, before)):

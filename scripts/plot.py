@@ -3,9 +3,9 @@
 python scripts/plot.py [CHART ...] [--results FOLDER ...] [--output FOLDER]
 
 Charts: speedup, throughput (over batch sizes), latency (its scatter), memory, sm_efficiency (counted and estimated values in
-charts of their own), search (and preparation), limits (distance to the critical path); all that the results allow if none is
-named. Systems that were measured on several machines, with several versions of torch or in several precisions have a set of
-charts for each. A system whose output was incorrect has no speed in any chart.
+charts of their own), search (and preparation), limits (distance to the critical path), and each quantity of a further
+measurement by its name, MEASUREMENT.NAME. All that the results allow are drawn if none is named. Each machine, version of
+torch and precision has a set of charts of its own. A system with incorrect output has no speed in any chart.
 
     python scripts/plot.py --results results/reference/h200 --output charts
     python scripts/plot.py speedup --baseline cuda_graph --batches 1 --published nimble/figure7
@@ -18,46 +18,69 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import matplotlib
 
 matplotlib.use("agg")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run as a file: the rooms are beside its folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 
+from conf import nearest
+from results.cell import Choice
 from results.published.value import Value
 from results.published.values import NoSuchValue, exhibit
+from results.selection import NoResults, Selection, by_setting, read
+from results.setting import Setting
 from scripts.arguments import Parser
-from scripts.charts import latency, limits, memory, search, sm_efficiency, speedup, style, throughput
+from scripts.charts import latency, limits, memory, quantity, search, sm_efficiency, speedup, style, throughput
 from scripts.charts.chart import Chart
-from scripts.charts.measured import Measured, NoResults, by_setting, read
-from scripts.charts.setting import Setting
 
 RUNS = Path("results") / "runs"
-CHARTS = ("speedup", "throughput", "latency", "memory", "sm_efficiency", "search", "limits")
-SOURCES = tuple(sm_efficiency.SOURCES)
-Drawing = Callable[[], Chart]
+Drawing: TypeAlias = Callable[[], Chart]
+Drawings: TypeAlias = Callable[[Selection, Choice, Sequence[Value]], list[Drawing]]
 
 
-def drawings(name: str, measured: Measured, baseline: str, published: Sequence[Value]) -> list[Drawing]:
-    """What draws the charts of a name: one, for SM efficiency one for each source, for many latencies one a page."""
-    if name == "throughput":
-        return [lambda: throughput.draw(measured)]
-    if name == "sm_efficiency":
-        return [partial(sm_efficiency.draw, measured, source) for source in SOURCES]
-    if name == "latency":
-        pages = latency.pages(measured)
-        if len(pages) == 1:
-            return [lambda: latency.draw(measured)]
-        return [partial(latency.draw, page, number) for number, page in enumerate(pages, start=1)]
-    if name == "speedup":
-        return [lambda: speedup.draw(measured, baseline, published)]
-    draw = {"memory": memory.draw, "search": search.draw, "limits": limits.draw}[name]
-    return [lambda: draw(measured)]
+def one(draw: Callable[[Selection], Chart]) -> Drawings:
+    """A name with one chart, which needs the records alone."""
+    return lambda measured, *_: [partial(draw, measured)]
 
 
-def per_batch(name: str, measured: Measured) -> list[tuple[str, Measured]]:
+def by_source(measured: Selection, *_: object) -> list[Drawing]:
+    """SM efficiency, a chart for each source."""
+    return [partial(sm_efficiency.draw, measured, source) for source in sm_efficiency.SOURCES]
+
+
+def by_page(measured: Selection, *_: object) -> list[Drawing]:
+    """Latencies, a chart for each page of models."""
+    pages = latency.pages(measured)
+    if len(pages) == 1:
+        return [partial(latency.draw, measured)]
+    return [partial(latency.draw, page, number) for number, page in enumerate(pages, start=1)]
+
+
+# The charts by name, in the order of a report.
+DRAW: dict[str, Drawings] = {
+    "speedup": lambda measured, baseline, published: [partial(speedup.draw, measured, baseline, published)],
+    "throughput": one(throughput.draw),
+    "latency": by_page,
+    "memory": one(memory.draw),
+    "sm_efficiency": by_source,
+    "search": one(search.draw),
+    "limits": one(limits.draw),
+}
+CHARTS = tuple(DRAW)
+
+
+def drawings(name: str, measured: Selection, baseline: Choice, published: Sequence[Value]) -> list[Drawing]:
+    """The functions that draw the charts of a name, which is a key of DRAW or the name of a quantity."""
+    draw = DRAW.get(name) or one(partial(quantity.draw, name=name))
+    return draw(measured, baseline, published)
+
+
+def per_batch(name: str, measured: Selection) -> list[tuple[str, Selection]]:
     """The measured, by a suffix for the name of the file. A chart shows one batch, unless it is about several, or of the
     speedups of one model, whose batches stand beside each other.
     """
@@ -67,9 +90,19 @@ def per_batch(name: str, measured: Measured) -> list[tuple[str, Measured]]:
 
 
 def draw_all(
-    measured: Measured, names: Sequence[str], baseline: str, published: Sequence[Value]
+    measured: Selection, names: Sequence[str], baseline: Choice, published: Sequence[Value]
 ) -> tuple[dict[str, Chart], dict[str, str]]:
-    """The charts by the name of their file, and why those that are not there cannot be drawn, by name."""
+    """Every chart of some names.
+
+    Args:
+        measured: the records.
+        names: of CHARTS, or of quantities.
+        baseline: what speedups are over.
+        published: speedups to mark.
+
+    Returns:
+        The charts by the name of their file, and by name why others cannot be drawn.
+    """
     charts: dict[str, Chart] = {}
     refused: dict[str, str] = {}
     for name in names:
@@ -94,18 +127,18 @@ def numbers(text: str) -> list[int]:
 
 def names_of(text: str) -> list[str]:
     """ "nimble,nimble (multi_stream=false, fold=true)": commas part labels, but not inside parentheses."""
-    found, depth = [""], 0
+    names, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
         if letter == "," and depth == 0:
-            found.append("")
+            names.append("")
         else:
-            found[-1] += letter
-    return [name.strip() for name in found]
+            names[-1] += letter
+    return [name.strip() for name in names]
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say what to show, which plot and report share."""
+    """The arguments that say what to show. plot and report share them."""
     parser.add_argument("--results", nargs="+", type=Path, default=[RUNS], metavar="FOLDER", help="records; results/runs")
     parser.add_argument("--baseline", default="eager", metavar="SYSTEM", help="what speedups are over; eager")
     parser.add_argument(
@@ -120,11 +153,11 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=numbers, default=[], metavar="1,8")
 
 
-def selected(arguments: argparse.Namespace) -> tuple[dict[Setting, Measured], list[Value]]:
-    """What the arguments of add_selection ask for. Raises NoResults and NoSuchValue."""
+def selected(arguments: argparse.Namespace) -> tuple[dict[Setting, Selection], list[Value]]:
+    """The records and published values that the arguments of add_selection name. Raises NoResults and NoSuchValue."""
     published = [value for source in arguments.published for value in exhibit(source)]
     chosen, reason = {}, None
-    for setting, measured in by_setting(read(arguments.results)).items():
+    for setting, measured in by_setting(read(arguments.results), style.order).items():
         try:
             chosen[setting] = measured.only(
                 arguments.models, arguments.systems, arguments.batches, always=[arguments.baseline]
@@ -145,8 +178,8 @@ def main() -> None:
     parser.add_argument("--formats", type=names_of, default=list(style.FORMATS), metavar="png,svg", help="pdf too")
     arguments = parser.parse_args()
     for name in arguments.charts:
-        if name not in CHARTS:
-            parser.error(f"no chart is named {name}: there is {', '.join(CHARTS)}")
+        if name not in CHARTS and "." not in name:  # a quantity's name has a dot
+            parser.error(f"no chart is named {name}: there is {', '.join(CHARTS)}, and any MEASUREMENT.NAME")
     for suffix in arguments.formats:
         if suffix not in (*style.FORMATS, "pdf"):
             parser.error(f"--formats {suffix} is none of png, svg, pdf")
@@ -154,11 +187,16 @@ def main() -> None:
         settings, published = selected(arguments)
     except (NoResults, NoSuchValue) as error:
         parser.error(str(error))
+    quantities = {name for measured in settings.values() for name in measured.quantities()}
+    for name in arguments.charts:
+        if name not in CHARTS and name not in quantities:
+            parser.error(f"no record holds a quantity {name}: {nearest(name, quantities)}")
     folder: Path = arguments.output or arguments.results[0] / "charts"
     missing = False
     for setting, measured in settings.items():
         place = f"-{setting.slug}" if len(settings) > 1 else ""
-        charts, refused = draw_all(measured, arguments.charts or CHARTS, arguments.baseline, published)
+        names = arguments.charts or [*CHARTS, *measured.quantities()]
+        charts, refused = draw_all(measured, names, measured.system(arguments.baseline), published)
         for name, chart in charts.items():
             for suffix in arguments.formats:
                 path = folder / f"{name}{place}.{suffix}"

@@ -7,6 +7,7 @@ nothing and ends with status 1 where any of them is not what the results give.
 import argparse
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,13 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 
+from results.record import Record
+from results.siblings import Siblings, siblings
 from results.store import Store
+from scripts import tables
 from scripts.charts.style import LOOKS
 from scripts.exhibits.gallery import gallery
-from scripts.tables import (
-    SYSTEMS,
-    algorithms,
-    best,
-    compilers,
-    config_of,
-    groups,
-    launch_orders,
-    over,
-    products,
-    reductions,
-    side_by_side,
-    stages,
-    table,
-    training,
-    tuned,
-    turns,
-)
+from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
@@ -60,19 +47,8 @@ LAUNCHED = ROOT / "results" / "reference" / "h200-opara"
 ORDERED = ROOT / "results" / "reference" / "h200-orders"  # in more launch orders, on more models, the same kernels in all
 SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 CHART = RESULTS / "speedup.svg"
-BEGIN_SCHEDULERS, END_SCHEDULERS = "<!-- schedulers: python scripts/readme.py -->", "<!-- end of schedulers -->"
-BEGIN_TURNS, END_TURNS = "<!-- in turn: python scripts/readme.py -->", "<!-- end of turns -->"
-BEGIN_CHOSEN, END_CHOSEN = "<!-- algorithms: python scripts/readme.py -->", "<!-- end of algorithms -->"
-BEGIN_BEST, END_BEST = "<!-- best: python scripts/readme.py -->", "<!-- end of best -->"
-BEGIN_PRODUCTS, END_PRODUCTS = "<!-- products: python scripts/readme.py -->", "<!-- end of products -->"
-BEGIN_REDUCED, END_REDUCED = "<!-- reductions: python scripts/readme.py -->", "<!-- end of reductions -->"
-BEGIN_TUNED, END_TUNED = "<!-- tuned: python scripts/readme.py -->", "<!-- end of tuned -->"
-BEGIN_COMPILED, END_COMPILED = "<!-- compilers: python scripts/readme.py -->", "<!-- end of compilers -->"
-BEGIN_TRAINING, END_TRAINING = "<!-- training: python scripts/readme.py -->", "<!-- end of training -->"
-BEGIN_STAGES, END_STAGES = "<!-- stages: python scripts/readme.py -->", "<!-- end of stages -->"
-BEGIN_ORDERS, END_ORDERS = "<!-- launch orders: python scripts/readme.py -->", "<!-- end of launch orders -->"
-BEGIN, END = "<!-- results: python scripts/readme.py -->", "<!-- end of results -->"
-EXHIBITS, END_EXHIBITS = "<!-- exhibits: python scripts/readme.py -->", "<!-- end of exhibits -->"
+COMMAND = "python scripts/readme.py"
+ENDS = {"in turn": "turns"}  # where the marker at the end of a part has another name than that at its beginning
 ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
     "nimble/figure2b": (FIGURE2B,),
     "nimble/figure7": (TURNS, ZOO),
@@ -94,21 +70,20 @@ ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first t
     "ios/specialization": (STAGES,),
     "ios/pruning": (PRUNED,),
 }
-COLOURS = {system: LOOKS[system].colour for system in SYSTEMS}
+COLOURS = {system: LOOKS[system.label].colour for system in SYSTEMS}
 
 
-def chart(measured: list[dict[str, dict[str, Any]]]) -> str:
+def chart(groups: Sequence[Siblings]) -> str:
     """Speedup over eager at batch 1, as SVG: a bar a system, its 95 % interval, grouped by model."""
     rows = []
-    for group in measured:
-        config = config_of(group)
-        if config["batch"] != 1:
+    for group in groups:
+        if group.group.conditions.batch != 1:
             continue
         for system in SYSTEMS[1:]:
-            if ratio := over(group, system, "eager"):
-                rows.append((config["model"]["name"], system, ratio.ratio, ratio.low, ratio.high))
+            if ratio := group.over(system, EAGER):
+                rows.append((group.group.model.name, system.label, ratio.ratio, ratio.low, ratio.high))
     data = pd.DataFrame(rows, columns=["model", "system", "ratio", "low", "high"])
-    models = list(dict.fromkeys(data["model"]))
+    models, systems = list(dict.fromkeys(data["model"])), [system.label for system in SYSTEMS[1:]]
     style: Any = {"svg.hashsalt": "opweave", "svg.fonttype": "path", "font.size": 9}
     with sns.axes_style("whitegrid"), plt.rc_context(style):
         figure, axes = plt.subplots(figsize=(12, 4.6), layout="constrained")
@@ -118,18 +93,18 @@ def chart(measured: list[dict[str, dict[str, Any]]]) -> str:
             y="ratio",
             hue="system",
             order=models,
-            hue_order=SYSTEMS[1:],
-            palette=COLOURS,
+            hue_order=systems,
+            palette={system.label: colour for system, colour in COLOURS.items()},
             errorbar=None,
             ax=axes,
         )
-        for bars, system in zip(list(axes.containers), SYSTEMS[1:], strict=True):
-            of = data[data["system"] == system].set_index("model").reindex(models)
+        for bars, name in zip(list(axes.containers), systems, strict=True):
+            part = data[data["system"] == name].set_index("model").reindex(models)
             middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]  # type: ignore[attr-defined]
-            errors = [of["ratio"] - of["low"], of["high"] - of["ratio"]]
-            axes.errorbar(middles, of["ratio"], yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.8, capsize=1.5)
+            errors = [part["ratio"] - part["low"], part["high"] - part["ratio"]]
+            axes.errorbar(middles, part["ratio"], yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.8, capsize=1.5)
         axes.axhline(1, color="0.3", linewidth=1)
-        axes.set(xlabel="", ylabel="speedup over eager", title=title(measured))
+        axes.set(xlabel="", ylabel="speedup over eager", title=title(groups[0].any))
         axes.tick_params(axis="x", rotation=40)
         plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
         axes.legend(title="", ncols=4, loc="upper right")
@@ -139,51 +114,70 @@ def chart(measured: list[dict[str, dict[str, Any]]]) -> str:
     return out.getvalue()
 
 
-def title(measured: list[dict[str, dict[str, Any]]]) -> str:
-    record = next(iter(measured[0].values()))
-    environment, config = record["environment"], record["config"]
-    return f"{environment['gpu']}, torch {environment['libraries']['torch']}, {config['precision']}, batch 1"
+def title(record: Record) -> str:
+    environment = record.environment
+    return f"{environment.gpu}, torch {environment.libraries['torch']}, {record.cell.conditions.precision}, batch 1"
 
 
-def read(folder: Path) -> list[dict[str, dict[str, Any]]]:
+def read(folder: Path) -> list[Siblings]:
     """The groups of a folder's records of runner=bench."""
-    return groups([r for r in Store(folder).read().records.values() if r["config"]["runner"]["name"] == "bench"])
+    return siblings(record for record in Store(folder).read().records.values() if record.cell.runner.name == "bench")
+
+
+def everything(folder: Path) -> list[Siblings]:
+    """The groups of a folder's records, whatever measured them."""
+    return siblings(Store(folder).read().records.values())
+
+
+def parts() -> dict[str, str]:
+    """Markdown by the name of the part of the README that it fills; the exhibits are not among them."""
+    zoo, schedulers = read(ZOO), read(SCHEDULERS)
+    in_turn = everything(TURNS)
+    trained = [group for group in in_turn if group.group.runner.name == "training"]
+    turned = [group for group in in_turn if group not in trained]
+    launched = [*read(ORDERED), *read(LAUNCHED), *schedulers, *turned, *read(FIGURE5), *read(TUNED), *zoo]
+    graphs = {system for pair in GRAPHS for system in pair}
+    same_kernels = set(SIDE_BY_SIDE) - {TORCH_COMPILE}
+    beneath = {  # a table's own sentences
+        "in turn": [tables.measured_alone(turned, graphs)],
+        "schedulers": [tables.measured_alone(schedulers, same_kernels), tables.equal_to_eager(schedulers)],
+    }
+    shown = {
+        "results": tables.overview(everything(RESULTS)),
+        "in turn": tables.turns(turned),
+        "compilers": tables.compilers(zoo),
+        "best": tables.best(read(BEST)),
+        "products": tables.products(read(BEST)),
+        "reductions": tables.reductions(read(REDUCED)),
+        "tuned": tables.tuned([*zoo, *read(TUNED)]),
+        "algorithms": tables.algorithms([everything(folder) for folder in CHOSEN]),
+        "training": tables.training(trained),
+        "schedulers": tables.side_by_side(schedulers),
+        "stages": tables.stages(read(STAGES), read(UNHINDERED)),
+        "launch orders": tables.launch_orders(launched),
+    }
+    return {name: "\n\n".join([table.markdown(), *beneath.get(name, [])]) for name, table in shown.items()}
+
+
+def replaced(text: str, name: str, part: str) -> str:
+    """The README with one part anew, between its two markers."""
+    begin, end = f"<!-- {name}: {COMMAND} -->", f"<!-- end of {ENDS.get(name, name)} -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{part}\n\n{end}{after}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where README or chart differ")
     check: bool = parser.parse_args().check
-    contents = Store(RESULTS).read()
-    for file, reason in contents.skipped.items():
+    for file, reason in Store(RESULTS).read().reasons_by_file.items():
         print(f"skipped {file}: {reason}", file=sys.stderr)
-    measured = groups(list(contents.records.values()))
-    in_turn = list(Store(TURNS).read().records.values())
-    trained = [r for r in in_turn if r["config"]["runner"]["name"] == "training"]
-    schedulers, turned = read(SCHEDULERS), groups([r for r in in_turn if r not in trained])
-    launched = [*read(ORDERED), *read(LAUNCHED), *schedulers, *turned, *read(FIGURE5), *read(TUNED), *read(ZOO)]
-    chosen = [groups(list(Store(folder).read().records.values())) for folder in CHOSEN]
-    shown, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
+    exhibits, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
     text = README.read_text(encoding="utf-8")
-    for begin, end, part in (
-        (BEGIN, END, table(measured)),
-        (BEGIN_TURNS, END_TURNS, turns(turned)),
-        (BEGIN_COMPILED, END_COMPILED, compilers(read(ZOO))),
-        (BEGIN_BEST, END_BEST, best(read(BEST))),
-        (BEGIN_PRODUCTS, END_PRODUCTS, products(read(BEST))),
-        (BEGIN_REDUCED, END_REDUCED, reductions(read(REDUCED))),
-        (BEGIN_TUNED, END_TUNED, tuned([*read(ZOO), *read(TUNED)])),
-        (BEGIN_CHOSEN, END_CHOSEN, algorithms(chosen)),
-        (BEGIN_TRAINING, END_TRAINING, training(groups(trained))),
-        (BEGIN_SCHEDULERS, END_SCHEDULERS, side_by_side(schedulers)),
-        (BEGIN_STAGES, END_STAGES, stages(read(STAGES), read(UNHINDERED))),
-        (BEGIN_ORDERS, END_ORDERS, launch_orders(launched)),
-        (EXHIBITS, END_EXHIBITS, shown),
-    ):
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        text = f"{before}{begin}\n\n{part}\n\n{end}{after}"
-    wanted = {README: text, CHART: chart(measured), **pictures}
+    for name, part in (parts() | {"exhibits": exhibits}).items():
+        text = replaced(text, name, part)
+    wanted = {README: text, CHART: chart(everything(RESULTS)), **pictures}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)} {'differs from the results' if check else 'written'}")

@@ -21,23 +21,25 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("svg")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run as a file: the rooms are beside its folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jinja2
 import matplotlib.pyplot as plt
 
 from results.published.value import Value
 from results.published.values import NoSuchValue
+from results.schedule_file import NoSchedule
+from results.selection import NoResults, Selection
+from results.setting import Setting
 from results.verdict import Verdict, read_verdicts
 from scripts.arguments import Parser
 from scripts.charts import style
 from scripts.charts.chart import Chart
-from scripts.charts.measured import Measured, NoResults
-from scripts.charts.setting import Setting
 from scripts.page import content
-from scripts.page.content import Column, Entry, Table
-from scripts.page.schedule_graph import NoSchedule, ScheduleGraph
+from scripts.page.schedule_graph import ScheduleGraph
 from scripts.plot import CHARTS, add_selection, draw_all, selected
+from scripts.table import DASH, Entry, Made, Table, made, table
 
 PAGE = Path(__file__).resolve().parent / "page"
 VERDICTS = Path("results") / "exhibits" / "verdicts.json"  # of scripts/reproduce.py
@@ -56,7 +58,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """All that was measured in one setting. refused: why a chart is not there, by its name."""
+    """All that was measured in one setting.
+
+    Args:
+        title: the setting's label.
+        environment: names and values.
+        cells: a row for each cell.
+        remarks: reasons and warnings.
+        figures: the charts.
+        refused: why a chart is not there, by its name.
+    """
 
     title: str
     environment: Sequence[tuple[str, str]]
@@ -97,7 +108,6 @@ class Report:
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(PAGE), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
         )
-        environment.filters["cell"] = lambda text: text.replace("|", "\\|").replace("\n", " ")
         text = environment.get_template("page.md.j2").render(report=self)
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -124,7 +134,7 @@ def inlined(chart: Chart, number: int) -> str:
 
 
 def make(
-    settings: dict[Setting, Measured],
+    settings: dict[Setting, Selection],
     baseline: str,
     published: Sequence[Value],
     schedules: Sequence[ScheduleGraph],
@@ -132,19 +142,33 @@ def make(
     pictures: str,
     title: str = "Opweave: what was measured",
 ) -> Report:
-    """pictures: the folder that a Markdown page names its pictures in. Raises NoSchedule for a schedule with a cycle."""
+    """The report of all records.
+
+    Args:
+        settings: the records by setting.
+        baseline: the label of the system that speedups are over.
+        published: speedups to mark.
+        schedules: to draw.
+        verdicts: of exhibits.
+        pictures: the folder that a Markdown page names its pictures in.
+        title: of the page.
+
+    Raises:
+        NoSchedule: a schedule has a cycle.
+    """
     sections: list[Section] = []
     number = 0
     for setting, measured in settings.items():
-        charts, refused = draw_all(measured, CHARTS, baseline, published)
+        over = measured.system(baseline)
+        charts, refused = draw_all(measured, [*CHARTS, *measured.quantities()], over, published)
         figures = []
         for name, chart in charts.items():
             number += 1
-            (batch,) = re.findall(r"-b(\d+)$", name) or [""]
-            heading = chart.title + (f", batch {batch}" if batch else "")
+            suffix = name.removeprefix(f"{chart.name}-b")
+            heading = chart.title + (f", batch {suffix}" if suffix != name else "")
             file = f"{pictures}/{name}{f'-{setting.slug}' if len(settings) > 1 else ''}.svg"
             figures.append(Figure(name, heading, chart.caption, inlined(chart, number), file))
-        cells, remarks = content.cells(measured, baseline), content.remarks(measured)
+        cells, remarks = content.cells(measured, over), content.remarks(measured)
         sections.append(Section(setting.label, content.environment(measured), cells, remarks, figures, refused))
     drawn = [
         DrawnSchedule(graph.title, graph.summary, graph.to_svg(), f"{pictures}/schedule-{position}.svg")
@@ -157,9 +181,12 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """A row for each verdict; None for none."""
     if not verdicts:
         return None
-    names = [field.name for field in fields(Verdict)]
-    rows = [[Entry(getattr(verdict, name) or content.DASH) for name in names] for verdict in verdicts]
-    return Table([Column(name, number=False, words=name not in ("exhibit", "verdict")) for name in names], rows)
+
+    def column(name: str) -> Made[Verdict]:
+        words = name not in ("exhibit", "verdict")
+        return made(name, lambda verdict: Entry(getattr(verdict, name) or DASH), number=False, words=words)
+
+    return table([column(field.name) for field in fields(Verdict)], verdicts)
 
 
 def main() -> None:

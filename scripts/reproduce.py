@@ -28,7 +28,8 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("agg")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run as a file: the rooms are beside its folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 from rich.console import Console
@@ -65,11 +66,10 @@ class Request:
 
 
 def gpu_here() -> bool:
-    """Asked of the runners in a process of its own, since scripts do not import them."""
-    asked = subprocess.run(
-        [sys.executable, "-m", "runners.machine.device"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return int(asked.stdout) > 0
+    """Whether the runners see a GPU. A process of its own asks them, since scripts do not import them."""
+    module = f"{__package__.rpartition('scripts')[0]}runners.machine.device" if __package__ else "runners.machine.device"
+    answer = subprocess.run([sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, check=True)
+    return int(answer.stdout) > 0
 
 
 def reproduce(run: Run, judge_only: bool, console: Console) -> Verdict:
@@ -77,11 +77,11 @@ def reproduce(run: Run, judge_only: bool, console: Console) -> Verdict:
     if not judge_only:
         run.run()
     evidence = run.evidence()
-    found = findings(run.preset, evidence)
-    verdict = judgement.judge(run.preset, evidence, found, run.small)
-    show(run, evidence, found, verdict, console)
+    figures = findings(run.preset, evidence)
+    verdict = judgement.judge(run.preset, evidence, figures, run.small)
+    show(run, evidence, figures, verdict, console)
     run.folder.mkdir(parents=True, exist_ok=True)
-    charts, refused = pictures(run.preset, evidence, found)
+    charts, refused = pictures(run.preset, evidence, figures)
     for name, chart in charts.items():
         for suffix in style.FORMATS:
             path = run.folder / f"{name}.{suffix}"
@@ -94,7 +94,7 @@ def reproduce(run: Run, judge_only: bool, console: Console) -> Verdict:
     return verdict
 
 
-def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdict, console: Console) -> None:
+def show(run: Run, evidence: Evidence, figures: Sequence[Finding], verdict: Verdict, console: Console) -> None:
     """The paper's figures, ours, and how they stand."""
     say = {"markup": False, "highlight": False, "soft_wrap": True}
     console.print(f"\n{run.preset.name}: {run.preset.title}", style="bold", **say)  # type: ignore[arg-type]
@@ -104,30 +104,31 @@ def show(run: Run, evidence: Evidence, found: Sequence[Finding], verdict: Verdic
     table = Table(box=None)
     for heading in ("figure", "paper", "here", "verdict"):
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
-    for f in found:
+    for f in figures:
         paper = "in words" if f.rule in IN_WORDS else judgement.number(f.published, f.unit)
         how = f.verdict if stands or f.rule == "count" else "not on a GPU"  # a count is the graph's
         how = "not measured" if f.ours is None else how  # of one figure that may be for want of asking
-        told = f"{how}: {f.reason}" if f.reason else how
-        table.add_row(f.what, paper, judgement.interval(f), told)
+        stands_so = f"{how}: {f.reason}" if f.reason else how
+        table.add_row(f.what, paper, judgement.interval(f), stands_so)
     console.print(table)
     for line in judgement.explanation(evidence.measured):
         console.print(line, **say)  # type: ignore[arg-type]
-    for rule in judgement.rules(found):
+    for rule in judgement.rules(figures):
         console.print(f"rule: {rule}", style="dim", **say)  # type: ignore[arg-type]
     console.print(f"verdict: {verdict.verdict}: {verdict.reason}", style="bold", **say)  # type: ignore[arg-type]
 
 
 def keep(file: Path, verdict: Verdict) -> None:
-    """Put the verdict among those in the file, in the place of an older one of the same exhibit; but one of a small run,
-    which says nothing of a GPU, not in the place of one of a whole run.
+    """Put the verdict among those in the file, in the place of an older one of the same exhibit.
+
+    A small run says nothing of a GPU, so that its verdict does not replace that of a whole run.
     """
-    there = read_verdicts(file) if file.exists() else []
-    if SMALL_RUN in verdict.command and any(v.exhibit == verdict.exhibit and SMALL_RUN not in v.command for v in there):
+    verdicts = read_verdicts(file) if file.exists() else []
+    if SMALL_RUN in verdict.command and any(v.exhibit == verdict.exhibit and SMALL_RUN not in v.command for v in verdicts):
         return
-    kept = [other for other in there if other.exhibit != verdict.exhibit]
+    others = [other for other in verdicts if other.exhibit != verdict.exhibit]
     order = names()
-    write_verdicts(file, sorted([*kept, verdict], key=lambda v: order.index(v.exhibit) if v.exhibit in order else -1))
+    write_verdicts(file, sorted([*others, verdict], key=lambda v: order.index(v.exhibit) if v.exhibit in order else -1))
 
 
 def request(parser: Parser) -> Request:
@@ -142,39 +143,41 @@ def request(parser: Parser) -> Request:
             preset = Preset.read(name)
             print(f"{name}: {preset.title}{' (needs a GPU)' if preset.needs == 'gpu' else ''}")
         sys.exit(0)
-    asked = [word for word in arguments.words if "=" not in word]
+    exhibits = [word for word in arguments.words if "=" not in word]
     pairs = [word.partition("=")[::2] for word in arguments.words if "=" in word]
     overrides = {key: value for key, value in pairs if key not in ("+size", "results")}
-    given = dict(pairs)
-    if given.get("+size", "full") not in SIZES:
-        parser.error(f"+size={given['+size']} is neither small nor full")
+    values = dict(pairs)
+    if values.get("+size", "full") not in SIZES:
+        parser.error(f"+size={values['+size']} is neither small nor full")
     if strange := [key for key in overrides if key.startswith(("+", "~", "-")) or key in ("experiment", "output")]:
         parser.error(f"{strange[0]}= is nothing that a preset can be given; write KEY=VALUE as run.py has it")
-    if not asked:
+    if not exhibits:
         parser.error(f"name an exhibit, or all: {', '.join(names())}")
     try:
-        wanted = names() if ALL in asked else asked
+        wanted = names() if ALL in exhibits else exhibits
         presets = [Preset.read(name) for name in dict.fromkeys(wanted)]
     except (NoPreset, NoSuchValue) as error:
         parser.error(str(error))
-    results = Path(given.get("results", "results/runs"))
+    results = Path(values.get("results", "results/runs"))
     parser.check_folder(arguments.output)
-    if arguments.judge and "results" in given and not results.is_dir():
+    if arguments.judge and "results" in values and not results.is_dir():
         parser.error(f"{results} is {'a file' if results.exists() else 'not there'}: results are in a folder")
-    return Request(presets, overrides, results, arguments.output, given.get("+size") == SMALL, arguments.judge)
+    return Request(presets, overrides, results, arguments.output, values.get("+size") == SMALL, arguments.judge)
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    asked = request(parser)
-    presets = list(asked.presets)
-    if not (asked.small or asked.judge or gpu_here()):
+    wanted = request(parser)
+    presets = list(wanted.presets)
+    if not (wanted.small or wanted.judge or gpu_here()):
         without = [preset.name for preset in presets if preset.needs == "gpu"]
         if without and len(presets) < len(names()):
             parser.error(f"{', '.join(without)}: needs a GPU, and none is visible here; +size=small runs it on the CPU")
         if without:
-            told = f"no GPU is visible here, so these are left out (+size=small runs them on the CPU): {', '.join(without)}"
-            print(f"{parser.prog}: {told}", file=sys.stderr)
+            notice = (
+                f"no GPU is visible here, so these are left out (+size=small runs them on the CPU): {', '.join(without)}"
+            )
+            print(f"{parser.prog}: {notice}", file=sys.stderr)
             presets = [preset for preset in presets if preset.name not in without]
     console = Console(markup=False)
     if not console.is_terminal:
@@ -185,17 +188,17 @@ def main() -> None:
         for place, preset in enumerate(presets, start=1):
             passed = f", {time.monotonic() - begin:.0f} s so far" if place > 1 else ""
             print(f"[{place}/{len(presets)}] {preset.name}{passed}", file=sys.stderr, flush=True)
-            run = Run(preset, asked.overrides, asked.results, asked.output, asked.small)
+            run = Run(preset, wanted.overrides, wanted.results, wanted.output, wanted.small)
             for system in run.missing_systems():
                 print(f"{parser.prog}: {preset.name}: {system} is no system here", file=sys.stderr)
             try:
-                verdicts.append(reproduce(run, asked.judge, console))
-                keep(asked.output / "verdicts.json", verdicts[-1])
+                verdicts.append(reproduce(run, wanted.judge, console))
+                keep(wanted.output / "verdicts.json", verdicts[-1])
             except (CannotRun, ValueError) as error:
                 print(f"{parser.prog}: {preset.name}: {error}", file=sys.stderr)
                 failed, refused = True, refused + isinstance(error, Refused)
             except OSError as error:
-                parser.error(f"{error.filename or asked.output} cannot be written: {error.strerror or error}")
+                parser.error(f"{error.filename or wanted.output} cannot be written: {error.strerror or error}")
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; the same command goes on where this one stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -17,7 +17,8 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("agg")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run as a file: the rooms are beside its folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 import seaborn as sns
@@ -37,11 +38,16 @@ LINE = 9  # points of height of a stream's number
 
 
 def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = None) -> Figure:
-    """A panel for each timeline. window: the milliseconds to draw, all of the longest timeline if None."""
+    """A panel for each timeline.
+
+    Args:
+        timelines: from top to bottom.
+        window: the milliseconds to draw; all of the longest timeline if None.
+    """
     begin, end = window or (0.0, max(bar.end for timeline in timelines for bar in timeline.bars))
-    rows = {id(t): sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines}
-    row = min(ROW, TALLEST / sum(map(len, rows.values())))
-    heights = [row * len(rows[id(t)]) + 0.3 for t in timelines]
+    rows = [sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines]
+    row = min(ROW, TALLEST / sum(map(len, rows)))
+    heights = [row * len(streams) + 0.3 for streams in rows]
     with sns.axes_style("ticks"), plt.rc_context({"svg.hashsalt": "opweave", "font.size": 9}):
         figure, panels = plt.subplots(
             *(len(timelines), 1),
@@ -51,8 +57,7 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
             squeeze=False,
             layout="constrained",
         )
-        for axes, timeline in zip(panels[:, 0], timelines, strict=True):
-            streams = rows[id(timeline)]
+        for axes, timeline, streams in zip(panels[:, 0], timelines, rows, strict=True):
             shown = [bar for bar in timeline.bars if bar.end > begin and bar.start < end]
             for kind in KINDS:
                 bars = [bar for bar in shown if bar.kind == kind]
@@ -73,8 +78,8 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
                     axes.annotate(bar.name, place, ha="center", va="center", color="white", fontsize=NAME)
             whole = max((bar.end for bar in timeline.bars), default=0.0)
             source = timeline.source
-            if timeline.scheduled and timeline.scheduled != len(timeline.streams):
-                source += f"; {counted(timeline.scheduled, 'stream')} scheduled"
+            if (scheduled := timeline.num_scheduled_streams) and scheduled != len(timeline.streams):
+                source += f"; {counted(scheduled, 'stream')} scheduled"
             axes.set_title(f"{timeline.title}: {whole:.3f} ms ({source})", loc="left", fontsize=9)
             step = ceil(LINE / (72 * row))
             axes.set_yticks(range(0, len(streams), step), [str(s) for s in streams[::step]], fontsize=7)

@@ -10,9 +10,10 @@ from matplotlib.patheffects import Normal, Stroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from results.course import Course
+from results.record import ActiveWarps, Record
+from results.selection import NoResults, Selection
 
 from .chart import Chart
-from .measured import Measured, NoResults, Row
 from .style import FAINT, INK, SMALL, WIDTH, above, house, look, plain
 
 HEIGHT = 1.35  # inches, a panel
@@ -21,16 +22,18 @@ TICKS = 4
 MEAN: dict[str, Any] = {"linestyle": "--", "linewidth": 1.3}
 
 
-def draw(measured: Measured) -> Chart:
-    """A panel for each system, with one scale of time and one of warps for all of a model. Raises NoResults where no record
-    holds a course.
+def draw(measured: Selection) -> Chart:
+    """A panel for each system, with one scale of time and one of warps for all of a model.
+
+    Raises:
+        NoResults: no record holds a course.
     """
     cells = [(row, system) for row in measured.rows for system in measured.systems]
-    found = {cell: active for cell in cells if (active := _active(measured, *cell)) is not None}
-    if not found:
+    active_by_cell = {cell: active for cell in cells if (active := measured.part(*cell, with_course)) is not None}
+    courses = {cell: course for cell, active in active_by_cell.items() if (course := active.estimated_course) is not None}
+    if not courses:
         raise NoResults("no record holds the course of warps over a call; force=true measures one that lacks it again")
-    courses = {cell: Course.from_json(active["estimated_course"]) for cell, active in found.items()}
-    rows = list(dict.fromkeys(row for row, _ in found))
+    rows = list(dict.fromkeys(row for row, _ in courses))
     shown = [cell for cell in cells if cell[0] in rows]
     with house():
         figure, grid = plt.subplots(
@@ -42,10 +45,10 @@ def draw(measured: Measured) -> Chart:
             axes.set_ylim(0, ROOM * max(1.0, *(max(course.warps) for course in siblings)))
             batch = f", batch {row[1]}" if len(measured.batches) > 1 else ""
             axes.set_title(f"{system}, {row[0]}{batch}", loc="left", pad=3)
-            if (row, system) in found:
-                _panel(axes, courses[row, system], found[row, system], look(system, measured.among).colour)
+            if (row, system) in courses:
+                _panel(axes, courses[row, system], active_by_cell[row, system], look(system, measured.among).colour)
             else:
-                missing = measured.missing(row, system, "active_warps")
+                missing = measured.missing(row, system, with_course)
                 middle: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}
                 axes.text(0.5, 0.5, missing, color=FAINT, backgroundcolor="white", **middle)
             axes.set_ylabel("warps")
@@ -68,22 +71,17 @@ def draw(measured: Measured) -> Chart:
     return Chart("active_warps", "Active warps over a call", caption, figure)
 
 
-def _active(measured: Measured, row: Row, system: str) -> dict[str, Any] | None:
-    """The newest measurement of a cell that has a course; None where something newer is not ok."""
-    for record in measured.records_of(row, system):
-        if record["status"] != "ok":
-            return None
-        active: dict[str, Any] = record.get("active_warps") or {}
-        if (active.get("estimated_course") or {}).get("warps"):
-            return active
-    return None
+def with_course(record: Record) -> ActiveWarps | None:
+    """The warps of a record where it holds their course too."""
+    active = record.active_warps
+    return active if active is not None and active.estimated_course is not None and active.estimated_course.warps else None
 
 
-def _panel(axes: Axes, course: Course, active: dict[str, Any], colour: Any) -> None:
+def _panel(axes: Axes, course: Course, active: ActiveWarps, colour: Any) -> None:
     axes.stairs(course.warps, course.moments, fill=True, color=colour, alpha=0.35, linewidth=0)
     axes.stairs(course.warps, course.moments, color=colour, linewidth=0.6)
     white = [Stroke(linewidth=3.0, foreground="white", alpha=0.8), Normal()]  # else the steps would swallow it
-    axes.hlines(active["value"], 0, course.duration, color=colour, path_effects=white, **MEAN)
-    told = f"mean {active['value']:,.0f} ({active['source']})"
-    told += "" if active["source"] == "estimated" else f", of the estimate {course.mean:,.0f}"
-    axes.set_title(told, loc="right", pad=3, fontsize=SMALL, color=INK)
+    axes.hlines(active.value or 0.0, 0, course.duration, color=colour, path_effects=white, **MEAN)
+    words = f"mean {active.value:,.0f} ({active.source})"
+    words += "" if active.source == "estimated" else f", of the estimate {course.mean:,.0f}"
+    axes.set_title(words, loc="right", pad=3, fontsize=SMALL, color=INK)

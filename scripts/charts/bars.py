@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -11,9 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .measured import Measured, Row
+from results.cell import Choice
+from results.selection import Row, Selection
+
 from .places import NOT_MEASURED, places
-from .style import FONT, INK, PAPERS, WIDTH, Look, above, broken, inches, look, note
+from .style import FONT, INK, PAPERS, WIDTH, Look, above, broken, inches, look, note, short
 
 SLOTS = 50  # bars, and the gaps between groups, across a page
 GAP = 0.9  # of a bar, between two groups
@@ -42,13 +45,16 @@ class Mark:
     legend: str
 
 
+Marks: TypeAlias = Mapping[tuple[Row, Choice], Sequence[Mark]]
+
+
 def draw_bars(
-    measured: Measured,
+    measured: Selection,
     rows: Sequence[Row],
-    systems: Sequence[str],
-    bar: Callable[[Row, str], Bar | None],
-    why: Callable[[Row, str], str],
-    marks: Mapping[tuple[Row, str], Sequence[Mark]],
+    systems: Sequence[Choice],
+    bar: Callable[[Row, Choice], Bar | None],
+    why: Callable[[Row, Choice], str],
+    marks: Marks,
     ylabel: str,
     title: str,
     line: float | None = None,
@@ -56,17 +62,28 @@ def draw_bars(
     legend: bool = True,
     starred: Collection[Row] = (),
 ) -> Figure:
-    """bar: of a cell, None where it has none; `why` then stands there. line: a level to draw. top: of every panel's axis.
-    legend: without one the systems are not told apart, for what is a model's own. starred: rows with a * at their label.
+    """A figure of bars.
+
+    Args:
+        measured: the records that are shown, for labels and looks.
+        rows, systems: a group of bars each, and the bars of a group.
+        bar: of a cell; None where it has none.
+        why: what stands in the place of a bar.
+        marks: published values.
+        ylabel, title: words.
+        line: a level to draw.
+        top: the end of every panel's axis; None for what the bars need.
+        legend: whether a legend names the systems.
+        starred: rows with a * at their label.
     """
 
-    def empty(row: Row, system: str) -> bool:
+    def empty(row: Row, system: Choice) -> bool:
         return bar(row, system) is None and why(row, system) == NOT_MEASURED and not marks.get((row, system))
 
     placed = {row: places(systems, partial(empty, row)) for row in rows}
-    # What fills no place is told apart by no legend; hatches are as if it were there.
-    named = [system for system in systems if any(system in there for there, _ in placed.values())]
-    width = {row: len(there) + bool(others) + GAP for row, (there, others) in placed.items()}
+    # The legend names no system without a place; hatches are as if it had one.
+    named = [system for system in systems if any(system in own for own, _ in placed.values())]
+    width = {row: len(own) + bool(others) + GAP for row, (own, others) in placed.items()}
     panels = packed([width[row] for row in rows])
     widest = max(sum(width[rows[i]] for i in panel) for panel in panels)
     faces = _faces(marks)
@@ -76,10 +93,10 @@ def draw_bars(
         shown = [rows[i] for i in panel]
         # A panel that is not full keeps the width of a bar.
         axes.set_xlim(-0.5 - GAP / 2, widest - 0.5 - GAP / 2)
-        bars = {(row, s): found for row in shown for s in systems if (found := bar(row, s)) is not None}
+        bars = {(row, s): height for row in shown for s in systems if (height := bar(row, s)) is not None}
         highest = max((b.high or b.value for b in bars.values()), default=1.0)
-        there = [mark.value for row in shown for s in systems for mark in marks.get((row, s), ())]
-        high = top or 1.08 * max([highest, line or 0, *(m for m in there if m <= ABOVE * highest)])
+        published = [mark.value for row in shown for s in systems for mark in marks.get((row, s), ())]
+        high = top or 1.08 * max([highest, line or 0, *(m for m in published if m <= ABOVE * highest)])
         axes.set_ylim(0, high)
         begin, middles = 0.0, []
         for row in shown:
@@ -87,8 +104,8 @@ def draw_bars(
             middles.append(begin + (len(own) + bool(others) - 1) / 2)
             for place, system in enumerate(own):
                 x = begin + place
-                if (found := bars.get((row, system))) is not None:
-                    _bar(axes, x, found, look(system, measured.among))
+                if (height := bars.get((row, system))) is not None:
+                    _bar(axes, x, height, look(system, measured.among))
                 else:
                     note(axes, why(row, system), (x, 0), (0, 2), rotation=90, ha="center", va="bottom")
                 for mark in marks.get((row, system), ()):
@@ -139,13 +156,13 @@ def _bar(axes: Axes, x: float, bar: Bar, style: Look) -> None:
         axes.errorbar(x, bar.value, yerr=errors, fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.4, capthick=0.8, zorder=3)
 
 
-def _faces(marks: Mapping[tuple[Row, str], Sequence[Mark]]) -> dict[tuple[str, str], str]:
+def _faces(marks: Marks) -> dict[tuple[str, str], str]:
     """The face of the marks of a paper and a legend, in the order of the legend."""
-    found: dict[tuple[str, str], str] = {}
-    for mark in (mark for there in marks.values() for mark in there):
-        before = sum(paper == mark.paper for paper, _ in found)
-        found.setdefault((mark.paper, mark.legend), FACES[before % len(FACES)])
-    return found
+    faces: dict[tuple[str, str], str] = {}
+    for mark in chain.from_iterable(marks.values()):
+        before = sum(paper == mark.paper for paper, _ in faces)
+        faces.setdefault((mark.paper, mark.legend), FACES[before % len(FACES)])
+    return faces
 
 
 def _published(paper: str, face: str) -> dict[str, Any]:
@@ -172,15 +189,17 @@ def _mark(axes: Axes, x: float, mark: Mark, high: float, face: str) -> None:
 
 def _legend(
     figure: Figure,
-    systems: Sequence[str],
-    among: Sequence[str],
-    marks: Mapping[tuple[Row, str], Sequence[Mark]],
+    systems: Sequence[Choice],
+    among: Sequence[Choice],
+    marks: Marks,
     title: str,
 ) -> None:
     handles: list[Patch | Line2D] = []
     for system in systems:
         style = look(system, among)
-        handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, label=system))
+        handles.append(
+            Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, label=short(system))
+        )
     for (paper, label), face in _faces(marks).items():
         handles.append(Line2D([], [], label=label, **_published(paper, face)))
     if handles:

@@ -1,4 +1,4 @@
-"""What every chart gives."""
+"""A chart: a figure with the words around it."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,14 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Chart:
-    """name: a part of a file's name. caption: how it is read, for the text beside it."""
+    """A drawn chart.
+
+    Args:
+        name: a part of a file's name.
+        title: for people.
+        caption: how it is read, for the text beside it.
+        figure: matplotlib's.
+    """
 
     name: str
     title: str

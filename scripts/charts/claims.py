@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, VERDICTS, Finding
+from results.selection import NoResults
 
 from .chart import Chart
-from .measured import NoResults
 from .style import (
     FAINT,
     INK,
@@ -47,9 +47,15 @@ FILLS = {HOLDS: "full", IN_PART: "left", DOES_NOT_HOLD: "none", CANNOT: "full"}
 
 @dataclass(frozen=True)
 class _Line:
-    """A figure as it is drawn: words broken to the room that they have. at, height: in lines, of its middle and of it all.
+    """A figure as it is drawn, its words broken to the room that they have.
 
-    reason: of what was not measured. right: whether that stands right of the mark.
+    Args:
+        finding: the figure.
+        what: the lines of its label.
+        reason: the lines that say why it was not measured.
+        right: whether these stand right of the mark.
+        height: in lines.
+        at: its middle, in lines from the top.
     """
 
     finding: Finding
@@ -61,10 +67,16 @@ class _Line:
 
 
 def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = True) -> Chart:
-    """A panel for each unit. stands: whether what was measured says how the figures stand; a CPU does not of a GPU's, but
-    for counts, which are of a graph.
+    """A panel for each unit.
 
-    Raises NoResults where none was measured.
+    Args:
+        findings: the figures.
+        paper: whose mark they wear.
+        title: of the chart.
+        stands: whether our figures say how the paper's stand. A CPU's say so of counts alone, which are of a graph.
+
+    Raises:
+        NoResults: none was measured.
     """
     if not any(finding.ours is not None for finding in findings):
         raise NoResults("none of the paper's figures was measured")
@@ -74,9 +86,9 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
         labels = {finding.what: broken(finding.what, MOST_LABEL, SMALL, (SIDES, WORDS, PARTS)) for finding in findings}
         widest = max(inches(line, SMALL) for lines in labels.values() for line in lines)
         room = WIDTH - widest - MARGIN
-        limits = {unit: _limits(found, unit) for unit, found in panels.items()}
-        lines = {unit: _lines(found, labels, limits[unit], room) for unit, found in panels.items()}
-        heights = [sum(line.height for line in found) + 1.2 for found in lines.values()]
+        limits = {unit: _limits(part, unit) for unit, part in panels.items()}
+        lines = {unit: _lines(part, labels, limits[unit], room) for unit, part in panels.items()}
+        heights = [sum(line.height for line in shown) + 1.2 for shown in lines.values()]
         figure, grid = plt.subplots(
             *(len(units), 1),
             figsize=(WIDTH, LINE * sum(heights) + 0.42 * len(units) + 0.6),
@@ -96,8 +108,8 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
         numbers = any(finding.rule not in IN_WORDS for finding in findings)
         handles = [Line2D([], [], marker=shape, label=f"{TITLES.get(paper, paper)} paper", **hollow)] if numbers else []
         standing = [finding for finding in findings if stands or finding.rule == "count"]
-        there = [verdict for verdict in VERDICTS[:3] if any(finding.verdict == verdict for finding in standing)]
-        handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in there]
+        verdicts = [verdict for verdict in VERDICTS[:3] if any(finding.verdict == verdict for finding in standing)]
+        handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in verdicts]
         if any(finding.ours is not None for finding in findings if finding not in standing):
             handles.append(Line2D([], [], label="here, not on a GPU", **_look(CANNOT)))
         above(figure, handles, title)
@@ -136,7 +148,7 @@ def _lines(
 ) -> list[_Line]:
     """From the top. room: inches that the axes are wide."""
     low, high = limits
-    found: list[_Line] = []
+    lines: list[_Line] = []
     for finding in findings:
         reason: list[str] = []
         right = True
@@ -147,9 +159,9 @@ def _lines(
             right = part <= 0.5
             reason = broken(finding.reason, max(part, 1 - part) * room - ASIDE / POINTS, TINY)
         height = 1 + FURTHER * (max(len(labels[finding.what]), len(reason)) - 1)
-        end = found[-1].at + found[-1].height / 2 if found else -0.5
-        found.append(_Line(finding, labels[finding.what], reason, right, height, end + height / 2))
-    return found
+        end = lines[-1].at + lines[-1].height / 2 if lines else -0.5
+        lines.append(_Line(finding, labels[finding.what], reason, right, height, end + height / 2))
+    return lines
 
 
 def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit: str, paper: str, stands: bool) -> None:
@@ -168,13 +180,13 @@ def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit
             offset, ha = ((ASIDE, 0), "left") if line.right else ((-ASIDE, 0), "right")
             note(axes, "\n".join(line.reason), (finding.published, place), offset, ha=ha)
             continue
-        ours = max(finding.ours or 0.0, low)
+        shown = max(finding.ours or 0.0, low)
         if finding.rule not in IN_WORDS:
-            axes.plot([finding.published, ours], [place, place], color="0.75", linewidth=0.8, zorder=1.5)
+            axes.plot([finding.published, shown], [place, place], color="0.75", linewidth=0.8, zorder=1.5)
         look = _look(finding.verdict if stands or finding.rule == "count" else CANNOT)
-        axes.plot(ours, place, zorder=4, **look)
+        axes.plot(shown, place, zorder=4, **look)
         if (finding.ours or 0.0) < low:  # a 0, which a logarithmic axis has no place for
-            note(axes, f"← {finding.ours:g}", (ours, place), (ASIDE, 0), ha="left", color=INK)
+            note(axes, f"← {finding.ours:g}", (shown, place), (ASIDE, 0), ha="left", color=INK)
         if finding.low is not None and finding.high is not None and finding.high > finding.low:
             axes.hlines(place, finding.low, finding.high, color=look["color"], linewidth=1.4, zorder=3)
     axes.set_yticks([line.at for line in lines], ["\n".join(line.what) for line in lines], fontsize=SMALL)

@@ -11,8 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from results.cell import Choice
+from results.selection import Row, Selection
+
 from .bars import wrapped
-from .measured import Measured, Row
 from .places import NOT_MEASURED, places
 from .style import INK, WIDTH, Look, above, look, note, set_log, short
 
@@ -41,23 +43,33 @@ class Sign:
 
 
 def draw_dots(
-    measured: Measured,
+    measured: Selection,
     rows: Sequence[Row],
-    systems: Sequence[str],
-    dots: Callable[[Row, str], Sequence[Dot]],
-    why: Callable[[Row, str], str],
+    systems: Sequence[Choice],
+    dots: Callable[[Row, Choice], Sequence[Dot]],
+    why: Callable[[Row, Choice], str],
     xlabel: str,
     title: str,
     signs: Callable[[Row], Sequence[Sign]] = lambda _: (),
     legend: Sequence[Artist] = (),
 ) -> Figure:
-    """dots: of a cell; where there is none, `why` stands. signs: of a row. legend: entries beside the systems."""
+    """A figure of dots.
 
-    def empty(row: Row, system: str) -> bool:
+    Args:
+        measured: the records that are shown, for labels and looks.
+        rows, systems: the models, and the lines of each.
+        dots: of a cell.
+        why: what stands in the place of no dots.
+        xlabel, title: words.
+        signs: of a row.
+        legend: entries beside the systems.
+    """
+
+    def empty(row: Row, system: Choice) -> bool:
         return not dots(row, system) and why(row, system) == NOT_MEASURED
 
     placed = {row: places(systems, partial(empty, row)) for row in rows}
-    # What fills no place is told apart by no legend; markers are as if it were there.
+    # The legend names no system without a place; markers are as if it had one.
     named = [system for system in systems if any(system in own for own, _ in placed.values())]
     tall = {row: len(own) + bool(others) + BETWEEN for row, (own, others) in placed.items()}
     cut = _half([tall[row] for row in rows]) if len(rows) > LONG else len(rows)
@@ -85,10 +97,10 @@ def draw_dots(
                 ends = begin - 0.75, begin + lines - 0.25
                 axes.vlines(sign.value, *ends, color=INK, linewidth=1.0, linestyle=sign.linestyle, zorder=2)
             for place, system in enumerate(own):
-                found = dots(row, system)
-                if not found:
+                own_dots = dots(row, system)
+                if not own_dots:
                     note(axes, f"{short(system)}: {why(row, system)}", (low, begin + place), (3, 0))
-                for dot in found:
+                for dot in own_dots:
                     _dot(axes, begin + place, dot, look(system, measured.among))
             if others:
                 note(axes, others, (low, begin + len(own)), (3, 0))
@@ -103,7 +115,7 @@ def draw_dots(
     for system in named:
         style = look(system, measured.among)
         line: Any = {"linestyle": "none", "markersize": 4.5, "markeredgecolor": style.colour, "markeredgewidth": 0.6}
-        handles.append(Line2D([], [], marker=style.marker, color=style.colour, label=system, **line))
+        handles.append(Line2D([], [], marker=style.marker, color=style.colour, label=short(system), **line))
     for sign in seen.values():
         handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=sign.linestyle, label=sign.legend))
     above(figure, [*handles, *legend], title)

@@ -1,7 +1,5 @@
 """How single calls scatter: the distribution of each system's latency around its median, a panel for each model."""
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.artist import Artist
@@ -10,8 +8,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from results.cell import Choice
+from results.selection import NoResults, Row, Selection, latency_of
+
 from .chart import Chart
-from .measured import Measured, NoResults, Row
 from .places import NOT_MEASURED, places
 from .style import FONT, INK, WIDTH, above, house, look, note, plain, short
 
@@ -23,17 +23,17 @@ FARTHEST = 0.6  # and at most
 BESIDE = "axes fraction", "data"
 
 
-def pages(measured: Measured) -> list[Measured]:
+def pages(measured: Selection) -> list[Selection]:
     """The measured, a page's models at a time."""
     parts = -(-len(measured.models) // PAGE)
     each = -(-len(measured.models) // parts)
     return [measured.only(models=measured.models[i : i + each]) for i in range(0, len(measured.models), each)]
 
 
-def draw(measured: Measured, page: int | None = None) -> Chart:
+def draw(measured: Selection, page: int | None = None) -> Chart:
     """Host latency of every call over the median. page: its number, of several. Raises NoResults for no latency at all."""
     systems = measured.systems
-    rows = [row for row in measured.rows if any(_calls(measured, row, s) is not None for s in systems)]
+    rows = [row for row in measured.rows if any(measured.part(row, s, latency_of) is not None for s in systems)]
     if not rows:
         raise NoResults("no record holds a latency")
     with house():
@@ -61,7 +61,7 @@ def draw(measured: Measured, page: int | None = None) -> Chart:
         handles: list[Artist] = []
         for system in named:
             style = look(system, measured.among)
-            handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", label=system))
+            handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", label=short(system)))
         handles += [
             Patch(facecolor="0.6", label="10 % to 90 % of calls"),
             Line2D([], [], color="0.45", linewidth=1, label="1 % to 99 %"),
@@ -79,24 +79,19 @@ def draw(measured: Measured, page: int | None = None) -> Chart:
     return Chart(name, "Scatter of the latency", caption, figure)
 
 
-def _calls(measured: Measured, row: Row, system: str) -> dict[str, Any] | None:
-    record = measured.record(row, system, "latency")
-    return record["latency"] if record is not None and record["status"] == "ok" else None
-
-
-def _places(measured: Measured, row: Row) -> tuple[list[str], str]:
-    def empty(system: str) -> bool:
-        return _calls(measured, row, system) is None and measured.missing(row, system, "latency") == NOT_MEASURED
+def _places(measured: Selection, row: Row) -> tuple[list[Choice], str]:
+    def empty(system: Choice) -> bool:
+        return measured.part(row, system, latency_of) is None and measured.missing(row, system, latency_of) == NOT_MEASURED
 
     return places(measured.systems, empty)
 
 
-def _panel(axes: Axes, measured: Measured, row: Row, systems: list[str], others: str, lines: int) -> None:
+def _panel(axes: Axes, measured: Selection, row: Row, systems: list[Choice], others: str, lines: int) -> None:
     """lines: how many systems the panel has room for, as the one beside it."""
     (title,) = measured.row_labels([row]) if len(measured.batches) == 1 else (f"{row[0]}, batch {row[1]}",)
     axes.set_title(title, pad=3, fontsize=FONT)
-    found = {s: calls for s in systems if (calls := _calls(measured, row, s)) is not None}
-    relative = {s: np.asarray(calls["host_ms"]) / calls["statistics"]["host"]["median"] for s, calls in found.items()}
+    latencies = {s: latency for s in systems if (latency := measured.part(row, s, latency_of)) is not None}
+    relative = {s: np.asarray(latency.host_ms) / latency.host.median for s, latency in latencies.items()}
     tails = [np.quantile(calls, [0.01, 0.99]) for calls in relative.values()]
     low = max(1 - FARTHEST, min(1 - LEAST, *(float(tail[0]) for tail in tails)) - 0.01)
     high = min(1 + FARTHEST, max(1 + LEAST, *(float(tail[1]) for tail in tails)) + 0.01)
@@ -105,10 +100,10 @@ def _panel(axes: Axes, measured: Measured, row: Row, systems: list[str], others:
     axes.axvline(1, color="0.75", linewidth=0.7, zorder=1)
     for place, system in enumerate(systems):
         style = look(system, measured.among)
-        if system not in found:
-            note(axes, measured.missing(row, system, "latency"), (1, place), (3, 0))
+        if system not in latencies:
+            note(axes, measured.missing(row, system, latency_of), (1, place), (3, 0))
             continue
-        calls, statistics = relative[system], found[system]["statistics"]["host"]
+        calls, statistics = relative[system], latencies[system].host
         p1, p10, p90, p99 = np.quantile(calls, [0.01, 0.1, 0.9, 0.99])
         axes.barh(
             place,
@@ -124,10 +119,10 @@ def _panel(axes: Axes, measured: Measured, row: Row, systems: list[str], others:
         axes.hlines(place, p1, p99, color=style.colour, linewidth=1.0, zorder=2)
         outside = calls[(calls < p1) | (calls > p99)]
         axes.plot(outside, np.full(len(outside), place), ".", color=style.colour, markersize=2, zorder=2)
-        start, end = (value / statistics["median"] for value in statistics["ci95"])
+        start, end = (value / statistics.median for value in statistics.ci95)
         axes.plot([start, end], [place, place], color=INK, linewidth=2.4, solid_capstyle="butt", zorder=3)
         axes.vlines(1, place - 0.35, place + 0.35, color=INK, linewidth=0.8, zorder=3)
-        text = f"{_ms(statistics['median'])}, {_ms(statistics['p99'])}"
+        text = f"{_ms(statistics.median)}, {_ms(statistics.p99)}"
         if calls.max() > high:
             text += f"  \N{RIGHTWARDS ARROW} {calls.max():.1f}x"
         note(axes, text, (1, place), (4, 0), xycoords=BESIDE, color=INK)

@@ -1,36 +1,34 @@
 """How far each system is from the critical path: latency over it, beside the busy time."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+
+from results.cell import Choice
+from results.selection import NoResults, Row, Selection, latency_of
 
 from .chart import Chart
 from .dots import Dot, Sign, draw_dots
-from .measured import Measured, NoResults, Record, Row
 from .style import house
 
 PATH, BUSY = "critical path", "busy time: every operator in turn"
 
 
-def draw(measured: Measured) -> Chart:
+def draw(measured: Selection) -> Chart:
     """Latency divided by the critical path, logarithmic. Raises NoResults where no record has both."""
-    limits = {row: found for row in measured.rows if (found := limits_of(measured, row)) is not None}
+    limits = limits_by_row(measured)
     systems = measured.systems
 
-    def latency(row: Row, system: str) -> dict[str, Any] | None:
-        record = measured.record(row, system, "latency")
-        return record["latency"]["statistics"]["host"] if record is not None and record["status"] == "ok" else None
-
-    def dots(row: Row, system: str) -> Sequence[Dot]:
-        if (found := latency(row, system)) is None:
+    def dots(row: Row, system: Choice) -> Sequence[Dot]:
+        if (latency := measured.part(row, system, latency_of)) is None:
             return ()
-        path = limits[row][0]
-        low, high = found["ci95"]
-        return (Dot(found["median"] / path, low / path, high / path),)
+        path = limits[row].critical_path_ms
+        low, high = latency.host.ci95
+        return (Dot(latency.host.median / path, low / path, high / path),)
 
     def nearest(row: Row) -> float:
-        return min(found["median"] for s in systems if (found := latency(row, s)) is not None) / limits[row][0]
+        return min(dot.value for s in systems for dot in dots(row, s))
 
-    rows = [row for row in limits if any(latency(row, s) is not None for s in systems)]
+    rows = [row for row in limits if any(dots(row, s) for s in systems)]
     if not rows:
         raise NoResults("no record has both a latency and a critical path")
     rows.sort(key=lambda row: (row[1], nearest(row), row[0]))
@@ -40,10 +38,10 @@ def draw(measured: Measured) -> Chart:
             rows,
             systems,
             dots,
-            lambda row, system: measured.missing(row, system, "latency"),
+            lambda row, system: measured.missing(row, system, latency_of),
             "latency / critical path",
             measured.title_of(rows),
-            lambda row: (Sign(1.0, PATH), Sign(limits[row][1] / limits[row][0], BUSY, ":")),
+            lambda row: (Sign(1.0, PATH), Sign(limits[row].busy_ms / limits[row].critical_path_ms, BUSY, ":")),
         )
     caption = (
         "Host latency (median and 95 % interval of single calls) over the critical path: the longest chain of dependent "
@@ -54,10 +52,27 @@ def draw(measured: Measured) -> Chart:
     return Chart("limits", "Distance to the critical path", caption, figure)
 
 
-def limits_of(measured: Measured, row: Row) -> tuple[float, float] | None:
-    """Critical path and busy time of a model and batch in ms; they are the model's, the same for every system."""
+@dataclass(frozen=True)
+class ModelLimits:
+    """Milliseconds of a model at a batch; the same for every system.
+
+    Args:
+        critical_path_ms: the longest chain of dependent operators.
+        busy_ms: all operators, one after the other.
+    """
+
+    critical_path_ms: float
+    busy_ms: float
+
+
+def limits_of(measured: Selection, row: Row) -> ModelLimits | None:
     for system in measured.systems:
-        record: Record | None = measured.record(row, system, "limits")
-        if record is not None and record["status"] == "ok" and record["limits"].get("critical_path_ms"):
-            return record["limits"]["critical_path_ms"], record["limits"]["busy_ms"]
+        limits = measured.part(row, system, lambda record: record.limits)
+        if limits is not None and limits.critical_path_ms:
+            return ModelLimits(limits.critical_path_ms, limits.busy_ms or 0.0)
     return None
+
+
+def limits_by_row(measured: Selection) -> dict[Row, ModelLimits]:
+    """The limits of each row that has some."""
+    return {row: limits for row in measured.rows if (limits := limits_of(measured, row)) is not None}

@@ -2,41 +2,43 @@
 
 from collections.abc import Sequence
 
+from results.cell import Choice
+from results.record import Memory, Record
+from results.selection import NoResults, Row, Selection
+
 from .chart import Chart
 from .dots import Dot, draw_dots
-from .measured import Measured, NoResults, Record, Row
 from .style import house
 
 LEAST = 2**-4  # MiB; what holds less, or nothing, is drawn here
 
 
-def draw(measured: Measured) -> Chart:
+def draw(measured: Selection) -> Chart:
     """Peak MiB, logarithmic. Raises NoResults where no memory was measured."""
 
-    def peak(row: Row, system: str) -> float | None:
-        record: Record | None = measured.record(row, system, "memory")
-        if record is None or record["status"] != "ok":
-            return None
-        return record["memory"]["peak_bytes"] / 2**20
+    memories = {
+        (row, system): memory
+        for row in measured.rows
+        for system in measured.systems
+        if (memory := measured.part(row, system, _memory)) is not None
+    }
 
-    def dots(row: Row, system: str) -> Sequence[Dot]:
-        found = peak(row, system)
-        return () if found is None else (Dot(max(found, LEAST)),)
+    def dots(row: Row, system: Choice) -> Sequence[Dot]:
+        memory = memories.get((row, system))
+        return () if memory is None else (Dot(max(memory.peak_bytes / 2**20, LEAST)),)
 
-    rows = [row for row in measured.rows if any(peak(row, s) is not None for s in measured.systems)]
+    def largest(row: Row) -> int:
+        return max(memory.peak_bytes for (other, _), memory in memories.items() if other == row)
+
+    rows = list(dict.fromkeys(row for row, _ in memories))
     if not rows:
         raise NoResults("no record holds a measurement of memory")
-    rows.sort(key=lambda row: (row[1], -max(found for s in measured.systems if (found := peak(row, s)) is not None), row[0]))
-    sources = {
-        record["memory"]["source"]
-        for row in rows
-        for s in measured.systems
-        if (record := measured.record(row, s, "memory")) is not None and record["status"] == "ok"
-    }
+    rows.sort(key=lambda row: (row[1], -largest(row), row[0]))
+    sources = {memory.source for memory in memories.values()}
     with house():
         figure = draw_dots(
             *(measured, rows, measured.systems, dots),
-            lambda row, system: measured.missing(row, system, "memory"),
+            lambda row, system: measured.missing(row, system, _memory),
             "peak memory over weights and inputs, MiB",
             measured.title_of(rows),
         )
@@ -45,3 +47,7 @@ def draw(measured: Measured) -> Chart:
         "measurement of each, so there are no intervals."
     )
     return Chart("memory", "Memory", caption, figure)
+
+
+def _memory(record: Record) -> Memory | None:
+    return record.memory

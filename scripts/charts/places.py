@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Sequence
 
-from .measured import WORDS
+from results.cell import Choice
+from results.selection import NOT_MEASURED
 
 FEW = 3  # systems that were not measured and have a place all the same
-NOT_MEASURED = WORDS[None]
 
 
-def places(systems: Sequence[str], empty: Callable[[str], bool]) -> tuple[list[str], str]:
-    """Those with a place, in their order, and words for the others; "" where all have one.
+def places(systems: Sequence[Choice], empty: Callable[[Choice], bool]) -> tuple[list[Choice], str]:
+    """The systems with a place, in their order, and words for the others; "" where all have one.
 
-    empty: whether nothing is to be shown of a system but that it was not measured. Of records of several sweeps most systems
-    can be empty beside a model, and would leave no room for what was measured.
+    In the records of several sweeps most systems can be empty beside a model, and would leave no room for the others.
+
+    Args:
+        systems: all of a chart.
+        empty: whether a system has nothing to show but that it was not measured.
     """
     lacking = [system for system in systems if empty(system)]
     if len(lacking) <= FEW:

@@ -4,36 +4,41 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.lines import Line2D
 
+from results.cell import Choice, named
+from results.record import Record
+from results.selection import NoResults, Place, Row, Selection
+
 from .chart import Chart
 from .dots import Dot, draw_dots
-from .measured import Measured, NoResults, Record, Row
 from .style import INK, house
 
+EAGER = named("system", "eager")
 LEAST = 1e-4  # seconds; what takes less is drawn here
 
 
-def draw(measured: Measured, cold: Mapping[tuple[str, int, str], float] | None = None) -> Chart:
-    """Seconds, logarithmic; filled: the search of those that schedule. Raises NoResults where nothing was prepared.
+def draw(measured: Selection, cold: Mapping[Place, float] | None = None) -> Chart:
+    """Seconds, logarithmic; filled marks are the search of the systems that schedule.
 
-    cold: seconds of searches by model, batch and system, with nothing known of any before. Where given, these are drawn, and
-    nothing else: what the records hold was found with what other searches had measured.
+    Args:
+        measured: the records.
+        cold: seconds of searches that knew of none before, which alone are drawn. Searches of records read what others had
+            measured. None for the records' own.
+
+    Raises:
+        NoResults: nothing was prepared.
     """
 
-    def prepared(row: Row, system: str) -> Record | None:
-        record = measured.record(row, system, "preparation_s")
-        return record if record is not None and record["status"] == "ok" else None
-
-    def dots(row: Row, system: str) -> Sequence[Dot]:
+    def dots(row: Row, system: Choice) -> Sequence[Dot]:
         if cold is not None:
             return (Dot(max(cold[*row, system], LEAST)),) if (*row, system) in cold else ()
-        if (record := prepared(row, system)) is None:
+        if (record := measured.part(row, system, _prepared)) is None:
             return ()
-        whole = Dot(max(record["preparation_s"], LEAST), filled=False)
-        searched = (record.get("schedule") or {}).get("search")
-        return (whole, Dot(max(searched["seconds"], LEAST))) if searched else (whole,)
+        whole = Dot(max(record.preparation_s or 0.0, LEAST), filled=False)
+        seconds = record.schedule.search.seconds if record.schedule is not None else None
+        return (whole,) if seconds is None else (whole, Dot(max(seconds, LEAST)))
 
     # Eager prepares nothing.
-    systems = [s for s in measured.systems if s != "eager" and any(prepared(row, s) for row in measured.rows)]
+    systems = [s for s in measured.systems if s != EAGER and any(measured.part(row, s, _prepared) for row in measured.rows)]
     rows = [row for row in measured.rows if any(dots(row, s) for s in systems)]
     if not rows:
         raise NoResults("no record holds a time of preparation")
@@ -58,7 +63,7 @@ def draw(measured: Measured, cold: Mapping[tuple[str, int, str], float] | None =
     with house():
         figure = draw_dots(
             *(measured, rows, systems, dots),
-            lambda row, system: measured.missing(row, system, "preparation_s"),
+            lambda row, system: measured.missing(row, system, _prepared),
             "seconds until the first call" if cold is None else "seconds of a search that knows of none before",
             measured.title_of(rows),
             legend=kinds if cold is None else kinds[:1],
@@ -71,3 +76,8 @@ def draw(measured: Measured, cold: Mapping[tuple[str, int, str], float] | None =
         "a schedule (filled), for systems that have one. One measurement of each, so there are no intervals."
     )
     return Chart("search", "Search and preparation", caption, figure)
+
+
+def _prepared(record: Record) -> Record | None:
+    """A record that says how long the preparation took."""
+    return record if record.preparation_s else None

@@ -1,8 +1,13 @@
 """SM efficiency by model and system, from counters or estimated: never both in one chart."""
 
+from collections.abc import Callable
+
+from results.cell import Choice
+from results.record import Record, SmEfficiency
+from results.selection import NoResults, Row, Selection
+
 from .bars import Bar, draw_bars
 from .chart import Chart
-from .measured import Measured, NoResults, Row
 from .style import house
 
 SOURCES = {
@@ -12,33 +17,24 @@ SOURCES = {
 WORDS = {"counters": "counted", "estimated": "estimated"}
 
 
-def draw(measured: Measured, source: str) -> Chart:
+def draw(measured: Selection, source: str) -> Chart:
     """source: "counters" or "estimated". Raises NoResults where nothing was measured that way."""
     (other,) = SOURCES.keys() - {source}
 
-    def share(row: Row, system: str, source: str = source) -> float | None:
-        for record in measured.records_of(row, system):
-            if record["status"] != "ok":
-                return None
-            efficiency = record.get("sm_efficiency") or {}
-            if efficiency.get("source") == source and efficiency.get("value") is not None:
-                return 100 * efficiency["value"]
-        return None
-
-    def why(row: Row, system: str) -> str:
-        if share(row, system, other) is not None:
+    def why(row: Row, system: Choice) -> str:
+        if measured.part(row, system, from_source(other)) is not None:
             return WORDS[other]
-        return measured.missing(row, system, "sm_efficiency")
+        return measured.missing(row, system, lambda record: record.sm_efficiency)
 
-    def bar(row: Row, system: str) -> Bar | None:
-        found = share(row, system)
-        return None if found is None else Bar(found)
+    def bar(row: Row, system: Choice) -> Bar | None:
+        efficiency = measured.part(row, system, from_source(source))
+        return Bar(100 * efficiency.value) if efficiency is not None and efficiency.value is not None else None
 
     systems = measured.systems
-    rows = [row for row in measured.rows if any(share(row, s) is not None for s in systems)]
+    rows = [row for row in measured.rows if any(bar(row, s) is not None for s in systems)]
     if not rows:
         raise NoResults(f"no record holds an SM efficiency that was {WORDS[source]}")
-    rows.sort(key=lambda row: (row[1], -max(found for s in systems if (found := share(row, s)) is not None), row[0]))
+    rows.sort(key=lambda row: (row[1], -max(share.value for s in systems if (share := bar(row, s)) is not None), row[0]))
     with house():
         figure = draw_bars(
             *(measured, rows, systems, bar, why, {}),
@@ -52,3 +48,13 @@ def draw(measured: Measured, source: str) -> Chart:
         "other kind. One measurement of each, so there are no intervals."
     )
     return Chart(f"sm_efficiency-{source}", f"SM efficiency, {source}", caption, figure)
+
+
+def from_source(source: str) -> Callable[[Record], SmEfficiency | None]:
+    """What reads an SM efficiency that was measured one way."""
+
+    def read(record: Record) -> SmEfficiency | None:
+        efficiency = record.sm_efficiency
+        return efficiency if efficiency and efficiency.source == source and efficiency.value is not None else None
+
+    return read

@@ -2,42 +2,49 @@
 
 from collections.abc import Sequence
 
+from results.cell import Choice, named
 from results.published.value import Value
+from results.selection import NoResults, Row, Selection, latency_of
 
 from .bars import Bar, Mark, draw_bars
 from .chart import Chart
-from .measured import Measured, NoResults, Row
 from .style import house, short
 
+EAGER = named("system", "eager")
 
-def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value] = ()) -> Chart:
-    """published: speedups; those over this baseline, of a model, batch and system that are shown, are marked.
 
-    Batches stand in their order, models in that of the largest speedup that was measured. Raises NoResults where no system
-    shares rounds with the baseline.
+def draw(measured: Selection, baseline: Choice = EAGER, published: Sequence[Value] = ()) -> Chart:
+    """Batches stand in their order, models in that of their largest speedup.
+
+    Args:
+        measured: the records.
+        baseline: the system that speedups are over.
+        published: speedups, marked where they are over this baseline and of a cell that is shown.
+
+    Raises:
+        NoResults: no system shares rounds with the baseline.
     """
     systems = [system for system in measured.systems if system != baseline]
     ratios = {(row, s): r for row in measured.rows for s in systems if (r := measured.over(row, s, baseline)) is not None}
     rows = [row for row in measured.rows if any((row, s) in ratios for s in systems)]
     if not rows:
-        told = ", ".join(map(short, systems))
-        raise NoResults(f"nothing was measured in turn with {baseline}" + (f"; --baseline takes {told}" if told else ""))
+        names = ", ".join(map(short, systems))
+        raise NoResults(f"nothing was measured in turn with {baseline}" + (f"; --baseline takes {names}" if names else ""))
     rows.sort(key=lambda row: (row[1], -max(ratios[row, s].ratio for s in systems if (row, s) in ratios), row[0]))
 
-    def bar(row: Row, system: str) -> Bar | None:
-        found = ratios.get((row, system))
-        return Bar(found.ratio, found.low, found.high) if found is not None else None
+    def bar(row: Row, system: Choice) -> Bar | None:
+        ratio = ratios.get((row, system))
+        return Bar(ratio.ratio, ratio.low, ratio.high) if ratio is not None else None
 
-    def why(row: Row, system: str) -> str:
-        missing = measured.missing(row, system, "latency")
-        measured_alone = missing == "not measured" and measured.record(row, system, "latency") is not None
-        return "not in turn" if measured_alone else missing
+    def why(row: Row, system: Choice) -> str:
+        has_latency = measured.part(row, system, latency_of) is not None
+        return "not in turn" if has_latency else measured.missing(row, system, latency_of)
 
     marks = published_marks(published, baseline, rows, systems)
-    alone = [row for row in rows if not all(ratios[row, s].in_turn for s in systems if (row, s) in ratios)]
-    starred = alone if any(ratio.in_turn for ratio in ratios.values()) else []
+    rows_alone = [row for row in rows if not all(ratios[row, s].is_in_turn for s in systems if (row, s) in ratios)]
+    starred = rows_alone if any(ratio.is_in_turn for ratio in ratios.values()) else []
     left_out = [row for row in measured.rows if row not in rows]
-    title = measured.title_of(rows) + (f"; {'* ' if starred else ''}measured alone" if alone else "")
+    title = measured.title_of(rows) + (f"; {'* ' if starred else ''}measured alone" if rows_alone else "")
     if left_out:
         title += f"; {len(left_out)} without {short(baseline)} left out"
     with house():
@@ -52,8 +59,8 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
         "before their rounds and slowed them"
     )
     caption = (
-        f"Speedup over {short(baseline)}: {in_turn if starred or not alone else not_in_turn}, the line on it the bootstrap "
-        "95 % interval."
+        f"Speedup over {short(baseline)}: {in_turn if starred or not rows_alone else not_in_turn}, the line on it the "
+        "bootstrap 95 % interval."
     )
     if starred:
         caption += f" Beside a *, some bars or all: {not_in_turn}."
@@ -69,10 +76,10 @@ def draw(measured: Measured, baseline: str = "eager", published: Sequence[Value]
 
 
 def published_marks(
-    published: Sequence[Value], baseline: str, rows: Sequence[Row], systems: Sequence[str]
-) -> dict[tuple[Row, str], list[Mark]]:
+    published: Sequence[Value], baseline: Choice, rows: Sequence[Row], systems: Sequence[Choice]
+) -> dict[tuple[Row, Choice], list[Mark]]:
     """The published speedups over `baseline` of these rows and systems."""
-    found: dict[tuple[Row, str], list[Mark]] = {}
+    marks: dict[tuple[Row, Choice], list[Mark]] = {}
     for value in published:
         if (
             value.metric != "speedup"
@@ -82,7 +89,7 @@ def published_marks(
         ):
             continue
         row = value.zoo_model, int(value.batch)
-        if row in rows and value.our_system in systems:
+        if row in rows and (system := value.our_system) is not None and system in systems:
             mark = Mark(value.value, value.paper, ", ".join(filter(None, [f"{value.paper} paper", value.device])))
-            found.setdefault((row, value.our_system), []).append(mark)
-    return found
+            marks.setdefault((row, system), []).append(mark)
+    return marks

@@ -1,9 +1,9 @@
 """How every chart looks: a colour, a marker and a hatch fixed for each system, type that is legible in print, files."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from matplotlib.patches import Polygon
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from results.cell import Choice
+
 WIDTH = 7.2  # inches: the text of a two-column paper, or a screen
 FONT, SMALL, TINY = 8, 7, 6  # points
 DOTS = 200  # an inch, in a PNG
@@ -31,7 +33,7 @@ SIDES, WORDS, PARTS = map(re.compile, (r"(?<=: )|(?=\bover )", r"(?<= )", r"(?<=
 
 @dataclass(frozen=True)
 class Look:
-    """Systems that share a hue (the variants of one) differ in their hatch, and all in their marker."""
+    """How a system looks. The variants of one share a hue and differ in their hatch; all differ in their marker."""
 
     colour: Any  # what matplotlib takes for one
     marker: Any
@@ -80,45 +82,45 @@ _SHAPES = (  # unlike each other, and unlike what LOOKS has, at the size of a ma
 )
 MARKERS = tuple(Polygon(corners).get_path() for corners in _SHAPES)
 OTHER = Look("#707a8a", (6, 0, 30))  # a system that is not there
+FILE = "schedule"  # an option that is a path
 PAPERS = {"nimble": "D", "ios": "s", "opara": "^"}  # the mark of a published value
 INK, FAINT = "0.2", "0.45"
 
 
-def base(system: str) -> str:
-    """The system that a label is of: "nimble" of "nimble (fold_batch_norm=true)"."""
-    return system.partition(" (")[0]
+def look(system: Choice, among: Sequence[Choice] = ()) -> Look:
+    """The colour, marker and hatch of a system.
 
-
-def look(system: str, among: Sequence[str] = ()) -> Look:
-    """The colour, marker and hatch of a system by its label.
-
-    A label with options has its system's hue with a hatch of its own among the labels of that system in `among`.
+    Args:
+        system: with changed options it has its choice's hue, and a hatch of its own among its choice's variants.
+        among: the systems that looks tell apart.
     """
-    if system in LOOKS:
-        return LOOKS[system]
-    name = base(system)
-    plain = LOOKS.get(name, OTHER)
-    if name == system:
-        return plain
-    variants = [label for label in among if base(label) == name and label not in LOOKS]
-    number = variants.index(system) if system in variants else 0
-    return Look(plain.colour, MARKERS[number % len(MARKERS)], HATCHES[number % len(HATCHES)])
+    usual = LOOKS.get(system.choice, OTHER)
+    if not system.changed:
+        return usual
+    variants = [other.key for other in among if other.choice == system.choice and other.changed]
+    number = variants.index(system.key) if system.key in variants else 0
+    return Look(usual.colour, MARKERS[number % len(MARKERS)], HATCHES[number % len(HATCHES)])
 
 
-def order(systems: Sequence[str]) -> list[str]:
-    """In the order of LOOKS, the variants of a system after it, what is not there last."""
+def order(systems: Iterable[Choice]) -> list[Choice]:
+    """In the order of LOOKS, the variants of a system after it, systems without a look last."""
     known = list(LOOKS)
 
-    def place(system: str) -> tuple[int, str]:
-        nearest = system if system in known else base(system)
-        return known.index(nearest) if nearest in known else len(known), system
+    def place(system: Choice) -> tuple[int, str]:
+        return known.index(system.choice) if system.choice in known else len(known), system.label
 
     return sorted(set(systems), key=place)
 
 
-def short(system: str) -> str:
-    """A label whose schedule file is told by its name alone: "ios (schedule=inception_v3@ios@b32)"."""
-    return re.sub(r"schedule=(?:[^,)]*/)?([^,)/]*?)(?:\.schedule)?\.json", r"schedule=\1", system)
+def stem(path: str) -> str:
+    """The name of a schedule file, without its folder and its ending."""
+    return Path(path).name.removesuffix(".json").removesuffix(".schedule")
+
+
+def short(system: Choice) -> str:
+    """A label that holds the name alone of a schedule file: "ios (schedule=inception_v3@ios@b32)"."""
+    names = tuple((key, stem(str(value)) if key == FILE else value) for key, value in system.values)
+    return replace(system, values=names).label
 
 
 @contextmanager
@@ -214,8 +216,6 @@ def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
     """The chart's title and under it the legend, over the panels, where neither covers any of them; a figure grows by what
     a legend of many lines takes.
     """
-    for handle in handles:
-        handle.set_label(short(str(handle.get_label())))
     widths = [ENTRY + LETTER * len(str(handle.get_label())) for handle in handles]
     for lines in range(1, len(handles) + 1):
         columns = -(-len(handles) // lines)

@@ -1,17 +1,20 @@
 """Throughput over batch sizes: a panel for each model, a line for each system."""
 
 from textwrap import wrap
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from results.cell import Choice
+from results.record import Record, Throughput
+from results.selection import NoResults, Selection
+from results.statistics import Statistics
 from results.words import counted
 
 from .chart import Chart
-from .measured import Measured, NoResults
 from .places import FEW, NOT_MEASURED
 from .style import WIDTH, above, house, look, note, set_log, short
 
@@ -20,12 +23,13 @@ PANEL = 2.0  # inches of height
 LINE = 36  # letters of a note on one of so many
 LEADING = 0.105  # inches of a line of it
 AXES = 1.25  # inches of a panel's height that its axes have
+Points: TypeAlias = dict[tuple[int, Choice], Statistics]  # by batch and system
 APART = 0.08  # of a factor two, between the points of two systems at one batch
 FARTHEST = 0.5  # and between the first and the last of many
 MOST = 6  # lines of notes, if they can do with so few
 
 
-def draw(measured: Measured) -> Chart:
+def draw(measured: Selection) -> Chart:
     """Samples a second over the batch, both logarithmic, of models that were measured at several.
 
     Raises NoResults where there is none.
@@ -34,13 +38,18 @@ def draw(measured: Measured) -> Chart:
     panels = {}
     for model in measured.models:
         batches = [batch for name, batch in measured.rows if name == model]
-        found = {(b, s): t for b in batches for s in systems if (t := _of(measured, model, b, s)) is not None}
-        if len({batch for batch, _ in found}) > 1:
-            panels[model] = batches, found
+        points = {
+            (b, s): part.statistics
+            for b in batches
+            for s in systems
+            if (part := measured.part((model, b), s, _throughput)) is not None
+        }
+        if len({batch for batch, _ in points}) > 1:
+            panels[model] = batches, points
     if not panels:
         raise NoResults("no model's throughput was measured at several batches")
     models = sorted(panels)
-    # What has no point in any panel, nor a reason why, is told apart by no legend and named by no note.
+    # A system without a point in any panel, and without a reason why, stands in no legend and in no note.
     named = [s for s in systems if any(_known(measured, model, panels[model][0], s) for model in models)]
     with house():
         across = min(ACROSS, len(models))
@@ -62,7 +71,7 @@ def draw(measured: Measured) -> Chart:
         for system in named:
             style = look(system, measured.among)
             handles.append(
-                Line2D([], [], color=style.colour, marker=style.marker, markersize=4.5, linewidth=1, label=system)
+                Line2D([], [], color=style.colour, marker=style.marker, markersize=4.5, linewidth=1, label=short(system))
             )
         above(figure, handles, measured.setting.label)
     caption = (
@@ -72,35 +81,32 @@ def draw(measured: Measured) -> Chart:
     return Chart("throughput", "Throughput over batch sizes", caption, figure)
 
 
-def _known(measured: Measured, model: str, batches: list[int], system: str) -> bool:
+def _known(measured: Selection, model: str, batches: list[int], system: Choice) -> bool:
     """Whether there is anything to say of a system at any of the batches but that it was not measured."""
     rows = [(model, batch) for batch in batches]
     return any(
-        _of(measured, *row, system) is not None or measured.missing(row, system, "throughput") != NOT_MEASURED
+        measured.part(row, system, _throughput) is not None or measured.missing(row, system, _throughput) != NOT_MEASURED
         for row in rows
     )
 
 
-def _of(measured: Measured, model: str, batch: int, system: str) -> dict[str, Any] | None:
-    record = measured.record((model, batch), system, "throughput")
-    if record is None or record["status"] != "ok":
-        return None
-    return dict(record["throughput"]["statistics"])
+def _throughput(record: Record) -> Throughput | None:
+    return record.throughput
 
 
 def _panel(
     axes: Axes,
-    measured: Measured,
+    measured: Selection,
     model: str,
     batches: list[int],
-    found: dict[tuple[int, str], dict[str, Any]],
+    points: Points,
     notes: list[str],
     room: float,
 ) -> None:
     """notes: lines that stand below all points. room: the share of the axes' height that they take."""
-    systems = [s for s in measured.systems if any((batch, s) in found for batch in batches)]
+    systems = [s for s in measured.systems if any((batch, s) in points for batch in batches)]
     axes.set_title(model, pad=3)
-    ends = [end for t in found.values() for end in t["ci95"]]
+    ends = [end for statistics in points.values() for end in statistics.ci95]
     low, high = min(ends) / 1.3, max(ends) * 1.3
     set_log(axes, "y", low * (low / high) ** (room / (1 - room)), high, most=6)
     axes.set_xscale("log", base=2)
@@ -111,18 +117,18 @@ def _panel(
     step = min(APART, FARTHEST / max(1, len(systems) - 1))
     for place, system in enumerate(systems):
         style = look(system, measured.among)
-        apart = 2.0 ** (step * (place - (len(systems) - 1) / 2))
+        shift = 2.0 ** (step * (place - (len(systems) - 1) / 2))
         xs: list[float] = []
         ys: list[float] = []
         for batch in batches:
-            if (t := found.get((batch, system))) is None:  # the line has a gap there
+            if (statistics := points.get((batch, system))) is None:  # the line has a gap there
                 xs.append(batch)
                 ys.append(float("nan"))
                 continue
-            xs.append(batch * apart)
-            ys.append(t["median"])
-            low, high = t["ci95"]
-            axes.vlines(batch * apart, low, high, color=style.colour, linewidth=1.0, zorder=2.5)
+            xs.append(batch * shift)
+            ys.append(statistics.median)
+            low, high = statistics.ci95
+            axes.vlines(batch * shift, low, high, color=style.colour, linewidth=1.0, zorder=2.5)
         line: Any = {"linewidth": 0.9, "markersize": 3.6, "markeredgecolor": "white", "markeredgewidth": 0.3}
         axes.plot(xs, ys, color=style.colour, marker=style.marker, zorder=3, **line)
     if notes:
@@ -132,28 +138,28 @@ def _panel(
 
 
 def _notes(
-    measured: Measured,
+    measured: Selection,
     model: str,
     batches: list[int],
-    found: dict[tuple[int, str], dict[str, Any]],
-    systems: list[str],
+    points: Points,
+    systems: list[Choice],
     line: int,
 ) -> list[str]:
     """Which of the systems have no point at which batches, and why, in lines of so many letters."""
-    gaps: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    gaps: dict[tuple[tuple[int, ...], str], list[Choice]] = {}
     for system in systems:
         lacking: dict[str, list[int]] = {}
         for batch in batches:
-            if (batch, system) not in found:
-                lacking.setdefault(measured.missing((model, batch), system, "throughput"), []).append(batch)
+            if (batch, system) not in points:
+                lacking.setdefault(measured.missing((model, batch), system, _throughput), []).append(batch)
         for word, where in lacking.items():
             gaps.setdefault((tuple(where), word), []).append(system)
     for most in (len(systems), FEW, 0):  # by name, if that does with few lines
-        told = []
-        for (at, word), names in sorted(gaps.items()):
+        lines = []
+        for (at, word), names in sorted(gaps.items(), key=lambda gap: gap[0]):
             which = f"batch{'es' * (len(at) > 1)} {', '.join(map(str, at))} " if len(at) < len(batches) else ""
             few = len(names) <= most or word != NOT_MEASURED  # what did not run is always named
-            told += wrap(f"{which}{word}: {', '.join(map(short, names)) if few else counted(len(names), 'system')}", line)
-        if len(told) <= MOST:
+            lines += wrap(f"{which}{word}: {', '.join(map(short, names)) if few else counted(len(names), 'system')}", line)
+        if len(lines) <= MOST:
             break
-    return told
+    return lines

@@ -6,24 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from results.record import CONF, asked, label
+from results.cell import Cell, Choice, named
+from results.record import Record
+from results.schedule_file import ScheduleFile
+from results.selection import Place, Row, Selection, by_setting
 from results.timeline import Timeline, from_trace
-from scripts.charts.measured import Measured, Record, by_setting
+from scripts.charts.style import order
 
-Cell = tuple[str, int, str]  # model, batch and system, as labels
+CONDITIONS = ("precision", "layout", "algorithms")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """measured: the records of one setting, None for none. schedules: schedule files by cell. timelines: in their order."""
+    """What there is of an exhibit.
 
-    measured: Measured | None = None
-    schedules: dict[Cell, dict[str, Any]] = field(default_factory=dict)
-    timelines: list[Timeline] = field(default_factory=list)
+    Args:
+        measured: the records of one setting; None for none.
+        schedules: schedule files by cell.
+        timelines: in the order of their traces.
+    """
+
+    measured: Selection | None = None
+    schedules: Mapping[Cell, ScheduleFile] = field(default_factory=dict)
+    timelines: Sequence[Timeline] = ()
 
     @property
     def place(self) -> str:
@@ -39,69 +47,73 @@ class Evidence:
     @property
     def _devices(self) -> set[str]:
         """Of schedules and timelines."""
-        devices: set[str] = {document["device"] for document in self.schedules.values()}
-        return devices | {timeline.title.rpartition(", ")[2] for timeline in self.timelines}
+        return {cell.device for cell in self.schedules} | {timeline.cell.device for timeline in self.timelines}
+
+    def schedule(self, row: Row, system: Choice) -> ScheduleFile | None:
+        """The schedule file of a cell."""
+        return next((file for cell, file in self.schedules.items() if place_in(cell) == (*row, system.key)), None)
+
+    def timeline(self, row: Row, system: Choice) -> Timeline | None:
+        """The timeline of a model under a system, at any batch."""
+        wanted = row[0], system.key
+        return next((t for t in self.timelines if (t.cell.model.label, t.cell.system.key) == wanted), None)
 
 
-def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Measured | None:
-    """The records that these sweeps ask for, of one setting: of this host where it has any, and of those the setting with
-    the most cells, then the newest.
+def place_in(cell: Cell) -> Place:
+    """Where a cell stands among those of an exhibit."""
+    return cell.model.label, cell.batch, cell.system.key
+
+
+def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Selection | None:
+    """The records that sweeps ask for, of one setting: of this host where it has any, and then the one with the most cells,
+    then the newest.
     """
-    named = [{group: labels(group, sweep) for group in ("model", "system")} for sweep in sweeps]
-    asked = list(zip(sweeps, named, strict=True))
-    found = [record for record in records if any(_asked(record, sweep, names) for sweep, names in asked)]
-    if not found:
+    requests = [_Request(sweep) for sweep in sweeps]
+    matching = [record for record in records if any(request.asks_for(record.cell) for request in requests)]
+    if not matching:
         return None
 
-    def rank(measured: Measured) -> tuple[bool, int, str]:
-        here = measured.setting.host == platform.node()
-        return here, len(measured.rows) * len(measured.systems), measured.records[0]["when"]
+    def rank(measured: Selection) -> tuple[bool, int, str]:
+        is_here = measured.setting.host == platform.node()
+        return is_here, len(measured.rows) * len(measured.systems), measured.records[0].when
 
-    return max(by_setting(found).values(), key=rank)
-
-
-def _asked(record: Record, sweep: Mapping[str, str], names: Mapping[str, set[str]]) -> bool:
-    """names: the labels that the sweep asks for, of models and of systems."""
-    config = record["config"]
-    if config["runner"]["name"] != sweep.get("runner", "bench"):
-        return False
-    if "batch" in sweep and str(config["batch"]) not in parts(sweep["batch"]):
-        return False
-    if "batch" not in sweep and config["batch"] != 1:
-        return False
-    if any(key in sweep and asked(config, key) not in parts(sweep[key]) for key in ("precision", "layout", "algorithms")):
-        return False
-    if sweep.get("device", "auto") not in ("auto", config["device"]):
-        return False
-    return all(label(config[group]) in wanted for group, wanted in names.items())
+    return max(by_setting(matching, order).values(), key=rank)
 
 
-def labels(group: str, sweep: Mapping[str, str]) -> set[str]:
-    """Of the models or systems that a sweep asks for, with every combination of their options."""
+class _Request:
+    """What one sweep asks for."""
+
+    def __init__(self, sweep: Mapping[str, str]):
+        self.sweep = sweep
+        self.models, self.systems = (choices(group, sweep) for group in ("model", "system"))
+
+    def asks_for(self, cell: Cell) -> bool:
+        sweep = self.sweep
+        if cell.runner.name != sweep.get("runner", "bench"):
+            return False
+        if str(cell.batch) not in parts(sweep.get("batch", "1")):
+            return False
+        if any(key in sweep and getattr(cell.conditions, key) not in parts(sweep[key]) for key in CONDITIONS):
+            return False
+        if sweep.get("device", "auto") not in ("auto", cell.device):
+            return False
+        return cell.model.key in self.models and cell.system.key in self.systems
+
+
+def choices(group: str, sweep: Mapping[str, str]) -> set[Choice]:
+    """The keys of the models or systems that a sweep asks for, with every combination of their options."""
     options = [key for key in sweep if key.startswith(f"{group}.")]
-    found = set()
+    keys = set()
     for choice in parts(sweep.get(group, "")):
-        file = CONF / group / f"{choice}.yaml"
-        plain: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {"name": choice}
         for values in product(*(parts(sweep[key]) for key in options)):
-            given = {key.partition(".")[2]: yaml.safe_load(value) for key, value in zip(options, values, strict=True)}
-            found.add(label(plain | given))
-    return found
+            changes = {key.partition(".")[2]: yaml.safe_load(value) for key, value in zip(options, values, strict=True)}
+            keys.add(named(group, choice, **changes))
+    return keys
 
 
 def parts(text: str) -> list[str]:
     """ "a,b" as a list."""
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def read_schedules(folder: Path) -> dict[Cell, dict[str, Any]]:
-    """The schedule files of an exhibit's folder. A file's name holds the cell; see `scripts.exhibits.running`."""
-    found = {}
-    for file in sorted(folder.glob("*.schedule.json")):
-        document = json.loads(file.read_text(encoding="utf-8"))
-        model, system, _ = file.name.removesuffix(".schedule.json").split("@")
-        found[model, int(document["batch"]), system] = document
-    return found
 
 
 def read_timelines(file: Path) -> list[Timeline]:

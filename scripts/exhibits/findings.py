@@ -4,17 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Any
 
+import conf
+from results.cell import Choice
 from results.finding import IN_WORDS, Finding
 from results.published.names import NO_MODEL
 from results.published.value import Value
-from scripts.charts.measured import Measured, Row
+from results.selection import Row, Selection
 from scripts.charts.style import short
 
-from .evidence import Evidence, labels
-from .preset import Preset, Renamed, systems_here
-from .quantities import COMPARED, COSTS, PERCENT, PLAIN, RATIOS, SOURCED, Missing, Quantity, makespan, part_of, why_not
+from .evidence import Evidence, choices
+from .preset import Preset, Renamed
+from .quantities import COMPARED, COSTS, PERCENT, PLAIN, RATIOS, SOURCED, Missing, Quantity, makespan, why_not
 
 WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
 EXTREMES = {"speedup_min": "smallest", "speedup_max": "largest"}
@@ -29,15 +30,20 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Number:
-    """A value with the ends of its 95 % interval, which are the value where it has none. of: which of several it is.
-    in_turn: as of a Speedup.
+    """A measured number.
+
+    Args:
+        value: the number.
+        low, high: the ends of its 95 % interval; the value itself where it has none.
+        of: which of several it is.
+        is_in_turn: as of a Speedup.
     """
 
     value: float
     low: float
     high: float
     of: str = ""
-    in_turn: bool = True
+    is_in_turn: bool = True
 
     @classmethod
     def exact(cls, value: float) -> "Number":
@@ -46,32 +52,35 @@ class Number:
 
 def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
     """Every figure of the exhibit beside ours."""
-    made = (_Figure(preset, evidence, value, rule).finding() for value, rule in preset.figures)
-    found = [finding for finding in made if finding is not None]
-    times = Counter(finding.what for finding in found)
-    # What a paper gives a figure for and says in words is judged twice.
-    twice = [finding.rule in IN_WORDS and times[finding.what] > 1 for finding in found]
-    return [replace(f, what=f"{f.what}, in words") if again else f for f, again in zip(found, twice, strict=True)]
+    each = (_Figure(preset, evidence, value, rule).finding() for value, rule in preset.figures)
+    judged = [finding for finding in each if finding is not None]
+    times = Counter(finding.what for finding in judged)
+    # A claim that a paper makes in a figure and in words is judged twice.
+    twice = [finding.rule in IN_WORDS and times[finding.what] > 1 for finding in judged]
+    return [replace(f, what=f"{f.what}, in words") if again else f for f, again in zip(judged, twice, strict=True)]
 
 
 def published_speedups(preset: Preset) -> list[Value]:
-    """The speedups that the exhibit has figures for, and those over the preset's baseline that its latencies make, by the
-    preset's labels; without what is absent here and what the paper says in words alone.
+    """The speedups of an exhibit, and those over the preset's baseline that its latencies make, by the preset's names.
+
+    Systems that are absent here and claims in words alone are left out.
     """
-    found: list[Value] = []
+    speedups: list[Value] = []
     for value, rule in preset.figures:
         if rule in IN_WORDS or preset.absent.keys() & {value.system, value.baseline, value.device}:
             continue
-        system, ratios = preset.system_of(value), list[tuple[str, float]]()
+        system, ratios = preset.system_of(value), list[tuple[Choice | None, float]]()
         if value.metric in RATIOS and RATIOS[value.metric] is None and value.metric not in EXTREMES:
             ratios = [(preset.baseline_of(value), _as_ratio(value.metric, value.value))]
         elif value.metric in COMPARED and COMPARED[value.metric] is None and system != preset.baseline:
             sides = [other for other in preset.beside(value) if preset.system_of(other) == preset.baseline]
             ratios = [(preset.baseline, _ratio(value, other)) for other in sides]
         for baseline, ratio in ratios:
-            named: dict[str, Any] = {"model_here": preset.model_of(value), "system_here": system, "baseline_here": baseline}
-            found.append(Renamed(**(vars(value) | {"metric": "speedup", "value": ratio, "unit": "x"} | named)))
-    return found
+            columns = vars(value) | {"metric": "speedup", "value": ratio, "unit": "x"}
+            speedups.append(
+                Renamed(**columns, model_here=preset.model_of(value), system_here=system, baseline_here=baseline)
+            )
+    return speedups
 
 
 class _Figure:
@@ -87,14 +96,16 @@ class _Figure:
         metric = self.value.metric
         if metric in RATIOS:
             published = _as_ratio(metric, self.value.value)
-            what, rule, unit = f"{short(self.system)} over {short(self.baseline)}", self.rule or "ratio", "x"
+            what, rule, unit = f"{_name(self.system)} over {_name(self.baseline)}", self.rule or "ratio", "x"
             compute: Callable[[], Number] = self._direct
             what += {"sm_efficiency_gain": ", SM efficiency", "active_warps": ", active warps"}.get(metric, "")
             if self.model and metric in EXTREMES:
                 what += f", {EXTREMES[metric]}"
         elif metric in PLAIN:
             published, unit, rule = self.value.value, self.value.unit, self.rule or PLAIN[metric][1]
-            what, compute = ", ".join(filter(None, [self.system, WORDS.get(metric, metric.replace("_", " "))])), self._plain
+            system = self.system.label if self.system is not None else ""
+            what = ", ".join(filter(None, [system, WORDS.get(metric, metric.replace("_", " "))]))
+            compute = self._plain
         elif metric in COMPARED and self.preset.ratio:
             ((side, other),) = self.preset.ratio.items()
             if self.value.system == other:
@@ -105,7 +116,7 @@ class _Figure:
             better, worse = (partner, self.value) if side == "of" else (self.value, partner)
             published = _ratio(better, worse)
             fast, slow = self.preset.system_of(better), self.preset.system_of(worse)
-            what, rule, unit = f"{short(fast)} over {short(slow)}", self.rule or "ratio", "x"
+            what, rule, unit = f"{_name(fast)} over {_name(slow)}", self.rule or "ratio", "x"
             what += "" if metric == "latency" else f", {metric.replace('_', ' ')}"
             compute = lambda: self._over(COMPARED[metric], fast, slow)  # noqa: E731
         else:
@@ -113,13 +124,13 @@ class _Figure:
         what = ": ".join(filter(None, [self._where(), what]))
         try:
             self._refuse_what_is_absent()
-            ours = compute()
+            number = compute()
         except Missing as error:
             return Finding(what, rule, unit, published, reason=str(error))
-        alone = "one measurement, without an interval" if rule in IN_WORDS and ours.low == ours.high else ""
-        apart = "" if ours.in_turn else "not in turn"
-        told = "; ".join(filter(None, [ours.of, self._doubt(), apart, alone]))
-        return Finding(what, rule, unit, published, ours.value, ours.low, ours.high, told)
+        single = "one measurement, without an interval" if rule in IN_WORDS and number.low == number.high else ""
+        not_in_turn = "" if number.is_in_turn else "not in turn"
+        doubts = "; ".join(filter(None, [number.of, self._doubt(), not_in_turn, single]))
+        return Finding(what, rule, unit, published, number.value, number.low, number.high, doubts)
 
     def _doubt(self) -> str:
         """What a reader has to know of a figure that was not counted as the paper's was."""
@@ -129,7 +140,7 @@ class _Figure:
             return "the shortest call"
         if quantity is None or quantity not in SOURCED:
             return ""
-        source = part_of(self.evidence, self._rows()[0], self.system, SOURCED[quantity])["source"]
+        source = SOURCED[quantity](self.evidence, self._rows()[0], self.system).source
         return "" if source == "counters" else str(source)
 
     def _alone(self, other: str) -> Finding:
@@ -139,7 +150,7 @@ class _Figure:
             self._refuse_what_is_absent()
         except Missing as error:
             reason = str(error)
-        what = f"{self._where()}, {self.value.device}: {short(self.system)}"
+        what = f"{self._where()}, {self.value.device}: {_name(self.system)}"
         return Finding(what, "ratio", self.value.unit, self.value.value, reason=reason)
 
     def _where(self) -> str:
@@ -164,11 +175,12 @@ class _Figure:
         for name in (self.value.system, self.value.baseline, self.value.device):
             if name in self.preset.absent:
                 raise Missing(self.preset.absent[name])
-        for name in filter(None, (self.system, self.baseline)):
-            if (plain := name.partition(" (")[0]) not in systems_here():
-                raise Missing(f"{plain} is no system here")
-        asked = {model for sweep in (self.preset.sweep, *self.preset.also) for model in labels("model", sweep)}
-        if self.model is not None and asked and self.model not in asked:
+        for system in filter(None, (self.system, self.baseline)):
+            if system.choice not in conf.choices("system"):
+                raise Missing(f"{system.choice} is no system here")
+        sweeps = (self.preset.sweep, *self.preset.also)
+        requested = {model.label for sweep in sweeps for model in choices("model", sweep)}
+        if self.model is not None and requested and self.model not in requested:
             raise Missing(f"{self.model} was not asked for")
 
     # Which rows of ours a value is about, and what becomes of several.
@@ -193,7 +205,7 @@ class _Figure:
         same = (self.preset.model_of(v) for v, _ in self.preset.figures if v.exhibit == self.value.exhibit)
         return {model for model in same if model}
 
-    def _measured(self) -> Measured:
+    def _measured(self) -> Selection:
         if self.evidence.measured is None:
             raise Missing("not measured")
         return self.evidence.measured
@@ -202,27 +214,27 @@ class _Figure:
         """Of the rows of a value: the one, or as the value says their extreme or geometric mean. A mean is over all of the
         paper's networks or it is none; an extreme is over those that are there.
         """
-        found, reasons, rows = [], [], self._rows()
+        numbers, reasons, rows = [], [], self._rows()
         for row in rows:
             try:
-                found.append(replace(of(row), of=self._told_apart(row, rows)))
+                numbers.append(replace(of(row), of=self._told_apart(row, rows)))
             except Missing as error:
                 reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
-        if not found:
+        if not numbers:
             raise Missing(reasons[0])
         if self.value.model == "geomean":
             if lacking := self._networks() - {row[0] for row in rows}:
                 raise Missing(f"it is over {len(self._networks())} networks, and {min(lacking)} was not measured")
             if reasons:
                 raise Missing(reasons[0])
-            ends = zip(*((n.value, n.low, n.high) for n in found), strict=True)
-            value, low, high = (exp(sum(map(log, end)) / len(found)) for end in ends)
-            return Number(value, low, high, in_turn=all(number.in_turn for number in found))
+            ends = zip(*((n.value, n.low, n.high) for n in numbers), strict=True)
+            value, low, high = (exp(sum(map(log, end)) / len(numbers)) for end in ends)
+            return Number(value, low, high, is_in_turn=all(number.is_in_turn for number in numbers))
         smallest = EXTREMES.get(self.value.metric) == "smallest"
         if self.rule in IN_WORDS:  # holds for all, so for the worst of them
-            worst = min(found, key=lambda number: number.low if self.rule == "direction" else number.value)
-            return replace(worst, of=f"the least of {len(found)}, {worst.of}") if worst.of else worst
-        return (min if smallest else max)(found, key=lambda number: number.value)
+            worst = min(numbers, key=lambda number: number.low if self.rule == "direction" else number.value)
+            return replace(worst, of=f"the least of {len(numbers)}, {worst.of}") if worst.of else worst
+        return (min if smallest else max)(numbers, key=lambda number: number.value)
 
     @staticmethod
     def _told_apart(row: Row, rows: Sequence[Row]) -> str:
@@ -235,20 +247,22 @@ class _Figure:
     def _direct(self) -> Number:
         return self._over(RATIOS[self.value.metric], self.system, self.baseline)
 
-    def _over(self, quantity: "Quantity | None", better: str, worse: str) -> Number:
+    def _over(self, quantity: Quantity | None, better: Choice | None, worse: Choice | None) -> Number:
         """quantity: None for speed, whose ratio is of systems measured in turn."""
+        if better is None or worse is None:
+            raise Missing("of no single system")
         if quantity is None:
             return self._over_rows(lambda row: _speedup(self._measured(), row, better, worse))
         if quantity in SOURCED and self.model is not None:
             row = self.model, int(self.value.batch)
-            sources = [part_of(self.evidence, row, s, SOURCED[quantity]).get("source") for s in (better, worse)]
+            sources = [SOURCED[quantity](self.evidence, row, system).source for system in (better, worse)]
             if sources[0] != sources[1]:
                 raise Missing(f"{better} is {sources[0]} and {worse} {sources[1]}, which are not comparable")
-        of = self._values(quantity, better), self._values(quantity, worse)
-        ratio = of[1] / of[0] if quantity in COSTS else of[0] / of[1]
+        first, second = self._values(quantity, better), self._values(quantity, worse)
+        ratio = second / first if quantity in COSTS else first / second
         return Number.exact(ratio)
 
-    def _values(self, quantity: "Quantity", system: str) -> float:
+    def _values(self, quantity: Quantity, system: Choice) -> float:
         if self.model is None:
             raise Missing("of no single model")
         return quantity(self.evidence, (self.model, int(self.value.batch)), system)
@@ -271,12 +285,16 @@ def _as_ratio(metric: str, value: float) -> float:
     return 1 + value / PERCENT if metric == "sm_efficiency_gain" else value
 
 
-def _speedup(measured: Measured, row: Row, system: str, baseline: str) -> Number:
-    found = measured.over(row, system, baseline)
-    if found is None:
+def _name(system: Choice | None) -> str:
+    return short(system) if system is not None else ""
+
+
+def _speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) -> Number:
+    ratio = measured.over(row, system, baseline)
+    if ratio is None:
         reasons = [why_not(measured, row, s) for s in (system, baseline)]
         raise Missing(next(filter(None, reasons), f"{system} and {baseline} were not measured in turn"))
-    return Number(found.ratio, found.low, found.high, in_turn=found.in_turn)
+    return Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn)
 
 
 assert set(NO_MODEL) >= {"geomean", "up to", "geometric range"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from results.finding import CANNOT, NOT_RUN, Finding
+from results.record import Record
 from results.store import Store
 from results.verdict import Verdict
 from scripts.charts import style
-from scripts.charts.measured import Record
 
 from . import judgement
 from .evidence import Evidence
@@ -24,28 +24,31 @@ from .running import Run
 def gallery(
     results: Path, schedules: Path, folder: Path, root: Path, others: Mapping[str, Sequence[Path]]
 ) -> tuple[str, dict[Path, str]]:
-    """Markdown, and the pictures it shows by the file in `folder` that each belongs in. Paths in it are relative to `root`.
+    """Every exhibit with a measured figure: its first chart, one for each batch where it has several.
 
-    results: the folder of the records; `others` has the exhibits that other folders' tell of before it, best first, beside
-    whose verdict stands that of every other one. schedules: the folder of schedules and timelines, as in `OUTPUT`, where
-    scripts/reproduce.py writes them.
+    Args:
+        results: the folder of the records.
+        schedules: the folder of schedules and timelines, as scripts/reproduce.py writes them to `OUTPUT`.
+        folder: where the pictures belong.
+        root: what paths in the Markdown are relative to.
+        others: further folders of records by exhibit, best first; they come before `results`.
 
-    An exhibit is shown by its first chart, one for each batch where there are several of more than one model, and not at all
-    where no figure of the paper's was measured for it.
+    Returns:
+        Markdown, and the pictures that it shows, SVG by file.
     """
     parts, files, missing = [], {}, []
     records = {place: list(Store(place).read().records.values()) for place in {results, *chain(*others.values())}}
     for name in names():
         preset = Preset.read(name)
         judged = {place: _judged(preset, records[place], place, schedules) for place in (*others.get(name, ()), results)}
-        told_of = [place for place, (_, _, told) in judged.items() if told.verdict not in (CANNOT, NOT_RUN)]
-        if not told_of:
+        places = [place for place, (_, _, of) in judged.items() if of.verdict not in (CANNOT, NOT_RUN)]
+        if not places:
             missing.append(name)
             continue
-        evidence, found, verdict = judged[told_of[0]]
-        further = [place for place in told_of[1:] if judged[place][0].measured]  # schedules alone are every folder's
+        evidence, figures, verdict = judged[places[0]]
+        further = [place for place in places[1:] if judged[place][0].measured]  # schedules alone are every folder's
         elsewhere = "".join(f"\n- By the records of `{place.name}`: {judged[place][2].reason}." for place in further)
-        charts, _ = pictures(preset, evidence, found)
+        charts, _ = pictures(preset, evidence, figures)
         kind = next(iter(charts)).partition("-")[0]
         shown = []
         for key, chart in charts.items():
@@ -55,26 +58,26 @@ def gallery(
                 shown.append(f"![{chart.title}]({file.relative_to(root).as_posix()})")
             plt.close(chart.figure)
         parts += [
-            f"### {preset.title} ({judgement.extent(verdict, found)})",
+            f"### {preset.title} ({judgement.extent(verdict, figures)})",
             *shown,
             f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
             f"```sh\n{verdict.command}\n```",
         ]
         if behind := judgement.explanation(evidence.measured):
-            told = "\n".join(f"- {line}" for line in behind)
-            parts.append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{told}\n\n</details>")
+            lines = "\n".join(f"- {line}" for line in behind)
+            parts.append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{lines}\n\n</details>")
     if missing:
-        told = ", ".join(f"`{name}`" for name in missing)
-        parts.append(f"Presets without records of this machine yet, which the same command runs: {told}.")
+        names_missing = ", ".join(f"`{name}`" for name in missing)
+        parts.append(f"Presets without records of this machine yet, which the same command runs: {names_missing}.")
     return "\n\n".join(parts), files
 
 
 def _judged(
     preset: Preset, records: Sequence[Record], place: Path, schedules: Path
 ) -> tuple[Evidence, list[Finding], Verdict]:
-    evidence = Run(preset, {}, place, Path(OUTPUT), small=False, kept=schedules).evidence(records)
-    found = findings(preset, evidence)
-    return evidence, found, judgement.judge(preset, evidence, found, small=False)
+    evidence = Run(preset, {}, place, Path(OUTPUT), small=False, files=schedules).evidence(records)
+    figures = findings(preset, evidence)
+    return evidence, figures, judgement.judge(preset, evidence, figures, small=False)
 
 
 def _place(preset: Preset) -> str:

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from statistics import median
 
-from results.comparison import disturbed
+from results.cell import Choice, named
+from results.comparison import is_disturbed
 from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, NOT_RUN, RULES, VERDICTS, Finding, overall
-from results.record import samples
+from results.record import Record
+from results.selection import Row, Selection
 from results.verdict import Verdict
-from scripts.charts.limits import limits_of
-from scripts.charts.measured import Measured, Row
+from scripts.charts.limits import ModelLimits, limits_of
 from scripts.charts.style import short
 
 from .evidence import Evidence
 from .preset import Preset
 
+EAGER = named("system", "eager")
 MOST = 4  # figures that a reason names
 SEVERAL = {HOLDS: "hold", IN_PART: "hold in part", DOES_NOT_HOLD: "do not hold", CANNOT: "were not measured"}
 ONE = {HOLDS: HOLDS, IN_PART: IN_PART, DOES_NOT_HOLD: DOES_NOT_HOLD, CANNOT: "was not measured"}
@@ -81,53 +83,56 @@ def interval(finding: Finding) -> str:
     return f"{text} [{finding.low:.2f}, {finding.high:.2f}]"
 
 
-def explanation(measured: Measured | None) -> list[str]:
+def explanation(measured: Selection | None) -> list[str]:
     """What lies behind the ratios, a line for each model and batch: the kernels' times and the latency of each system."""
     if measured is None:
         return []
     return [line for row in measured.rows if (line := _behind(measured, row))]
 
 
-def _behind(measured: Measured, row: Row) -> str:
-    told = []
+def _behind(measured: Selection, row: Row) -> str:
+    sentences = []
     limits = limits_of(measured, row)
     if limits is not None and measured.setting.device == "cuda":
-        told.append(f"kernels take {limits[1]:.2f} ms, {limits[0]:.2f} ms on the critical path")
-    latencies = []
-    for system in measured.systems:
-        record = measured.record(row, system, "latency")
-        if record is None or record["status"] != "ok":
-            continue
-        text = f"{short(system)} {record['latency']['statistics']['host']['median']:.2f} ms"
-        kernels = record.get("kernels") or {}
-        if kernels.get("covered_ms") is not None:
-            text += f" (kernels run for {kernels['covered_ms']:.2f} ms of it, {kernels['sum_ms']:.2f} ms added up)"
-        efficiency = record.get("sm_efficiency") or {}
-        if efficiency.get("value") is not None:
-            text += f" (SMs {100 * efficiency['value']:.0f} % {efficiency['source']})"
-        occupancy = ((record.get("schedule") or {}).get("search") or {}).get("occupancy")
-        if occupancy is not None:
-            text += f" (occupancy {100 * occupancy:.0f} %)"
-        latencies.append(text)
-    if latencies:
-        told.append("a call: " + ", ".join(latencies))
-    told += _most(measured, row, limits[0] if limits is not None else None)
-    return f"{row[0]}, batch {row[1]}: {'; '.join(told)}" if told else ""
+        critical_path = f"{limits.critical_path_ms:.2f} ms on the critical path"
+        sentences.append(f"kernels take {limits.busy_ms:.2f} ms, {critical_path}")
+    calls = [_call(system, record) for system in measured.systems if (record := _with_latency(measured, row, system))]
+    if calls:
+        sentences.append("a call: " + ", ".join(calls))
+    sentences += _most(measured, row, limits)
+    return f"{row[0]}, batch {row[1]}: {'; '.join(sentences)}" if sentences else ""
 
 
-def _most(measured: Measured, row: Row, critical_path_ms: float | None) -> list[str]:
+def _with_latency(measured: Selection, row: Row, system: Choice) -> Record | None:
+    return measured.part(row, system, lambda record: record if record.latency is not None else None)
+
+
+def _call(system: Choice, record: Record) -> str:
+    """The median of a call, and what is known of its kernels."""
+    text = f"{short(system)} {record.host_ms:.2f} ms"
+    if (kernels := record.kernels) is not None and kernels.covered_ms is not None:
+        text += f" (kernels run for {kernels.covered_ms:.2f} ms of it, {kernels.sum_ms:.2f} ms added up)"
+    if (efficiency := record.sm_efficiency) is not None and efficiency.value is not None:
+        text += f" (SMs {100 * efficiency.value:.0f} % {efficiency.source})"
+    if record.schedule is not None and (occupancy := record.schedule.search.occupancy) is not None:
+        text += f" (occupancy {100 * occupancy:.0f} %)"
+    return text
+
+
+def _most(measured: Selection, row: Row, limits: ModelLimits | None) -> list[str]:
     """How many times as fast as eager the same kernels could be: all those at once that may be, or one after the other.
 
     By eager's time in the rounds, where the ratios come from those.
     """
-    record = measured.record(row, "eager", "latency")
-    if record is None or record["status"] != "ok" or measured.setting.device != "cuda":
+    record = _with_latency(measured, row, EAGER)
+    if record is None or record.latency is None or measured.setting.device != "cuda":
         return []
-    in_turn = [] if disturbed(record) else [call for turn in samples(record) for call in turn]
-    call = median(in_turn or record["latency"]["host_ms"])
-    if critical_path_ms:
-        return [f"the kernels of the critical path alone would be {call / critical_path_ms:.2f} times as fast as eager"]
-    if back_to_back := (record.get("kernels") or {}).get("covered_ms"):
+    comparison = None if is_disturbed(record) else record.comparison
+    call = comparison.median_ms if comparison is not None and comparison.rounds else median(record.latency.host_ms)
+    if limits is not None:
+        path = call / limits.critical_path_ms
+        return [f"the kernels of the critical path alone would be {path:.2f} times as fast as eager"]
+    if record.kernels is not None and (back_to_back := record.kernels.covered_ms):
         return [f"eager's kernels back to back would be {call / back_to_back:.2f} times as fast"]
     return []
 
@@ -135,25 +140,25 @@ def _most(measured: Measured, row: Row, critical_path_ms: float | None) -> list[
 def _reason(findings: Sequence[Finding]) -> str:
     """How many figures stand how, the worst first, and why some are missing."""
     counts = [f"{n} {(ONE if n == 1 else SEVERAL)[v]}" for v in VERDICTS if (n := sum(f.verdict == v for f in findings))]
-    told = [f"Of {len(findings)} figures {', '.join(counts)}"] if len(findings) > 1 else []
+    sentences = [f"Of {len(findings)} figures {', '.join(counts)}"] if len(findings) > 1 else []
     for verdict in (DOES_NOT_HOLD, IN_PART):
         worst = [f for f in findings if f.verdict == verdict]
-        named = [_told(f) for f in worst[:MOST]]
+        named = [_sentence(f) for f in worst[:MOST]]
         if named:
             more = f" and {len(worst) - MOST} more" if len(worst) > MOST else ""
-            told.append(f"{verdict.capitalize()}: {'; '.join(named)}{more}")
+            sentences.append(f"{verdict.capitalize()}: {'; '.join(named)}{more}")
     missing: dict[str, list[str]] = {}
     for finding in findings:
         if finding.verdict == CANNOT:
             missing.setdefault(finding.reason, []).append(finding.what)
     for reason, what in list(missing.items())[:MOST]:
-        told.append(f"Not measured: {what[0]}{f' and {len(what) - 1} more' if len(what) > 1 else ''} ({reason})")
+        sentences.append(f"Not measured: {what[0]}{f' and {len(what) - 1} more' if len(what) > 1 else ''} ({reason})")
     if len(missing) > MOST:
-        told.append(f"And {sum(map(len, list(missing.values())[MOST:]))} more were not measured")
-    return ". ".join(told) or _told(findings[0])
+        sentences.append(f"And {sum(map(len, list(missing.values())[MOST:]))} more were not measured")
+    return ". ".join(sentences) or _sentence(findings[0])
 
 
-def _told(finding: Finding) -> str:
+def _sentence(finding: Finding) -> str:
     """Ours with its interval, what has to be known of it, and the paper's."""
     known = f" ({finding.reason})" if finding.reason else ""
     paper = "" if finding.rule in IN_WORDS else f", published {number(finding.published, finding.unit)}"
@@ -167,8 +172,8 @@ def _figures(findings: Sequence[Finding], which: str) -> str:
         return "in words alone"
     if len(shown) <= MOST:
         return "; ".join(f"{f.what} {number(getattr(f, which), f.unit)}" for f in shown)
-    told = []
+    ranges = []
     for unit in dict.fromkeys(f.unit for f in shown):
         values = sorted(getattr(f, which) for f in shown if f.unit == unit)
-        told.append(f"{number(values[0], unit)} to {number(values[-1], unit)} ({len(values)} figures)")
-    return "; ".join(told)
+        ranges.append(f"{number(values[0], unit)} to {number(values[-1], unit)} ({len(values)} figures)")
+    return "; ".join(ranges)

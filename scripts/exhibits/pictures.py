@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from results.finding import Finding
+from results.selection import NoResults, Place
 from scripts.charts import active_warps, blocks, claims, search, shares
 from scripts.charts.chart import Chart
-from scripts.charts.measured import NoResults
 from scripts.plot import CHARTS, draw_all
 from scripts.timeline import draw as draw_timelines
 
-from .evidence import Cell, Evidence
+from .evidence import Evidence, place_in
 from .findings import published_speedups
 from .judgement import stands
 from .preset import Preset
@@ -23,7 +23,7 @@ OWN: dict[str, Callable[..., Chart]] = {
 }
 
 
-def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tuple[dict[str, Chart], dict[str, str]]:
+def pictures(preset: Preset, evidence: Evidence, judged: Sequence[Finding]) -> tuple[dict[str, Chart], dict[str, str]]:
     """The charts by file name, the preset's own first, and why some of them are not there."""
     charts: dict[str, Chart] = {}
     refused: dict[str, str] = {}
@@ -43,14 +43,14 @@ def pictures(preset: Preset, evidence: Evidence, found: Sequence[Finding]) -> tu
         charts["timeline"] = Chart("timeline", preset.title, caption, draw_timelines(evidence.timelines))
     try:
         charts["claims"] = claims.draw(
-            found, preset.name.partition("/")[0], f"{preset.title}; {evidence.place}", stands(preset, evidence)
+            judged, preset.name.partition("/")[0], f"{preset.title}; {evidence.place}", stands(preset, evidence)
         )
     except NoResults as error:
         refused["claims"] = str(error)
     return charts, refused
 
 
-def _searched(evidence: Evidence) -> dict[Cell, float]:
+def _searched(evidence: Evidence) -> dict[Place, float]:
     """Seconds of each search that left a schedule file."""
-    found = {cell: document["search"].get("seconds") for cell, document in evidence.schedules.items()}
-    return {cell: seconds for cell, seconds in found.items() if seconds is not None}
+    files = evidence.schedules.items()
+    return {place_in(cell): file.search.seconds for cell, file in files if file.search.seconds is not None}

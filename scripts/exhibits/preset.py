@@ -2,46 +2,56 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import yaml
 
+import conf
+from conf import Value as Option
+from conf import nearest
+from results.cell import Choice, named, plain
+from results.document import part_from_json
 from results.finding import RULES
 from results.published.value import Value
-from results.published.values import COLUMNS, reproduced
-from results.record import CONF
+from results.published.values import COLUMNS, Criterion, reproduced
 
-EXPERIMENTS = CONF / "experiment"
+EXPERIMENTS = conf.FOLDER / "experiment"
 OUTPUT = "results/exhibits"  # what a preset calls the folder of its exhibits' files
+EAGER = named("system", "eager")
 NEEDS = ("gpu", "nothing")
-Parameters = dict[str, str]
+Parameters: TypeAlias = dict[str, str]
+Entry: TypeAlias = str | Mapping[str, Option]  # a choice by its name, or {choice: NAME, OPTION: VALUE}
 
 
 class NoPreset(ValueError):
-    """There is no such exhibit, or its preset is not as it should be; the message is one line."""
+    """There is no such exhibit, or its preset is of another form; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Renamed(Value):
-    """A published value, with the labels that a preset has for its model (None for no single one) and its systems."""
+    """A published value with a preset's names.
+
+    Args:
+        model_here: the label of its model; None for no single one.
+        system_here, baseline_here: the keys of its systems.
+    """
 
     model_here: str | None
-    system_here: str
-    baseline_here: str
+    system_here: Choice | None
+    baseline_here: Choice | None
 
     @property
     def zoo_model(self) -> str | None:
         return self.model_here
 
     @property
-    def our_system(self) -> str:
+    def our_system(self) -> Choice | None:
         return self.system_here
 
     @property
-    def our_baseline(self) -> str:
+    def our_baseline(self) -> Choice | None:
         return self.baseline_here
 
 
@@ -55,15 +65,27 @@ class Claim:
 
 @dataclass(frozen=True)
 class Preset:
-    """name: "nimble/figure7". title: for people. claim: what the paper, or else `source`, says, in a line. needs: of NEEDS.
+    """An exhibit as its file describes it.
 
-    sweep: what is run, as run.py takes it: the `params` of Hydra's sweeper. also: further sweeps, each a change of `sweep`.
-    schedules, timeline: runs of these runners beside it. cold: each schedule is searched with nothing known of any before.
-    rows: the published values. claims: those that stand in the text alone. ratio: {"over": SYSTEM} where a published value
-    of a system, or {"of": SYSTEM} where one of all others, is compared as a ratio to that system's. systems, models: our
-    labels for the paper's names. absent: why a system or device of the paper's is not here. charts: of scripts/plot.py, and
-    idle, critical_path, blocks, active_warps. baseline: what the chart of speedups is over. remark: in what ours is another
-    thing than the paper's. small: what +size=small changes of `sweep`, and of the others where they have the key.
+    Args:
+        name: "nimble/figure7".
+        title: for people.
+        claim: what the paper, or else `source`, says, in a line.
+        sweep: what is run, as run.py takes it: the `params` of Hydra's sweeper.
+        source: who says it.
+        needs: one of NEEDS.
+        also: further sweeps, each a change of `sweep`.
+        schedules, timeline: runs of these runners beside it.
+        cold: whether each schedule is searched with nothing known of any before.
+        rows: the published values.
+        claims: those that stand in the text alone.
+        ratio: {"over": SYSTEM} compares each value to that system's; {"of": SYSTEM} that system's to each.
+        systems, models: our choices for the paper's names.
+        absent: why a system or device of the paper's is not here.
+        charts: of scripts/plot.py, and idle, critical_path, blocks, active_warps.
+        baseline: what the chart of speedups is over.
+        remark: in what ours differs from the paper's.
+        small: what +size=small changes of `sweep`, and of the others where they have the key.
     """
 
     name: str
@@ -79,11 +101,11 @@ class Preset:
     rows: list[Value] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     ratio: dict[str, str] = field(default_factory=dict)
-    systems: dict[str, str] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)
+    systems: dict[str, Choice] = field(default_factory=dict)
+    models: dict[str, Choice] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     charts: list[str] = field(default_factory=list)
-    baseline: str = "eager"
+    baseline: Choice = EAGER
     remark: str = ""
     small: Parameters = field(default_factory=dict)
 
@@ -92,10 +114,7 @@ class Preset:
         """Raises NoPreset, and NoSuchValue where it names rows that are not published."""
         file = EXPERIMENTS / f"{name}.yaml"
         if name not in names():
-            close = get_close_matches(name, names(), n=1, cutoff=0.5)
-            raise NoPreset(
-                f"no exhibit is named {name!r}: " + (f"did you mean {close[0]}?" if close else ", ".join(names()))
-            )
+            raise NoPreset(f"no exhibit is named {name!r}: {nearest(name, names())}")
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
         about = dict(document["exhibit"])
         known = {f.name for f in fields(cls)} - {"name", "sweep"}
@@ -103,26 +122,33 @@ class Preset:
             raise NoPreset(f"{file}: an exhibit has no {min(strange)}; it has {', '.join(sorted(known))}")
         if about.get("needs", "gpu") not in NEEDS:
             raise NoPreset(f"{file}: needs is {about['needs']}, not one of {', '.join(NEEDS)}")
-        about["rows"] = reproduced(about.get("rows", []))
+        rows: list[Mapping[str, Criterion]] = about.get("rows", [])
+        about["rows"] = reproduced(rows)
         about["claims"] = [_claim(name, claim) for claim in about.get("claims", [])]
         for key in ("schedules", "timeline", "small"):
             about[key] = _texts(about.get(key, {}))
         about["also"] = [_texts(change) for change in about.get("also", [])]
+        for key, group in (("systems", "system"), ("models", "model")):
+            about[key] = {theirs: _choice(group, entry) for theirs, entry in about.get(key, {}).items()}
+        about["baseline"] = _choice("system", about.get("baseline", EAGER.choice))
         return cls(name=name, sweep=_texts(document["hydra"]["sweeper"]["params"]), **about)
 
     @property
     def figures(self) -> list[tuple[Value, str | None]]:
-        """What is to be reproduced, and the rule it stands by where that does not follow from its metric."""
+        """Each value to reproduce, and the rule that it stands by; None where that follows from its metric."""
         return [*((value, None) for value in self.rows), *((claim.value, claim.rule) for claim in self.claims)]
 
     def model_of(self, value: Value) -> str | None:
         """Our label for its network; None where it is of no single one."""
-        return None if value.zoo_model is None else self.models.get(value.model, value.zoo_model)
+        if value.zoo_model is None:
+            return None
+        return self.models[value.model].label if value.model in self.models else value.zoo_model
 
-    def system_of(self, value: Value) -> str:
+    def system_of(self, value: Value) -> Choice | None:
+        """The key of its system here; None where it is of none."""
         return self.systems.get(value.system, value.our_system)
 
-    def baseline_of(self, value: Value) -> str:
+    def baseline_of(self, value: Value) -> Choice | None:
         return self.systems.get(value.baseline, value.our_baseline)
 
     def beside(self, value: Value) -> list[Value]:
@@ -143,24 +169,26 @@ def _names(folder: Path) -> tuple[str, ...]:
     return tuple(file.relative_to(folder).with_suffix("").as_posix() for file in presets)
 
 
-def systems_here() -> list[str]:
-    """The choices of system=."""
-    return sorted(file.stem for file in (CONF / "system").glob("*.yaml"))
+def _choice(group: str, entry: Entry) -> Choice:
+    """The key of a model or system that a preset names."""
+    if isinstance(entry, str):
+        return named(group, entry)
+    return named(group, str(entry["choice"]), **{key: value for key, value in entry.items() if key != "choice"})
 
 
-def _texts(parameters: Mapping[str, Any]) -> Parameters:
+def _texts(parameters: Mapping[str, Option]) -> Parameters:
     """As they are written on a command line."""
-    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in parameters.items()}
+    return {key: plain(value) for key, value in parameters.items()}
 
 
-def _claim(name: str, columns: Mapping[str, Any]) -> Claim:
+def _claim(name: str, columns: Mapping[str, Option]) -> Claim:
     paper, _, exhibit = name.partition("/")
-    plain = {"paper": paper, "exhibit": exhibit, "task": "inference", "batch": "1", "unit": "x"}
-    given = {key: str(value) for key, value in columns.items() if key not in ("rule", "value")}
-    rule = columns.get("rule", "ratio")
-    if strange := set(given) - set(COLUMNS):
+    usual = {"paper": paper, "exhibit": exhibit, "task": "inference", "batch": "1", "unit": "x"}
+    texts = {key: str(value) for key, value in columns.items() if key not in ("rule", "value")}
+    rule = str(columns.get("rule", "ratio"))
+    if strange := set(texts) - set(COLUMNS):
         raise NoPreset(f"{name}: a claim has no {min(strange)}")
     if rule not in RULES:
         raise NoPreset(f"{name}: a claim's rule is {rule}, not one of {', '.join(RULES)}")
-    value: dict[str, Any] = {**dict.fromkeys(COLUMNS, ""), **plain, **given, "value": float(columns.get("value", 1))}
-    return Claim(Value(**value), rule)
+    value = {**dict.fromkeys(COLUMNS, ""), **usual, **texts, "value": float(columns.get("value") or 1)}
+    return Claim(part_from_json(value, Value), rule)

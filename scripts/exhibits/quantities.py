@@ -1,136 +1,187 @@
 """What each metric of a published value is here: a number of one cell, or why there is none."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
 
-from scripts.charts.measured import Measured, Row
+from results.cell import Choice, named
+from results.record import ActiveWarps, Limits, Record, SmEfficiency
+from results.schedule import BlockSearch, Search
+from results.selection import Row, Selection
 
 from .evidence import Evidence
 
 PERCENT = 100.0
-LIMITS = {"busy_ms": "busy time", "critical_path_ms": "critical path", "width": "width", "macs": "MACs"}
+IOS = named("system", "ios")  # whose blocks a value without a system is about
+Part = TypeVar("Part")
 
 
 class Missing(Exception):
     """A figure is not there; the message says why, in a line."""
 
 
-Quantity = Callable[[Evidence, Row, str], float]
+# A number of one cell; None as the system asks for the model's own, which any system's record holds.
+Quantity: TypeAlias = Callable[[Evidence, Row, Choice | None], float]
 
 
-def why_not(measured: Measured, row: Row, system: str) -> str:
+def why_not(measured: Selection, row: Row, system: Choice) -> str:
     """Why a system has no speed; "" where it has."""
     records = measured.records_of(row, system)
     if not records:
         return f"{system} was not measured"
     record = records[0]
-    return "" if record["status"] == "ok" else f"{system} is {record['status']}: {record['reason']}"
+    return "" if record.is_ok else f"{system} is {record.status}: {record.reason}"
 
 
-def part_of(evidence: Evidence, row: Row, system: str, part: str) -> dict[str, Any]:
-    """A measurement of a cell; of any system where `system` is "": the model's own."""
+def part_of(evidence: Evidence, row: Row, system: Choice | None, part: Callable[[Record], Part | None]) -> Part:
+    """A part of a cell's newest record that is ok and has it; of any system's where `system` is None."""
     if evidence.measured is None:
         raise Missing("not measured")
     if row not in evidence.measured.rows:
         raise Missing(f"{row[0]} was not measured at batch {row[1]}")
-    systems: Sequence[str] = [system] if system else evidence.measured.systems
+    systems = [system] if system is not None else evidence.measured.systems
     for one in systems:
         for record in evidence.measured.records_of(row, one):
-            if record["status"] == "ok" and record.get(part):
-                return dict(record[part])
+            if record.is_ok and (value := part(record)):
+                return value
     raise Missing(why_not(evidence.measured, row, systems[0]) or f"no record of {systems[0]} holds it")
 
 
-def sm_efficiency(evidence: Evidence, row: Row, system: str) -> float:
-    found = part_of(evidence, row, system, "sm_efficiency")
-    if found["value"] is None:
-        raise Missing(found["reason"] or "no SM efficiency")
-    return PERCENT * float(found["value"])
+def efficiency_of(evidence: Evidence, row: Row, system: Choice | None) -> SmEfficiency:
+    return part_of(evidence, row, system, lambda record: record.sm_efficiency)
 
 
-def active_warps(evidence: Evidence, row: Row, system: str) -> float:
-    found = part_of(evidence, row, system, "active_warps")
-    if found["value"] is None:
-        raise Missing(found["reason"])
-    return float(found["value"])
+def warps_of(evidence: Evidence, row: Row, system: Choice | None) -> ActiveWarps:
+    return part_of(evidence, row, system, lambda record: record.active_warps)
 
 
-def idle(evidence: Evidence, row: Row, system: str) -> float:
+def sm_efficiency(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    efficiency = efficiency_of(evidence, row, system)
+    if efficiency.value is None:
+        raise Missing(efficiency.reason or "no SM efficiency")
+    return PERCENT * efficiency.value
+
+
+def active_warps(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    warps = warps_of(evidence, row, system)
+    if warps.value is None:
+        raise Missing(warps.reason or "no active warps")
+    return warps.value
+
+
+def idle(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """The share of a call in which the GPU has nothing to do, %: all but the time that its kernels take."""
-    busy = limit(evidence, row, "busy_ms")
-    latency = part_of(evidence, row, system, "latency")["statistics"]["host"]["median"]
-    return PERCENT * max(0.0, 1 - busy / latency)
+    latency = part_of(evidence, row, system, lambda record: record.latency)
+    return PERCENT * max(0.0, 1 - busy_ms(evidence, row) / latency.host.median)
 
 
-def limit(evidence: Evidence, row: Row, key: str) -> float:
+def limit(evidence: Evidence, row: Row, what: str, read: Callable[[Limits], float | None]) -> float:
     """One of the limits of a model, which are the same for every system."""
-    found = part_of(evidence, row, "", "limits").get(key)
-    if found is None:
-        raise Missing(f"no record holds the model's {LIMITS[key]}")
-    return float(found)
+    value = read(part_of(evidence, row, None, lambda record: record.limits))
+    if value is None:
+        raise Missing(f"no record holds the model's {what}")
+    return float(value)
 
 
-def parallelism(evidence: Evidence, row: Row, _: str) -> float:
+def busy_ms(evidence: Evidence, row: Row) -> float:
+    return limit(evidence, row, "busy time", lambda limits: limits.busy_ms)
+
+
+def width(evidence: Evidence, row: Row, _: Choice | None) -> float:
+    return limit(evidence, row, "width", lambda limits: limits.width)
+
+
+def giga_macs(evidence: Evidence, row: Row, _: Choice | None) -> float:
+    return limit(evidence, row, "MACs", lambda limits: limits.macs) / 1e9
+
+
+def parallelism(evidence: Evidence, row: Row, _: Choice | None) -> float:
     """How many times shorter than the kernels' time the critical path is: what full parallelism would gain."""
-    return limit(evidence, row, "busy_ms") / limit(evidence, row, "critical_path_ms")
+    return busy_ms(evidence, row) / limit(evidence, row, "critical path", lambda limits: limits.critical_path_ms)
 
 
-def schedule_of(evidence: Evidence, row: Row, system: str) -> dict[str, Any]:
-    """The schedule file of a cell, or the summary in its record."""
-    if (found := evidence.schedules.get((*row, system))) is not None:
-        return found
+def search_of(evidence: Evidence, row: Row, system: Choice) -> Search:
+    """The search that found a cell's schedule: by its schedule file, or by the summary in its record."""
+    if (file := evidence.schedule(row, system)) is not None:
+        return file.search
     if evidence.schedules:
         raise Missing(f"no schedule of {system} for {row[0]} at batch {row[1]}")
-    return part_of(evidence, row, system, "schedule")
+    return part_of(evidence, row, system, lambda record: record.schedule).search
 
 
-def search_seconds(evidence: Evidence, row: Row, system: str) -> float:
-    return float(schedule_of(evidence, row, system)["search"]["seconds"])
+def search_seconds(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    return _known(search_of(evidence, row, _some(system)).seconds, "its search does not tell of its time")
 
 
-def assignment_ms(evidence: Evidence, row: Row, system: str) -> float:
+def assignment_ms(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """What assigning streams took, without what a scheduler does beside it."""
-    search = schedule_of(evidence, row, system)["search"]
-    return 1e3 * float(search.get("allocation_seconds", search["seconds"]))
+    search = search_of(evidence, row, _some(system))
+    if search.allocation_seconds is not None:
+        return 1e3 * search.allocation_seconds
+    return 1e3 * search_seconds(evidence, row, system)
 
 
-def streams(evidence: Evidence, row: Row, system: str) -> float:
+def streams(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """Of the schedule; those that were seen where a timeline does not tell."""
-    for timeline in evidence.timelines:
-        model, of, *_ = timeline.title.split(", ")
-        if (model, of) == (row[0], system):
-            return float(timeline.scheduled or len(timeline.streams))
-    return float(schedule_of(evidence, row, system)["streams"])
+    chosen = _some(system)
+    if (timeline := evidence.timeline(row, chosen)) is not None:
+        return float(timeline.num_scheduled_streams or len(timeline.streams))
+    if (file := evidence.schedule(row, chosen)) is not None:
+        return float(file.streams)
+    search_of(evidence, row, chosen)  # raises where schedules are there, and not this one
+    return float(part_of(evidence, row, chosen, lambda record: record.schedule).streams)
 
 
-def makespan(evidence: Evidence, row: Row, system: str) -> float:
+def makespan(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """Milliseconds from the beginning of a call's first operator to the end of its last."""
-    for timeline in evidence.timelines:
-        model, of, *_ = timeline.title.split(", ")
-        if (model, of) == (row[0], system):
-            return max(bar.end for bar in timeline.bars)
-    raise Missing(f"no timeline of {system} on {row[0]}")
+    timeline = evidence.timeline(row, _some(system))
+    if timeline is None:
+        raise Missing(f"no timeline of {system} on {row[0]}")
+    return max(bar.end for bar in timeline.bars)
 
 
-def _blocks(evidence: Evidence, row: Row, system: str) -> list[dict[str, Any]]:
+def blocks(evidence: Evidence, row: Row, system: Choice | None) -> list[BlockSearch]:
     """The blocks of several units that IOS cut a model into."""
-    search = schedule_of(evidence, row, system or "ios")["search"]
-    if "parts" not in search:
+    parts = search_of(evidence, row, system or IOS).parts
+    if not parts:
         raise Missing("its search does not tell of blocks")
-    return [part for part in search["parts"] if part["units"] > 1]
+    return [part for part in parts if part.units > 1]
 
 
-def _largest(evidence: Evidence, row: Row, system: str) -> dict[str, Any]:
-    return max(_blocks(evidence, row, system), key=lambda part: (part.get("transitions", 0), part["units"]))
+def largest_block(evidence: Evidence, row: Row, system: Choice | None) -> BlockSearch:
+    return max(blocks(evidence, row, system), key=lambda block: (block.transitions or 0, block.units))
 
 
-def block_gain(evidence: Evidence, row: Row, system: str) -> float:
+def transitions(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    return _known(largest_block(evidence, row, system).transitions, "its search does not tell of transitions")
+
+
+def units(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    return _known(search_of(evidence, row, system or IOS).units, "its search does not tell of units")
+
+
+def block_gain(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """The largest gain of a block's stages over its units one after the other."""
-    return max(part["sequential_milliseconds"] / part["milliseconds"] for part in _blocks(evidence, row, system))
+    pairs = [(block.sequential_milliseconds, block.milliseconds) for block in blocks(evidence, row, system)]
+    return max(sequential / staged for sequential, staged in pairs if sequential and staged)
+
+
+def _some(system: Choice | None) -> Choice:
+    if system is None:
+        raise Missing("of no single system")
+    return system
+
+
+def _known(value: float | None, reason: str) -> float:
+    if value is None:
+        raise Missing(reason)
+    return float(value)
 
 
 # A metric -> the quantity whose ratio it is, None for speed; in COSTS less is better.
-SOURCED: dict[Quantity, str] = {sm_efficiency: "sm_efficiency", active_warps: "active_warps"}
+SOURCED: dict[Quantity, Callable[[Evidence, Row, Choice | None], SmEfficiency | ActiveWarps]] = {
+    sm_efficiency: efficiency_of,
+    active_warps: warps_of,
+}
 COSTS: tuple[Quantity, ...] = (assignment_ms, search_seconds, makespan)
 RATIOS: dict[str, Quantity | None] = {
     **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction")),
@@ -150,12 +201,12 @@ PLAIN: dict[str, tuple[Quantity, str]] = {
     "sm_efficiency": (sm_efficiency, "at_most"),
     "gpu_idle": (idle, "at_least"),
     "parallelism": (parallelism, "at_least"),
-    "degree_of_logical_concurrency": (lambda evidence, row, _: limit(evidence, row, "width"), "count"),
-    "macs": (lambda evidence, row, _: limit(evidence, row, "macs") / 1e9, "count"),
-    "blocks": (lambda evidence, row, system: len(_blocks(evidence, row, system)), "count"),
-    "operators": (lambda evidence, row, system: schedule_of(evidence, row, system or "ios")["search"]["units"], "count"),
-    "largest_block_operators": (lambda evidence, row, system: _largest(evidence, row, system)["units"], "count"),
-    "largest_block_width": (lambda evidence, row, system: _largest(evidence, row, system)["width"], "count"),
-    "transitions": (lambda evidence, row, system: _largest(evidence, row, system)["transitions"], "count"),
+    "degree_of_logical_concurrency": (width, "count"),
+    "macs": (giga_macs, "count"),
+    "blocks": (lambda evidence, row, system: len(blocks(evidence, row, system)), "count"),
+    "operators": (units, "count"),
+    "largest_block_operators": (lambda evidence, row, system: largest_block(evidence, row, system).units, "count"),
+    "largest_block_width": (lambda evidence, row, system: largest_block(evidence, row, system).width, "count"),
+    "transitions": (transitions, "count"),
     "block_speedup": (block_gain, "at_least"),
 }

@@ -1,4 +1,4 @@
-"""Runs what an exhibit lacks through run.py, each sweep a process of its own; what is there already is not run again."""
+"""Runs what an exhibit lacks through run.py, each sweep in a process of its own; nothing runs twice."""
 
 import os
 import shutil
@@ -11,14 +11,20 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
-from results.record import CONF
+import conf
+from results.cell import Choice
+from results.record import Record
+from results.schedule_file import read_cells
 from results.store import Store
-from scripts.charts.measured import Record
+from scripts.charts.style import FILE
 
-from .evidence import Evidence, labels, parts, read_schedules, read_timelines, select
-from .preset import OUTPUT, Parameters, Preset, systems_here
+from .evidence import Evidence, choices, parts, read_timelines, select
+from .preset import OUTPUT, Parameters, Preset
 
-ROOT = CONF.parent
+ROOT = conf.FOLDER.parent
+PREFIX = (__package__ or "").removesuffix("scripts.exhibits")  # "opweave." in a wheel, nothing in a checkout
+RUN = ("-m", f"{PREFIX}run") if PREFIX else (str(ROOT / "run.py"),)
+SCHEDULE_FILE = f"system.{FILE}"  # the option of run.py that is a path, or several
 SMALL = {"device": "cpu", "rounds": "2"}
 # Of runners that have the option: few samples, and no attempt at what a CPU cannot.
 SMALL_OPTIONS = {
@@ -40,9 +46,7 @@ class Refused(CannotRun):
 
 
 class Run:
-    """One exhibit: preset with the user's changes made, and the folders of its records and of its other files. kept: where
-    the latter lie by now, if not in `output`, which records may name.
-    """
+    """One exhibit with the user's changes."""
 
     def __init__(
         self,
@@ -51,16 +55,26 @@ class Run:
         results: Path,
         output: Path,
         small: bool,
-        kept: Path | None = None,
+        files: Path | None = None,
     ):
+        """A run that nothing of has begun.
+
+        Args:
+            preset: the exhibit.
+            overrides: what the user changes of its sweeps, as run.py takes it.
+            results: the folder of records.
+            output: the folder of exhibits' folders, which records may name.
+            small: whether the preset's small settings apply.
+            files: where schedules and timelines lie by now; `output` if None.
+        """
         self.results, self.small, self.force = results, small, overrides.get("force") == "true"
         self.folder = output / (preset.name.replace("/", "-") + ("-small" if small else ""))
-        self.kept = self.folder if kept is None else kept / self.folder.name
+        self.files = self.folder if files is None else files / self.folder.name
         self.preset = self._changed(preset, overrides)
 
     def _changed(self, preset: Preset, overrides: Mapping[str, str]) -> Preset:
         sweep = dict(preset.sweep)
-        # One that changes what the user names too would be of that, and not of what it is there for.
+        # A further sweep that changes a key which the user names would no longer show what it is for.
         further = [sweep | change for change in preset.also if not change.keys() & overrides.keys()]
         schedules, timeline = dict(preset.schedules), dict(preset.timeline)
         if self.small:
@@ -70,7 +84,7 @@ class Run:
             for step in filter(None, (schedules, timeline)):
                 step |= {key: value for key, value in preset.small.items() if key in step} | {"device": "cpu"}
         steps = [
-            {key: self._in_folder(preset, value) for key, value in {**step, **overrides}.items()}
+            {key: self._relocated(preset, key, value) for key, value in {**step, **overrides}.items()}
             for step in (sweep, *further, *filter(None, (schedules, timeline)))
         ]
         count = 1 + len(further)
@@ -80,13 +94,25 @@ class Run:
             also=steps[1:count],
             schedules=steps[count] if schedules else {},
             timeline=steps[-1] if timeline else {},
-            systems={theirs: self._in_folder(preset, ours) for theirs, ours in preset.systems.items()},
-            baseline=self._in_folder(preset, preset.baseline),
+            systems={theirs: self._with_file_here(preset, ours) for theirs, ours in preset.systems.items()},
+            baseline=self._with_file_here(preset, preset.baseline),
         )
 
-    def _in_folder(self, preset: Preset, text: str) -> str:
-        """A path under the folder that presets call results/exhibits, as it is here."""
-        return text.replace(f"{OUTPUT}/{preset.name.replace('/', '-')}", str(self.folder))
+    def _relocated(self, preset: Preset, key: str, value: str) -> str:
+        """The value of a sweep's key; paths are those of this run."""
+        return ",".join(self._here(preset, path) for path in parts(value)) if key == SCHEDULE_FILE else value
+
+    def _with_file_here(self, preset: Preset, system: Choice) -> Choice:
+        """A system whose schedule file is this run's."""
+        options = system.options
+        if FILE not in system.changed:
+            return system
+        return replace(system, values=tuple(sorted((options | {FILE: self._here(preset, str(options[FILE]))}).items())))
+
+    def _here(self, preset: Preset, path: str) -> str:
+        """A file in the exhibit's folder under OUTPUT, as presets name it, in the folder of this run."""
+        in_preset = Path(OUTPUT) / preset.name.replace("/", "-")
+        return str(self.folder / Path(path).name) if Path(path).parent == in_preset else path
 
     @property
     def sweeps(self) -> list[Parameters]:
@@ -125,21 +151,21 @@ class Run:
     @property
     def _trace(self) -> Path:
         """A file for each request, so that another's timelines are not taken for this one's."""
-        asked = " ".join(sorted(_words(_without_a_record(self.timeline, "timeline"))))
-        return self.folder / f"{sha256(asked.encode()).hexdigest()[:8]}.trace.json"
+        request = " ".join(sorted(_words(_without_a_record(self.timeline, "timeline"))))
+        return self.folder / f"{sha256(request.encode()).hexdigest()[:8]}.trace.json"
 
     def evidence(self, records: Sequence[Record] | None = None) -> Evidence:
         """What there is by now. records: those of the folder, where they have been read."""
         if records is None:
             records = list(Store(self.results).read().records.values()) if self.results.is_dir() else []
         measured = select(records, [_expected(sweep) for sweep in self.sweeps]) if self.sweeps else None
-        schedules = read_schedules(self.kept) if self.schedules else {}
-        return Evidence(measured, schedules, read_timelines(self.kept / self._trace.name) if self.timeline else [])
+        schedules = read_cells(self.files) if self.schedules else {}
+        return Evidence(measured, schedules, read_timelines(self.files / self._trace.name) if self.timeline else [])
 
     def missing_systems(self) -> list[str]:
         """What the preset names and conf/system/ does not have."""
         named = {s for step in (*self.sweeps, self.schedules, self.timeline) for s in parts(step.get("system", ""))}
-        return sorted(named - set(systems_here()))
+        return sorted(named - set(conf.choices("system")))
 
 
 def cells(parameters: Parameters) -> Iterator[Parameters]:
@@ -147,24 +173,25 @@ def cells(parameters: Parameters) -> Iterator[Parameters]:
     keys = list(parameters)
     for values in product(*(parts(parameters[key]) or [""] for key in keys)):
         cell = dict(zip(keys, values, strict=True))
-        if cell["system"] in systems_here():
+        if cell["system"] in conf.choices("system"):
             yield cell
 
 
-def system_of(cell: Parameters) -> str:
-    """The label of a cell's system."""
-    (found,) = labels("system", cell)
-    return found
+def system_of(cell: Parameters) -> Choice:
+    """The key of a cell's system."""
+    (system,) = choices("system", cell)
+    return system
 
 
 def _any_here(parameters: Parameters) -> bool:
-    return any(system in systems_here() for system in parts(parameters.get("system", "")))
+    return any(system in conf.choices("system") for system in parts(parameters.get("system", "")))
 
 
 def _without_a_record(parameters: Parameters, runner: str) -> Parameters:
     """For a runner that keeps none: without what is about records, or an option of another runner."""
-    kept = {k: v for k, v in parameters.items() if k not in ("rounds", "force", "gpus") and not k.startswith("runner.")}
-    return kept | {"runner": runner}
+    about_records = "rounds", "force", "gpus"
+    rest = {k: v for k, v in parameters.items() if k not in about_records and not k.startswith("runner.")}
+    return rest | {"runner": runner}
 
 
 def _runner(parameters: Parameters) -> str:
@@ -177,9 +204,9 @@ def _expected(sweep: Parameters) -> Parameters:
 
 def _words(parameters: Parameters) -> list[str]:
     """As run.py takes them, without the systems that are not here."""
-    here = {**parameters, "system": ",".join(s for s in parts(parameters["system"]) if s in systems_here())}
-    if "system.schedule" in here:
-        here["system.schedule"] = ",".join(map(quoted, parts(here["system.schedule"])))
+    here = {**parameters, "system": ",".join(s for s in parts(parameters["system"]) if s in conf.choices("system"))}
+    if SCHEDULE_FILE in here:
+        here[SCHEDULE_FILE] = ",".join(map(quoted, parts(here[SCHEDULE_FILE])))
     return [f"{key}={value}" for key, value in here.items()]
 
 
@@ -189,15 +216,15 @@ def quoted(path: Path | str) -> str:
 
 
 def _run_py(arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
-    """Its progress goes on to standard error. A cell that fails is told by its record, so that only a request that was
+    """Its progress goes on to standard error. A failed cell has a record that says so, so that only a request that was
     refused is an error here: raises CannotRun. An interrupt goes on too.
     """
-    command = [sys.executable, str(ROOT / "run.py"), *arguments]
-    with tempfile.TemporaryFile("w+") as told:  # what a person at run.py would want to see once it has ended
-        done = subprocess.run(command, stdout=told, env={**os.environ, **(environment or {})}, check=False)
-        told.seek(0)
+    command = [sys.executable, *RUN, *arguments]
+    with tempfile.TemporaryFile("w+") as output:  # what a person at run.py would want to see once it has ended
+        done = subprocess.run(command, stdout=output, env={**os.environ, **(environment or {})}, check=False)
+        output.seek(0)
         if done.returncode not in (0, 1):
-            shutil.copyfileobj(told, sys.stderr)
+            shutil.copyfileobj(output, sys.stderr)
     if done.returncode == BAD_REQUEST:
         raise Refused("run.py refused what it was asked, as it says above")
     if done.returncode not in (0, 1):

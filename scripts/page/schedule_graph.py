@@ -1,16 +1,14 @@
 """A schedule as a picture: operators in layers from top to bottom, a lane for each live stream, streams as colours."""
 
 import colorsys
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
+from results.schedule_file import NoSchedule, Operator, ScheduleFile
 from results.words import counted
 
-KEYS = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")
 LAYER, LANE = 26, 108  # pixels between layers, and between lanes
 BOX = 92, 17  # pixels, of an operator
 LETTERS = 14  # of an operator's name in its box
@@ -18,125 +16,106 @@ MARGIN, STAGES = 8, 58  # pixels around the picture, and beside it where it has 
 GOLDEN_ANGLE = 137.50776405 / 360  # hues that far apart stay apart however many there are
 
 
-class NoSchedule(ValueError):
-    """A file holds no schedule; the message is one line."""
-
-
 @dataclass(frozen=True)
 class ScheduleGraph:
-    """The schedule file of `runner=schedule`, read and checked."""
+    """A schedule with the places of its operators in a picture."""
 
-    document: dict[str, Any]
+    schedule: ScheduleFile
 
     @classmethod
     def read(cls, file: Path) -> "ScheduleGraph":
         """Raises NoSchedule where the file cannot be read or is no schedule."""
-        try:
-            document = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise NoSchedule(f"{file}: {error}") from error
-        missing = [key for key in KEYS if not isinstance(document, dict) or key not in document]
-        if missing:
-            raise NoSchedule(f"{file} is no schedule: it lacks {', '.join(missing)}")
-        graph = cls(document)
-        try:
-            operators = [(o["id"], o["name"], o["target"], o["stream"], o["position"]) for o in document["operators"]]
-            pairs = [(u, v) for key in ("edges", "waits") for u, v in document[key]]
-            staged = [v for stage in document.get("stages") or [] for group in stage for v in group]
-        except (KeyError, TypeError, ValueError) as error:
-            raise NoSchedule(f"{file} is no schedule: {type(error).__name__}: {error}") from error
-        known = {identifier for identifier, *_ in operators}
-        if strange := {*(v for pair in pairs for v in pair), *staged} - known:
-            raise NoSchedule(f"{file} is no schedule: it names the operator {min(strange)}, which it does not have")
-        return graph
+        return cls(ScheduleFile.read(file))
 
     @property
     def title(self) -> str:
-        d = self.document
-        return f"{d['model']}, {d['system']}, batch {d['batch']}, {d['device']}"
+        schedule = self.schedule
+        return f"{schedule.model}, {schedule.system}, batch {schedule.batch}, {schedule.device}"
 
     @property
     def summary(self) -> str:
-        d = self.document
-        numbers = {"operator": len(d["operators"]), "stream": d["streams"], "wait": len(d["waits"])}
+        schedule = self.schedule
+        numbers = {"operator": len(schedule.operators), "stream": schedule.streams, "wait": len(schedule.waits)}
         operators, streams, waits = (counted(number, thing) for thing, number in numbers.items())
-        found = f"{operators}, width {d['width']}, {streams}, {waits}"
-        if d.get("stages"):
-            found += f", {len(d['stages'])} stages"
-        if d.get("merges"):
-            found += f", {len(d['merges'])} merges"
-        if d.get("search"):
-            found += f", found in {d['search']['seconds'] * 1e3:,.1f} ms"
-        return found
+        words = [operators, f"width {schedule.width}", streams, waits]
+        if schedule.stages:
+            words.append(f"{len(schedule.stages)} stages")
+        if schedule.merges:
+            words.append(f"{len(schedule.merges)} merges")
+        if schedule.search.seconds is not None:
+            words.append(f"found in {schedule.search.seconds * 1e3:,.1f} ms")
+        return ", ".join(words)
 
     def layers(self) -> dict[int, int]:
-        """The layer of each operator, by id: below all that it has to wait for, so no two of one stream share a layer.
+        """The layer of each operator, by id.
 
-        What it has to wait for: its producers, the operator before it on its stream, and every operator of an earlier stage.
-        Raises NoSchedule where that has a cycle.
+        Invariant: an operator lies below all that it waits for, so that no two operators of one stream share a layer. It
+        waits for its producers, for the operator before it on its stream, and for every operator of an earlier stage.
+
+        Raises:
+            NoSchedule: these have a cycle.
         """
-        operators = sorted(self.document["operators"], key=lambda o: o["position"])
-        before: dict[int, set[int]] = {o["id"]: set() for o in operators}
-        for u, v in (*self.document["edges"], *self.document["waits"]):
+        operators = sorted(self.schedule.operators, key=lambda o: o.position)
+        before: dict[int, set[int]] = {o.id: set() for o in operators}
+        for u, v in (*self.schedule.edges, *self.schedule.waits):
             before[v].add(u)
         last: dict[int, int] = {}
         for o in operators:
-            if (previous := last.get(o["stream"])) is not None:
-                before[o["id"]].add(previous)
-            last[o["stream"]] = o["id"]
+            if (previous := last.get(o.stream)) is not None:
+                before[o.id].add(previous)
+            last[o.stream] = o.id
         stage = self.stage_of()
-        found: dict[int, int] = {}
+        layer: dict[int, int] = {}
         floor = 0  # below every earlier stage
         for _, members in sorted(by_stage(before, stage).items()):
             waiting = list(members)
             while waiting:
-                ready = [v for v in waiting if before[v] <= found.keys()]
+                ready = [v for v in waiting if before[v] <= layer.keys()]
                 if not ready:
                     raise NoSchedule(f"the schedule of {self.title} has a cycle through the operator {waiting[0]}")
                 for v in ready:
-                    found[v] = max([floor, *(found[u] + 1 for u in before[v])])
-                waiting = [v for v in waiting if v not in found]
-            floor = max(found[v] for v in members) + 1
-        return found
+                    layer[v] = max([floor, *(layer[u] + 1 for u in before[v])])
+                waiting = [v for v in waiting if v not in layer]
+            floor = max(layer[v] for v in members) + 1
+        return layer
 
     def stage_of(self) -> dict[int, int]:
         """The stage of each operator that is in one."""
-        stages = self.document.get("stages") or []
-        return {v: number for number, stage in enumerate(stages) for group in stage for v in group}
+        return {v: number for number, stage in enumerate(self.schedule.stages) for group in stage for v in group}
 
     def lanes(self, layer: dict[int, int]) -> dict[int, int]:
         """A lane for each stream, from its first operator to its last: of the free ones the nearest to its producers."""
         streams: dict[int, list[int]] = {}
-        for o in self.document["operators"]:
-            streams.setdefault(o["stream"], []).append(o["id"])
-        stream = {o["id"]: o["stream"] for o in self.document["operators"]}
+        for o in self.schedule.operators:
+            streams.setdefault(o.stream, []).append(o.id)
+        stream = {o.id: o.stream for o in self.schedule.operators}
         spans = {s: (min(layer[v] for v in members), max(layer[v] for v in members)) for s, members in streams.items()}
-        found: dict[int, int] = {}
+        lane_of: dict[int, int] = {}
         free_from: list[int] = []  # by lane: the first layer at which it is free again
         for s in sorted(streams, key=lambda s: (spans[s][0], -spans[s][1])):
             first, last = spans[s]
-            producers = [u for u, v in self.document["edges"] if stream[v] == s and stream[u] in found and stream[u] != s]
-            wish = sum(found[stream[u]] for u in producers) / len(producers) if producers else 0.0
+            producers = [u for u, v in self.schedule.edges if stream[v] == s and stream[u] in lane_of and stream[u] != s]
+            wish = sum(lane_of[stream[u]] for u in producers) / len(producers) if producers else 0.0
             free = [lane for lane, layer_ in enumerate(free_from) if layer_ <= first]
             lane = min(free, key=lambda lane: (abs(lane - wish), lane), default=len(free_from))
             free_from[lane : lane + 1] = [last + 1]
-            found[s] = lane
-        return found
+            lane_of[s] = lane
+        return lane_of
 
     def to_svg(self) -> str:
         """The picture, an SVG element. Raises NoSchedule where the schedule has a cycle."""
-        d = self.document
+        schedule = self.schedule
         layer = self.layers()
         lane = self.lanes(layer)
-        operators = {o["id"]: o for o in d["operators"]}
-        waits = {(u, v) for u, v in d["waits"]}
-        left = MARGIN + (STAGES if d.get("stages") else 0)
-        width = left + LANE * (max(lane.values(), default=0) + 1) + MARGIN
+        operators = {o.id: o for o in schedule.operators}
+        waits = set(schedule.waits)
+        left_edge = MARGIN + (STAGES if schedule.stages else 0)
+        width = left_edge + LANE * (max(lane.values(), default=0) + 1) + MARGIN
         height = 2 * MARGIN + LAYER * (max(layer.values(), default=0) + 1)
-        merged = {v: number for number, merge in enumerate(d.get("merges") or []) for v in merge}
+        merged = {v: number for number, merge in enumerate(schedule.merges) for v in merge}
 
         def place(v: int) -> tuple[float, float]:
-            return left + LANE * (lane[operators[v]["stream"]] + 0.5), MARGIN + LAYER * (layer[v] + 0.5)
+            return left_edge + LANE * (lane[operators[v].stream] + 0.5), MARGIN + LAYER * (layer[v] + 0.5)
 
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="schedule" viewBox="0 0 {width} {height}" width="{width}" '
@@ -145,8 +124,8 @@ class ScheduleGraph:
             f'<rect width="{width}" height="{height}" fill="white"/>',
             *self._bands(layer, width),
         ]
-        for u, v in sorted({(u, v) for u, v in d["edges"]} | waits, key=lambda pair: pair in waits):
-            parts.append(_edge(place(u), place(v), (u, v) in waits, operators[u]["stream"] == operators[v]["stream"]))
+        for u, v in sorted(set(schedule.edges) | waits, key=lambda pair: pair in waits):
+            parts.append(_edge(place(u), place(v), (u, v) in waits, operators[u].stream == operators[v].stream))
         for v, o in operators.items():
             parts.append(_operator(place(v), o, merged.get(v)))
         return "\n".join([*parts, "</svg>"])
@@ -164,11 +143,11 @@ class ScheduleGraph:
 
 
 def by_stage(operators: Iterable[int], stage: dict[int, int]) -> dict[int, list[int]]:
-    """The operators of each stage; what is in none counts as in the first."""
-    found: dict[int, list[int]] = {}
+    """The operators of each stage; an operator without a stage counts as of the first."""
+    stages: dict[int, list[int]] = {}
     for v in operators:
-        found.setdefault(stage.get(v, 0), []).append(v)
-    return found
+        stages.setdefault(stage.get(v, 0), []).append(v)
+    return stages
 
 
 def colour(stream: int) -> tuple[str, str]:
@@ -178,16 +157,16 @@ def colour(stream: int) -> tuple[str, str]:
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}", "white" if dark else "black"
 
 
-def _operator(at: tuple[float, float], o: dict[str, Any], merge: int | None) -> str:
+def _operator(at: tuple[float, float], o: Operator, merge: int | None) -> str:
     (x, y), (wide, tall) = at, BOX
-    fill, ink = colour(o["stream"])
-    name = o["name"] if len(o["name"]) <= LETTERS else o["name"][: LETTERS - 1] + "…"
-    about = f"{o['id']}: {o['name']} ({o['target']}), stream {o['stream']}, launched as number {o['position']}"
+    fill, ink = colour(o.stream)
+    name = o.name if len(o.name) <= LETTERS else o.name[: LETTERS - 1] + "…"
+    about = f"{o.id}: {o.name} ({o.target}), stream {o.stream}, launched as number {o.position}"
     border = 'stroke="black" stroke-width="2"' if merge is not None else 'stroke="none"'
     if merge is not None:
         about += f", in merge {merge + 1}"
     return (
-        f'<g class="operator" data-stream="{o["stream"]}"><title>{escape(about)}</title>'
+        f'<g class="operator" data-stream="{o.stream}"><title>{escape(about)}</title>'
         f'<rect x="{x - wide / 2:g}" y="{y - tall / 2:g}" width="{wide}" height="{tall}" rx="3" fill="{fill}" {border}/>'
         f'<text x="{x:g}" y="{y + 3.5:g}" text-anchor="middle" fill="{ink}">{escape(name)}</text></g>'
     )
