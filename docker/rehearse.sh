@@ -1,10 +1,10 @@
 #!/bin/bash
 # Builds an image of docker/Dockerfile without a Docker engine, and runs it: docker/rehearse.sh [TARGET]   (cpu if left out)
 #
-# Every instruction is carried out in order by buildah, in a chroot, over a base that debootstrap makes of Debian's packages in
-# place of Docker Hub's debian image. Then the image must hold no build tools, run as a user other than root, measure a model
-# and leave its record on the host. Needs root, debootstrap, buildah, 25 GB of disk, and the network for Debian and PyPI:
-# apt-get install debootstrap buildah. SCRATCH names the folder for all of it, removed at the end unless it was there before.
+# buildah carries out every instruction in order, in a chroot. Its base comes from debootstrap and Debian's packages in place of
+# Docker Hub's debian image. Then the image must hold no build tools, run as a user other than root, measure a model and leave
+# the record on the host. It needs root, debootstrap, buildah, 25 GB of disk, and the network for Debian and PyPI:
+# apt-get install debootstrap buildah. SCRATCH names the folder for all files; a folder that this script made is removed at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${1:-cpu}
@@ -12,7 +12,7 @@ if [ "$(id -u)" -ne 0 ]; then echo "docker/rehearse.sh must be run by root: debo
 for program in debootstrap buildah; do
     if ! command -v "$program" > /dev/null; then echo "docker/rehearse.sh needs $program: apt-get install $program" >&2; exit 2; fi
 done
-# buildah mounts the store on itself, and a mount that is left keeps its folder from being removed.
+# buildah mounts the store on itself, and a folder with a mount cannot be removed.
 clean() {
     buildah "${store[@]}" rm --all > /dev/null || true
     if mountpoint --quiet "$scratch/store/overlay"; then umount --recursive "$scratch/store/overlay"; fi
@@ -23,8 +23,8 @@ store=(--root "$scratch/store" --runroot "$scratch/run" --storage-driver "${DRIV
 if [ -z "${SCRATCH:-}" ] || [ ! -d "$SCRATCH" ]; then
     mkdir -p "$scratch"
     trap clean EXIT
-    trap 'exit 130' INT TERM # by which the other is carried out too
-    export TMPDIR=$scratch # where buildah keeps layers that it commits
+    trap 'exit 130' INT TERM # which runs the trap of EXIT too
+    export TMPDIR=$scratch # buildah writes layers there before it commits them
 fi
 free=$(df --output=avail --block-size=1G "$scratch" | tail -n 1)
 if [ "$free" -lt 25 ] && [ ! -d "$scratch/store" ]; then echo "docker/rehearse.sh needs 25 GB of disk, not ${free// /}" >&2; exit 2; fi
@@ -40,7 +40,7 @@ if ! buildah "${store[@]}" inspect --type image "$base" > /dev/null 2>&1; then
     rm -rf "$scratch/root"
 fi
 
-# The certificates that this machine trusts, a proxy's among them, hold for pip in the build too.
+# In the build pip trusts the certificates of this machine, which may include a proxy's.
 mounts=()
 if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
     printf '[global]\ncert = /run/certificates.crt\n' > "$scratch/pip.conf"

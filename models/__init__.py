@@ -1,6 +1,6 @@
 """The model zoo: a name and a batch size become an `nn.Module` with example inputs.
 
-Importing this package does not import torch; asking it for a model does.
+Importing this package does not import torch; loading a model does.
 """
 
 from models.counts import Counts, count

@@ -13,18 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """`parameters`: elements of all parameters, shared ones once, buffers left out. `macs`: of one call."""
+    """The size of a module.
+
+    Attributes:
+        parameters: elements of all parameters; shared ones count once, buffers do not count.
+        macs: multiply-accumulates of one call.
+    """
 
     parameters: int
     macs: int
 
 
 def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Counts:
-    """Counts the parameters, and the multiply-accumulates of `module(*inputs)` in its present mode.
+    """Count the parameters, and the multiply-accumulates of `module(*inputs)` in its present mode.
 
-    A multiply-accumulate is two of torch's FLOPs: those of convolutions, matrix products and attention, as the papers
-    count them; normalisation, activation and pooling count nothing. The call runs on fake tensors, so that nothing is
-    computed and no buffer changes.
+    A multiply-accumulate is two of torch's FLOPs. As in the papers, convolutions, matrix products and attention count;
+    normalisation, activation and pooling do not. The call runs on fake tensors: it computes nothing and changes no buffer.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,21 +38,22 @@ def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Counts:
 
     parameters = sum(parameter.numel() for parameter in module.parameters())
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # Real buffers would be written to even under the fake mode: a batch norm's number of batches, for one.
+    # The fake mode would still write to real buffers, such as a batch norm's number of batches.
     state: dict[str, torch.Tensor] = {name: mode.from_tensor(value) for name, value in _state(module)}
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    # The fused encoder layer is one operator that the counter knows nothing of.
+    is_fast_path_on = torch.backends.mha.get_fastpath_enabled()
+    # The counter has no rule for the fused encoder layer, which is one operator.
     torch.backends.mha.set_fastpath_enabled(False)
     counter = FlopCounterMode(display=False)
     try:
-        # The mathematical form of attention is two matrix products whatever the device.
+        # The mathematical form of attention is two matrix products on every device.
         with mode, sdpa_kernel(SDPBackend.MATH), torch.no_grad(), counter:
             functional_call(module, state, tuple(mode.from_tensor(value) for value in inputs))
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+        torch.backends.mha.set_fastpath_enabled(is_fast_path_on)
     return Counts(parameters, counter.get_total_flops() // 2)
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter and buffer with its name."""
     yield from module.named_parameters()
     yield from module.named_buffers()

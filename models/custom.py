@@ -6,10 +6,11 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from conf import Options, nearest
 from models.model import Model
-from models.registry import BadModel, nearest
+from models.registry import NUM_NEAREST, BadModel
 
 if TYPE_CHECKING:
     import torch
@@ -18,29 +19,36 @@ if TYPE_CHECKING:
 EXAMPLE = "mypkg.mymodule:make, with make(batch: int) -> (nn.Module, (Tensor, ...))"
 
 
-def load(batch: int, *, training: bool, device: str | torch.device, factory: str | None = None, **options: Any) -> Model:
-    """The Model that `factory` ("package.module:function") makes for this batch, on `device`.
+def load(batch: int, *, training: bool, device: str | torch.device, options: Options) -> Model:
+    """The Model that a user's factory makes. The working directory comes first on the import path from then on.
 
-    `function(batch)` returns `(nn.Module, tuple of Tensors)`; the module goes to eval mode, or to train mode with
-    `training`. The working directory comes first on the import path from here on, as under `python -m`. Raises
-    BadModel with one line for whatever is wrong with the factory.
+    Args:
+        batch: the factory's only argument.
+        training: the module's mode: train, or eval.
+        device: where the module and its inputs go.
+        options: only `factory`, "package.module:function". The function returns (nn.Module, tuple of Tensors).
+
+    Raises:
+        BadModel: the factory is wrong or raised; the message is one line.
     """
-    if options:
-        raise BadModel(f"model custom has no option {next(iter(options))!r}; it takes factory")
-    if not factory:
+    if wrong := [option for option in options if option != "factory"]:
+        raise BadModel(f"model custom has no option {wrong[0]!r}; it takes factory")
+    if not options.get("factory"):
         raise BadModel(f"model custom needs model.factory={EXAMPLE}")
+    factory = str(options["factory"])
     make = _import(factory)
     try:
-        made = make(batch)
+        product = make(batch)
     except (Exception, SystemExit) as error:
         raise BadModel(f"factory {factory} raised {_line(error)}") from error
-    module, inputs = _checked(made, factory)
+    module, inputs = _checked(product, factory)
     module = module.train(training).to(device)
     return Model("custom", module, tuple(tensor.to(device) for tensor in inputs))
 
 
 def _import(factory: str) -> Callable[[int], object]:
-    path, colon, attribute = str(factory).partition(":")
+    """The function that `factory` names. Raises BadModel."""
+    path, colon, attribute = factory.partition(":")
     if not (colon and path and attribute):
         raise BadModel(f"factory {factory!r} is not of the form {EXAMPLE}")
     if os.getcwd() not in sys.path:
@@ -58,39 +66,42 @@ def _import(factory: str) -> Callable[[int], object]:
         make = getattr(module, attribute)
     except AttributeError as error:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        hint = nearest(attribute, public, "it has no functions")
+        hint = nearest(attribute, public, count=NUM_NEAREST, otherwise="it has no functions")
         raise BadModel(f"factory {factory}: module {path} has no {attribute!r}; {hint}") from error
     if not callable(make):
         raise BadModel(f"factory {factory} is {_kind(make)}, not a function (batch: int) -> (nn.Module, (Tensor, ...))")
     return make
 
 
-def _checked(made: object, factory: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def _checked(product: object, factory: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """What a factory returned, where it is a module and its inputs. Raises BadModel elsewhere."""
     import torch
     from torch import nn
 
-    wanted = "it must return (nn.Module, (Tensor, ...))"
-    if not (isinstance(made, tuple) and len(made) == 2):
-        size = f" of {len(made)}" if isinstance(made, tuple) else ""
-        raise BadModel(f"factory {factory} returned {_kind(made)}{size}; {wanted}")
-    module, inputs = made
+    rule = "it must return (nn.Module, (Tensor, ...))"
+    if not (isinstance(product, tuple) and len(product) == 2):
+        size = f" of {len(product)}" if isinstance(product, tuple) else ""
+        raise BadModel(f"factory {factory} returned {_kind(product)}{size}; {rule}")
+    module, inputs = product
     if not isinstance(module, nn.Module):
-        raise BadModel(f"factory {factory} returned {_kind(module)} first; {wanted}")
+        raise BadModel(f"factory {factory} returned {_kind(module)} first; {rule}")
     if not isinstance(inputs, tuple):
-        raise BadModel(f"factory {factory} returned {_kind(inputs)} as the inputs; {wanted}")
+        raise BadModel(f"factory {factory} returned {_kind(inputs)} as the inputs; {rule}")
     if not inputs:
-        raise BadModel(f"factory {factory} returned no inputs; {wanted}")
+        raise BadModel(f"factory {factory} returned no inputs; {rule}")
     for index, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
-            raise BadModel(f"factory {factory} returned {_kind(value)} as input {index}; {wanted}")
+            raise BadModel(f"factory {factory} returned {_kind(value)} as input {index}; {rule}")
     return module, inputs
 
 
 def _kind(value: object) -> str:
+    """The type of a value as a message names it: "a Linear", "an int", "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _line(error: BaseException) -> str:
+    """An error's type and message in one line."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

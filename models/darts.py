@@ -13,9 +13,12 @@ from models.registry import images, register
 
 @dataclass(frozen=True)
 class CellType:
-    """A cell: pairs of operations, each on one state, whose sum is a new state; it concatenates those in `output`.
+    """A cell: each pair of operations makes a new state, the sum of their results.
 
-    States 0 and 1 are the outputs of the two cells before, 2 and on the sums in turn.
+    Attributes:
+        operations: (name, state that it reads). States 0 and 1 are the outputs of the two previous cells; state 2 + i is
+            the sum of the i-th pair.
+        output: the states that the cell concatenates.
     """
 
     operations: tuple[tuple[str, int], ...]
@@ -24,6 +27,8 @@ class CellType:
 
 @dataclass(frozen=True)
 class Genotype:
+    """The two cells of a network; the reduction cell halves height and width."""
+
     normal: CellType
     reduction: CellType
 
@@ -77,13 +82,14 @@ AMOEBANET = Genotype(
 def convolution(
     channels_in: int, channels: int, kernel: int = 1, stride: int = 1, dilation: int = 1, depthwise: bool = False
 ) -> nn.Module:
-    """A convolution without bias that keeps height and width but for its stride."""
+    """A convolution without bias, padded so that only its stride changes height and width."""
     groups = channels_in if depthwise else 1
     padding = dilation * (kernel // 2)
     return nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=False)
 
 
 def squeeze(channels_in: int, channels: int) -> nn.Sequential:
+    """ReLU, 1x1 convolution, batch norm: [B, channels_in, H, W] -> [B, channels, H, W]."""
     return nn.Sequential(nn.ReLU(), convolution(channels_in, channels), nn.BatchNorm2d(channels))
 
 
@@ -132,7 +138,7 @@ def operation(name: str, channels: int, stride: int) -> nn.Module:
 
 
 class Cell(nn.Module):
-    """One cell on the outputs of the two cells before it, of `channels_in` channels each."""
+    """One cell on the outputs of the two previous cells, of `channels_in` channels each."""
 
     def __init__(self, cell: CellType, channels_in: tuple[int, int], channels: int, reduction: bool, after_reduction: bool):
         super().__init__()
@@ -170,9 +176,10 @@ class Auxiliary(nn.Sequential):
 
 
 class Network(nn.Module):
-    """`layers` cells for ImageNet, [B, 3, 224, 224] -> [B, 1000]; the cells at 1/3 and 2/3 halve the size, double C.
+    """`layers` cells for ImageNet, [B, 3, 224, 224] -> [B, 1000].
 
-    With `auxiliary` it returns (logits, auxiliary logits).
+    The cells at 1/3 and 2/3 are reduction cells: they halve height and width and double the channels. With `auxiliary` the
+    network returns (logits, auxiliary logits).
     """
 
     def __init__(self, genotype: Genotype, channels: int, layers: int, auxiliary: bool):
@@ -186,18 +193,18 @@ class Network(nn.Module):
         )
         self.stem_1 = nn.Sequential(nn.ReLU(), convolution(channels, channels, 3, stride=2), nn.BatchNorm2d(channels))
         self.cells = nn.ModuleList()
-        before, just_reduced = (channels, channels), True
+        channels_in, just_reduced = (channels, channels), True
         self.auxiliary_after = 2 * layers // 3
         self.auxiliary: nn.Module | None = None
         for i in range(layers):
             reduction = i in (layers // 3, 2 * layers // 3)
             channels *= 2 if reduction else 1
             cell = genotype.reduction if reduction else genotype.normal
-            self.cells.append(Cell(cell, before, channels, reduction, just_reduced))
-            before, just_reduced = (before[1], len(cell.output) * channels), reduction
+            self.cells.append(Cell(cell, channels_in, channels, reduction, just_reduced))
+            channels_in, just_reduced = (channels_in[1], len(cell.output) * channels), reduction
             if auxiliary and i == self.auxiliary_after:
-                self.auxiliary = Auxiliary(before[1])
-        self.classifier = nn.Linear(before[1], 1000)
+                self.auxiliary = Auxiliary(channels_in[1])
+        self.classifier = nn.Linear(channels_in[1], 1000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         before = self.stem_0(x)
@@ -213,7 +220,7 @@ class Network(nn.Module):
 
 @register(images(224))
 def darts(training: bool) -> nn.Module:
-    """DARTS, second order: 14 cells, 48 channels. The train form has its auxiliary head: (logits, auxiliary)."""
+    """DARTS, second order: 14 cells, 48 channels. The train form returns (logits, auxiliary)."""
     return Network(DARTS, channels=48, layers=14, auxiliary=training)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -15,13 +13,13 @@ from transformers.utils import logging
 
 from models.registry import BadModel, Input, register
 
-# Tracing touches properties that warn of a loss nobody asks for.
+# Tracing reads properties that warn of a missing loss; no loss is computed here.
 logging.set_verbosity_error()
 
-# Transformers' SDPA attention under a name that it knows no mask for. Nothing here is padded, so that a mask says
-# nothing; under its own name it makes one when exported and none when called, which would be two different networks.
-AttentionInterface.register("sdpa_without_mask", sdpa_attention_forward)
-ATTENTION: dict[str, Any] = {"attn_implementation": "sdpa_without_mask"}
+# Transformers' SDPA attention under a second name, for which it builds no mask. Nothing here is padded, so no mask is
+# needed. Under its own name it builds a mask when exported and none when called: two different networks.
+ATTENTION = "sdpa_without_mask"
+AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 
 BERT_VOCABULARY = BertConfig().vocab_size
 GPT2_VOCABULARY = GPT2Config().vocab_size
@@ -59,8 +57,8 @@ class T5(nn.Module):
     def __init__(self, config: T5Config, decoder_sequence: int):
         super().__init__()
         self.t5 = T5ForConditionalGeneration(config)
-        # Transformers would put minus infinity into the position bias from a scalar on the CPU, at every call: a copy
-        # to the device, which a CUDA Graph cannot capture. A mask of four dimensions is added as it is.
+        # Without this mask Transformers copies a scalar (minus infinity) from the CPU at every call, and a CUDA Graph
+        # cannot capture that copy. A mask of four dimensions is added as it is.
         above = torch.full((decoder_sequence, decoder_sequence), float("-inf")).triu(1)
         self.register_buffer("causal", above[None, None], persistent=False)
 
@@ -71,28 +69,32 @@ class T5(nn.Module):
 
 @register(lambda sequence, **_: (Input((sequence,), BERT_VOCABULARY),))
 def bert(training: bool, *, sequence: int = 128, layers: int = 12, hidden: int = 768, heads: int = 12) -> nn.Module:
-    """BERT (base), with its pooler. A `sequence` beyond its 512 positions gets that many."""
+    """BERT (base), with its pooler. A `sequence` above 512 gets as many positions."""
     if hidden % heads:
         raise BadModel(f"option hidden of model bert must be a multiple of heads ({heads}), not {hidden}")
-    config = BertConfig(
+    config = BertConfig(  # type: ignore[call-arg] # attn_implementation is of every configuration's base class
         num_hidden_layers=layers,
         hidden_size=hidden,
         intermediate_size=4 * hidden,
         num_attention_heads=heads,
         max_position_embeddings=max(512, sequence),
-        **ATTENTION,
+        attn_implementation=ATTENTION,
     )
     return Bert(config)
 
 
 @register(lambda sequence: (Input((sequence,), GPT2_VOCABULARY),))
 def gpt2(training: bool, *, sequence: int = 128) -> nn.Module:
-    """GPT-2 (the smallest, 12 layers), with its language-model head. A `sequence` beyond 1024 gets its positions."""
-    return GPT2(GPT2Config(n_positions=max(1024, sequence), use_cache=False, **ATTENTION))
+    """GPT-2 (the smallest, 12 layers), with its language-model head. A `sequence` above 1024 gets as many positions."""
+    config = GPT2Config(  # type: ignore[call-arg]
+        n_positions=max(1024, sequence), use_cache=False, attn_implementation=ATTENTION
+    )
+    return GPT2(config)
 
 
 @register(lambda sequence, decoder_sequence: (Input((sequence,), T5_VOCABULARY), Input((decoder_sequence,), T5_VOCABULARY)))
 def t5(training: bool, *, sequence: int = 128, decoder_sequence: int = 128) -> nn.Module:
-    """T5 (small), encoder and decoder, with its language-model head, which shares the embedding's weights."""
+    """T5 (small): encoder, decoder, and a language-model head on the embedding's weights."""
     # The defaults of T5Config are t5-small's.
-    return T5(T5Config(use_cache=False, **ATTENTION), decoder_sequence)
+    config = T5Config(use_cache=False, attn_implementation=ATTENTION)  # type: ignore[call-arg]
+    return T5(config, decoder_sequence)

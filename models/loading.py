@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from conf import Options, Value
 from models import custom, registry
 from models.model import Model
 from models.registry import BadModel
@@ -13,18 +14,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 WEIGHTS_SEED = 0
-# Out of the way of the seeds that callers give to Model.fresh_inputs: those inputs must be others.
+# Beyond the seeds that callers give to Model.fresh_inputs, so that no fresh inputs equal the example or the calibration's.
 INPUTS_SEED = 2**48
 CALIBRATION_SEED = 2**48 + 1
 CALIBRATION_BATCH = 2
 
-_ahead: dict[str, nn.Module] = {}  # one module at most, by what it is of
+_ahead: dict[str, nn.Module] = {}  # at most one module, by the request that it answers
 
 
-def build_ahead(name: str, *, training: bool = False, **options: Any) -> None:
-    """Build a network of the zoo on the CPU, for the next `load` in this process if that asks for the same.
+def build_ahead(name: str, *, training: bool = False, **options: Value) -> None:
+    """Build a network of the zoo on the CPU for the next `load` of the same request in this process.
 
-    Raises BadModel as `load`.
+    Raises:
+        BadModel: the name or an option is wrong.
     """
     entry = registry.find(name)
     options = entry.options(options)
@@ -32,18 +34,26 @@ def build_ahead(name: str, *, training: bool = False, **options: Any) -> None:
     _ahead[_key(name, training, options)] = _built(entry, training, options)
 
 
-def load(name: str, batch: int, *, training: bool = False, device: str | torch.device = "cpu", **options: Any) -> Model:
-    """A model of the zoo, or `custom` with `factory="package.module:function"`, with example inputs of that batch.
+def load(name: str, batch: int, *, training: bool = False, device: str | torch.device = "cpu", **options: Value) -> Model:
+    """A model of the zoo, or `custom`, with example inputs of that batch.
 
-    The weights are random, the same in every process, and the caller's random state is left alone. In eval form
-    (the default) the batch norms of the zoo hold the statistics of a random batch; in training form the module is in
-    train mode, with the auxiliary heads that its source trains with. On device "meta" nothing is allocated or
-    computed: enough to count or to export. Raises BadModel with one line for anything wrong in the request.
+    The weights are random and the same in every process. The caller's random state does not change.
+
+    Args:
+        name: of the zoo; "custom" takes the option `factory="package.module:function"`.
+        batch: the first dimension of every input.
+        training: False is the eval form, whose batch norms hold the statistics of a random batch. True is the train form,
+            in train mode, with the auxiliary heads that its source trains with.
+        device: "meta" allocates and computes nothing; that is enough to count or to export.
+        options: the model's own, as in conf/model/NAME.yaml.
+
+    Raises:
+        BadModel: the request is wrong; the message is one line.
     """
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise BadModel(f"batch must be a positive integer, not {batch!r}")
     if name == "custom":
-        return custom.load(batch, training=training, device=device, **options)
+        return custom.load(batch, training=training, device=device, options=options)
     entry = registry.find(name)
     options = entry.options(options)
 
@@ -57,25 +67,24 @@ def load(name: str, batch: int, *, training: bool = False, device: str | torch.d
     else:
         module = _ahead.pop(key) if key in _ahead else _built(entry, training, options)
     module = module.train(training).to(device)
-    drawn = entry.inputs(**options)
+    descriptions = entry.inputs(**options)
 
     def draw(batch: int, seed: int) -> tuple[torch.Tensor, ...]:
         if on_meta:
-            fake = [torch.long if of.vocabulary else torch.float32 for of in drawn]
-            return tuple(
-                torch.empty((batch, *of.shape), dtype=dtype, device="meta") for of, dtype in zip(drawn, fake, strict=True)
-            )
+            dtypes = [torch.long if description.vocabulary else torch.float32 for description in descriptions]
+            pairs = zip(descriptions, dtypes, strict=True)
+            return tuple(torch.empty((batch, *d.shape), dtype=dtype, device="meta") for d, dtype in pairs)
         generator = torch.Generator().manual_seed(seed)
-        return tuple(of.draw(batch, generator).to(device) for of in drawn)
+        return tuple(description.draw(batch, generator).to(device) for description in descriptions)
 
     if not training and not on_meta:
         from models.calibration import calibrate
 
         calibrate(module, draw(CALIBRATION_BATCH, CALIBRATION_SEED))
-    return Model(name, module, draw(batch, INPUTS_SEED), drawn)
+    return Model(name, module, draw(batch, INPUTS_SEED), descriptions)
 
 
-def _built(entry: registry.Entry, training: bool, options: dict[str, Any]) -> nn.Module:
+def _built(entry: registry.Entry, training: bool, options: Options) -> nn.Module:
     """The network on its random weights, the same in every process."""
     import torch
 
@@ -84,5 +93,5 @@ def _built(entry: registry.Entry, training: bool, options: dict[str, Any]) -> nn
         return entry.build(training, **options)
 
 
-def _key(name: str, training: bool, options: dict[str, Any]) -> str:
+def _key(name: str, training: bool, options: Options) -> str:
     return repr((name, training, sorted(options.items())))

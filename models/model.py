@@ -17,9 +17,11 @@ LAYOUTS = ("contiguous", "channels_last")
 
 @dataclass(frozen=True)
 class Model:
-    """A network and inputs it can be called with: `module(*inputs)`.
+    """A network and the inputs of one call: `module(*inputs)`.
 
-    `inputs` lie on the module's device. `drawn` describes them for a network of the zoo; it is None for a custom one.
+    Attributes:
+        inputs: example tensors on the module's device, [batch, ...].
+        drawn: how the zoo draws each input; None for a custom model.
     """
 
     name: str
@@ -30,27 +32,32 @@ class Model:
     def fresh_inputs(self, seed: int) -> tuple[torch.Tensor, ...]:
         """New random inputs with the shapes, dtypes, devices and memory formats of `inputs`; the same for a seed.
 
-        The zoo draws from its own distribution (standard normal images, uniform token ids). Nothing is known of a
-        custom model's inputs but its example, so each tensor's own values are shuffled, which keeps every value valid
-        (token ids, masks, ranges); only a floating tensor with a single value in it is drawn from the standard normal.
+        The zoo draws from its own distribution: standard normal images, uniform token ids. A custom model's inputs are its
+        example's values shuffled, so that every value stays valid (token ids, masks, ranges). A floating-point tensor
+        whose values are all equal is drawn from the standard normal instead.
         """
         import torch
 
         generator = torch.Generator().manual_seed(seed)
         if self.drawn is not None:
-            fresh = [of.draw(like.shape[0], generator) for of, like in zip(self.drawn, self.inputs, strict=True)]
+            pairs = zip(self.drawn, self.inputs, strict=True)
+            fresh = [description.draw(example.shape[0], generator) for description, example in pairs]
         else:
-            fresh = [_shuffled(like, generator) for like in self.inputs]
-        return tuple(torch.empty_like(like).copy_(new) for like, new in zip(self.inputs, fresh, strict=True))
+            fresh = [_shuffled(example, generator) for example in self.inputs]
+        return tuple(torch.empty_like(example).copy_(new) for example, new in zip(self.inputs, fresh, strict=True))
 
 
 def place(model: Model, *, device: str | torch.device, precision: str, layout: str) -> Model:
-    """The model on a device, in a precision (fp32, tf32, fp16, bf16) and a layout (contiguous, channels_last).
+    """The model on a device, in a precision and a layout. The module is changed in place, as by `nn.Module.to`.
 
-    fp16 and bf16 convert floating parameters, buffers and inputs; fp32 and tf32 leave them as they are (the switch
-    between these two is torch's global one, and the runner's to set). channels_last is the memory format of every
-    4-D parameter and floating input. The module is moved in place, as `nn.Module.to` does. Raises ValueError for an
-    unknown precision or layout.
+    Args:
+        device: where the module and the inputs go.
+        precision: fp16 and bf16 convert floating-point parameters, buffers and inputs. fp32 and tf32 convert nothing:
+            torch's global switch distinguishes them, and the runner sets it.
+        layout: channels_last is the memory format of every 4-D parameter and every 4-D floating-point input.
+
+    Raises:
+        ValueError: the precision or the layout does not exist.
     """
     import torch
 
@@ -74,7 +81,7 @@ def place(model: Model, *, device: str | torch.device, precision: str, layout: s
 
 
 def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The values of a tensor in a random order, on the CPU."""
+    """The values of a tensor in a random order, on the CPU; standard normal ones where all values are equal."""
     import torch
 
     values = tensor.detach().cpu().flatten()

@@ -8,8 +8,8 @@ from torch import nn
 
 from models.registry import images, register
 
-# The two cells of the paper's figure 4. A block adds two operations, each on one of the states: 0 is the cell's
-# input, 1 the input of the cell before, 2 and on the blocks in turn. A cell concatenates the states it names.
+# The two cells of the paper's figure 4. A block adds the results of two operations, each on one state. State 0 is the
+# cell's input, state 1 the previous cell's input, state 2 + i the i-th block. A cell concatenates its output states.
 Block = tuple[tuple[str, int], tuple[str, int]]
 NORMAL: tuple[Block, ...] = (
     (("separable_5", 0), ("separable_3", 1)),
@@ -30,13 +30,15 @@ REDUCTION_OUTPUT = (3, 4, 5, 6)
 
 
 def norm(channels: int) -> nn.Module:
+    """A batch norm with the paper's epsilon."""
     return nn.BatchNorm2d(channels, eps=1e-3)
 
 
 class Separable(nn.Module):
-    """ReLU, depthwise, pointwise, batch norm, twice over (appendix A.4); the first depthwise convolution strides.
+    """ReLU, depthwise, pointwise, batch norm, twice (appendix A.4). The first depthwise convolution has the stride.
 
-    `uneven`: the stride falls on an even size, where TensorFlow's SAME pads one less at the top left.
+    Args:
+        uneven: the stride meets an even size, where TensorFlow's SAME pads one pixel less at the top left.
     """
 
     def __init__(self, channels_in: int, channels: int, kernel: int, stride: int, uneven: bool):
@@ -57,14 +59,14 @@ class Separable(nn.Module):
 
 
 class Squeeze(nn.Sequential):
-    """ReLU, 1x1 convolution, batch norm: gives a cell's input its number of channels."""
+    """ReLU, 1x1 convolution, batch norm: brings a cell's input to the cell's number of channels."""
 
     def __init__(self, channels_in: int, channels: int):
         super().__init__(nn.ReLU(), nn.Conv2d(channels_in, channels, 1, bias=False), norm(channels))
 
 
 class FactorizedReduction(nn.Module):
-    """Halves height and width: every other pixel, beside every other pixel one further down and right."""
+    """Halves height and width: every second pixel, concatenated with the pixels one further down and right."""
 
     def __init__(self, channels_in: int, channels: int):
         super().__init__()
@@ -83,7 +85,7 @@ def operation(name: str, channels_in: int, channels: int, stride: int, uneven: b
     """An operation of a cell by its name in the tables above."""
     if name == "identity":
         return nn.Identity()
-    # Left out of the window, and not zero: a ceiling is SAME's padding at the bottom right for both pools.
+    # Padding is outside of the window, not zeros. For both pools ceil_mode equals SAME's padding at the bottom right.
     padding, ceil = (0, True) if uneven else (1, False)
     if name == "average":
         return nn.AvgPool2d(3, stride, padding, ceil_mode=ceil, count_include_pad=False)
@@ -93,10 +95,11 @@ def operation(name: str, channels_in: int, channels: int, stride: int, uneven: b
 
 
 class Cell(nn.Module):
-    """One cell: `adapt_input` and `adapt_before` bring its two inputs to its shape, then its blocks.
+    """One cell: `adapt_input` and `adapt_before` bring its two inputs to its shape; its blocks follow.
 
-    `before` is the number of channels that `adapt_before` leaves, `channels` unless given. With `reduce_from`, the height
-    of its inputs, it is a reduction cell.
+    Args:
+        before: channels that `adapt_before` returns; None for `channels`.
+        reduce_from: the height of a reduction cell's inputs; None for a normal cell.
     """
 
     def __init__(
@@ -130,8 +133,8 @@ class Cell(nn.Module):
 class NASNet(nn.Module):
     """NASNet-A (`cells` @ 24 * `filters`) for ImageNet: [B, 3, size, size] -> [B, 1000].
 
-    A convolution, two reducing cells at a quarter and half the filters, then three stacks of `cells` normal cells with
-    a reduction cell between them that doubles the filters (the paper's figure 2 and appendix A.4).
+    A convolution; two reduction cells at a quarter and at half of the filters; three stacks of `cells` normal cells. A
+    reduction cell before each stack but the first doubles the filters (the paper's figure 2 and appendix A.4).
     """
 
     def __init__(self, cells: int, filters: int, stem: int, size: int):

@@ -13,7 +13,7 @@ NODES, NEIGHBOURS, REWIRING = 32, 4, 0.75
 
 
 def wiring(nodes: int, seed: int) -> list[list[int]]:
-    """A Watts-Strogatz graph as a DAG: the predecessors of each node. Edges run to the larger number (section 3.2)."""
+    """The predecessors of each node of a Watts-Strogatz graph, as a DAG: edges go to the larger number (section 3.2)."""
     graph = nx.connected_watts_strogatz_graph(nodes, NEIGHBOURS, REWIRING, seed=seed)
     return [sorted(neighbour for neighbour in graph[node] if neighbour < node) for node in range(nodes)]
 
@@ -29,7 +29,7 @@ class SeparableConvolution(nn.Sequential):
 
 
 class Node(nn.Module):
-    """A node: the sum of its inputs, each weighted by a learned positive number; ReLU, convolution, batch norm."""
+    """A node: the sum of its inputs, each with a learned positive weight; then ReLU, convolution, batch norm."""
 
     def __init__(self, channels_in: int, channels: int, inputs: int, stride: int):
         super().__init__()
@@ -103,5 +103,5 @@ def randwire(training: bool, *, size: str = "small") -> nn.Module:
     return RandWire(78, regular=False, seed=SEED) if size == "small" else RandWire(154, regular=True, seed=SEED)
 
 
-# The graphs that networkx draws from these seeds make networks of the published (mean) size.
+# The graphs that networkx draws from this seed give networks of the published (mean) size.
 SEED = 22

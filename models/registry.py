@@ -1,50 +1,40 @@
 """The names of the zoo, and what stands behind each: a function that builds the network, and its inputs.
 
-Each network is a function `(training, **options) -> nn.Module` under `@register`; its name is the entry.
+Each network is a function `(training, **options) -> nn.Module` under `@register`; its name is the model's.
 """
 
 from __future__ import annotations
 
-import difflib
+import ast
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf import Options, nearest
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# Which file defines which entries: the names can be listed without importing torch.
-FILES: dict[str, tuple[str, ...]] = {
-    "cifar": ("efficientnet_b0_cifar10", "mobilenet_v2_cifar10", "resnet50_cifar10"),
-    "darts": ("amoebanet", "darts"),
-    "language": ("bert", "gpt2", "t5"),
-    "nasnet": ("nasnet", "nasnet_large"),
-    "randwire": ("randwire",),
-    "vision": (
-        "efficientnet_b0",
-        "efficientnet_b5",
-        "googlenet",
-        "inception_v3",
-        "mobilenet_v2",
-        "resnet18",
-        "resnet50",
-        "resnet101",
-        "squeezenet",
-        "vgg16",
-    ),
-}
+NUM_NEAREST = 3  # names that a hint suggests at most
 
 
 class BadModel(ValueError):
-    """A model that was asked for wrongly. The message is one line: what is wrong, and what would be right."""
+    """A wrong request for a model. The message is one line: what is wrong, and what would be right."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a network: `shape` is that of one sample; with a vocabulary it holds token ids below it."""
+    """One input of a network.
+
+    Attributes:
+        shape: of one sample.
+        vocabulary: the number of token ids; None for an input of floating-point values.
+    """
 
     shape: tuple[int, ...]
     vocabulary: int | None = None
@@ -66,21 +56,26 @@ class Entry:
     build: Callable[..., nn.Module]
     inputs: Callable[..., tuple[Input, ...]]
 
-    def options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The defaults overlaid with `given`. Raises BadModel for an unknown option or a value of the wrong kind."""
+    def options(self, changed: Options) -> Options:
+        """The defaults of all options, overlaid with `changed`.
+
+        Raises:
+            BadModel: an option does not exist, or its value is of another type than its default.
+        """
         parameters = inspect.signature(self.build).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        defaults: Options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         name = self.build.__name__
-        for key, value in given.items():
+        for key, value in changed.items():
             if key not in defaults:
-                raise BadModel(f"model {name} has no option {key!r}; {nearest(key, defaults, 'it takes no options')}")
+                hint = nearest(key, defaults, count=NUM_NEAREST, otherwise="it takes no options")
+                raise BadModel(f"model {name} has no option {key!r}; {hint}")
             default = defaults[key]
             if type(value) is not type(default):
                 kind = "an integer" if isinstance(default, int) else "a word"
                 raise BadModel(f"option {key} of model {name} must be {kind} (default {default}), not {value!r}")
             if isinstance(value, int) and value < 1:
                 raise BadModel(f"option {key} of model {name} must be at least 1, not {value}")
-        return defaults | given
+        return defaults | changed
 
 
 _entries: dict[str, Entry] = {}
@@ -91,7 +86,10 @@ def register(
 ) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
     """Enters a function `(training, **options) -> nn.Module` into the zoo under its own name.
 
-    Options are its keyword-only parameters; their defaults say their kind. `inputs(**options)` describes one sample.
+    The options of the model are the function's keyword-only parameters. A default gives an option its type.
+
+    Args:
+        inputs: takes the same options and describes one sample of each input.
     """
 
     def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -106,24 +104,50 @@ def images(size: int) -> Callable[..., tuple[Input, ...]]:
     return lambda **options: (Input((3, size, size)),)
 
 
+@cache
+def _modules() -> dict[str, str]:
+    """The module of each model by the model's name.
+
+    The sources are parsed and not imported, so that names can be listed without torch.
+    """
+    modules: dict[str, str] = {}
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        if f"@{register.__name__}(" in source:
+            modules |= dict.fromkeys(_registered(ast.parse(source)), f"{__package__}.{file.stem}")
+    return modules
+
+
+def _registered(tree: ast.Module) -> list[str]:
+    """The names of a file's functions under `@register(...)`."""
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call)
+        and isinstance(decorator.func, ast.Name)
+        and decorator.func.id == register.__name__
+    ]
+
+
 def names() -> list[str]:
-    """Every model of the zoo, sorted; `custom` is none of them. Imports nothing."""
-    return sorted(name for file in FILES.values() for name in file)
+    """Every model of the zoo, sorted. `custom` is none of them."""
+    return sorted(_modules())
+
+
+def module_name(name: str) -> str:
+    """The name of the module that defines a model, for an import.
+
+    Raises:
+        BadModel: no model has that name; the message holds the nearest names.
+    """
+    if name not in _modules():
+        raise BadModel(f"no model {name!r}; {nearest(name, [*names(), 'custom'], count=NUM_NEAREST)}")
+    return _modules()[name]
 
 
 def find(name: str) -> Entry:
-    """The entry of that name. Raises BadModel with the nearest names if there is none."""
-    for file, defined in FILES.items():
-        if name in defined:
-            importlib.import_module(f"models.{file}")
-            return _entries[name]
-    raise BadModel(f"no model {name!r}; {nearest(name, [*names(), 'custom'], '')}")
-
-
-def nearest(name: str, candidates: Iterable[str], otherwise: str) -> str:
-    """`did you mean ...?` with up to three near names, or every candidate where none is near."""
-    candidates = sorted(candidates)
-    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"there is {', '.join(candidates)}" if candidates else otherwise
+    """The entry of that name; imports its module. Raises BadModel as `module_name`."""
+    importlib.import_module(module_name(name))
+    return _entries[name]

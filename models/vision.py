@@ -1,4 +1,4 @@
-"""The ImageNet networks that torchvision has, each at the input size of its paper."""
+"""ImageNet networks of torchvision, each at the input size of its paper."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def resnet18(training: bool) -> nn.Module:
 
 @register(images(224))
 def resnet50(training: bool) -> nn.Module:
-    """ResNet-50, with the stride in the 3x3 convolution of a block, where torchvision has it."""
+    """ResNet-50; as in torchvision, a block's stride is in its 3x3 convolution."""
     return torchvision.resnet50(weights=None)
 
 
 @register(images(224))
 def resnet101(training: bool) -> nn.Module:
-    """ResNet-101, with the stride in the 3x3 convolution of a block, where torchvision has it."""
+    """ResNet-101; as in torchvision, a block's stride is in its 3x3 convolution."""
     return torchvision.resnet101(weights=None)
 
 
@@ -61,7 +61,7 @@ BYPASSES = ("none", "simple", "complex")
 
 
 class BypassedFire(nn.Module):
-    """A fire module, to whose output its input is added, through a 1x1 convolution where their channels differ."""
+    """A fire module plus its own input. A 1x1 convolution adapts the input where the channels differ."""
 
     def __init__(self, fire: Fire):
         super().__init__()
@@ -76,7 +76,7 @@ class BypassedFire(nn.Module):
 
 
 def channels(fire: Fire) -> tuple[int, int]:
-    """Of its input, and of its output."""
+    """The channels of a fire module's input and of its output."""
     return fire.squeeze.in_channels, fire.expand1x1.out_channels + fire.expand3x3.out_channels
 
 
@@ -84,8 +84,9 @@ def channels(fire: Fire) -> tuple[int, int]:
 def squeezenet(training: bool, *, bypass: str = "none") -> nn.Module:
     """SqueezeNet 1.0, the network of the paper (Iandola et al. 2016).
 
-    bypass: as in its Figure 2: simple, around the fire modules that keep the number of channels, or complex, around all of
-    them, which is IOS's network.
+    Args:
+        bypass: of the paper's Figure 2. "simple" is around the fire modules whose input and output have equal channels,
+            "complex" around all of them, as in IOS's network.
     """
     if bypass not in BYPASSES:
         raise BadModel(f"option bypass of model squeezenet is one of {', '.join(BYPASSES)}, not {bypass!r}")
