@@ -188,13 +188,13 @@ def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """The records in a folder, by the names of model's factory and system; every file must be whole."""
-    found = {}
+    """The records in a folder as their files hold them, by the model's factory and the system; every file must be whole."""
+    documents = {}
     for file in sorted(folder.glob("*.json")):
-        record = json.loads(file.read_text())
-        config = record["config"]
-        found[f"{config['model'].get('factory', config['model']['name'])} {config['system']['name']}"] = record
-    return found
+        document = json.loads(file.read_text())
+        model, system = document["cell"]["model"], document["cell"]["system"]
+        documents[f"{model['options'].get('factory', model['name'])} {system['choice']}"] = document
+    return documents
 
 
 def gone(processes: Iterable[int], within: float) -> bool:

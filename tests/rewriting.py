@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_leaves
 from runners.measurements.correctness import relative_error
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.graph.program import Program
+from systems.scheduling.passes.context import Context, Cost, unchanged
+from systems.scheduling.passes.rewriting import SWITCHES
 from systems.scheduling.plans.schedule import sequential
 from systems.scheduling.plans.stream_assignment import assign_streams
 
@@ -55,6 +57,14 @@ def tokens(device: str = "cpu") -> Tensor:
 def count(program: Program) -> float:
     """A cost by which one operator is always faster than several."""
     return float(len(program.graph))
+
+
+def measuring(cost: Cost, at_once: Cost | None = None, later: Callable[[Program], Program] = unchanged) -> Context:
+    """What a pass is run with where every switch is on, and `cost` stands in for the timing."""
+    return Context(cost, at_once or cost, later, frozenset(SWITCHES))
+
+
+COUNTING = measuring(count)
 
 
 def names(program: Program) -> list[str]:

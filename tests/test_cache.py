@@ -33,12 +33,12 @@ def never(folder: Path) -> None:
 
 def test_an_artefact_is_made_once_and_held_with_its_notes(tmp_path: Path) -> None:
     with Cache(tmp_path).artefact("test", "a", OF, hello) as made:
-        assert made.made and (made.folder / "sub" / "hello").read_text() == "hello"
+        assert made.is_new and (made.folder / "sub" / "hello").read_text() == "hello"
     with Cache(tmp_path).artefact("test", "a", OF, never) as found:
-        assert not found.made and found.notes == {"words": 1} and found.seconds == made.seconds
+        assert not found.is_new and found.notes == {"words": 1} and found.seconds == made.seconds
         assert (found.folder / "sub" / "hello").read_text() == "hello"
     with Cache(tmp_path).artefact("test", "a", OF | {"batch": 2}, hello) as other:
-        assert other.made and other.folder != made.folder
+        assert other.is_new and other.folder != made.folder
     assert [(e.kind, e.label) for e in Cache(tmp_path).entries()] == [("test", "a")] * 2
 
 
@@ -54,7 +54,7 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
         (made.folder / MANIFEST).write_text('{"of": ')
     told = pytest.warns(UserWarning, match="damaged") if damage == "changed" else nullcontext()
     with told, Cache(tmp_path).artefact("test", "a", OF, hello) as again:
-        assert again.made and (again.folder / "sub" / "hello").read_text() == "hello"
+        assert again.is_new and (again.folder / "sub" / "hello").read_text() == "hello"
 
 
 def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_the_least_recently_used_are_dropped(tmp_path_factory: pytest.TempPathFa
         with cache.artefact(
             "test", str(key), {"key": key}, lambda f, s=size: (f / "x").write_bytes(bytes(s * 1000)) and None
         ) as a:
-            assert a.made == (was is None)
+            assert a.is_new == (was is None)
             now = was or sum(f.stat().st_size for f in a.folder.iterdir())
         expected = [(key, now), *((k, s) for k, s in expected if k != key)]
         while was is None and len(expected) > 1 and sum(s for _, s in expected) > cache.bound:

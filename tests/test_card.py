@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from runners.cell.session import Session
+from results.warning import Warning
 from runners.machine import card
+from runners.measurements import latency
 
 CLOCK_SM, CLOCK_MEM = 1, 2
 
@@ -56,7 +57,7 @@ class StandInForNvml:
 def test_other_processes_are_told_of_their_own_card(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = StandInForNvml([SimpleNamespace(pid=7, usedGpuMemory=3 << 30), SimpleNamespace(pid=8, usedGpuMemory=None)])
     monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
-    assert card.processes("0") == ["process 7 holds 3072 MiB", "process 8 holds 0 MiB"]
+    assert card.processes("0") == [card.Process(7, 3072), card.Process(8, 0)]
     assert card.processes("1") == [] and nvml.initialised == 0
 
 
@@ -69,12 +70,11 @@ def test_a_lower_clock_is_told_unless_it_is_idle_or_asked_for(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", StandInForNvml(reasons=reasons))  # type: ignore[arg-type]
     clocks = card.clocks("0")
-    assert clocks["throttled"] == told
-    assert (clocks["sm_mhz"], clocks["sm_max_mhz"], clocks["power_w"]) == (1200, 1980, 650.0)
-    session = SimpleNamespace(device="cuda", visible_device="0")
-    doubts = Session._doubts(session, [1.0] * 10)  # type: ignore[arg-type]
-    assert doubts == ([f"the GPU is throttled: {', '.join(told)}"] if told else [])
-    assert Session._doubts(session, [1.0, 2.0] * 5)[0].startswith("latency scatters")  # type: ignore[arg-type]
+    assert clocks.throttled == tuple(told)
+    assert (clocks.sm_mhz, clocks.sm_max_mhz, clocks.power_w) == (1200, 1980, 650.0)
+    throttled = (Warning("throttled", {"reasons": ", ".join(told)}),) if told else ()
+    assert latency.doubts((1.0,) * 10, "cuda", "0") == throttled
+    assert latency.doubts((1.0, 2.0) * 5, "cuda", "0") == (Warning("latency_scatters", {"spread": 1 / 1.5}), *throttled)
 
 
 @pytest.mark.gpu

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from conftest import Run, command, environment, records
 
-from results.record import IDENTITY
+from results.cell import choose
 from results.store import PARTIAL
+from runners.cell.messages import Check, Refused
 from runners.cell.worker import Worker, guarded
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import InvalidSchedule, verify
@@ -41,6 +42,11 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("model.factory=tiny:make", "model.factory"),
     ("system.multi_stream=maybe", "true or false"),
     ("runner.samples=0", "positive integer"),
+    ("runner.measurements=latencies", "did you mean latency?"),
+    ("runner=energy runner.energy_s=0", "above 0 and up to 20"),
+    ("runner=training runner.optimizer=adam", "did you mean adamw?"),
+    ("system.name=ios", "choose another system"),
+    ("system.multi_stream=[true]", "not a single value"),
     ("runner=schedule runner.samples=5", "it is one of runner=bench, latency, training"),
     ("system=eager system.strategy=both", "it is one of system=greedy, ios,"),
     ("batch=0", "positive integer"),
@@ -120,11 +126,11 @@ def test_a_bad_request_is_one_line(run: Run, folder: Path, request_: str, says: 
 def test_a_wrong_factory_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, factory: str, says: str) -> None:
     """As the process answers that a sweep asks before it measures anything."""
     monkeypatch.syspath_prepend(folder)
-    model = {"name": "custom", "factory": factory}
+    model = choose("model", "custom", factory=factory)
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, "tiny", raising=False)  # another folder's
-        answer = guarded(Worker(io.StringIO()).carry_out, {"do": "check", "cell": {"model": model, "batch": 1}})
-    assert list(answer) == ["bad_request"] and says in answer["bad_request"] and "\n" not in answer["bad_request"]
+        answer = guarded(Worker(io.StringIO()).carry_out, Check("model", model, 1))
+    assert isinstance(answer, Refused) and says in answer.reason and "\n" not in answer.reason
 
 
 def test_a_wrong_factory_after_a_right_one_ends_a_sweep_before_it_measures(run: Run, folder: Path) -> None:
@@ -210,14 +216,18 @@ def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:
     (file,) = (folder / "r").glob("*.json")
     assert file.name == f"custom-nimble-b2-cpu-{record['id']}.json" and str(file) in done.stdout
     assert set(os.listdir(folder)) - {"__pycache__"} == {"r", "tiny.py"}  # Hydra leaves nothing of its own
-    assert record["status"] == "ok" and record["reason"] is None and record["comparison"] is None
-    assert set(record["config"]) == set(IDENTITY) and record["config"]["device"] == "cpu"
+    assert record["status"] == "ok" and record["reason"] is None
+    assert not {"comparison", "learning_s", "pending"} & set(record)
+    assert set(record["cell"]) == {"model", "system", "runner", "conditions"}
+    assert record["cell"]["conditions"]["device"] == "cpu" and record["cell"]["model"]["changed"] == ["factory"]
     assert len(record["latency"]["host_ms"]) >= 120 and record["latency"]["device_ms"] is None
-    statistics = record["latency"]["statistics"]["host"]
+    statistics = record["latency"]["host"]
     assert statistics["ci95"][0] <= statistics["median"] <= statistics["ci95"][1]
     assert record["throughput"]["statistics"]["median"] > 0 and record["memory"]["peak_bytes"] >= 0
     assert record["sm_efficiency"]["value"] is None and "CPU" in record["sm_efficiency"]["reason"]
-    assert record["correctness"]["correct"] and record["correctness"]["inputs"] >= 3
+    (energy,) = {q["reason"] for q in record["measured"]["energy"]["quantities"]}
+    assert "CPU" in energy
+    assert record["correctness"]["is_correct"] and record["correctness"]["inputs"] >= 3
     assert record["limits"]["source"] == "host" and 0 < record["limits"]["critical_path_ms"] <= record["limits"]["busy_ms"]
     assert record["schedule"]["operators"] == record["limits"]["operators"] and record["preparation_s"] > 0
     for key in ("host", "cpu", "python", "libraries", "commit", "threads"):
@@ -270,7 +280,7 @@ def test_a_schedule_file_reads_back_and_passes_the_proof(run: Run, folder: Path)
     schedule = Schedule.from_json(document)
     verify(schedule.graph, schedule)
     again = schedule.to_json(**{key: document[key] for key in ("model", "batch", "device")})
-    assert again == document
+    assert again == {key: value for key, value in document.items() if key != "cell"}
     assert schedule.waits
     for wait in schedule.waits:  # every one of them is needed
         fewer = replace(schedule, waits=tuple(w for w in schedule.waits if w != wait))

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_results import CONFIG, record, rounds
+from made_records import ENVIRONMENT, latency, memory, record, rounds, throughput
+from made_records import cell as cell_of
 
-from results.record import identity
+from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, changes, only_in
 from results.store import Store
 
@@ -22,23 +24,21 @@ WHEN = "2026-01-01"
 SAMPLES = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=20)
 
 
-def cell(system: str = "nimble", host: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
+def cell(system: str = "nimble", host: str = "a", batch: int = 1, **more: Any) -> Record:
     """A record of a system on a host, with every measurement that may be compared."""
-    config = CONFIG | {"system": {"name": system}, "batch": batch}
-    environment = {"host": host, "cpu": "a CPU", "libraries": {"torch": "2.11"}}
     parts: dict[str, Any] = {
-        "latency": {"host_ms": [1.0, 1.01, 0.99, 1.0]},
-        "throughput": {"runs": [100.0, 101.0, 99.0]},
-        "memory": {"peak_bytes": 2**20},
+        "latency": latency(1.0, 1.01, 0.99, 1.0),
+        "throughput": throughput(100.0, 101.0, 99.0),
+        "memory": memory(2**20),
         "preparation_s": 2.0,
         "comparison": rounds("g", [1.0], [1.0], [1.0]),
+        "when": WHEN,
     }
-    own = {"config": config, "environment": environment, "id": identity(config, environment), "when": WHEN}
-    return record(system, **(own | parts | more))
+    return record(of=cell_of(system, batch=batch), environment=replace(ENVIRONMENT, host=host), **(parts | more))
 
 
-def latency(samples: list[float], **more: Any) -> dict[str, Any]:
-    return cell(latency={"host_ms": samples}, **more)
+def timed(samples: list[float], **more: Any) -> Record:
+    return cell(latency=latency(*samples), **more)
 
 
 @settings(deadline=None, max_examples=50)
@@ -46,7 +46,7 @@ def latency(samples: list[float], **more: Any) -> dict[str, Any]:
 def test_a_cell_that_is_slower_by_more_than_the_threshold_is_a_regression(
     samples: list[float], factor: float, threshold: float
 ) -> None:
-    (change,) = changes([latency(samples)], [latency([x * factor for x in samples], host="b")], "latency", "eager")
+    (change,) = changes([timed(samples)], [timed([x * factor for x in samples], host="b")], "latency", "eager")
     assert change.worse == pytest.approx(factor) and change.low is not None and change.high is not None
     assert change.low <= factor * 1.0001 and factor <= change.high * 1.0001
     verdict = change.verdict(threshold)
@@ -62,8 +62,8 @@ def test_a_cell_that_is_slower_by_more_than_the_threshold_is_a_regression(
 @settings(deadline=None, max_examples=30)
 @given(SAMPLES, SAMPLES)
 def test_the_other_way_round_it_is_the_inverse(a: list[float], b: list[float]) -> None:
-    (there,) = changes([latency(a)], [latency(b)], "latency", "eager")
-    (back,) = changes([latency(b)], [latency(a)], "latency", "eager")
+    (there,) = changes([timed(a)], [timed(b)], "latency", "eager")
+    (back,) = changes([timed(b)], [timed(a)], "latency", "eager")
     assert there.worse is not None and back.worse == pytest.approx(1 / there.worse)
     assert (there.before, there.after) == (back.after, back.before)
 
@@ -76,7 +76,7 @@ def test_a_set_is_the_same_as_itself(metric: str) -> None:
 
 
 def test_what_is_better_depends_on_the_metric() -> None:
-    before, after = cell(), cell(throughput={"runs": [80.0, 80.0]}, memory={"peak_bytes": 2**21}, preparation_s=1.0)
+    before, after = cell(), cell(throughput=throughput(80.0, 80.0), memory=memory(2**21), preparation_s=1.0)
     verdicts = {m: changes([before], [after], m, "eager")[0].verdict(0.05) for m in ("throughput", "memory", "preparation")}
     assert verdicts == {"throughput": REGRESSION, "memory": REGRESSION, "preparation": IMPROVEMENT}
 
@@ -101,10 +101,10 @@ def test_regressions_come_first_and_the_surest_of_them() -> None:
     before = [cell(batch=b) for b in (1, 2, 4, 8, 16)]
     after = [
         cell(batch=1),
-        latency([1.5, 1.5, 1.5, 1.5], batch=2),
-        latency([0.5, 0.5, 0.5, 0.5], batch=4),
+        timed([1.5, 1.5, 1.5, 1.5], batch=2),
+        timed([0.5, 0.5, 0.5, 0.5], batch=4),
         cell(batch=8, status="incorrect", reason="wrong"),
-        latency([1.2, 1.2, 1.2, 1.2], batch=16),
+        timed([1.2, 1.2, 1.2, 1.2], batch=16),
     ]
     found = changes(before, after, "latency", "eager")
     assert [(change.key[1], change.verdict(0.05)) for change in found] == [
@@ -124,7 +124,7 @@ def test_a_system_that_began_to_run_is_an_improvement_and_one_that_never_did_is_
 
 
 def test_the_newest_record_of_a_cell_counts_and_what_one_side_lacks_is_named() -> None:
-    old, new = latency([9.0, 9.0, 9.0]), latency([1.0, 1.0, 1.0], host="newer", when="2026-02-01")
+    old, new = timed([9.0, 9.0, 9.0]), timed([1.0, 1.0, 1.0], host="newer", when="2026-02-01")
     (change,) = changes([old, new], [cell()], "latency", "eager")
     assert change.before == 1.0
     assert [key[:3] for key in only_in([cell(), cell(batch=8)], [cell(host="b")])] == [("nasnet", "8", "nimble")]
@@ -137,7 +137,7 @@ Compare = Callable[..., "subprocess.CompletedProcess[str]"]
 def compare(tmp_path: Path) -> Compare:
     """Runs the script over two sets of records."""
 
-    def compare(a: list[dict[str, Any]], b: list[dict[str, Any]], *more: str) -> "subprocess.CompletedProcess[str]":
+    def compare(a: list[Record], b: list[Record], *more: str) -> "subprocess.CompletedProcess[str]":
         for name, records in (("a", a), ("b", b)):
             store = Store(tmp_path / name)
             store.make()
@@ -150,7 +150,7 @@ def compare(tmp_path: Path) -> Compare:
 
 
 def test_exit_status_1_beyond_the_threshold(compare: Compare) -> None:
-    slower = latency([1.1, 1.11, 1.09, 1.1], host="b")
+    slower = timed([1.1, 1.11, 1.09, 1.1], host="b")
     done = compare([cell()], [slower])
     assert done.returncode == 1 and "1 regressions" in done.stdout and "1.100 [" in done.stdout, done.stdout + done.stderr
     assert "before: a CPU, a, torch 2.11" in done.stdout and "after:  a CPU, b, torch 2.11" in done.stdout
@@ -177,7 +177,7 @@ def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
         ([], [], "no record in"),
     ],
 )
-def test_a_bad_request_is_a_line(compare: Compare, b: list[dict[str, Any]], more: list[str], told: str) -> None:
+def test_a_bad_request_is_a_line(compare: Compare, b: list[Record], more: list[str], told: str) -> None:
     done = compare([cell()], b, *more)
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
@@ -189,7 +189,7 @@ def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compar
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "foreign.json").write_text(json.dumps({"mine": 1}))
     done = compare([cell()], [cell(host="b")])
-    assert done.returncode == 0 and "foreign.json: its schema is None" in done.stderr
+    assert done.returncode == 0 and "foreign.json: its status is None" in done.stderr
 
 
 def test_the_reference_is_as_good_as_itself() -> None:

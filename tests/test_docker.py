@@ -109,9 +109,8 @@ def test_what_is_copied_is_sent_to_the_builder() -> None:
         if "--from" not in rest:
             assert all(source in (*kept, ".") for source in rest.split()[:-1]), rest
     packages = {file.name for file in ROOT.iterdir() if (file / "__init__.py").exists()} - {"tests"}
-    assert (
-        packages | {"run.py", "conf", "hydra_plugins", "docker/entrypoint.sh", "pyproject.toml", "requirements.lock"} <= kept
-    )
+    files = {"run.py", "opweave.py", "build_opweave.py", "LICENSE", "pyproject.toml", "requirements.lock"}
+    assert packages | files | {"conf", "hydra_plugins", "docker/entrypoint.sh"} <= kept
     assert any(fnmatch("results/runs", rule) for rule in rules)  # nobody's own records
 
 

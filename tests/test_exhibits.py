@@ -1,6 +1,6 @@
 """Presets against what there is, and figures and verdicts against the committed records."""
 
-import copy
+import json
 import re
 import subprocess
 import sys
@@ -12,29 +12,33 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
+from made_records import cell, rounds
 
+import conf
+from results.cell import Cell, choose, named
+from results.document import cell_to_json
 from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS, Finding
 from results.published.values import everything
-from results.record import CONF, label
+from results.record import Kernels, Limits, Record, SmEfficiency
+from results.schedule import BlockSearch
+from results.schedule_file import read_cells
+from results.selection import NoResults, Selection
 from results.store import Store
 from results.timeline import COMPUTE, Bar, Timeline
-from scripts.charts.measured import Measured, NoResults
-from scripts.charts.setting import CALLS
+from results.warning import Warning
 from scripts.charts.speedup import published_marks
 from scripts.charts.style import PAPERS, short
 from scripts.exhibits import findings, judgement, preset, quantities
-from scripts.exhibits.evidence import Evidence, labels, parts, select
+from scripts.exhibits.evidence import Evidence, choices, parts, select
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
 from scripts.exhibits.running import Run, cells, quoted, system_of
 from scripts.plot import CHARTS
 
 H200 = ROOT / "results" / "reference" / "h200"
-# As if what took a profiler had come after their rounds, so that it is these that give the ratios.
-RECORDS = [
-    r | {"sm_efficiency": r["sm_efficiency"] | {"when": "later"}} if "sm_efficiency" in r else r
-    for r in Store(H200).read().records.values()
-]
+# As if profilers had come after their rounds, so that it is these that give the ratios.
+RECORDS = [replace(record, warnings=()) for record in Store(H200).read().records.values()]
+EAGER, NIMBLE, OPARA = (named("system", name) for name in ("eager", "nimble", "opara"))
 ISSUED = {
     "nimble": [
         "figure2a",
@@ -56,7 +60,7 @@ ISSUED = {
 OPTIONAL = {"tvm", "tvm_tuned", "tensorrt", "onnxruntime"}
 
 
-def judged(name: str, records: list[dict[str, Any]] = RECORDS) -> tuple[Preset, Evidence, list[Finding]]:
+def judged(name: str, records: list[Record] = RECORDS) -> tuple[Preset, Evidence, list[Finding]]:
     read = Preset.read(name)
     evidence = Evidence(select(records, [read.sweep, *({**read.sweep, **change} for change in read.also)]))
     return read, evidence, findings.findings(read, evidence)
@@ -71,14 +75,13 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
     read = Preset.read(name)
     assert read.title and read.claim and read.figures and read.small
     for sweep in (read.sweep, *({**read.sweep, **change} for change in read.also), {**read.sweep, **read.small}):
-        assert set(parts(sweep["model"])) <= {file.stem for file in (CONF / "model").glob("*.yaml")}
-        assert set(parts(sweep["system"])) <= set(preset.systems_here()) | OPTIONAL
-        runner = sweep.get("runner", "bench")
-        assert (CONF / "runner" / f"{runner}.yaml").exists() and runner in (*CALLS, "training", "schedule", "timeline")
+        assert set(parts(sweep["model"])) <= set(conf.choices("model"))
+        assert set(parts(sweep["system"])) <= set(conf.choices("system")) | OPTIONAL
+        assert sweep.get("runner", "bench") in conf.choices("runner")
         for key in sweep:
             group, _, option = key.partition(".")
             for choice in parts(sweep[group]) if option else []:
-                assert option in yaml.safe_load((CONF / group / f"{choice}.yaml").read_text()), (key, choice)
+                assert option in conf.options(group, choice), (key, choice)
     assert set(read.charts) <= {*CHARTS, *OWN}
     # Every figure has a quantity here, and a model, a system and a batch that the sweep asks for.
     asked = set(parts(read.sweep["model"]))
@@ -86,8 +89,8 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
     for value, _ in read.figures:
         metric = value.metric
         assert metric in quantities.RATIOS or metric in quantities.PLAIN or (metric in quantities.COMPARED and read.ratio)
-        our = value.zoo_model and read.models.get(value.model, value.zoo_model)
-        assert our is None or our.partition(" (")[0] in asked | {change.get("model", "") for change in read.also}, our
+        ours = read.models[value.model].choice if value.model in read.models else value.zoo_model
+        assert ours is None or ours in asked | {change.get("model", "") for change in read.also}, ours
         assert not value.batch.isdigit() or value.batch in batches
     if read.ratio:
         (other,) = read.ratio.values()
@@ -96,10 +99,9 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
 
 def test_a_variant_of_a_system_has_every_option_of_it() -> None:
     """run.py refuses a system whose file lacks one."""
-    for file in (CONF / "system").glob("*.yaml"):
-        options = yaml.safe_load(file.read_text(encoding="utf-8"))
-        whole = yaml.safe_load((CONF / "system" / f"{options['name']}.yaml").read_text(encoding="utf-8"))
-        assert set(options) == set(whole), file.stem
+    for choice in conf.choices("system"):
+        options = conf.options("system", choice)
+        assert set(options) == set(conf.options("system", str(options["name"]))), choice
 
 
 def test_the_published_values_of_the_three_papers_are_all_in_some_preset() -> None:
@@ -118,22 +120,21 @@ def test_no_figure_of_a_preset_is_left_out_but_the_other_sides_of_ratios() -> No
 def test_speedups_are_those_of_the_rounds_that_were_shared() -> None:
     _, _, found = judged("nimble/figure7")
     (resnet,) = [f for f in found if f.what == "resnet50: nimble over eager"]
-    cell = {label(r["config"]["system"]): r for r in RECORDS if label(r["config"]["model"]) == "resnet50"}
-    rounds = zip(cell["eager"]["comparison"]["rounds"], cell["nimble"]["comparison"]["rounds"], strict=True)
-    assert resnet.ours == pytest.approx(median(median(slow) / median(fast) for slow, fast in rounds))
+    shared = [
+        r.comparison for s in (EAGER, NIMBLE) for r in RECORDS if (r.cell.model.label, r.cell.system.key) == ("resnet50", s)
+    ]
+    in_turn = zip(*(comparison.rounds for comparison in shared if comparison is not None), strict=True)
+    assert resnet.ours == pytest.approx(median(median(slow) / median(fast) for slow, fast in in_turn))
     assert resnet.low is not None and resnet.high is not None and resnet.low <= resnet.ours <= resnet.high
     assert resnet.published == 4.32 and resnet.rule == "ratio" and resnet.verdict == HOLDS
 
 
 def test_a_bound_is_the_extreme_over_the_networks() -> None:
     _, _, (idle, tensorflow) = judged("nimble/figure2a")
-    eager = {
-        r["config"]["model"]["name"]: r
-        for r in RECORDS
-        if r["config"]["system"]["name"] == "eager" and r["config"]["batch"] == 1
-    }
+    eager = {r.cell.model.name: r for r in RECORDS if r.cell.system.key == EAGER and r.cell.batch == 1}
+    limits = {model: record.limits for model, record in eager.items() if record.limits is not None}
     shares = [
-        100 * (1 - eager[m]["limits"]["busy_ms"] / eager[m]["latency"]["statistics"]["host"]["median"])
+        100 * (1 - (limits[m].busy_ms or 0) / (eager[m].host_ms or 1))
         for m in ("nasnet", "inception_v3", "resnet50", "mobilenet_v2", "efficientnet_b0")
     ]
     assert idle.ours == pytest.approx(max(shares)) and idle.published == 91
@@ -141,7 +142,7 @@ def test_a_bound_is_the_extreme_over_the_networks() -> None:
     _, _, (path,) = judged("nimble/figure2c")
     assert path.ours == pytest.approx(
         max(
-            eager[m]["limits"]["busy_ms"] / eager[m]["limits"]["critical_path_ms"]
+            (limits[m].busy_ms or 0) / (limits[m].critical_path_ms or 1)
             for m in ("nasnet_large", "amoebanet", "darts", "nasnet", "inception_v3")
         )
     )
@@ -150,13 +151,16 @@ def test_a_bound_is_the_extreme_over_the_networks() -> None:
 def test_a_direction_is_told_by_the_worst_network() -> None:
     _, evidence, found = judged("nimble/supplement_figure1")
     assert evidence.measured is not None and all(f.verdict == HOLDS for f in found)
-    ratios = [evidence.measured.over(row, "nimble", "eager") for row in evidence.measured.rows]
+    ratios = [evidence.measured.over(row, NIMBLE, EAGER) for row in evidence.measured.rows]
     assert found[0].low == min(r.low for r in ratios if r is not None)
-    slowed = copy.deepcopy(RECORDS)
-    for record in slowed:
-        if record["config"]["model"]["name"] == "resnet50" and label(record["config"]["system"]) == "nimble":
-            record["comparison"]["rounds"] = [[100 * t for t in turn] for turn in record["comparison"]["rounds"]]
-    _, evidence, slow = judged("nimble/supplement_figure1", slowed)
+
+    def slower(record: Record) -> Record:
+        if record.comparison is None or (record.cell.model.name, record.cell.system.key) != ("resnet50", NIMBLE):
+            return record
+        rounds = tuple(tuple(100 * ms for ms in turn) for turn in record.comparison.rounds)
+        return replace(record, comparison=replace(record.comparison, rounds=rounds))
+
+    _, evidence, slow = judged("nimble/supplement_figure1", [slower(record) for record in RECORDS])
     assert all(f.verdict != HOLDS and f.reason == "the least of 8, on resnet50" for f in slow)
     verdict = judgement.judge(Preset.read("nimble/supplement_figure1"), evidence, slow, small=False)
     assert "every network: nimble over eager" in verdict.reason and "on resnet50" in verdict.reason
@@ -169,23 +173,15 @@ def test_a_verdict_says_how_much_of_its_exhibit_was_measured() -> None:
     assert judgement.extent(verdict, found[:1]) == "holds" and found[0].reason.startswith("on ")
 
 
-def made(system: str, batch: int, scale: float, model: str = "inception_v3") -> dict[str, Any]:
+def made(system: str, batch: int, scale: float, model: str = "inception_v3", **options: Any) -> Record:
     """A record as that of a batch and a choice of model, under another system and `scale` times as slow."""
-    choice = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
-    (known,) = [
-        r
-        for r in RECORDS
-        if (r["config"]["model"]["name"], r["config"]["batch"], label(r["config"]["system"]))
-        == (choice["name"], 1, "nimble")
-    ]
-    record = copy.deepcopy(known)
-    record["config"]["model"] = choice
-    record["config"]["system"] = yaml.safe_load((CONF / "system" / f"{system}.yaml").read_text())
-    record["config"]["batch"] = batch
-    record["comparison"]["group"] = f"{model}{batch}"
-    record["comparison"]["rounds"] = [[scale]] * 5
-    record["id"] = f"{model}-{system}-{batch}"
-    return record
+    choice = choose("model", model)
+    (known,) = [r for r in RECORDS if (r.cell.model.name, r.cell.batch, r.cell.system.key) == (choice.name, 1, NIMBLE)]
+    assert known.comparison is not None
+    conditions = replace(known.cell.conditions, batch=batch)
+    own = Cell(choice, choose("system", system, **options), known.cell.runner, conditions)
+    comparison = replace(known.comparison, group=f"{model}{batch}", rounds=((scale,),) * 5)
+    return replace(known, cell=own, comparison=comparison, id=f"{own.label}")
 
 
 def test_latencies_become_ratios() -> None:
@@ -199,7 +195,7 @@ def test_latencies_become_ratios() -> None:
     assert by_name["inception_v3: ios over sequential"].published == pytest.approx(6.51 / 4.03)
     assert by_name["geometric mean: greedy over sequential"].ours == pytest.approx(4 / 3)
     assert by_name["geometric mean: ios_merge over sequential"].verdict == CANNOT
-    _, _, found = judged("ios/schedules", [r for r in records if r["config"]["model"]["name"] != "nasnet_large"])
+    _, _, found = judged("ios/schedules", [r for r in records if r.cell.model.name != "nasnet_large"])
     (mean,) = [f for f in found if f.what == "geometric mean: ios over sequential"]
     assert mean.verdict == CANNOT and "4 networks, and nasnet_large" in mean.reason
     batches = [made(system, batch, scale * batch) for batch in (1, 16) for system, scale in scales.items()]
@@ -214,10 +210,7 @@ def test_a_schedule_is_judged_against_the_others_at_the_batch_that_it_was_search
     scales = {(b, of): 1.0 if b == of else 1.1 for b in own for of in own} | {(32, 128): 0.9}
     records = []
     for (batch, of), scale in scales.items():
-        record = made("ios", batch, scale)
-        record["config"]["system"]["schedule"] = own[of].partition("schedule=")[2].rstrip(")")
-        record["id"] += str(of)
-        records.append(record)
+        records.append(made("ios", batch, scale, schedule=own[of].options["schedule"]))
     _, _, found = judged("ios/specialization", records)
     words = [f for f in found if f.rule == "not_slower"]
     assert len(words) == 6 and len({f.what for f in found}) == len(found)
@@ -231,7 +224,8 @@ def test_a_schedule_is_judged_against_the_others_at_the_batch_that_it_was_search
 
 def test_the_papers_values_are_marked_where_they_are_judged() -> None:
     """Latencies as ratios, by the labels of the preset."""
-    networks, systems = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass"), ("greedy", "ios_merge", "ios")
+    networks = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
+    systems = [named("system", name) for name in ("greedy", "ios_merge", "ios")]
     read = Preset.read("ios/schedules")
     rows = [(network, 1) for network in networks]
     marks = published_marks(findings.published_speedups(read), read.baseline, rows, systems)
@@ -241,17 +235,17 @@ def test_the_papers_values_are_marked_where_they_are_judged() -> None:
     assert marked["squeezenet_bypass: greedy over sequential"] == pytest.approx(0.86 / 0.98)
     # Systems and a metric of other names, and a model whose name here is another network's in another paper.
     read = Preset.read("opara/figure2")
-    marks = published_marks(findings.published_speedups(read), read.baseline, [("googlenet", 1)], ["opara"])
-    assert [(mark.value, mark.legend) for mark in marks[("googlenet", 1), "opara"]] == [
+    marks = published_marks(findings.published_speedups(read), read.baseline, [("googlenet", 1)], [OPARA])
+    assert [(mark.value, mark.legend) for mark in marks[("googlenet", 1), OPARA]] == [
         (pytest.approx(1 / (1 - 0.29)), "opara paper, 2080 SUPER"),
         (pytest.approx(1 / (1 - 0.103)), "opara paper, A100"),
     ]
-    marks = published_marks(findings.published_speedups(Preset.read("nimble/figure7")), "eager", [("nasnet", 1)], ["nimble"])
-    assert [mark.value for mark in marks[("nasnet", 1), "nimble"]] == [22.34]
+    marks = published_marks(findings.published_speedups(Preset.read("nimble/figure7")), EAGER, [("nasnet", 1)], [NIMBLE])
+    assert [mark.value for mark in marks[("nasnet", 1), NIMBLE]] == [22.34]
     # A ratio to the baseline of the chart, whichever side of the verdict's that is; nothing of what is absent here.
     read = Preset.read("ios/frameworks")
     values = [v for v in findings.published_speedups(read) if v.zoo_model == "inception_v3"]
-    assert {v.our_system: v.value for v in values} == {
+    assert {str(v.our_system): v.value for v in values} == {
         "tvm": pytest.approx(4.03 / 4.88),
         "tensorrt": pytest.approx(4.03 / 5.21),
     }
@@ -286,28 +280,28 @@ def test_a_range_of_batches_has_its_extremes() -> None:
     records = [made(s, b, scale) for b, gain in scales.items() for s, scale in (("nimble", gain), ("opara", 1.0))]
     _, _, found = judged("opara/figure9", records)
     assert {f.what.rpartition(", ")[2]: round(f.ours or 0, 6) for f in found} == {"smallest": 1.05, "largest": 1.3}
-    _, _, found = judged("opara/figure9", [r for r in records if r["config"]["batch"] != 4])
+    _, _, found = judged("opara/figure9", [r for r in records if r.cell.batch != 4])
     assert {f.reason for f in found} == {"it is over batches 1, 2, 4, 8, and 4 was not measured"}
 
 
 def test_counted_and_estimated_values_are_not_compared() -> None:
     records = [made("opara", 1, 1.0, "googlenet"), made("cuda_graph", 1, 1.0, "googlenet")]
-    for record, source, value in zip(records, ("counters", "counters"), (0.6, 0.4), strict=True):
-        record["sm_efficiency"] = {"value": value, "source": source, "reason": None}
+    records = [
+        replace(record, sm_efficiency=SmEfficiency(value, "counters", None))
+        for record, value in zip(records, (0.6, 0.4), strict=True)
+    ]
     what = "googlenet: opara over cuda_graph, SM efficiency"
     (gain,) = [f for f in judged("opara/figure5", records)[2] if f.what == what]
     assert gain.ours == pytest.approx(1.5) and gain.published == pytest.approx(1.58) and gain.verdict == HOLDS
-    records[1]["sm_efficiency"]["source"] = "estimated"
+    records[1] = replace(records[1], sm_efficiency=SmEfficiency(0.4, "estimated", None))
     (gain,) = [f for f in judged("opara/figure5", records)[2] if f.what == what]
     assert gain.verdict == CANNOT and "not comparable" in gain.reason
 
 
 @pytest.mark.parametrize("status", ["incorrect", "failed", "out_of_memory", "unsupported"])
 def test_what_is_not_ok_gives_no_figure(status: str) -> None:
-    records = copy.deepcopy(RECORDS)
-    for record in records:
-        if label(record["config"]["system"]) == "nimble":
-            record |= {"status": status, "reason": "for a reason"}
+    wrong = {"status": status, "reason": "for a reason"}
+    records = [replace(r, **wrong) if r.cell.system.key == NIMBLE else r for r in RECORDS]  # type: ignore[arg-type]
     read, evidence, found = judged("nimble/figure7", records)
     assert all(f.verdict == CANNOT for f in found)
     assert any(f.reason == f"nimble is {status}: for a reason" for f in found)
@@ -316,40 +310,43 @@ def test_what_is_not_ok_gives_no_figure(status: str) -> None:
     assert judgement.judge(read, nothing, findings.findings(read, nothing), small=False).verdict == NOT_RUN
 
 
-def is_eager(record: dict[str, Any]) -> bool:
-    return label(record["config"]["system"]) == "eager"
-
-
 def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
-    read, evidence, found = judged("nimble/figure7", copy.deepcopy(RECORDS))
+    read, evidence, found = judged("nimble/figure7")
     verdict = judgement.judge(read, evidence, found, small=False)
     assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
     assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
     assert "published 9.99x" in verdict.reason and "mobilenet_v2: nimble over eager" in verdict.reason
     assert evidence.measured is not None
-    for record in evidence.measured.records:
-        record["kernels"] = {"count": 9.0, "sum_ms": 3.0, "covered_ms": 2.0, "reason": None}
-    (eager,) = [r for r in evidence.measured.records if r["config"]["model"]["name"] == "nasnet" and is_eager(r)]
-    call, path = median(eager["latency"]["host_ms"]), eager["limits"]["critical_path_ms"]
-    eager["sm_efficiency"].pop("when", None)  # as where a profiler had been in the process before its rounds
-    eager["comparison"] = {"group": "g", "cells": [], "rounds": [[7 * call], [7 * call]]}
-    lines = judgement.explanation(evidence.measured)
+    (eager,) = [r for r in evidence.measured.records if (r.cell.model.name, r.cell.system.key) == ("nasnet", EAGER)]
+    assert eager.latency is not None and eager.limits is not None and eager.limits.critical_path_ms is not None
+    call, path = median(eager.latency.host_ms), eager.limits.critical_path_ms
+
+    def explained(limits: Limits | None = None, **more: Any) -> list[str]:
+        """With kernels, the fields of eager's record replaced, and the limits of all if `limits` is None."""
+        assert evidence.measured is not None
+        kernels = Kernels(9.0, 3.0, 2.0)
+        records = [replace(r, kernels=kernels, **(more if r is eager else {})) for r in evidence.measured.records]
+        if limits is None:
+            records = [replace(r, limits=None) for r in records]
+        return judgement.explanation(Selection(records))
+
+    comparison = rounds("g", [7 * call], [7 * call])
+    profiled = (Warning("profiled_before_timing"),)
+    lines = explained(eager.limits, comparison=comparison, warnings=profiled)
     assert any(line.startswith("nasnet, batch 1: kernels take") and "critical path" in line for line in lines)
     assert any("ms (kernels run for 2.00 ms of it, 3.00 ms added up)" in line for line in lines)
     assert any(line.startswith("nasnet") and f"alone would be {call / path:.2f} times as fast" in line for line in lines)
-    eager["sm_efficiency"]["when"] = "after the rounds"
-    lines = judgement.explanation(evidence.measured)
+    lines = explained(eager.limits, comparison=comparison)
     assert any(line.startswith("nasnet") and f"alone would be {7 * call / path:.2f} times as fast" in line for line in lines)
-    for record in evidence.measured.records:
-        record["limits"] = None
-    lines = judgement.explanation(evidence.measured)
+    lines = explained(comparison=comparison)
     assert any(f"back to back would be {7 * call / 2.0:.2f} times" in line for line in lines)
 
 
 def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
-    records = copy.deepcopy(RECORDS)
-    for record in records:
-        record["config"]["device"] = "cpu"
+    def on_cpu(record: Record) -> Record:
+        return replace(record, cell=replace(record.cell, conditions=replace(record.cell.conditions, device="cpu")))
+
+    records = [on_cpu(record) for record in RECORDS]
     read, evidence, found = judged("nimble/figure7", records)
     verdict = judgement.judge(read, evidence, found, small=True)
     assert verdict.verdict == CANNOT and "about a GPU" in verdict.reason and "8 of its 10 figures" in verdict.reason
@@ -362,15 +359,16 @@ def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
     sweep = {"model": "nasnet,bert", "system": "eager,nimble", "batch": "8,32"}
     chosen = select(RECORDS, [sweep])
     assert chosen is not None and chosen.rows == [("bert", 8), ("nasnet", 8), ("bert", 32), ("nasnet", 32)]
-    assert chosen.systems == ["eager", "nimble"]
+    assert chosen.systems == [EAGER, NIMBLE]
     bert = {"model": "bert", "system": "eager"}
     assert select(RECORDS, [bert]) is not None and select(RECORDS, [{**bert, "model.sequence": "32"}]) is None
-    assert labels("system", {"system": "ios,greedy", "system.r": "1,3"}) == {"ios (r=1)", "ios", "greedy (r=1)", "greedy"}
+    ios = choices("system", {"system": "ios,greedy", "system.r": "1,3"})
+    assert {system.label for system in ios} == {"ios (r=1)", "ios", "greedy (r=1)", "greedy"}
     assert (
         select(RECORDS, [{**sweep, "runner": "training"}]) is None and select(RECORDS, [{**sweep, "device": "cpu"}]) is None
     )
-    other = copy.deepcopy([r for r in RECORDS if r["config"]["model"]["name"] == "nasnet"][:1])
-    other[0]["environment"]["host"] = "elsewhere"
+    nasnet = next(r for r in RECORDS if r.cell.model.name == "nasnet")
+    other = [replace(nasnet, environment=replace(nasnet.environment, host="elsewhere"))]
     assert (found := select([*RECORDS, *other], [sweep])) is not None and found.setting.host != "elsewhere"
 
 
@@ -388,13 +386,16 @@ def test_what_was_not_measured_is_not_drawn() -> None:
     charts, refused = pictures(read, evidence, found)
     assert not charts and "claims" in refused
     with pytest.raises(NoResults):
-        Measured([])
+        Selection([])
 
 
 def test_blocks_are_drawn_from_the_search_of_a_record() -> None:
     record = made("ios", 1, 1.0)
-    several = {"units": 3, "width": 2, "transitions": 9, "milliseconds": 1.0, "sequential_milliseconds": 1.5}
-    record["schedule"]["search"]["parts"] = [several, several | {"units": 1}, several | {"milliseconds": 0.5}]
+    several = BlockSearch(units=3, width=2, transitions=9, milliseconds=1.0, sequential_milliseconds=1.5)
+    blocks = (several, replace(several, units=1), replace(several, milliseconds=0.5))
+    assert record.schedule is not None
+    search = replace(record.schedule.search, parts=blocks)
+    record = replace(record, schedule=replace(record.schedule, search=search))
     read, evidence, found = judged("ios/blockwise", [record])
     charts, _ = pictures(read, evidence, found)
     assert len(charts["blocks"].figure.axes[0].patches) == 4  # two blocks of several units, two bars each
@@ -407,7 +408,7 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
     assert len(list(cells(plain.schedules))) == 6
     small = Run(Preset.read("ios/pruning"), {}, tmp_path, tmp_path / "out", small=True)
     assert small.preset.sweep["device"] == small.schedules["device"] == "cpu" and small.folder.name == "ios-pruning-small"
-    assert [system_of(cell) for cell in cells(small.schedules)] == ["ios (r=1)", "ios"]
+    assert [system_of(cell).label for cell in cells(small.schedules)] == ["ios (r=1)", "ios"]
     both = Run(Preset.read("opara/figure1"), {"batch": "1"}, tmp_path, tmp_path / "out", small=False)
     assert [sweep["model"] for sweep in both.sweeps] == ["googlenet,inception_v3", "bert"]
     assert [sweep["batch"] for sweep in both.sweeps] == ["1", "1"] and both.sweeps[1]["model.sequence"] == "32"
@@ -418,12 +419,11 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
     assert asked.force and asked._trace != Run(asked.preset, {"model": "bert"}, tmp_path, tmp_path / "out", False)._trace
     assert asked._trace == Run(Preset.read("opara/figure6"), {}, tmp_path, tmp_path / "out", False)._trace
     elsewhere = Run(Preset.read("ios/specialization"), {}, tmp_path, tmp_path / "out", small=False)
-    assert str(tmp_path) in elsewhere.preset.sweep["system.schedule"] and "results/exhibits" not in "".join(
-        elsewhere.preset.systems.values()
-    )
-    assert (
-        short("ios (schedule=a/b@ios@b1.schedule.json)") == "ios (schedule=b@ios@b1)" and short("ios (r=1)") == "ios (r=1)"
-    )
+    schedules = parts(elsewhere.preset.sweep["system.schedule"])
+    assert [Path(file).parent for file in schedules] == [elsewhere.folder] * 3
+    assert [system.options["schedule"] for system in elsewhere.preset.systems.values()] == schedules
+    assert short(named("system", "ios", schedule="a/b@ios@b1.schedule.json")) == "ios (schedule=b@ios@b1)"
+    assert short(named("system", "ios", r=1)) == "ios (r=1)"
     assert quoted("a b (c)'s") == "'a b (c)\\'s'"
 
 
@@ -466,6 +466,19 @@ def test_a_network_that_was_not_asked_for_is_told_as_such(tmp_path: Path) -> Non
 
 def test_streams_of_a_timeline_are_those_that_its_schedule_has() -> None:
     bars = tuple(Bar(stream, "conv2d", 0.0, 1.0, COMPUTE) for stream in range(3))
-    timelines = [Timeline(f"t5, {name}, batch 1, cuda", "x", bars, told) for name, told in (("nimble", None), ("opara", 7))]
-    found = [quantities.streams(Evidence(timelines=timelines), ("t5", 1), system) for system in ("nimble", "opara")]
-    assert found == [3.0, 7.0]
+    scheduled = {"nimble": None, "opara": 7}
+    timelines = [Timeline(cell(name, "t5", device="cuda"), "x", bars, number) for name, number in scheduled.items()]
+    seen = [quantities.streams(Evidence(timelines=timelines), ("t5", 1), system) for system in (NIMBLE, OPARA)]
+    assert seen == [3.0, 7.0]
+
+
+def test_schedule_files_are_known_by_their_cell_and_older_ones_by_their_name(tmp_path: Path) -> None:
+    older = ROOT / "results" / "reference" / "exhibits" / "ios-pruning" / "inception_v3@ios (r=1, s=3)@b1.schedule.json"
+    (tmp_path / older.name).write_text(older.read_text())
+    own = cell("opara", "t5", "schedule", batch=4)
+    document = json.loads(older.read_text()) | {"cell": cell_to_json(own), "of_a_later_version": 1}
+    (tmp_path / "any name.schedule.json").write_text(json.dumps(document))
+    evidence = Evidence(schedules=read_cells(tmp_path))
+    assert evidence.schedule(("t5", 4), OPARA) == evidence.schedule(("inception_v3", 1), named("system", "ios", r=1, s=3))
+    assert len(evidence.schedules) == 2 and own in evidence.schedules
+    assert evidence.schedule(("t5", 4), NIMBLE) is None

@@ -9,25 +9,24 @@ import torch
 from dags import as_networkx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting import DEVICES, Function, agrees, count, names, takes_new_weights, tokens
+from rewriting import COUNTING, DEVICES, Function, agrees, measuring, names, takes_new_weights, tokens
 from torch import Tensor, nn
 
 import models
 import systems
 from runners.measurements.correctness import relative_error
-from runners.sweep.once import _print_rewriting
+from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.fused_kernel import MAX_INPUTS, FusedKernel
 from systems.scheduling.graph.program import Program
-from systems.scheduling.passes.fuse_convolution import Fusion
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 from systems.scheduling.passes.fuse_reductions import fuse_reductions
-from systems.scheduling.passes.fused_kernel import MOST_INPUTS, FusedKernel
 
 functional = nn.functional
 
 
-def fused(module: nn.Module, x: Tensor) -> tuple[Program, list[Fusion]]:
-    return fuse_reductions(capture(module, (x,)), count)
+def fused(module: nn.Module, x: Tensor) -> tuple[Program, list[Decision]]:
+    return fuse_reductions(capture(module, (x,)), COUNTING)
 
 
 def root_mean_square(x: Tensor) -> Tensor:
@@ -75,7 +74,7 @@ def test_a_reduction_is_fused_with_what_is_around_it(pattern: str, device: str) 
     module = parts(forward).to(device)
     program, fusions = fused(module, tokens(device))
     assert [name for name in names(program) if name not in ("alias", "detach")] == expected
-    assert all(f.chosen for f in fusions) and len(fusions) >= 1
+    assert all(f.chosen == "fused" for f in fusions) and len(fusions) >= 1
     agrees(module, program, tokens(device), tolerance=1e-5)
 
 
@@ -133,14 +132,14 @@ def test_groups_that_would_wait_for_each_other_are_not_both_made() -> None:
 def test_a_kernel_reads_no_more_tensors_than_it_may() -> None:
     def forward(p: nn.ModuleDict, x: Tensor) -> Tensor:
         total = x
-        for i in range(2 * MOST_INPUTS):
+        for i in range(2 * MAX_INPUTS):
             total = total + p["a"](x * i)
         return p["norm"](total)
 
     module = parts(forward)
     program, _ = fused(module, tokens())
     reading = [len(c.args) for c in program.calls if isinstance(c.function, FusedKernel)]
-    assert reading and max(reading) <= MOST_INPUTS
+    assert reading and max(reading) <= MAX_INPUTS
     agrees(module, program, tokens(), tolerance=1e-4)
 
 
@@ -159,9 +158,9 @@ def test_what_is_slower_stays_apart_and_each_distinct_group_is_measured_once() -
 
     module = parts(lambda p, x: p["norm"](p["a"](p["norm"](p["a"](x) + x)) + x))
     captured = capture(module, (tokens(),))
-    program, fusions = fuse_reductions(captured, cost)
+    program, fusions = fuse_reductions(captured, measuring(cost))
     assert names(program) == names(captured) and len(asked) == 2
-    assert [f.chosen for f in fusions] == [False, False] and "rows of 8" in fusions[0].pattern
+    assert [f.chosen for f in fusions] == ["separate", "separate"] and "rows of 8" in fusions[0].pattern
 
 
 def test_what_a_later_pass_makes_of_the_operators_is_what_they_are_measured_as() -> None:
@@ -172,8 +171,8 @@ def test_what_a_later_pass_makes_of_the_operators_is_what_they_are_measured_as()
         return 0.0
 
     captured = capture(parts(lambda p, x: (p["a"](x) * 2 + 1).softmax(-1)), (tokens(),))
-    fuse_reductions(captured, cost)
-    fuse_reductions(captured, cost, fuse_elementwise)
+    fuse_reductions(captured, measuring(cost))
+    fuse_reductions(captured, measuring(cost, later=lambda part: fuse_elementwise(part, COUNTING)[0]))
     assert asked[::2] == [["mul", "add", "softmax"], ["mul_add", "softmax"]] and asked[1] == asked[3] == ["mul_add_softmax"]
 
 
@@ -188,9 +187,11 @@ def test_groups_whose_outputs_differ_are_measured_apart_and_one_around_two_reduc
         passed_on = p["a"](x) + x
         return p["a"](p["norm"](passed_on)) + passed_on, p["norm"](p["a"](x) + x)
 
-    _, fusions = fuse_reductions(capture(parts(forward), (tokens(),)), cost)
+    _, fusions = fuse_reductions(capture(parts(forward), (tokens(),)), measuring(cost))
     assert len(fusions) == 2 and len(asked) == 4 and [f.pattern.endswith("2 outputs") for f in fusions] == [True, False]
-    _, fusions = fuse_reductions(capture(parts(lambda p, x: p["norm"](p["norm"](p["a"](x)) * 2)), (tokens(),)), cost)
+    _, fusions = fuse_reductions(
+        capture(parts(lambda p, x: p["norm"](p["norm"](p["a"](x)) * 2)), (tokens(),)), measuring(cost)
+    )
     assert len(fusions) == 1
 
 
@@ -202,7 +203,7 @@ def test_no_output_lies_in_the_memory_of_an_input_or_a_parameter() -> None:
     module, x = parts(forward), tokens()
     program, fusions = fused(module, x)
     outputs = program.run((x,))
-    assert any(f.chosen for f in fusions)
+    assert any(f.chosen == "fused" for f in fusions)
     given = {t.untyped_storage().data_ptr() for t in (x, *module.parameters())}
     assert not given & {t.untyped_storage().data_ptr() for t in outputs}
     agrees(module, program, x)
@@ -248,12 +249,12 @@ def test_any_graph_computes_what_it_did(moves: list[tuple[int, int, int]]) -> No
     captured = capture(Made(moves), (x,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedKernel, "_compile", lambda self, inputs: self.module)
-        program, fusions = fuse_reductions(captured, count)
+        program, fusions = fuse_reductions(captured, COUNTING)
         got, expected = program.run((x,)), captured.run((x,))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected, strict=True))
-    taken = [v for f in fusions if f.chosen for v in f.operators]
+    taken = [v for f in fusions if f.chosen == "fused" for v in f.operators]
     assert len(taken) == len(set(taken)) and len(program.graph) == len(captured.graph) - len(taken) + sum(
-        f.chosen for f in fusions
+        f.chosen == "fused" for f in fusions
     )
 
 
@@ -262,13 +263,13 @@ def test_the_transformers_of_the_zoo_are_fused_at_each_norm() -> None:
     for name, norms in (("gpt2", 25), ("t5", 32)):
         loaded = models.load(name, 1, device="meta")
         program = capture(loaded.module, loaded.inputs)
-        _, fusions = fuse_reductions(program, count)
-        assert sum(f.chosen for f in fusions) == norms
+        _, fusions = fuse_reductions(program, COUNTING)
+        assert sum(f.chosen == "fused" for f in fusions) == norms
         outputs = [len([v for v in f.operators if set(program.graph.successors[v]) - {*f.operators}]) for f in fusions]
         assert outputs.count(2) > norms / 2  # the sum, and what the norm makes of it
 
 
-def test_a_transformer_under_all_passes_says_what_was_fused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_transformer_under_all_passes_says_what_was_fused() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
     module = nn.Sequential(layer, nn.LayerNorm(16)).eval()
     x = torch.randn(1, 8, 16)
@@ -276,8 +277,7 @@ def test_a_transformer_under_all_passes_says_what_was_fused(capsys: pytest.Captu
     prepared = system.prepare(module, (x,))
     with torch.no_grad():
         assert relative_error(prepared(x), module(x)) < 1e-5
-    report = prepared.schedule.rewriting
-    assert {row["chosen"] for row in report["fuse_reductions"]} <= {"fused", "separate"} and report["fuse_reductions"]
-    _print_rewriting(report)
-    assert "layer_norm" in capsys.readouterr().out
+    patterns = [d.pattern for d in prepared.schedule.decisions if d.kind == "fuse_reductions"]
+    assert patterns and all("layer_norm" in pattern or "softmax" in pattern for pattern in patterns)
+    assert {d.chosen for d in prepared.schedule.decisions} <= {"fused", "separate"}
     prepared.close()

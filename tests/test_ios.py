@@ -12,11 +12,11 @@ import models
 import systems
 from runners.measurements.correctness import relative_error
 from systems.base import BadOption
-from systems.ios.merge import merge
-from systems.ios.stages import lower
 from systems.ios.system import STRATEGIES
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.lower import lower
+from systems.scheduling.plans.merge import merge
 from systems.scheduling.plans.verify import verify
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -51,11 +51,11 @@ def test_every_strategy_agrees_with_eager(strategy: str) -> None:
 def test_a_merge_that_was_found_is_written_and_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = Branches().eval(), torch.randn(2, 8, 12, 12)
     monkeypatch.setattr(
-        "systems.ios.costs.StageTimer.concurrent", lambda self, groups, numbers: 10.0 * sum(map(len, groups))
+        "systems.ios.stage_timer.StageTimer.concurrent", lambda self, groups, numbers: 10.0 * sum(map(len, groups))
     )
-    monkeypatch.setattr("systems.ios.costs.StageTimer.merged", _merge_costs_little)
+    monkeypatch.setattr("systems.ios.stage_timer.StageTimer.merged", _merge_costs_little)
     schedule = systems.load("ios").schedule(module, (x,))
-    assert schedule.merges and schedule.search["transitions"] > 0
+    assert schedule.merges and schedule.search.transitions > 0
     program = capture(module, (x,))
     for planned in (systems.load("ios", barriers=False).schedule(module, (x,)), schedule):
         assert planned.merges == schedule.merges
@@ -107,7 +107,7 @@ class Normed(nn.Module):
 def test_what_was_rewritten_is_merged_too_and_its_schedule_fits_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("systems.ios.costs.milliseconds", _model_of_a_device)
+    monkeypatch.setattr("systems.ios.stage_timer.milliseconds", _model_of_a_device)
     module = Normed().eval()
     for norm in (m for m in module.modules() if isinstance(m, nn.BatchNorm2d)):
         nn.init.uniform_(norm.running_mean)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def test_what_was_rewritten_is_merged_too_and_its_schedule_fits_nothing_else(
     x = torch.randn(2, 8, 12, 12)
     system = systems.load("ios", strategy="merge", fold_batch_norm=True, fuse_elementwise=True)
     schedule = system.schedule(module, (x,))
-    assert schedule.merges and schedule.rewriting["fold_batch_norm"]["folded"] == 3
+    assert schedule.merges and sum(d.count for d in schedule.decisions if d.kind == "fold_batch_norm") == 3
     prepared = system.prepare(module, (x,))
     for _ in range(2):
         with torch.no_grad():
@@ -153,43 +153,45 @@ def _model_of_a_device(program: Program, groups: list[list[int]] | None = None, 
 
 def test_each_distinct_stage_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two equal blocks are measured as one, and a second search measures nothing."""
-    monkeypatch.setattr("systems.ios.costs.milliseconds", _model_of_a_device)
+    monkeypatch.setattr("systems.ios.stage_timer.milliseconds", _model_of_a_device)
     module = nn.Sequential(Branches(), nn.MaxPool2d(1), Branches(), nn.MaxPool2d(1)).eval()
     single, x = Branches().eval(), torch.randn(2, 8, 12, 12)
-    once = systems.load("ios").schedule(single, (x,)).search["measured"]
-    assert once > 10
-    assert systems.load("ios").schedule(module, (x,)).search["measured"] == 1  # the pool, which is both times the same
-    assert systems.load("ios").schedule(module, (x,)).search["measured"] == 0
+    assert systems.load("ios").schedule(single, (x,)).search.measured > 10
+    first = systems.load("ios").schedule(module, (x,))
+    assert first.search.measured == 1  # the pool, which is both times the same
+    assert systems.load("ios", max_part_size=23).schedule(module, (x,)).search.measured == 0
 
 
 def test_a_search_tells_of_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups at once take as long as the longest, so that a stage of several is told to gain by it."""
-    monkeypatch.setattr("systems.ios.costs.StageTimer.concurrent", lambda self, groups, _: float(max(map(len, groups))))
+    monkeypatch.setattr(
+        "systems.ios.stage_timer.StageTimer.concurrent", lambda self, groups, _: float(max(map(len, groups)))
+    )
     module, x = nn.Sequential(Branches(), nn.Conv2d(8, 8, 1)).eval(), torch.randn(2, 8, 12, 12)
     search = systems.load("ios", strategy="parallel").schedule(module, (x,)).search
-    parts = search["parts"]
-    assert len(parts) == search["blocks"] and sum(part["units"] for part in parts) == search["units"]
-    assert sum(part["transitions"] for part in parts) == search["transitions"]
+    parts = search.parts
+    assert len(parts) == search.blocks and sum(part.units for part in parts) == search.units
+    assert sum(part.transitions for part in parts) == search.transitions
     for part in parts:
-        assert part["sequential_milliseconds"] == part["units"] >= part["milliseconds"] > 0
-        assert (part["milliseconds"] < part["sequential_milliseconds"]) == (part["width"] > 1)
+        assert part.sequential_milliseconds == part.units >= part.milliseconds > 0
+        assert (part.milliseconds < part.sequential_milliseconds) == (part.width > 1)
     plain = systems.load("ios", strategy="sequential").schedule(module, (x,)).search
-    assert [part["width"] for part in plain["parts"]] == [part["width"] for part in parts]
+    assert [part.width for part in plain.parts] == [part.width for part in parts]
 
 
 def test_a_bounded_search_measures_less_and_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("systems.ios.costs.milliseconds", _model_of_a_device)
+    monkeypatch.setattr("systems.ios.stage_timer.milliseconds", _model_of_a_device)
     module, x = nn.Sequential(Branches(), nn.MaxPool2d(1), Branches()).eval(), torch.randn(2, 8, 12, 12)
     found = {}
     for exhaustive in (False, True):
         monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / str(exhaustive)))
         found[exhaustive] = systems.load("ios", exhaustive=exhaustive).schedule(module, (x,))
-    assert found[False].search["measured"] < found[True].search["measured"]
+    assert found[False].search.measured < found[True].search.measured
     assert found[False].stages == found[True].stages
 
 
 def test_an_interrupted_search_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("systems.ios.costs.milliseconds", _model_of_a_device)
+    monkeypatch.setattr("systems.ios.stage_timer.milliseconds", _model_of_a_device)
     module, x = Branches().eval(), torch.randn(2, 8, 12, 12)
     interrupted = systems.load("ios")
 
@@ -200,11 +202,11 @@ def test_an_interrupted_search_keeps_what_was_measured(tmp_path: Path, monkeypat
     interrupted.report = report  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         interrupted.schedule(module, (x,))
-    whole = systems.load("ios").schedule(module, (x,)).search["measured"]
+    whole = systems.load("ios").schedule(module, (x,)).search.measured
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "file" / "folder"))
     with pytest.warns(UserWarning, match="cannot be written"):
-        assert systems.load("ios").schedule(module, (x,)).search["measured"] == whole + 5
+        assert systems.load("ios").schedule(module, (x,)).search.measured == whole + 5
 
 
 @pytest.mark.parametrize("model", ["squeezenet", "efficientnet_b0_cifar10"])

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runners.measurements.correctness import relative_error
-from systems.ios.merge import merge, mergeable
 from systems.ios.units import find_units
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import replace
+from systems.scheduling.plans.merge import merge, mergeable
 
 
 class Parallel(nn.Module):

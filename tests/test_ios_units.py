@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from systems.ios.blocks import find_blocks, unit_graph
 from systems.ios.search import find_schedule
-from systems.ios.stages import Stage, greedy, to_schedule
 from systems.ios.units import KINDS, find_units
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
-from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.schedule import Schedule, Search
+from systems.scheduling.plans.stages import Stage, greedy, to_schedule
 from systems.scheduling.plans.verify import verify
 
 
 @given(dags(max_nodes=30), st.integers(2, 30))
 def test_blocks_follow_each_other(graph: OperatorGraph, most: int) -> None:
-    blocks = find_blocks(graph.predecessors, most)
+    blocks = find_blocks(graph, most)
     assert sorted(v for part in blocks.parts for v in part) == list(range(len(graph)))
     assert all(len(part) <= most for part in blocks.parts)
     place = {v: i for i, part in enumerate(blocks.parts) for v in part}
@@ -32,7 +32,7 @@ def test_blocks_follow_each_other(graph: OperatorGraph, most: int) -> None:
     closure = nx.transitive_closure_dag(as_networkx(graph))
     comparable = {v: closure.in_degree(v) + closure.out_degree(v) for v in closure}
     assert set(blocks.cuts) == {v for v, count in comparable.items() if count == len(graph) - 1}
-    whole = find_blocks(graph.predecessors, len(graph) + 1)
+    whole = find_blocks(graph, len(graph) + 1)
     assert whole.splits == 0 and all(part[-1] in whole.cuts for part in whole.parts[:-1])
     assert [tuple(sorted(sum(block, ()))) for block in blocks.blocks] == list(whole.parts)
     assert blocks.splits == sum(len(block) - 1 for block in blocks.blocks)
@@ -73,7 +73,7 @@ def test_a_unit_makes_its_own_input() -> None:
 
 @given(dags(max_nodes=20))
 def test_greedy_puts_each_unit_into_the_first_stage_it_can_be_in(graph: OperatorGraph) -> None:
-    stages = greedy(graph.predecessors)
+    stages = greedy(graph)
     place = {v: i for i, stage in enumerate(stages) for v in stage}
     assert sorted(place) == list(range(len(graph)))
     for v, producers in enumerate(graph.predecessors):
@@ -85,7 +85,7 @@ def test_stages_become_a_valid_schedule(graph: OperatorGraph, chance: random.Ran
     """Whatever the stages: each is over before the next begins, and the file reads back."""
     found = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
     stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in found.stages]
-    schedule = to_schedule(graph, stages, {"seconds": 0.0, "states": 1, "transitions": 2})
+    schedule = to_schedule(graph, "ios", stages, Search(seconds=0.0, states=1, transitions=2))
     verify(graph, schedule)
     before = schedule.happens_before()
     for earlier, later in itertools.pairwise(stages):
@@ -98,9 +98,9 @@ def test_stages_become_a_valid_schedule(graph: OperatorGraph, chance: random.Ran
 def test_without_barriers_only_dependencies_and_groups_order_what_runs(graph: OperatorGraph, chance: random.Random) -> None:
     found = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
     stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in found.stages]
-    schedule = to_schedule(graph, stages, {}, barriers=False)
+    schedule = to_schedule(graph, "ios", stages, Search(), barriers=False)
     verify(graph, schedule)
-    assert schedule.order == to_schedule(graph, stages, {}).order
+    assert schedule.order == to_schedule(graph, "ios", stages, Search()).order
     needed = as_networkx(graph)
     for stage in stages:
         for group in stage.groups:

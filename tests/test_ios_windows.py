@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import systems
 from systems.ios.endings import TooManyTransitions
 from systems.ios.search import find_schedule
-from systems.ios.windows import Staged, improve, size
-from systems.ios.windows import members as units_of
+from systems.ios.windows import UnitStage, improve
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
 
@@ -27,10 +26,10 @@ def test_windows_make_stages_better_and_none_can_be_done_better(
     def cost_of(stage: frozenset[int]) -> float:
         return random.Random(f"{seed} {sorted(stage)}").randint(1, 20) + 5 * len(stage) ** 0.5
 
-    def cost(stages: Sequence[Staged]) -> float:
-        return sum(cost_of(frozenset(units_of(stage))) for stage in stages)
+    def cost(stages: Sequence[UnitStage]) -> float:
+        return sum(cost_of(frozenset(stage.units)) for stage in stages)
 
-    def solve(units: tuple[int, ...], limit: int = limit) -> list[Staged] | None:
+    def solve(units: tuple[int, ...], limit: int = limit) -> list[UnitStage] | None:
         place = {v: i for i, v in enumerate(units)}
         inner = [[place[u] for u in graph.predecessors[v] if u in place] for v in units]
 
@@ -38,26 +37,26 @@ def test_windows_make_stages_better_and_none_can_be_done_better(
             return cost_of(frozenset(units[i] for i in members(ending)))
 
         try:
-            found = find_schedule(inner, stage_cost, 2, 3, most=limit)
+            found = find_schedule(inner, stage_cost, 2, 3, max_transitions=limit)
         except TooManyTransitions:
             return None
-        return [([[units[i] for i in sorted(members(group))] for group in groups], False) for groups in found.stages]
+        return [UnitStage(tuple(tuple(units[i] for i in sorted(members(g))) for g in groups)) for groups in found.stages]
 
-    start: list[Staged] = [([[v]], False) for v in range(len(graph))]
+    start: list[UnitStage] = [UnitStage(((v,),)) for v in range(len(graph))]
     found = improve(start, most, cost, solve)
     assert cost(found) <= cost(start)
-    level = {v: number for number, stage in enumerate(found) for v in units_of(stage)}
-    assert sorted(level) == list(range(len(graph))) and sum(map(size, found)) == len(graph)
-    group = {v: (number, g) for number, stage in enumerate(found) for g, units in enumerate(stage[0]) for v in units}
+    level = {v: number for number, stage in enumerate(found) for v in stage.units}
+    assert sorted(level) == list(range(len(graph))) and sum(map(len, found)) == len(graph)
+    group = {v: (number, g) for number, stage in enumerate(found) for g, units in enumerate(stage.groups) for v in units}
     assert all(level[u] < level[v] or group[u] == group[v] for u, v in graph.edges)
     whole = solve(tuple(range(len(graph))), 10**6)
     assert whole is not None and cost(whole) <= cost(found) + 1e-9
     if most >= len(graph) and limit == 400 and solve(tuple(range(len(graph)))) is not None:
         assert cost(found) == pytest.approx(cost(whole))
     run = found[:1]  # the first window, which is always looked at
-    while len(run) < len(found) and sum(map(size, found[: len(run) + 1])) <= most:
+    while len(run) < len(found) and sum(map(len, found[: len(run) + 1])) <= most:
         run = found[: len(run) + 1]
-    better = solve(tuple(sorted(v for stage in run for v in units_of(stage)))) if len(run) > 1 else None
+    better = solve(tuple(sorted(v for stage in run for v in stage.units))) if len(run) > 1 else None
     assert better is None or cost(better) >= cost(run) - 1e-9
 
 
@@ -76,14 +75,14 @@ def test_a_block_that_is_split_is_searched_across_its_parts(monkeypatch: pytest.
             return x + y
 
     monkeypatch.setattr(
-        "systems.ios.costs.StageTimer.concurrent", lambda self, groups, _: 1.0 + max(sum(map(len, g)) for g in groups)
+        "systems.ios.stage_timer.StageTimer.concurrent", lambda self, groups, _: 1.0 + max(sum(map(len, g)) for g in groups)
     )
     module, x = Chains().eval(), torch.randn(1, 4, 6, 6)
     searches = {
         most: systems.load("ios", strategy="parallel", max_part_size=most).schedule(module, (x,)).search for most in (4, 24)
     }
-    assert (searches[4]["splits"] > 0) and searches[24]["splits"] == 0
-    took = {most: sum(part["milliseconds"] for part in search["parts"]) for most, search in searches.items()}
-    alone = sum(part["sequential_milliseconds"] for part in searches[4]["parts"])
+    assert searches[4].splits > 0 and searches[24].splits == 0
+    took = {most: sum(part.milliseconds for part in search.parts) for most, search in searches.items()}
+    alone = sum(part.sequential_milliseconds for part in searches[4].parts)
     assert took[24] <= took[4] < 0.75 * alone
-    assert searches[4]["blocks"] == searches[24]["blocks"] == len(searches[4]["parts"])
+    assert searches[4].blocks == searches[24].blocks == len(searches[4].parts)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from training import Optimizers, adamw, batch, groups, net, sgd
 
 import models
-from runners.measurements.training import loss
+from runners.cell.training import loss
 from systems.scheduling.execution.cpu_executor import CpuExecutor, MissingDependency
 from systems.scheduling.graph.joint_graph import capture_step
 from systems.scheduling.graph.operator_graph import Operator, OperatorGraph, State

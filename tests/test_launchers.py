@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -20,15 +21,19 @@ from conftest import ROOT, Run, command, environment
 from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import DictConfig, OmegaConf
-from test_results import CONFIG, record
+from made_records import ENVIRONMENT, record
+from omegaconf import OmegaConf
 
+from results.cell import Cell, Conditions, choose
 from results.comparison import speedup
-from results.record import group_key, identity
-from results.store import Store
-from runners.request.bad_request import BadRequest
+from results.document import from_json
+from results.store import Store, write_json
+from runners.checks import BadRequest
+from runners.request.request import Request
+from runners.request.resolve import resolve
 from runners.sweep import launch
-from runners.sweep.launch import Group, Jobs, Launch, check, grouped, meeting_place, read_outcome
+from runners.sweep.jobs import JobGroup, Jobs, read_outcome
+from runners.sweep.launch import Launch, grouped, meeting_place
 
 MODEL = """
 import os, time
@@ -97,7 +102,7 @@ def begin(folder: Path, shell: dict[str, str]) -> Callable[..., "subprocess.Pope
 def kept(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
     """The records by batch and system."""
     records = [json.loads(file.read_text()) for file in (folder / "r").glob("*.json")]
-    return {(r["config"]["batch"], r["config"]["system"]["name"]): r for r in records}
+    return {(r["cell"]["conditions"]["batch"], r["cell"]["system"]["name"]): r for r in records}
 
 
 def job_of_a_cell(folder: Path, within: float = 120.0) -> psutil.Process:
@@ -118,7 +123,7 @@ def complete(folder: Path, batches: Sequence[int]) -> None:
     assert set(records) == set(product(batches, ("eager", "torchscript")))
     assert {r["status"] for r in records.values()} == {"ok"}
     for batch in batches:
-        assert speedup(records[batch, "torchscript"], records[batch, "eager"]) is not None
+        assert speedup(from_json(records[batch, "torchscript"]), from_json(records[batch, "eager"])) is not None
     assert len({r["comparison"]["group"] for r in records.values()}) == len(batches)
     assert not any((folder / "r" / ".launches").iterdir())
     assert {line.split()[2] for line in (folder / "made").read_text().splitlines()} == {
@@ -247,13 +252,18 @@ def test_a_launcher_that_is_not_installed_is_named(run: Run) -> None:
     assert done.returncode == 2 and done.stderr.startswith("opweave: hydra/launcher=ray needs ray: pip install")
 
 
-@pytest.fixture(scope="module")
-def config() -> DictConfig:
+def requested(*overrides: str) -> Request:
+    """What these overrides ask for, with the device as it was asked for."""
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
-        return compose("config")
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+    return resolve(config, config.hydra.runtime.choices)
 
 
-CELL = ("batch", "precision", "device", "model", "system")
+@pytest.fixture(scope="module")
+def plain() -> Request:
+    return requested("device=cpu")
+
+
 CELLS = st.fixed_dictionaries(
     {
         "batch": st.integers(1, 3),
@@ -267,32 +277,45 @@ CELLS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(CELLS, min_size=1, max_size=12))
-def test_cells_of_one_ratio_are_in_one_group(config: DictConfig, asked: list[dict[str, Any]]) -> None:
-    cells = []
-    for cell in asked:
-        named = {"model": {"name": cell["model"]}, "system": {"name": cell["system"]}}
-        cells.append(([f"{k}={v}" for k, v in cell.items()], OmegaConf.merge(config, cell | named)))
-        for group in ("model", "system"):
-            OmegaConf.update(cells[-1][1], group, named[group], merge=False)
-    groups = grouped(cells)  # type: ignore[arg-type]
+def test_cells_of_one_ratio_are_in_one_group(plain: Request, asked: list[dict[str, Any]]) -> None:
+    requests = []
+    for c in asked:
+        chosen = choose("model", c["model"]), choose("system", c["system"]), plain.cells[0].runner
+        cell = Cell(*chosen, Conditions(c["batch"], c["device"], c["precision"]))
+        requests.append(([f"{k}={v}" for k, v in c.items()], Request((cell,), plain.options)))
+    groups = grouped(requests)
     for group in groups:
-        without = [{k: v for k, v in request.items() if k != "system"} for request in group.requests]
-        assert all(other == without[0] for other in without)
-    keys = [group_key(group.requests[0]) for group in groups]
+        assert len({cell.group for cell in group.request.cells}) == 1
+    keys = [group.request.cells[0].group for group in groups]
     assert len(set(keys)) == len(keys)
-    together = [request for group in groups for request in group.requests]
-    assert sorted(
-        (r["batch"], r["precision"], r["device"], r["model"]["name"], r["system"]["name"]) for r in together
-    ) == sorted((c["batch"], c["precision"], c["device"], c["model"], c["system"]) for c in asked)
+    together = [cell for group in groups for cell in group.request.cells]
+    assert len(set(together)) == len(together)
+    assert set(together) == {cell for _, request in requests for cell in request.cells}
 
 
-def test_the_device_is_decided_where_the_job_runs(config: DictConfig) -> None:
+def test_the_device_is_decided_where_the_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.request.request.cuda_device_count", lambda: 0)
     for device in ("auto", "cuda", "cpu"):
-        request = check(OmegaConf.merge(config, {"device": device, "gpus": "all"}))  # type: ignore[arg-type]
-        assert (request["device"], request["gpus"]) == (device, "all")
-    assert check(OmegaConf.merge(config, {"gpus": [3, 5]}))["gpus"] == [3, 5]  # type: ignore[arg-type]
+        request = requested(f"device={device}", "gpus=all")
+        assert (request.cells[0].device, request.options.gpus) == (device, None)
+    assert requested("gpus=[3,5]").options.gpus == (3, 5)
     with pytest.raises(BadRequest, match="device=gpu"):
-        check(OmegaConf.merge(config, {"device": "gpu"}))  # type: ignore[arg-type]
+        requested("device=gpu")
+    with pytest.raises(BadRequest, match="no CUDA device is visible here"):
+        requested("device=cuda").decided()
+    assert requested("device=auto", "gpus=all").decided().cells[0].device == "cpu"
+    monkeypatch.setattr("runners.request.request.cuda_device_count", lambda: 2)
+    there = requested("device=auto", "gpus=all").decided()
+    assert there.cells[0].device == "cuda" and there.options.gpus == (0, 1)
+    with pytest.raises(BadRequest, match="GPUs are numbered 0 to 1 here"):
+        requested("device=auto", "gpus=[2]").decided()
+
+
+def test_the_choice_is_what_was_asked_for() -> None:
+    """Though two files share a name, and whatever the options come to."""
+    (cell,) = requested("system=nimble_fused", "model=bert", "model.layers=2", "runner=latency").cells
+    assert (cell.system.choice, cell.system.name, cell.system.label) == ("nimble_fused", "nimble", "nimble_fused")
+    assert cell.model.label == "bert (layers=2)" and cell.runner.get("samples") == 100
 
 
 class Unreliable:
@@ -322,28 +345,28 @@ class PlayedJobs(Jobs):
         group = self.numbers[number]
         self.begin(number)
         outcome = {"host": f"node{group}", "status": 0, "records": [], "bad_request": None}
-        launch.write_json(self.folder / f"{group}.outcome", outcome)
+        write_json(self.folder / f"{group}.outcome", outcome)
 
     def begin(self, number: int) -> None:
         (self.folder / f"{self.numbers[number]}.log").touch()
 
 
-def launched(
-    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: list[int]
-) -> tuple[Launch, Unreliable]:
+def launched(plain: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: list[int]) -> tuple[Launch, Unreliable]:
     monkeypatch.setattr(launch, "Jobs", PlayedJobs)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    request = check(OmegaConf.merge(config, {"device": "cpu", "results": str(tmp_path / "r")}))  # type: ignore[arg-type]
-    launcher = Unreliable(fails)
-    groups = [Group([f"batch={batch}"], [request | {"batch": batch}]) for batch in (1, 2, 3)]
+    launcher, (cell,) = Unreliable(fails), plain.cells
+    options = replace(plain.options, results=tmp_path / "r")
+    batches = [replace(cell, conditions=replace(cell.conditions, batch=batch)) for batch in (1, 2, 3)]
+    groups = [JobGroup((f"batch={c.batch}",), Request((c,), options)) for c in batches]
     with_hydra = OmegaConf.create({"hydra": {"sweep": {"dir": "multirun", "subdir": "0"}}})
-    return Launch(launcher, None, with_hydra, "unreliable", groups, meeting_place(groups, with_hydra)), launcher
+    place = meeting_place(groups, with_hydra)
+    return Launch(launcher, None, with_hydra, "unreliable", groups, place), launcher  # type: ignore[arg-type]
 
 
 def test_only_what_was_lost_is_launched_again(
-    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plain: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launching, launcher = launched(config, tmp_path, monkeypatch, [2, 1, 0])
+    launching, launcher = launched(plain, tmp_path, monkeypatch, [2, 1, 0])
     assert launching.run() == 0
     assert launcher.launched == [["batch=1", "batch=2", "batch=3"], ["batch=1", "batch=2"], ["batch=1"]]
     told = capsys.readouterr().err
@@ -352,9 +375,9 @@ def test_only_what_was_lost_is_launched_again(
 
 
 def test_a_job_that_is_always_lost_ends_the_sweep_with_status_1(
-    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plain: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launching, launcher = launched(config, tmp_path, monkeypatch, [1, 1, 1])
+    launching, launcher = launched(plain, tmp_path, monkeypatch, [1, 1, 1])
     assert launching.run() == 1
     assert launcher.launched == [["batch=1", "batch=2", "batch=3"], ["batch=1"], ["batch=1"]]
     assert "nasnet b1: no job for it came to its end" in capsys.readouterr().err
@@ -362,9 +385,9 @@ def test_a_job_that_is_always_lost_ends_the_sweep_with_status_1(
 
 
 def test_a_launcher_that_begins_no_job_is_a_bad_request(
-    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launching, launcher = launched(config, tmp_path, monkeypatch, [0])
+    launching, launcher = launched(plain, tmp_path, monkeypatch, [0])
 
     def refuse(job_overrides: Any, initial_job_idx: int) -> None:
         raise ValueError("there is\nno such partition")
@@ -376,18 +399,18 @@ def test_a_launcher_that_begins_no_job_is_a_bad_request(
 
 def test_records_of_two_machines_share_a_folder(tmp_path: Path) -> None:
     """The same cell of two hosts, and of two GPUs, is four records, none of which is found for another's."""
-    places = [{"host": host, "gpu": gpu, "libraries": {}} for host in ("a", "b") for gpu in ("H200", "V100")]
+    places = [replace(ENVIRONMENT, host=host, gpu=gpu) for host in ("a", "b") for gpu in ("H200", "V100")]
     store = Store(tmp_path)
     for place in places:
-        store.write(record("eager", environment=place, id=identity(CONFIG, place), when="2026-01-01"))
+        store.write(record("eager", environment=place))
     assert len(list(tmp_path.glob("*.json"))) == 4 and len(store.read().records) == 4
     for place in places:
-        found = store.find(identity(CONFIG, place))
-        assert found is not None and found["environment"] == place
+        found = store.find(record("eager", environment=place).id)
+        assert found is not None and found.environment == place
 
 
 def test_an_outcome_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     assert read_outcome(tmp_path, 0) is None
-    launch.write_json(tmp_path / "0.outcome", {"host": "a", "status": 1, "records": ["x"], "bad_request": None})
+    write_json(tmp_path / "0.outcome", {"host": "a", "status": 1, "records": ["x"], "bad_request": None})
     outcome = read_outcome(tmp_path, 0)
     assert outcome is not None and (outcome.host, outcome.status, outcome.records) == ("a", 1, ["x"])

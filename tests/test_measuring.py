@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -14,10 +14,16 @@ from conftest import ROOT, environment
 from dags import as_networkx, dags
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import cell, record
 
+from results.cell import Cell, Conditions, choose
+from results.record import Limits
 from results.statistics import describe, spread
+from runners.cell.calls import MOST_CALLS, sample
+from runners.cell.measuring import measured, profiled
 from runners.cell.session import Session
 from runners.measurements import active_warps, correctness, latency, sm_efficiency, throughput
+from runners.measurements.base import NOT_YET
 from runners.measurements.correctness import relative_error
 from runners.measurements.sm_efficiency import METRIC, CountersUnavailable, occupied, parse_counters
 from systems.profiling.limits import critical_path
@@ -40,38 +46,38 @@ class Counted:
 
 @given(SAMPLES)
 def test_statistics_lie_in_order_and_scale_with_the_unit(samples: list[float]) -> None:
-    found = describe(samples)
-    assert [found["median"], found["mean"]] == pytest.approx([np.median(samples), np.mean(samples)])
-    low, high = found["ci95"]  # type: ignore[misc]
-    assert min(samples) == found["min"] <= low <= found["median"] <= high <= max(samples)
-    assert found["p10"] <= found["median"] <= found["p90"] <= found["p99"] <= max(samples)  # type: ignore[operator]
+    statistics = describe(samples)
+    assert [statistics.median, statistics.mean] == pytest.approx([np.median(samples), np.mean(samples)])
+    low, high = statistics.ci95
+    assert min(samples) == statistics.min <= low <= statistics.median <= high <= max(samples)
+    assert statistics.p10 <= statistics.median <= statistics.p90 <= statistics.p99 <= max(samples)
     doubled = describe([2 * s for s in samples])
-    assert doubled["ci95"] == pytest.approx([2 * low, 2 * high]) and doubled["median"] == 2 * np.median(samples)
+    assert doubled.ci95 == pytest.approx((2 * low, 2 * high)) and doubled.median == 2 * np.median(samples)
     assert spread(samples) == pytest.approx(spread([2 * s for s in samples])) and spread(samples) >= 0
 
 
 def test_an_interval_narrows_with_samples_and_holds_the_truth_as_often_as_it_says() -> None:
     draws = np.random.default_rng(5)
-    intervals = [describe(draws.normal(10.0, 1.0, 50).tolist())["ci95"] for _ in range(200)]
-    held = sum(low <= 10.0 <= high for low, high in intervals)  # type: ignore[misc]
-    assert 0.90 <= held / 200 <= 0.99
-    low, high = describe(draws.normal(10.0, 1.0, 5000).tolist())["ci95"]  # type: ignore[misc]
-    assert high - low < 0.3 * np.mean([b - a for a, b in intervals])  # type: ignore[misc]
+    intervals = [describe(draws.normal(10.0, 1.0, 50).tolist()).ci95 for _ in range(200)]
+    num_holding = sum(low <= 10.0 <= high for low, high in intervals)
+    assert 0.90 <= num_holding / 200 <= 0.99
+    low, high = describe(draws.normal(10.0, 1.0, 5000).tolist()).ci95
+    assert high - low < 0.3 * np.mean([b - a for a, b in intervals])
 
 
 def test_every_sampled_call_is_kept_and_no_other() -> None:
     for least, seconds, most in ((7, 0.0, 500), (3, 60.0, 20)):
         call = Counted()
-        assert len(latency.sample(call, "cpu", least, seconds, most)) == call.calls == (least if not seconds else most)
+        assert len(sample(call, "cpu", least, seconds, most)) == call.calls == (least if not seconds else most)
     call = Counted()
-    measured = latency.measure(call, "cpu", samples=30)
-    assert call.calls == measured["warmup_calls"] + len(measured["host_ms"])
-    assert 30 <= len(measured["host_ms"]) == measured["statistics"]["host"]["n"] <= latency.MOST
-    assert measured["statistics"]["host"] == describe(measured["host_ms"]) and measured["statistics"]["device"] is None
+    part = latency.measure(call, "cpu", samples=30)
+    assert call.calls == len(part.host_ms) and part.warmup_calls == 0
+    assert 30 <= len(part.host_ms) == part.host.n <= MOST_CALLS
+    assert part.host == describe(part.host_ms) and part.device is None
 
 
 def test_more_samples_than_the_usual_bound_are_taken_where_they_are_asked() -> None:
-    assert len(latency.sample(lambda: None, "cpu", latency.MOST + 100, 0.3)) == latency.MOST + 100
+    assert len(sample(lambda: None, "cpu", MOST_CALLS + 100, 0.3)) == MOST_CALLS + 100
 
 
 @pytest.mark.parametrize(
@@ -80,9 +86,9 @@ def test_more_samples_than_the_usual_bound_are_taken_where_they_are_asked() -> N
 )
 def test_a_run_of_throughput_has_the_calls_that_fill_it(expected_ms: float, calls: int) -> None:
     call = Counted()
-    measured = throughput.measure(call, "cpu", 3, expected_ms)
-    assert abs(measured["calls"] - calls) <= 1 and call.calls == throughput.RUNS * measured["calls"]
-    assert len(measured["runs"]) == throughput.RUNS and measured["statistics"] == describe(measured["runs"])
+    part = throughput.measure(call, "cpu", 3, expected_ms)
+    assert abs(part.calls - calls) <= 1 and call.calls == throughput.RUNS * part.calls
+    assert len(part.runs) == throughput.RUNS and part.statistics == describe(part.runs)
 
 
 def test_throughput_is_in_samples_not_in_calls() -> None:
@@ -90,8 +96,8 @@ def test_throughput_is_in_samples_not_in_calls() -> None:
         torch.empty(1)
         time.sleep(0.01)
 
-    one = throughput.measure(slow, "cpu", 1, 1e9)["statistics"]["median"]
-    eight = throughput.measure(slow, "cpu", 8, 1e9)["statistics"]["median"]
+    one = throughput.measure(slow, "cpu", 1, 1e9).statistics.median
+    eight = throughput.measure(slow, "cpu", 8, 1e9).statistics.median
     assert 33 < one <= 100 and 8 * 33 < eight <= 800
 
 
@@ -104,7 +110,7 @@ def in_turn(): return torch.stack([torch.ones(N).sum(), torch.ones(N).sum(), tor
 MemoryMeter("cpu")  # imports
 for call in at_once, in_turn:
     if not os.fork():
-        print(MemoryMeter("cpu").measure(call, {})["peak_bytes"])
+        print(MemoryMeter("cpu").measure(call, {}).peak_bytes)
         break
     os.wait()
 """
@@ -139,23 +145,23 @@ def test_an_error_on_either_side_of_the_tolerance(precision: str) -> None:
     draws = [(torch.full((10,), 2.0, dtype=torch.float64),)] * 2
     within = correctness.measure(lambda x: x, lambda x: x * (1 + 0.9 * tolerance), draws, precision)
     beyond = correctness.measure(lambda x: x, lambda x: x * (1 + 1.1 * tolerance), draws, precision)
-    assert within["correct"] and within["reason"] is None and not beyond["correct"] and precision in beyond["reason"]
-    assert within["relative_error"] == pytest.approx(0.9 * tolerance) and beyond["tolerance"] == tolerance
+    assert within.is_correct and within.reason is None and not beyond.is_correct and precision in (beyond.reason or "")
+    assert within.relative_error == pytest.approx(0.9 * tolerance) and beyond.tolerance == tolerance
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nothing_is_correct_beside_a_reference_that_is_not_finite(bad: float) -> None:
     draws = [(torch.ones(3),)]
-    found = correctness.measure(lambda x: x * bad, lambda x: x * bad, draws, "fp32")
-    assert not found["correct"] and "eager's own output" in found["reason"]
-    found = correctness.measure(lambda x: x, lambda x: x * bad, draws, "fp32")
-    assert not found["correct"] and "the output is not finite" in found["reason"]
+    part = correctness.measure(lambda x: x * bad, lambda x: x * bad, draws, "fp32")
+    assert not part.is_correct and "eager's own output" in (part.reason or "")
+    part = correctness.measure(lambda x: x, lambda x: x * bad, draws, "fp32")
+    assert not part.is_correct and "the output is not finite" in (part.reason or "")
 
 
 def test_an_output_that_is_missing_or_permuted_is_incorrect() -> None:
     draws = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)),)]
     for wrong in (lambda x: (x, -x), lambda x: (-x, x, x), lambda x: (-x,)):
-        assert not correctness.measure(lambda x: (-x, x), wrong, draws, "bf16")["correct"]
+        assert not correctness.measure(lambda x: (-x, x), wrong, draws, "bf16").is_correct
 
 
 @pytest.mark.parametrize(
@@ -219,8 +225,9 @@ def test_what_the_profiler_stretches_is_put_over_an_undisturbed_call(
     monkeypatch.setattr(sm_efficiency, "profiled", lambda *_: ncu())  # 1.6 ms, in which SMs are active for 0.946
     monkeypatch.setattr(sm_efficiency.shutil, "which", lambda _: "/usr/bin/ncu")
     for captured in (True, False):
-        found = sm_efficiency.measure(lambda: None, {"device": "cuda"}, captured, "auto", call_ms)
-        assert found == {"value": pytest.approx(share), "source": "counters", "reason": None, "profiled_ms": 1.6}
+        part = sm_efficiency.measure(lambda: None, cell(device="cuda"), captured, "auto", call_ms)
+        assert (part.value, part.source, part.reason) == (pytest.approx(share), "counters", None)
+        assert part.profiled_ms == 1.6
 
 
 @given(dags(max_nodes=30), st.data())
@@ -247,12 +254,8 @@ def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) 
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    cell = {
-        **{"model": {"name": "custom", "factory": "counted_model:make"}, "system": {"name": "eager"}},
-        **{"runner": {"name": "latency", "samples": 5}, "batch": 3, "device": "cpu", "precision": "tf32"},
-        **{"layout": "contiguous", "seed": 0},
-    }
-    session = Session(cell, "0", lambda phase: None)
+    model, runner = choose("model", "custom", factory="counted_model:make"), choose("runner", "latency", samples=5)
+    session = Session(Cell(model, choose("system", "eager"), runner, Conditions(3, "cpu")), "0", lambda phase: None)
     session.prepare()
     import counted_model  # type: ignore[import-not-found]
 
@@ -262,25 +265,22 @@ def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) 
     assert torch.equal(session.call(), 2 * session.inputs[0]) and session.inputs[0].shape == (3, 2)
 
 
-@pytest.mark.parametrize("known", [None, {"critical_path_ms": 1.0, "busy_ms": 2.0, "operators": 3}])
-def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_models(known: dict[str, Any] | None) -> None:
-    cell = {
-        **{
-            "model": {"name": "resnet18"},
-            "system": {"name": "nimble", "fold_batch_norm": True},
-            "batch": 1,
-            "device": "cpu",
-        },
-        **{"runner": {"name": "limits"}, "precision": "fp32", "layout": "contiguous", "seed": 0},
-    }
-    session = Session(cell, "0", lambda _: None)
-    found = session.measure(known)["limits"]
-    own = found["rewritten"]
-    assert own["operators"] == len(session.prepared.schedule.order) and 0 < own["critical_path_ms"] <= own["busy_ms"]  # type: ignore[union-attr]
+@pytest.mark.parametrize("known", [None, Limits(1.0, 2.0, 3)])
+def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_models(known: Limits | None) -> None:
+    system = choose("system", "nimble", fold_batch_norm=True)
+    chosen = choose("model", "resnet18"), system, choose("runner", "limits")
+    asked = Cell(*chosen, Conditions(1, "cpu", "fp32"))
+    session = Session(asked, "0", lambda _: None)
+    session.known_limits = known
+    limits = measured(session, record(of=asked)).limits
+    assert limits is not None and session.schedule is not None
+    own = limits.rewritten
+    assert own is not None and own.operators == len(session.schedule.order)
+    assert 0 < (own.critical_path_ms or 0) <= (own.busy_ms or 0)
     if known is None:
-        assert found["operators"] == own["operators"] + 20  # its batch norms
+        assert limits.operators == own.operators + 20  # its batch norms
     else:
-        assert {key: found[key] for key in known} == known
+        assert replace(limits, rewritten=None, when=None) == known
 
 
 ALONE = {
@@ -290,17 +290,29 @@ ALONE = {
     "sm_efficiency": {"sm_efficiency"},
     "limits": {"limits"},
     "active_warps": {"active_warps"},
+    "energy": {"measured"},
     "correctness": set(),
 }
-MEASURED = set(ALONE) - {"correctness"}
+FIELDS = {*ALONE, "kernels", "measured"} - {"correctness", "energy"}
 
 
 @pytest.mark.parametrize("runner", list(ALONE))
 def test_each_measurement_alone(runner: str) -> None:
-    cell = {
-        **{"model": {"name": "squeezenet"}, "system": {"name": "eager"}, "batch": 1, "device": "cpu", "precision": "fp32"},
-        **{"runner": {"name": runner, "samples": 3, "sm_efficiency": "auto"}, "layout": "contiguous", "seed": 0},
-    }
-    record = Session(cell, "0", lambda _: None).measure()
-    assert record["status"] == "ok" and record["correctness"]["correct"]
-    assert set(record) & MEASURED == ALONE[runner]
+    options = {"samples": 3} if runner == "latency" else {}
+    chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", runner, **options)
+    asked = Cell(*chosen, Conditions(1, "cpu", "fp32"))
+    result = measured(Session(asked, "0", lambda _: None), record(of=asked))
+    assert result.is_ok and result.correctness is not None and result.correctness.is_correct
+    assert {name for name in FIELDS if getattr(result, name)} == ALONE[runner] and not result.pending
+
+
+def test_what_needs_a_profiler_is_owed_until_it_is_measured() -> None:
+    """Its reasons are for people; what is owed is data."""
+    chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", "sm_efficiency")
+    asked = Cell(*chosen, Conditions(1, "cpu", "fp32"))
+    session = Session(asked, "0", lambda _: None)
+    owing = measured(session, record(of=asked), is_profiled=False)
+    assert owing.pending == ("sm_efficiency",) and owing.sm_efficiency is not None
+    assert owing.sm_efficiency.reason == NOT_YET
+    paid = profiled(session, owing)
+    assert paid.pending == () and paid.sm_efficiency is not None and "CPU" in (paid.sm_efficiency.reason or "")

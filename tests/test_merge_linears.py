@@ -1,6 +1,5 @@
 """Products of one input merged into one: each pattern, what must not match, any graph; whole models."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -10,19 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting import DEVICES, Function, agrees, count, names, takes_new_weights, tokens
+from rewriting import COUNTING, DEVICES, Function, agrees, count, measuring, names, takes_new_weights, tokens
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import models
 import systems
 from runners.measurements.correctness import relative_error
-from runners.sweep.once import _print_rewriting
 from systems.profiling.timing import Timer
+from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture, on_meta
 from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
 from systems.scheduling.graph.program import Call, Input, Output, Program
-from systems.scheduling.passes.merge_linears import PRODUCTS, Merge, merge_linears
+from systems.scheduling.passes import rewriting
+from systems.scheduling.passes.context import Context
+from systems.scheduling.passes.merge_linears import merge_linears
+from systems.scheduling.passes.patterns import PRODUCTS
 from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.plans.verify import verify
@@ -30,8 +32,8 @@ from systems.scheduling.plans.verify import verify
 aten = torch.ops.aten
 
 
-def merged(program: Program) -> tuple[Program, list[Merge]]:
-    return merge_linears(program, count, count)
+def merged(program: Program) -> tuple[Program, list[Decision]]:
+    return merge_linears(program, COUNTING)
 
 
 def products(program: Program) -> int:
@@ -149,7 +151,7 @@ def test_products_of_one_input_become_one(pattern: str, device: str) -> None:
     captured = capture(module, (tokens(device),))
     program, merges = merged(captured)
     assert (products(captured), products(program)) == (before, after)
-    assert sum(len(m.operators) - 1 for m in merges) == before - after and all(m.chosen for m in merges)
+    assert sum(len(m.operators) - 1 for m in merges) == before - after and all(m.chosen == "merged" for m in merges)
     agrees(module, program, tokens(device))
     produced: dict[int, Any] = {}
     program.run((tokens(device),), lambda v, output: produced.update({v: on_meta(output)}))
@@ -191,10 +193,10 @@ def attention_once_and_twice() -> tuple[Program, Program]:
 
 @pytest.mark.parametrize(
     ("in_turn", "at_once", "together", "chosen"),
-    [(3.0, 2.0, 1.0, True), (3.0, 1.0, 2.0, False), (1.0, 3.0, 2.0, False), (2.0, 2.0, 2.0, False)],
+    [(3.0, 2.0, 1.0, "merged"), (3.0, 1.0, 2.0, "at once"), (1.0, 3.0, 2.0, "in turn"), (2.0, 2.0, 2.0, "in turn")],
 )
 def test_merged_only_where_that_is_faster_than_either_way(
-    in_turn: float, at_once: float, together: float, chosen: bool
+    in_turn: float, at_once: float, together: float, chosen: str
 ) -> None:
     asked: list[int] = []
 
@@ -206,13 +208,13 @@ def test_merged_only_where_that_is_faster_than_either_way(
     once, twice = attention_once_and_twice()
     for captured, places in ((once, 1), (twice, 2)):
         asked.clear()
-        program, merges = merge_linears(captured, cost, lambda program: at_once)
+        program, merges = merge_linears(captured, measuring(cost, lambda program: at_once))
         assert asked == [3, 1]  # equal places once
-        assert [(m.in_turn_ms, m.at_once_ms, m.merged_ms, m.chosen) for m in merges] == [
-            (in_turn, at_once, together, chosen)
-        ] * places
+        times = {"in turn": in_turn, "at once": at_once, "merged": together}
+        assert [(m.milliseconds, m.chosen) for m in merges] == [(times, chosen)] * places
+        assert all(m.gain == (min(in_turn, at_once) / together if chosen == "merged" else 1.0) for m in merges)
         assert [m.pattern for m in merges] == ["2x6x8, weights 3 of 8x8, with bias"] * places
-        assert chosen == (program.graph != captured.graph)
+        assert (chosen == "merged") == (program.graph != captured.graph)
 
 
 @pytest.mark.parametrize(
@@ -320,42 +322,41 @@ def test_attention_of_whole_models(model: str, options: dict[str, int], places: 
         assert relative_error(got, reference) < 1e-4
 
 
+def always_merged(program: Program, context: Context) -> tuple[Program, list[Decision]]:
+    """Whatever is measured."""
+    return merge_linears(program, COUNTING)
+
+
 @pytest.mark.parametrize("system", ["nimble", "ios", "opara"])
 def test_every_scheduler_takes_it(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Merge, "chosen", True)  # whatever was measured
+    monkeypatch.setattr(rewriting, "PASSES", (rewriting.Pass(always_merged, ("merge_linears",)),))
     module = Function(attention, **linears()).eval()
     prepared = systems.load(system, merge_linears=True).prepare(module, (tokens(),))
     scheduled = [o.name for o in prepared.schedule.graph.operators]
     assert (scheduled.count("linear"), scheduled.count("split_with_sizes")) == (2, 1)
-    assert [(p["count"], p["chosen"]) for p in prepared.schedule.rewriting["merge_linears"]] == [(1, "merged")]
+    assert [(d.count, d.chosen) for d in prepared.schedule.decisions] == [(1, "merged")]
     x = tokens()
     with torch.no_grad():
         assert relative_error(prepared(x), module(x)) < 1e-5
     prepared.close()
 
 
-def test_the_switch_measures_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_switch_measures_and_reports() -> None:
     """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
     loaded = models.load("bert", 1, sequence=16, layers=2)
     prepared = systems.load("nimble", merge_linears=True).prepare(loaded.module, loaded.inputs)
-    (place,) = prepared.schedule.rewriting["merge_linears"]
-    times = place["milliseconds"]
-    assert place["operators"] == "1x16x768, weights 3 of 768x768, with bias" and place["count"] == 2
-    assert set(times) == {"in_turn", "at_once", "merged"} and all(t > 0 for t in times.values())
-    fastest = min(times, key=lambda name: times[name])
-    assert place["chosen"] == ("merged" if fastest == "merged" else "separate")
+    (place,) = prepared.schedule.decisions
+    times = place.milliseconds
+    assert (place.pattern, place.count, place.num_operators) == ("1x16x768, weights 3 of 768x768, with bias", 2, 6)
+    assert set(times) == {"in turn", "at once", "merged"} and all(t > 0 for t in times.values())
+    assert times[place.chosen] == min(times.values())
     merges = [o.name for o in prepared.schedule.graph.operators].count("split_with_sizes")
-    assert merges == (2 if place["chosen"] == "merged" else 0)
+    assert merges == (2 if place.chosen == "merged" else 0)
     inputs = loaded.fresh_inputs(7)
     with torch.no_grad():
         for got, expected in zip(prepared(*inputs), tree_leaves(loaded.module(*inputs)), strict=True):
             assert relative_error(got, expected) < 1e-4
     prepared.close()
-    _print_rewriting(json.loads(json.dumps(prepared.schedule.rewriting)))
-    printed = capsys.readouterr().out
-    assert "merge_linears" in printed and place["chosen"] in printed
-    gain = min(times["in_turn"], times["at_once"]) / times["merged"]
-    assert f"{gain:.2f}x" in printed
 
 
 def test_fused_kernels_read_columns() -> None:
@@ -372,9 +373,11 @@ def test_fused_kernels_read_columns() -> None:
         return p["o"](p["q"](x).sigmoid().mul(p["k"](x)).relu())
 
     module = Function(gated, **linears("qko")).eval()
-    rewriting = Rewriting(merge_linears=True, fuse_elementwise=True)
-    program, report = rewriting.apply(capture(module, (tokens(),)), Counting(torch.device("cpu")))
+    passes = Rewriting(merge_linears=True, fuse_elementwise=True)
+    program, decisions = passes.apply(capture(module, (tokens(),)), Counting(torch.device("cpu")))
     assert names(program) == ["linear", "split_with_sizes", "sigmoid_mul_relu", "linear"]
-    assert [place["chosen"] for place in report["merge_linears"]] == ["merged"]
-    assert report["fuse_elementwise"] == {"operators": 3, "kernels": 1}
+    assert [(d.kind, d.chosen, len(d.operators)) for d in decisions] == [
+        ("merge_linears", "merged", 2),
+        ("fuse_elementwise", "fused", 3),
+    ]
     agrees(module, program, tokens())

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import test_models_counts
 import torch
+from conftest import environment, records
 from torch import nn
 
 import models
@@ -279,3 +284,43 @@ def test_calibration_times_no_algorithms_and_leaves_the_caller_its_choice(monkey
     norm.register_forward_pre_hook(lambda *_: seen.append((torch.backends.cudnn.benchmark, norm.training)))
     calibrate(norm, (torch.randn(4, 3, 5, 5),))
     assert seen == [(False, True)] and torch.backends.cudnn.benchmark and not norm.training
+
+
+def blocks(page: Path) -> list[str]:
+    """The code blocks of a page, without their indentation."""
+    return [
+        textwrap.dedent(block).strip("\n") for block in re.findall(r"( *```\w+\n.*?)\n *```", page.read_text(), re.DOTALL)
+    ]
+
+
+def test_the_pages_steps_add_a_model(tmp_path: Path) -> None:
+    """The steps of models/README.md on a copy of the project: two files, a row that is checked, a command that is run."""
+    steps = [block.partition("\n")[2] for block in blocks(ROOT / "models" / "README.md")]
+    files = dict(
+        re.findall(r"^# (\S+/\S+\.(?:py|yaml))\n(.*)", step, re.DOTALL)[0] for step in steps if step.startswith("# ")
+    )
+    (row,) = [step for step in steps if step.startswith("Figure(")]
+    command = steps[-1].split()
+    assert set(files) == {"models/small.py", "conf/model/squeezenet_1_1.yaml"} and command[:2] == ["python", "run.py"]
+
+    unwanted = shutil.ignore_patterns("__pycache__", "reference", "runs", "cache")
+    for room in ("conf", "hydra_plugins", "models", "results", "runners", "systems"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=unwanted if room == "results" else None)
+    shutil.copy(ROOT / "run.py", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    figure = eval(row, vars(test_models_counts))
+    exec(files["models/small.py"], {})  # imports no model of the copy, but registers one here
+    entry = registry._entries.pop(figure.model)
+    with torch.device("meta"):
+        counts = models.count(entry.build(False).eval(), (torch.empty(1, *entry.inputs()[0].shape),))
+    assert test_models_counts.close(counts.parameters, figure.parameters), row
+    assert test_models_counts.close(counts.macs, figure.macs), row
+
+    settings = environment(TMPDIR=str(tmp_path))
+    run = subprocess.run(
+        [sys.executable, *command[1:]], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stderr
+    (record,) = records(tmp_path / "results" / "runs").values()
+    assert record["status"] == "ok" and record["cell"]["model"]["options"] == {"classes": 1000}

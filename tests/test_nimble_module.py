@@ -1,7 +1,6 @@
 """Nimble as a library: a module in the place of a module."""
 
 import copy
-from dataclasses import fields
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import models
 from runners.measurements.correctness import relative_error
 from systems.nimble import Nimble
 from systems.scheduling.execution.arena import Arena
-from systems.scheduling.passes.rewriting import Rewriting
+from systems.scheduling.passes.rewriting import SWITCHES
 
 DEVICES = [
     "cpu",
@@ -165,13 +164,11 @@ def test_real_models_with_every_pass(model: str, device: str, monkeypatch: pytes
     """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its rounding would hide a wrong kernel
     loaded = models.load(model, 1, device=device)
-    switches = {switch.name: True for switch in fields(Rewriting)}
-    fast = Nimble(loaded.module, **switches).prepare(loaded.inputs)
-    report = next(iter(fast.prepared.values())).schedule.rewriting  # type: ignore[union-attr]
-    assert set(report) == set(switches) - {"select_layouts"}  # which tells what it did among the kernels
-    assert report["fold_batch_norm"]["folded"] > 20 and all(
-        c["milliseconds"][c["chosen"]] > 0 for c in report["select_kernels"]
-    )
+    fast = Nimble(loaded.module, **dict.fromkeys(SWITCHES, True)).prepare(loaded.inputs)
+    decisions = next(iter(fast.prepared.values())).schedule.decisions  # type: ignore[union-attr]
+    assert sum(d.count for d in decisions if d.kind == "fold_batch_norm") > 20
+    assert {d.kind for d in decisions} >= {"fold_batch_norm", "select_kernels", "select_products"}
+    assert all(d.milliseconds[d.chosen] > 0 for d in decisions if d.milliseconds)  # type: ignore[operator]
     inputs = loaded.fresh_inputs(7)
     with torch.no_grad():
         assert relative_error(fast(*inputs), loaded.module(*inputs)) < 1e-4

@@ -28,7 +28,7 @@ from systems.compilers.exported import Exported
 from systems.notice import Notice
 from systems.onnx import export as onnx_export
 from systems.onnx.export import MODEL, onnx_file, unavailable
-from systems.onnx.runtime import OnnxRuntime, _assigned
+from systems.onnx.runtime import OnnxRuntime, _operators_by_provider
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
@@ -179,16 +179,16 @@ class TestExport:
         module, exported = small(), Exported(small(), image())
         with onnx_file(exported, module, cache) as artefact:
             onnx.checker.check_model(str(artefact.folder / MODEL))
-            assert artefact.made and artefact.notes["error"] < 1e-5 and artefact.notes["operators"] > 3
+            assert artefact.is_new and artefact.notes["error"] < 1e-5 and artefact.notes["operators"] > 3
             assert (len(artefact.notes["inputs"]), len(artefact.notes["outputs"])) == (1, 1)
         with onnx_file(Exported(small(), image()), small(), cache) as again:
-            assert not again.made
+            assert not again.is_new
         for other, x in ((small(1), image()), (small(), image(4))):
             with onnx_file(Exported(other, x), other, cache) as another:
-                assert another.made
+                assert another.is_new
         monkeypatch.setattr(onnx_export, "code_of", lambda *modules: "older")
         with onnx_file(exported, module, cache) as another:
-            assert another.made
+            assert another.is_new
 
     @pytest.mark.parametrize(
         ("act", "operator"),
@@ -249,9 +249,8 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], pre
                 assert (o.dtype, o.shape) == (e.dtype, e.shape)
     kept = iter(outputs)
     found = correctness.measure(module, lambda *_: next(kept), draws, precision)
-    assert found["correct"], found["reason"]
-    error: float = found["relative_error"]
-    return error
+    assert found.is_correct, found.reason
+    return found.relative_error
 
 
 class DividedSession:
@@ -326,8 +325,17 @@ class TestOnnxRuntime:
 
     def test_the_export_is_paid_for_once_and_told(self) -> None:
         first, second = (OnnxRuntime(mode).prepare(small(), image()) for mode in ("sequential", "parallel"))
-        assert first.compilation["exported_now"] and not second.compilation["exported_now"]
-        assert first.compilation["export_s"] == second.compilation["export_s"] > 0
+        assert first.compilation.is_exported_now and not second.compilation.is_exported_now
+        assert first.compilation.export_s == second.compilation.export_s > 0
+
+    def test_what_it_has_learned_is_read_and_not_made_again(self) -> None:
+        system = OnnxRuntime()
+        assert system.learns
+        system.learn(small(), image())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Notice)
+            prepared = system.prepare(small(), image())
+        assert prepared.compilation is not None and prepared.compilation.is_exported_now is False
 
     def test_each_providers_operators_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from onnxruntime.capi.onnxruntime_inference_collection import Session
@@ -335,19 +343,19 @@ class TestOnnxRuntime:
         module, x = Lambda(lambda x: x.relu().sin().flatten(1) @ torch.ones(192, 2)), image()
         with warnings.catch_warnings():
             warnings.simplefilter("error", Notice)
-            assert OnnxRuntime().prepare(module, x).compilation["providers"] == {"CPUExecutionProvider": 4}
+            assert OnnxRuntime().prepare(module, x).compilation.providers == {"CPUExecutionProvider": 4}
             monkeypatch.delattr(Session, "get_provider_graph_assignment_info")  # as an older ONNX Runtime
-            assert "providers" not in OnnxRuntime().prepare(module, x).compilation
+            assert OnnxRuntime().prepare(module, x).compilation.providers is None
 
     def test_what_the_cpu_has_on_a_gpu_is_told(self) -> None:
         cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
         parts = (cuda, ["Conv"]), (cpu, ["Shape"]), (cuda, ["Relu"]), (cpu, ["NonZero"]), (cpu, ["Shape"])
         with pytest.warns(Notice, match="3 of 5 operators on the CPU: 2 Shape, 1 NonZero$"):
-            assert _assigned(DividedSession(*parts), torch.device("cuda")) == {"providers": {cuda: 2, cpu: 3}}
+            assert _operators_by_provider(DividedSession(*parts), torch.device("cuda")) == {cuda: 2, cpu: 3}
         with warnings.catch_warnings():
             warnings.simplefilter("error", Notice)
             whole = DividedSession((cuda, ["Conv"]), (cuda, ["Relu"]))
-            assert _assigned(whole, torch.device("cuda")) == {"providers": {cuda: 2}}
+            assert _operators_by_provider(whole, torch.device("cuda")) == {cuda: 2}
 
     def test_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BadOption, match="sequential, parallel"):

@@ -11,9 +11,11 @@ import models
 import systems
 from runners.measurements.correctness import relative_error
 from systems.base import BadOption
+from systems.opara.demand import RESOURCES, demand
 from systems.opara.system import Opara
-from systems.profiling import intensity, profiler
-from systems.profiling.profiler import Capacity, Kernel, OperatorProfile, Profile, profile
+from systems.profiling import intensity
+from systems.profiling.profile import Capacity, Kernel, OperatorProfile, Profile
+from systems.profiling.profiler import profile
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.plans import launch_order
@@ -58,26 +60,34 @@ def test_agrees_with_eager_on_models_of_the_zoo(model: str) -> None:
     prepared.close()
 
 
-@pytest.mark.parametrize("resource", profiler.RESOURCES)
+@pytest.mark.parametrize("resource", RESOURCES)
 def test_the_options_reach_the_algorithms(monkeypatch: pytest.MonkeyPatch, resource: str) -> None:
     program = capture(*mixed())
     n = len(program.graph)
     chance = random.Random(3)
     kernels = [
-        Kernel("k", 1, chance.randrange(32, 1024, 32), chance.randrange(16, 128), chance.randrange(0, 1 << 15), 0.5, 0.1)
+        Kernel(
+            name="k",
+            milliseconds=0.1,
+            grid=(1, 1, 1),
+            block=(chance.randrange(32, 1024, 32), 1, 1),
+            registers=chance.randrange(16, 128),
+            shared_memory=chance.randrange(0, 1 << 15),
+            achieved_occupancy=0.5,
+        )
         for _ in range(n)
     ]
     times = [chance.random() for _ in kernels]
     operators = tuple(OperatorProfile(time, (k,)) for time, k in zip(times, kernels, strict=True))
-    known = Profile(operators, Capacity(2048, 65536, 1 << 17))
+    known = Profile("a GPU", ("",) * n, operators, Capacity(2048, 65536, 1 << 17, 32, 1024, 132))
     monkeypatch.setattr("systems.opara.system.profile", lambda *_: known)
-    memory, demand = intensity.memory_intensive(program, "table"), known.demand(resource)
+    memory, demands = intensity.memory_intensive(program, "table"), demand(known, resource)
     for name, order_of in launch_order.ORDERS.items():
         schedule = Opara(resource=resource, launch_order=name, classify="table").plan(program)
-        assert schedule.order == order_of(program.graph, memory, times if name == "critical_path" else demand)
+        assert schedule.order == order_of(program.graph, memory, times if name == "critical_path" else demands)
         assert schedule.streams == allocate_streams(program.graph)
-        assert schedule.search["seconds"] >= schedule.search["allocation_seconds"] > 0
-        assert ("occupancy" in schedule.search) == (name in launch_order.PROFILED)
+        assert schedule.search.seconds >= schedule.search.allocation_seconds > 0
+        assert (schedule.search.occupancy is not None) == (name in launch_order.PROFILED)
 
 
 def test_a_schedule_alone_runs_no_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +130,13 @@ def test_a_gpu_is_profiled_down_to_its_kernels() -> None:
         if operator.name in ("conv2d", "batch_norm", "relu", "max_pool2d", "cat", "linear"):
             assert profiled.kernels and profiled.milliseconds > 0
         for k in profiled.kernels:
-            assert k.blocks > 0 and 0 < k.threads <= 1024 and k.registers > 0 and k.shared_memory >= 0
-            assert k.occupancy is None or 0 <= k.occupancy <= 1
-    assert max(found.demand("largest_share")) <= 1 and max(found.demand("shared_memory")) > 0
+            assert k.num_blocks > 0 and 0 < k.num_threads <= 1024 and k.registers > 0 and k.shared_memory >= 0
+            assert k.achieved_occupancy is None or 0 <= k.achieved_occupancy <= 1
+            assert 0 < found.capacity.theoretical_occupancy(k) <= 1
+        if profiled.kernels:
+            assert profiled.bytes_read > 0 and profiled.bytes_written > 0
+    assert max(demand(found, "largest_share")) <= 1 and max(demand(found, "shared_memory")) > 0
+    assert found.capacity.blocks >= 16 and found.capacity.num_multiprocessors > 1
+    assert Profile.from_json(found.to_json()) == found
     assert profile(program, measure=False) == found
     assert intensity.ridge_point(torch.device("cuda", 0), torch.float32, True) > 1

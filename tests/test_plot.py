@@ -1,9 +1,8 @@
 """Charts: what they show, what they must not show, and that they can be read."""
 
-import copy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
@@ -16,25 +15,50 @@ matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Run
 from hypothesis import example, given
 from hypothesis import strategies as st
+from made_records import cell, record
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from test_active_warps import pictured_warps
+from test_active_warps_chart import pictured_warps
 
+from results.cell import Choice, named
 from results.finding import Finding
 from results.published.values import exhibit
-from results.record import label
-from scripts import plot, tables
-from scripts.charts import bars, claims, dots, latency, limits, memory, search, sm_efficiency, speedup, style, throughput
-from scripts.charts.measured import WORDS, Measured, NoResults, by_setting, read
+from results.record import Measured, Quantity, Record
+from results.selection import WORDS, NoResults, by_setting, latency_of, read
+from results.selection import Selection as Selected
+from results.siblings import siblings
+from results.store import Store
+from scripts import plot
+from scripts.charts import (
+    bars,
+    claims,
+    dots,
+    latency,
+    limits,
+    memory,
+    quantity,
+    search,
+    sm_efficiency,
+    speedup,
+    style,
+    throughput,
+)
 from scripts.exhibits import findings
 from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.preset import Preset, names
+from scripts.page import content
+from scripts.table import DASH
 
 REFERENCE = ROOT / "results" / "reference" / "h200"
-DEPTH_FIRST = "opara (launch_order=depth_first)"
+DEPTH_FIRST = named("system", "opara", launch_order="depth_first")
+EAGER, NIMBLE, CUDA_GRAPH = (named("system", name) for name in ("eager", "nimble", "cuda_graph"))
+
+
+def Selection(records: Sequence[Record]) -> Selected:
+    return Selected(records, style.order)
 
 
 @pytest.fixture(autouse=True)
@@ -44,37 +68,37 @@ def closed() -> Iterator[None]:
 
 
 @cache
-def reference() -> list[dict[str, Any]]:
+def reference() -> list[Record]:
     return read([REFERENCE])
 
 
-def measured(batches: tuple[int, ...] = (1,)) -> Measured:
-    return Measured(reference()).only(batches=batches)
+def measured(batches: tuple[int, ...] = (1,)) -> Selected:
+    return Selection(reference()).only(batches=batches)
 
 
 @cache
-def several() -> Measured:
+def several() -> Selected:
     """Of sweeps over different systems, most of which were not measured on most models."""
     folders = [REFERENCE, *(REFERENCE.with_name(name) for name in ("h200-ios", "h200-ios-pruning", "h200-tuned"))]
-    return Measured(read(folders)).only(models=["nasnet", "inception_v3", "bert", "squeezenet_bypass"])
+    return Selection(read(folders)).only(models=["nasnet", "inception_v3", "bert", "squeezenet_bypass"])
 
 
 @cache
-def launched() -> Measured:
+def launched() -> Selected:
     """One model at several batches, under systems of which one has a long label."""
-    return Measured(read([REFERENCE.with_name("h200-opara")])).only(
-        models=["googlenet"], systems=["opara", DEPTH_FIRST, "opara (launch_order=reverse)"]
+    return Selection(read([REFERENCE.with_name("h200-opara")])).only(
+        models=["googlenet"], systems=["opara", DEPTH_FIRST.label, "opara (launch_order=reverse)"]
     )
 
 
-def changed(model: str, system: str, **new: Any) -> Measured:
+def changed(model: str, system: str, **new: Any) -> Selected:
     """The reference at batch 1 with something of one record replaced."""
-    records = []
-    for record in measured().records:
-        config = record["config"]
-        same = config["model"]["name"] == model and config["system"]["name"] == system
-        records.append(copy.deepcopy(record) | new if same else record)
-    return Measured(records)
+    own = model, system
+    return Selection([replace(r, **new) if name_of(r) == own else r for r in measured().records])
+
+
+def name_of(record: Record) -> tuple[str, str]:
+    return record.cell.model.name, record.cell.system.label
 
 
 def texts(figure: Figure) -> list[Text]:
@@ -95,9 +119,9 @@ def drawn(figure: Figure) -> str:
 
 
 CHARTS: dict[str, Callable[[], Figure]] = {
-    "speedup": lambda: speedup.draw(measured(), "eager", exhibit("nimble/figure7")).figure,
-    "speedup over several batches": lambda: speedup.draw(measured((8, 32)), "cuda_graph").figure,
-    "throughput": lambda: throughput.draw(Measured(reference())).figure,
+    "speedup": lambda: speedup.draw(measured(), EAGER, exhibit("nimble/figure7")).figure,
+    "speedup over several batches": lambda: speedup.draw(measured((8, 32)), CUDA_GRAPH).figure,
+    "throughput": lambda: throughput.draw(Selection(reference())).figure,
     "latency, first page": lambda: latency.draw(latency.pages(measured())[0]).figure,
     "latency, last page": lambda: latency.draw(latency.pages(measured())[-1]).figure,
     "memory": lambda: memory.draw(measured()).figure,
@@ -180,7 +204,7 @@ def heights(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tu
     original = bars.draw_bars
 
     def spy(m: Any, rows: Any, systems: Any, bar: Any, *more: Any, **named: Any) -> Figure:
-        found.update({(row[0], s): b for row in rows for s in systems if (b := bar(row, s)) is not None})
+        found.update({(row[0], s.label): b for row in rows for s in systems if (b := bar(row, s)) is not None})
         return original(m, rows, systems, bar, *more, **named)
 
     for module in (speedup, sm_efficiency):
@@ -195,7 +219,7 @@ def points(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tup
     original = dots.draw_dots
 
     def spy(m: Any, rows: Any, systems: Any, of: Any, *more: Any, **named: Any) -> Figure:
-        found.update({(row[0], s): of(row, s) for row in rows for s in systems if of(row, s)})
+        found.update({(row[0], s.label): of(row, s) for row in rows for s in systems if of(row, s)})
         return original(m, rows, systems, of, *more, **named)
 
     for module in (limits, memory, search):
@@ -205,7 +229,7 @@ def points(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tup
 
 
 def test_searches_that_knew_of_none_before_are_drawn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    cold = {("nasnet", 1, "nimble"): 3.0, ("nasnet", 8, "nimble"): 4.0}
+    cold = {("nasnet", 1, NIMBLE): 3.0, ("nasnet", 8, NIMBLE): 4.0}
     found = points(monkeypatch, lambda: search.draw(measured(), cold))
     assert {cell: [dot.value for dot in dots] for cell, dots in found.items()} == {("nasnet", "nimble"): [3.0]}
     assert len(points(monkeypatch, lambda: search.draw(measured()))["nasnet", "nimble"]) == 2
@@ -214,34 +238,30 @@ def test_searches_that_knew_of_none_before_are_drawn_alone(monkeypatch: pytest.M
 
 
 def test_bars_are_the_speedups_and_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = heights(monkeypatch, lambda: speedup.draw(measured(), "cuda_graph"))
-    groups = tables.groups(reference())
-    for group in groups:
-        config = next(iter(group.values()))["config"]
-        if config["batch"] == 1:
-            ratio = tables.over(group, "nimble", "cuda_graph")
-            bar = found[config["model"]["name"], "nimble"]
+    found = heights(monkeypatch, lambda: speedup.draw(measured(), CUDA_GRAPH))
+    for group in siblings(reference()):
+        if group.group.conditions.batch == 1:
+            ratio = group.over(NIMBLE, CUDA_GRAPH)
+            bar = found[group.group.model.name, "nimble"]
             assert ratio is not None and (bar.value, bar.low, bar.high) == (ratio.ratio, ratio.low, ratio.high)
     assert ("nasnet", "cuda_graph") not in found
 
 
 def test_what_has_no_baseline_is_named() -> None:
-    records = [
-        r for r in measured().records if (r["config"]["model"]["name"], r["config"]["system"]["name"]) != ("bert", "eager")
-    ]
-    chart = speedup.draw(Measured(records))
+    records = [r for r in measured().records if name_of(r) != ("bert", "eager")]
+    chart = speedup.draw(Selection(records))
     assert "1 without eager left out" in drawn(chart.figure) and "not measured in turn: bert." in chart.caption
     assert "left out" not in speedup.draw(measured()).caption.lower()
 
 
 def test_dots_are_the_distances_to_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
     found = points(monkeypatch, lambda: limits.draw(measured()))
-    for record in measured().records:
-        (dot,) = found[label(record["config"]["model"]), label(record["config"]["system"])]
-        host = record["latency"]["statistics"]["host"]
-        path = limits.limits_of(measured(), (record["config"]["model"]["name"], 1))
-        assert path is not None and dot.value == pytest.approx(host["median"] / path[0])
-        assert (dot.low, dot.high) == (pytest.approx(host["ci95"][0] / path[0]), pytest.approx(host["ci95"][1] / path[0]))
+    for one in measured().records:
+        (dot,) = found[name_of(one)]
+        assert one.latency is not None
+        host, of_model = one.latency.host, limits.limits_of(measured(), (one.cell.model.name, 1))
+        assert of_model is not None and dot.value == pytest.approx(host.median / of_model.critical_path_ms)
+        assert (dot.low, dot.high) == tuple(pytest.approx(end / of_model.critical_path_ms) for end in host.ci95)
 
 
 @pytest.mark.parametrize("status", ["incorrect", "unsupported", "failed", "out_of_memory", "timeout"])
@@ -249,46 +269,46 @@ def test_what_is_not_ok_has_no_speed_in_any_chart(monkeypatch: pytest.MonkeyPatc
     """Even where its record holds measurements; and every chart says what it is."""
     wrong = changed("nasnet", "nimble", status=status, reason="because").only(models=["nasnet", "bert"])
     for name in ("speedup", "sm_efficiency"):
-        draw = plot.drawings(name, wrong, "eager", ())[-1]
+        draw = plot.drawings(name, wrong, EAGER, ())[-1]
         found = heights(monkeypatch, draw)
         assert ("nasnet", "nimble") not in found and ("nasnet", "cuda_graph") in found
         assert drawn(draw().figure).count(WORDS[status]) == 1
     for name in ("memory", "search", "limits"):
-        draw = plot.drawings(name, wrong, "eager", ())[0]
+        draw = plot.drawings(name, wrong, EAGER, ())[0]
         found = points(monkeypatch, draw)
         assert ("nasnet", "nimble") not in found and ("nasnet", "cuda_graph") in found
         assert f"nimble: {WORDS[status]}" in drawn(draw().figure)
     assert WORDS[status] in drawn(latency.draw(wrong).figure)
-    both = Measured([*wrong.records, *measured((8, 32)).records])
+    both = Selection([*wrong.records, *measured((8, 32)).records])
     assert f"batch 1 {WORDS[status]}: nimble" in drawn(throughput.draw(both).figure).replace("\n", " ")
 
 
 def test_an_older_speed_of_what_is_incorrect_now_is_not_shown() -> None:
-    (record,) = [r for r in measured().records if r["config"]["model"]["name"] == "vgg16" and "nimble" in str(r["config"])]
-    newer = copy.deepcopy(record) | {"status": "incorrect", "reason": "wrong", "when": "2999-01-01", "id": "new"}
-    both = Measured([*measured().records, newer])
-    assert both.over(("vgg16", 1), "nimble", "eager") is None
-    assert both.missing(("vgg16", 1), "nimble", "latency") == "incorrect"
-    assert measured().over(("vgg16", 1), "nimble", "eager") is not None
+    (record,) = [r for r in measured().records if name_of(r) == ("vgg16", "nimble")]
+    newer = replace(record, status="incorrect", reason="wrong", when="2999-01-01", id="new")
+    both = Selection([*measured().records, newer])
+    assert both.over(("vgg16", 1), NIMBLE, EAGER) is None
+    assert both.missing(("vgg16", 1), NIMBLE, latency_of) == "incorrect"
+    assert measured().over(("vgg16", 1), NIMBLE, EAGER) is not None
 
 
 def test_what_was_not_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [r for r in measured().records if r["config"]["model"]["name"] in ("nasnet", "bert")]
-    lacking = [r for r in records if (r["config"]["model"]["name"], r["config"]["system"]["name"]) != ("bert", "nimble")]
-    assert "not measured" in drawn(speedup.draw(Measured(lacking)).figure)
+    records = [r for r in measured().records if r.cell.model.name in ("nasnet", "bert")]
+    lacking = [r for r in records if name_of(r) != ("bert", "nimble")]
+    assert "not measured" in drawn(speedup.draw(Selection(lacking)).figure)
     alone = changed("bert", "nimble", comparison=None).only(models=["nasnet", "bert"])
     assert "not in turn" in drawn(speedup.draw(alone).figure)
     with pytest.raises(NoResults, match="measured in turn with nobody"):
-        speedup.draw(measured(), "nobody")
+        speedup.draw(measured(), Choice("nobody", "nobody"))
 
 
 def test_many_that_were_not_measured_take_one_place_and_leave_looks_as_they_are() -> None:
     one = several().only(batches=[1])
-    lacking = [s for s in one.systems if s != "eager" and one.record(("bert", 1), s, "memory") is None]
+    lacking = [s for s in one.systems if s != EAGER and one.record(("bert", 1), s, lambda r: r.memory) is None]
     shown = drawn(memory.draw(one).figure)
     assert len(lacking) > 3 and f"{len(lacking)} others not measured" in shown and f"{lacking[0]}: not measured" not in shown
     assert "tensorrt: unsupported" in shown  # what did not run is told by name
-    counted = sm_efficiency.draw(Measured([*measured().records, *several().records]).only(batches=[1]), "counters").figure
+    counted = sm_efficiency.draw(Selection([*measured().records, *several().records]).only(batches=[1]), "counters").figure
     assert "torch_compile" in drawn(counted) and "ios" not in drawn(counted)
 
 
@@ -308,9 +328,7 @@ def test_groups_are_packed_in_order_on_as_few_panels_as_hold_them(widths: list[i
 
 
 def test_counted_and_estimated_efficiency_never_share_a_chart(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = {
-        (label(r["config"]["model"]), label(r["config"]["system"])): r["sm_efficiency"]["source"] for r in measured().records
-    }
+    sources = {name_of(r): r.sm_efficiency.source for r in measured().records if r.sm_efficiency is not None}
     assert set(sources.values()) == {"counters", "estimated", None}  # None: counted wrongly, by what is known now
     for source in sm_efficiency.SOURCES:
         found = heights(monkeypatch, lambda source=source: sm_efficiency.draw(measured(), source))  # type: ignore[misc]
@@ -337,11 +355,11 @@ def test_what_was_counted_is_not_called_missing_among_the_estimated() -> None:
 def test_ratios_of_latencies_measured_alone_are_told_from_those_in_turn() -> None:
     """A profiler had been in the processes of the first set before their rounds, not in those of the second."""
     turns = read([REFERENCE.with_name("h200-turns")])
-    mixed = Measured([*(r for r in reference() if r["config"]["model"]["name"] == "gpt2"), *turns]).only(batches=[1])
+    mixed = Selection([*(r for r in reference() if r.cell.model.name == "gpt2"), *turns]).only(batches=[1])
     for found, title, starred in (
         (measured(), "measured alone", []),
         (mixed, "* measured alone", ["gpt2 *"]),
-        (Measured(turns).only(batches=[1]), "", []),
+        (Selection(turns).only(batches=[1]), "", []),
     ):
         chart = speedup.draw(found)
         words = drawn(chart.figure).splitlines()
@@ -352,15 +370,15 @@ def test_ratios_of_latencies_measured_alone_are_told_from_those_in_turn() -> Non
 
 def test_a_part_looks_as_the_whole_does() -> None:
     """The variants of a system that are in one chart alone do not change how the others look in it."""
-    last = max(system for system in launched().systems if system != DEPTH_FIRST)
-    alone = launched().only(systems=[last])
+    last = max((s for s in launched().systems if s != DEPTH_FIRST), key=str)
+    alone = launched().only(systems=[last.label])
     assert alone.systems == [last] and style.look(last, alone.among) == style.look(last, launched().among)
     assert style.look(last, alone.among) != style.look(last, alone.systems)
 
 
 def test_notes_stand_below_all_points() -> None:
     """Of sweeps over different systems, where there is much to say of what was not measured."""
-    for found in (Measured(read([REFERENCE.with_name(name)])) for name in ("h200-opara", "h200-ios")):
+    for found in (Selection(read([REFERENCE.with_name(name)])) for name in ("h200-opara", "h200-ios")):
         with style.house():
             figure = throughput.draw(found).figure
             check_words(figure)
@@ -373,27 +391,27 @@ def test_notes_stand_below_all_points() -> None:
 
 
 def test_published_values_are_marked_where_they_belong() -> None:
-    rows, systems = [("nasnet", 1), ("resnet50", 1), ("nasnet", 8)], ["nimble", "cuda_graph"]
-    found = speedup.published_marks(exhibit("nimble/figure7"), "eager", rows, systems)
+    rows, systems = [("nasnet", 1), ("resnet50", 1), ("nasnet", 8)], [NIMBLE, CUDA_GRAPH]
+    found = speedup.published_marks(exhibit("nimble/figure7"), EAGER, rows, systems)
     assert {place: [mark.value for mark in marks] for place, marks in found.items()} == {
-        (("nasnet", 1), "nimble"): [22.34],
-        (("resnet50", 1), "nimble"): [4.32],
+        (("nasnet", 1), NIMBLE): [22.34],
+        (("resnet50", 1), NIMBLE): [4.32],
     }
-    assert speedup.published_marks(exhibit("nimble/figure7"), "cuda_graph", rows, systems) == {}
-    single = speedup.published_marks(exhibit("nimble/table1"), "nimble_single_stream", rows, systems)
-    assert {place: [mark.value for mark in marks] for place, marks in single.items()} == {(("nasnet", 1), "nimble"): [1.88]}
+    assert speedup.published_marks(exhibit("nimble/figure7"), CUDA_GRAPH, rows, systems) == {}
+    single = speedup.published_marks(exhibit("nimble/table1"), named("system", "nimble_single_stream"), rows, systems)
+    assert {place: [mark.value for mark in marks] for place, marks in single.items()} == {(("nasnet", 1), NIMBLE): [1.88]}
     everything = [v for source in ("nimble/figure7", "opara/figure5", "opara/figure9") for v in exhibit(source)]
-    figure = speedup.draw(measured(), "eager", everything).figure
+    figure = speedup.draw(measured(), EAGER, everything).figure
     assert "nimble paper, V100" in drawn(figure) and "opara" not in drawn(figure)
     # A mark that would leave the axis is at its edge, with its number.
     small = measured().only(models=["mobilenet_v2"])
-    assert "9.99" in drawn(speedup.draw(small, "eager", exhibit("nimble/figure7")).figure)
+    assert "9.99" in drawn(speedup.draw(small, EAGER, exhibit("nimble/figure7")).figure)
 
 
 def test_marks_of_one_paper_on_several_gpus_are_told_apart() -> None:
     (value,) = [v for v in exhibit("nimble/figure7") if (v.system, v.zoo_model) == ("nimble", "mobilenet_v2")]
     one = measured().only(models=["mobilenet_v2"], systems=["eager", "nimble"])
-    figure = speedup.draw(one, "eager", [value, replace(value, device="TITAN", value=3.0), replace(value, device="")]).figure
+    figure = speedup.draw(one, EAGER, [value, replace(value, device="TITAN", value=3.0), replace(value, device="")]).figure
     (legend,) = figure.legends
     faces = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)}
     marks = [handle.get_markerfacecolor() for label, handle in faces.items() if "paper" in label]  # type: ignore[union-attr]
@@ -406,15 +424,15 @@ def test_a_chart_of_one_model_has_a_group_for_each_batch() -> None:
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == [f"batch {batch}" for batch in launched().batches]
     assert "googlenet" in figure.legends[0].get_title().get_text()
-    several_models = speedup.draw(measured((8, 32)), "cuda_graph").figure
+    several_models = speedup.draw(measured((8, 32)), CUDA_GRAPH).figure
     labels = {text.get_text().replace("_\n", "_") for axes in several_models.axes for text in axes.get_xticklabels()}
     assert labels == {f"{model}\nbatch {batch}" for model, batch in measured((8, 32)).rows}
 
 
 def test_machines_are_not_mixed() -> None:
-    other = [copy.deepcopy(r) for r in measured((8,)).records]
-    for record in other:
-        record["environment"]["gpu"], record["id"] = "NVIDIA V100", "v" + record["id"]
+    other = [
+        replace(r, environment=replace(r.environment, gpu="NVIDIA V100"), id="v" + r.id) for r in measured((8,)).records
+    ]
     found = by_setting([*reference(), *other])
     assert [setting.place for setting in found] == ["NVIDIA H200", "NVIDIA V100"]
     assert [len(m.records) for m in found.values()] == [145, len(other)]
@@ -472,3 +490,53 @@ def test_a_bad_request_is_a_line(
 def test_a_chart_that_was_asked_for_and_cannot_be_drawn_is_told() -> None:
     done = run("speedup", "--results", str(REFERENCE), "--baseline", "opara")
     assert done.returncode == 1 and "nothing was measured in turn with opara" in done.stderr
+
+
+# A quantity that nothing in scripts/ knows the name of
+
+
+def energetic() -> list[Record]:
+    """Records of an energy that describes itself; of one system it has no value."""
+    made = []
+    for model in ("nasnet", "vgg16"):
+        for system, joules in (("eager", 5.0), ("nimble", 3.5), ("ios", None)):
+            ends = (None, None) if joules is None else (joules - 0.5, joules + 0.5)
+            reason = "no counter here" if joules is None else None
+            energy = Quantity("per_call", "energy of a call", "mJ", joules, *ends, source="NVML", reason=reason)
+            made.append(record(of=cell(system, model), measured={"energy": Measured((energy,))}))
+    return made
+
+
+def test_a_quantity_is_drawn_by_its_name_with_its_unit() -> None:
+    shown = Selection(energetic())
+    assert list(shown.quantities()) == ["energy.per_call"]
+    charts, refused = plot.draw_all(shown, ["energy.per_call"], EAGER, ())
+    assert not refused
+    figure = charts["energy.per_call"].figure
+    words = drawn(figure)
+    assert "energy of a call, mJ" in words and words.count("not measured") == 2
+    (axes,) = figure.axes
+    assert sorted(patch.get_height() for patch in axes.patches) == [3.5, 3.5, 5.0, 5.0]  # type: ignore[attr-defined]
+    with style.house():
+        check_words(figure)
+    with pytest.raises(NoResults, match="no record holds a value of energy"):
+        quantity.draw(shown, "energy.beauty")
+
+
+def test_the_command_draws_a_quantity_and_names_the_nearest(tmp_path: Path, script: Run) -> None:
+    store = Store(tmp_path / "runs")
+    store.make()
+    for one in energetic():
+        store.write(one)
+    done = script("plot", "energy.per_call", "--results", str(tmp_path / "runs"), "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["energy.per_call.png", "energy.per_call.svg"]
+    done = script("plot", "energy.per_cal", "--results", str(tmp_path / "runs"))
+    assert done.returncode == 2 and "did you mean energy.per_call?" in done.stderr
+
+
+def test_a_quantity_has_a_column_in_the_report() -> None:
+    table = content.cells(Selection(energetic()), EAGER)
+    (place,) = [i for i, column in enumerate(table.columns) if column.heading == "energy of a call, mJ"]
+    texts = {row[2].text: row[place].text for row in table.rows}
+    assert texts == {"eager": "5 [4.5, 5.5]", "nimble": "3.5 [3, 4]", "ios": DASH}

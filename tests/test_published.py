@@ -54,7 +54,7 @@ def test_networks_have_an_entry_in_the_zoo() -> None:
     [
         ("nimbel/figure7", {}, "no paper is named 'nimbel': did you mean nimble?"),
         ("nimble/figure77", {}, "did you mean figure7?"),
-        ("nimble", {}, "there is figure7, figure2b"),
+        ("nimble", {}, "there is figure2a, figure2b, figure7"),
         ("nimble/figure7", {"modle": "resnet50"}, "no column 'modle': did you mean model?"),
         ("nimble/figure7", {"model": "resnet5"}, "no value with model=resnet5: did you mean resnet50?"),
         ("nimble/figure7", {"model": "resnet50", "baseline": "tvm"}, "no value with baseline=tvm: there is eager"),

@@ -1,10 +1,10 @@
 """The report: what it holds, its page and its Markdown, and the command that writes them."""
 
-import copy
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,11 +12,13 @@ import pytest
 from conftest import ROOT, Run
 from reports import REFERENCE, VERDICT, document, made, records
 
-from results.record import label
+from results.cell import named
+from results.selection import Selection, by_setting, read
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from scripts import report
-from scripts.charts.measured import Measured, by_setting, read
+from scripts.charts.style import order
 from scripts.page import content
+from scripts.table import DASH
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
 
@@ -74,17 +76,18 @@ def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
     headings = [column.heading for column in section.cells.columns]
     rows = {tuple(entry.text for entry in row[:3]): dict(zip(headings, row, strict=True)) for row in section.cells.rows}
     for record in records():
-        config = record["config"]
-        row = rows[label(config["model"]), str(config["batch"]), label(config["system"])]
-        assert row["status"].text == record["status"]
+        cell = record.cell
+        row = rows[cell.model.label, str(cell.batch), cell.system.label]
+        assert row["status"].text == record.status
         numbers = [row[name].text for name in headings[4:]]
-        if record["status"] != "ok":
-            assert set(numbers) == {content.DASH}
+        if not record.is_ok:
+            assert set(numbers) == {DASH}
         else:
-            assert row["latency, ms"].value == record["latency"]["statistics"]["host"]["median"]
-            assert row["MiB"].value == record["memory"]["peak_bytes"] / 2**20
-            source = "SM, counted" if record["sm_efficiency"]["source"] == "counters" else "SM, estimated"
-            share = record["sm_efficiency"]["value"]
+            assert record.memory is not None and record.sm_efficiency is not None
+            assert row["latency, ms"].value == record.host_ms
+            assert row["MiB"].value == record.memory.peak_bytes / 2**20
+            source = "SM, counted" if record.sm_efficiency.source == "counters" else "SM, estimated"
+            share = record.sm_efficiency.value
             if share is not None:
                 assert row[source].value == pytest.approx(100 * share)
             assert sum(row[name].missing for name in ("SM, counted", "SM, estimated")) == (1 if share is not None else 2)
@@ -96,12 +99,12 @@ def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
 
 
 def test_a_schedule_is_told_by_its_name_and_a_ratio_not_in_turn_has_a_mark() -> None:
-    ios, alone = (Measured(read([REFERENCE.with_name(name)])) for name in ("h200-ios", "h200"))
-    systems = {row[2].text: row[2].title for row in content.cells(ios, "sequential").rows}
+    ios, alone = (Selection(read([REFERENCE.with_name(name)])) for name in ("h200-ios", "h200"))
+    systems = {row[2].text: row[2].title for row in content.cells(ios, named("system", "sequential")).rows}
     path = "results/exhibits/ios-specialization/inception_v3@ios@b1.schedule.json"
     assert systems["ios (schedule=inception_v3@ios@b1)"] == f"ios (schedule={path})" and systems["ios"] == ""
     for found, baseline in ((alone, "cuda_graph"), (ios.only(systems=["sequential", "ios"]), "sequential")):
-        table = content.cells(found, baseline)
+        table = content.cells(found, named("system", baseline))
         (column,) = [i for i, heading in enumerate(table.columns) if heading.heading == f"over {baseline}"]
         told = [row[column].text for row in table.rows if not row[column].missing and row[2].text != baseline]
         assert told and all(text.endswith("] *") == (found is alone) for text in told)
@@ -114,10 +117,10 @@ def test_the_environment_says_where() -> None:
     assert "torch 2.11.0" in found["libraries"] and found["SM clock when measured"].endswith("1980 MHz")
     count = len(records())
     assert found["records"] == f"1 incorrect, {count - 2} ok, 1 unsupported"
-    machines = [copy.deepcopy(records()[0]) for _ in range(2)]
-    machines[1]["environment"]["driver"] = "999"
-    machines[1]["environment"]["settings"] = {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "0"}
-    found = dict(content.environment(Measured(machines)))
+    one = records()[0]
+    settings = {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "0"}
+    machines = [one, replace(one, environment=replace(one.environment, driver="999", settings=settings))]
+    found = dict(content.environment(Selection(machines)))
     assert found["driver, CUDA, cuDNN"] == "580.159.04, 999, 13.0, 9.19.0"
     assert found["settings of the shell"] == "OMP_NUM_THREADS=1 CUDA_LAUNCH_BLOCKING=0"
 
@@ -128,8 +131,8 @@ def test_the_charts_and_what_could_not_be_drawn_are_there() -> None:
     assert {"speedup-b1", "throughput", "latency-b1", "memory-b1", "search-b1", "limits-b1"} <= names
     assert {"sm_efficiency-counters-b1", "sm_efficiency-estimated-b1"} <= names and not section.refused
     assert all(figure.svg.startswith("<svg ") and figure.svg.endswith("</svg>") for figure in section.figures)
-    few = [r for r in records() if r["config"]["batch"] == 1]
-    (other,) = report.make(by_setting(few), "eager", [], [], [], "pictures").sections
+    few = [r for r in records() if r.cell.batch == 1]
+    (other,) = report.make(by_setting(few, order), "eager", [], [], [], "pictures").sections
     assert list(other.refused) == ["throughput"]
 
 

@@ -12,7 +12,6 @@ import torch
 from conftest import ROOT, Run, environment
 
 from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS
-from results.record import label
 from results.store import Store
 from results.verdict import Verdict, read_verdicts
 from scripts.exhibits.preset import names
@@ -50,8 +49,8 @@ def test_a_figure_of_nimble(tmp_path: Path) -> None:
     done = small(tmp_path, *request)
     assert done.returncode == 0, done.stderr
     records = Store(tmp_path / "runs").read().records.values()
-    assert sorted(label(r["config"]["system"]) for r in records) == ["eager", "nimble"]
-    assert {(r["status"], r["config"]["device"]) for r in records} == {("ok", "cpu")}
+    assert sorted(r.cell.system.label for r in records) == ["eager", "nimble"]
+    assert {(r.status, r.cell.device) for r in records} == {("ok", "cpu")}
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(" mobilenet_v2: nimble over eager")]
     assert "9.99x" in line and line.rstrip().endswith("not on a GPU")
     assert "1 of its 10 figures could be taken on a CPU with small settings" in done.stdout
@@ -164,11 +163,11 @@ def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
     assert verdict.verdict in VERDICTS[:3] and verdict.place == torch.cuda.get_device_name()
     done = reproduce("ios/active_warps", "model=squeezenet", "system=eager,sequential", *places, **gpu)
     assert done.returncode == 0, done.stderr
-    found = [r["active_warps"] for r in Store(tmp_path / "runs").read().records.values() if "active_warps" in r]
+    found = [warps for r in Store(tmp_path / "runs").read().records.values() if (warps := r.active_warps) is not None]
     properties = torch.cuda.get_device_properties(0)
     most = properties.multi_processor_count * properties.max_threads_per_multi_processor / 32
-    assert len(found) == 2 and all(0 < warps["value"] <= most for warps in found), found
-    assert all(0 < max(warps["estimated_course"]["warps"]) <= most for warps in found)
+    assert len(found) == 2 and all(0 < (warps.value or 0) <= most for warps in found), found
+    assert all(warps.estimated_course and 0 < max(warps.estimated_course.warps) <= most for warps in found)
     assert (tmp_path / "out" / "ios-active_warps" / "active_warps.svg").exists(), done.stdout
 
 

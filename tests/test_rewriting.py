@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rewriting import DEVICES, Function, agrees, batch_norm, image, names, takes_new_weights
+from rewriting import COUNTING, DEVICES, Function, agrees, batch_norm, image, measuring, names, takes_new_weights
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import models
 from runners.measurements.correctness import relative_error
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.fused_kernel import FusedKernel
 from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.fold_batch_norm import fold_batch_norm
 from systems.scheduling.passes.fuse_convolution import fuse_convolution
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
-from systems.scheduling.passes.fused_kernel import FusedKernel
 
 # Folding
 
@@ -38,7 +38,8 @@ def norm_after(convolution: nn.Module, **options: bool) -> Function:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_batch_norm_goes_into_the_convolution_before_it(convolution: nn.Conv2d, options: dict, device: str) -> None:
     module = norm_after(convolution, **options).to(device)
-    program = fold_batch_norm(capture(module, (image(device),)))
+    program, decisions = fold_batch_norm(capture(module, (image(device),)), COUNTING)
+    assert [(d.chosen, d.operators) for d in decisions] == [("folded", (0, 1))]
     assert names(program) == ["conv2d"]
     agrees(module, program, image(device))
 
@@ -54,8 +55,9 @@ def joined(*outputs: int) -> Function:
 
 def test_a_batch_norm_goes_through_a_concatenation() -> None:
     module = joined(3, 5, 1)
-    program = fold_batch_norm(capture(module, (image(),)))
+    program, decisions = fold_batch_norm(capture(module, (image(),)), COUNTING)
     assert names(program) == ["conv2d", "conv2d", "conv2d", "cat", "relu"]
+    assert [d.pattern for d in decisions] == ["conv2d + conv2d + conv2d + cat + batch_norm"]
     agrees(module, program, image())
 
 
@@ -89,8 +91,8 @@ NOT_FOLDED = {
 @pytest.mark.parametrize("why", NOT_FOLDED)
 def test_a_batch_norm_stays_where(why: str) -> None:
     module = NOT_FOLDED[why].eval()
-    program = fold_batch_norm(capture(module, (image(),)))
-    assert "batch_norm" in names(program)
+    program, decisions = fold_batch_norm(capture(module, (image(),)), COUNTING)
+    assert "batch_norm" in names(program) and decisions == []
     agrees(module, program, image())
 
 
@@ -99,7 +101,7 @@ def test_a_batch_norm_stays_where(why: str) -> None:
 )
 def test_weights_loaded_in_place_are_folded_anew(which: str) -> None:
     module, x = norm_after(nn.Conv2d(4, 6, 3)), image()
-    program = fold_batch_norm(capture(module, (x,)))
+    program, _ = fold_batch_norm(capture(module, (x,)), COUNTING)
     takes_new_weights(program, module, x, which)
 
 
@@ -135,7 +137,8 @@ def test_elementwise_operators_become_one(pattern: str, device: str) -> None:
     forward, expected = ELEMENTWISE[pattern]
     module = Function(forward, conv=nn.Conv2d(4, 6, 3), norm=batch_norm(6)).eval().to(device)
     captured = capture(module, (image(device),))
-    program = fuse_elementwise(captured)
+    program, decisions = fuse_elementwise(captured, COUNTING)
+    assert len(captured.graph) - len(program.graph) == sum(len(d.operators) - 1 for d in decisions)
     if expected is not None:
         assert names(program) == expected
     else:
@@ -145,7 +148,7 @@ def test_elementwise_operators_become_one(pattern: str, device: str) -> None:
 
 def test_what_reads_a_number_stays_as_it_is() -> None:
     module = Function(lambda p, x: (p["conv"](x) * x.max().item()).relu().tanh(), conv=nn.Conv2d(4, 6, 3)).eval()
-    program = fuse_elementwise(capture(module, (image(),)))
+    program, _ = fuse_elementwise(capture(module, (image(),)), COUNTING)
     assert names(program)[-2:] == ["mul", "relu_tanh"]
     agrees(module, program, image())
 
@@ -154,7 +157,7 @@ def test_equal_groups_share_a_kernel() -> None:
     module = Function(
         lambda p, x: p["a"](p["b"](x).relu().neg()).relu().neg(), a=nn.Conv2d(4, 4, 1), b=nn.Conv2d(4, 4, 1)
     ).eval()
-    program = fuse_elementwise(capture(module, (image(),)))
+    program, _ = fuse_elementwise(capture(module, (image(),)), COUNTING)
     fused = [c.function for c in program.calls if isinstance(c.function, FusedKernel)]
     agrees(module, program, image())
     assert len(fused) == 2 and fused[0].kernel is fused[1].kernel and fused[0].kernel is not None
@@ -191,16 +194,15 @@ def test_the_vendors_fused_convolutions(pattern: str, channels_last: bool, devic
     module = Function(VENDOR[pattern], **parts).eval().to(device)
     x = image(device).contiguous(memory_format=torch.channels_last) if channels_last else image(device)
     captured = capture(module, (x,))
-    program, fusions = fuse_convolution(captured, always(True))
+    program, fusions = fuse_convolution(captured, measuring(always(True)))
     if device == "cuda" and pattern not in CUDNN:
         assert fusions == []
         return
-    assert (
-        len(fusions) == 1 and fusions[0].chosen and len(program.graph) == len(captured.graph) - len(fusions[0].operators) + 1
-    )
+    assert [f.chosen for f in fusions] == ["fused"]
+    assert len(program.graph) == len(captured.graph) - len(fusions[0].operators) + 1
     agrees(module, program, x)
-    program, fusions = fuse_convolution(captured, always(False))
-    assert len(fusions) == 1 and not fusions[0].chosen and program.graph == captured.graph
+    program, fusions = fuse_convolution(captured, measuring(always(False)))
+    assert [f.chosen for f in fusions] == ["separate"] and program.graph == captured.graph
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_the_vendors_fused_convolutions(pattern: str, channels_last: bool, devic
 )
 def test_the_vendors_kernels_stay_away(forward: Callable[..., Tensor]) -> None:
     module = Function(forward, conv=nn.Conv2d(4, 4, 3, padding=1)).eval()
-    assert fuse_convolution(capture(module, (image(),)), always(True))[1] == []
+    assert fuse_convolution(capture(module, (image(),)), measuring(always(True)))[1] == []
 
 
 # Whole models
@@ -226,7 +228,8 @@ def test_the_vendors_kernels_stay_away(forward: Callable[..., Tensor]) -> None:
 def test_folding_and_vendor_kernels_on_whole_models(model: str) -> None:
     loaded = models.load(model, 1, **({"sequence": 16} if model == "bert" else {}))
     program = capture(loaded.module, loaded.inputs)
-    fused, _ = fuse_convolution(fold_batch_norm(program), always(True))
+    folded, _ = fold_batch_norm(program, COUNTING)
+    fused, _ = fuse_convolution(folded, measuring(always(True)))
     inputs = loaded.fresh_inputs(3)
     with torch.no_grad():
         expected = tree_leaves(loaded.module(*inputs))

@@ -17,21 +17,29 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT, gone
+from made_records import cell, record
 from scipy.stats import bootstrap
 from torch import Tensor, nn
 
 import models
 from models import loading
+from results.cell import Cell, Conditions, choose
+from results.record import Record
 from results.statistics import describe, spread
-from runners.cell.pending import AGAIN
+from results.warning import Warning
+from runners.cell import calls
+from runners.cell.measuring import measured
+from runners.cell.messages import Check, Checked, Failed, Round
 from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
 from runners.measurements import correctness, kernels, latency, sm_efficiency, throughput
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
-from runners.sweep.cell_process import CellProcess, host_memory
+from runners.sweep.cell_process import CellProcess
+from runners.sweep.cores import shares
+from runners.sweep.host_memory import host_memory
 from runners.sweep.progress import Progress
-from runners.sweep.sweep import shares
 from systems.notice import Notice
+from systems.profiling.trace import covered
 from systems.pytorch.eager import Eager
 
 MIB = 2**20
@@ -40,52 +48,52 @@ MIB = 2**20
 @pytest.mark.parametrize("seed", range(3))
 def test_statistics_are_those_of_scipy(seed: int) -> None:
     samples = np.random.default_rng(seed).lognormal(0.0, 0.3, 101)
-    found = describe(samples.tolist())
+    statistics = describe(samples.tolist())
     theirs = bootstrap((samples,), np.median, method="percentile", n_resamples=5000, rng=seed).confidence_interval
     width = theirs.high - theirs.low
-    assert found["median"] == np.median(samples) and found["min"] == samples.min() and found["n"] == 101
-    assert found["mean"] == pytest.approx(samples.mean())
-    assert [found["p90"], found["p99"]] == pytest.approx(np.percentile(samples, [90, 99]).tolist())
-    low, high = found["ci95"]  # type: ignore[misc]
+    assert statistics.median == np.median(samples) and statistics.min == samples.min() and statistics.n == 101
+    assert statistics.mean == pytest.approx(samples.mean())
+    assert [statistics.p90, statistics.p99] == pytest.approx(np.percentile(samples, [90, 99]).tolist())
+    low, high = statistics.ci95
     assert abs(low - theirs.low) < 0.25 * width and abs(high - theirs.high) < 0.25 * width
-    assert describe(samples.tolist()) == found
+    assert describe(samples.tolist()) == statistics
 
 
 def test_statistics_of_equal_samples_and_of_none() -> None:
-    assert describe([2.0] * 5)["ci95"] == [2.0, 2.0] and spread([2.0] * 5) == 0.0
+    assert describe([2.0] * 5).ci95 == (2.0, 2.0) and spread([2.0] * 5) == 0.0
     with pytest.raises(ValueError):
         describe([])
 
 
 def test_latency_is_that_of_one_call() -> None:
-    measured = latency.measure(lambda: time.sleep(0.002), "cpu", samples=100)
-    assert len(measured["host_ms"]) >= 100 and measured["device_ms"] is None and measured["warmup_calls"] >= 20
-    assert 2.0 <= measured["statistics"]["host"]["min"] <= measured["statistics"]["host"]["median"] < 4.0
+    part = latency.measure(lambda: time.sleep(0.002), "cpu", samples=100, warmup_calls=20)
+    assert len(part.host_ms) >= 100 and part.device_ms is None and part.device is None and part.warmup_calls == 20
+    assert 2.0 <= part.host.min <= part.host.median < 4.0
 
 
 def test_warm_up_goes_on_until_calls_are_steady() -> None:
-    calls = iter([0.02] * 15 + [0.001] * 1000)
-    assert 30 <= latency.warm_up(lambda: time.sleep(next(calls)), "cpu") <= latency.WARM_UP_CALLS
+    seconds = iter([0.02] * 15 + [0.001] * 1000)
+    assert 30 <= calls.warm_up(lambda: time.sleep(next(seconds)), "cpu") <= calls.WARM_UP_CALLS
 
 
 def test_throughput_counts_samples_of_calls_back_to_back() -> None:
-    measured = throughput.measure(lambda: time.sleep(0.002), "cpu", batch=8, expected_ms=2.0)
-    assert len(measured["runs"]) == throughput.RUNS and 1000 < measured["statistics"]["median"] <= 4000
+    part = throughput.measure(lambda: time.sleep(0.002), "cpu", batch=8, expected_ms=2.0)
+    assert len(part.runs) == throughput.RUNS and 1000 < part.statistics.median <= 4000
 
 
 MEASURE_MEMORY = """
 import json, torch
 from runners.measurements.memory import MemoryMeter
 meter = MemoryMeter("cpu")
-print(json.dumps(meter.measure(lambda: torch.ones(25 << 20), {"arena": 5})))
+print(json.dumps(vars(meter.measure(lambda: torch.ones(25 << 20), {"arena": 5}))))
 """
 
 
 def test_memory_is_the_peak_of_a_call() -> None:
     # In a process of its own, as every cell: what earlier tests left behind would be given back in the midst of it.
     run = subprocess.run([sys.executable, "-c", MEASURE_MEMORY], capture_output=True, text=True, check=True, cwd=ROOT)
-    measured = json.loads(run.stdout)
-    assert 95 * MIB < measured["peak_bytes"] < 200 * MIB and measured["system"] == {"arena": 5}
+    part = json.loads(run.stdout)
+    assert 95 * MIB < part["peak_bytes"] < 200 * MIB and part["system"] == {"arena": 5}
 
 
 def close(a: Tensor) -> nn.Module:
@@ -100,13 +108,12 @@ DRAWS = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(i)),) for i 
 
 def test_equal_outputs_are_correct_and_others_are_not() -> None:
     zero = torch.zeros(4, 4)
-    assert correctness.measure(close(zero), close(zero), DRAWS, "fp32") | {"tolerance": 0} == {
-        **{"correct": True, "reason": None, "relative_error": 0.0, "tolerance": 0, "inputs": 3},
-        "rounding": None,
-    }
+    equal = correctness.measure(close(zero), close(zero), DRAWS, "fp32")
+    assert equal.is_correct and equal.reason is None and equal.rounding is None
+    assert (equal.relative_error, equal.inputs) == (0.0, 3)
     off = correctness.measure(close(zero), close(zero + 1e-3), DRAWS, "fp32")
-    assert not off["correct"] and 1e-4 < off["relative_error"] < 1e-2 and "exceeds" in off["reason"]
-    assert correctness.measure(close(zero), close(zero + 1e-3), DRAWS, "tf32")["correct"]
+    assert not off.is_correct and 1e-4 < off.relative_error < 1e-2 and "exceeds" in (off.reason or "")
+    assert correctness.measure(close(zero), close(zero + 1e-3), DRAWS, "tf32").is_correct
 
 
 @pytest.mark.parametrize(
@@ -118,14 +125,13 @@ def test_equal_outputs_are_correct_and_others_are_not() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_incorrect(prepared: object, why: str) -> None:
-    found = correctness.measure(close(torch.zeros(4, 4)), prepared, DRAWS, "fp32")  # type: ignore[arg-type]
-    assert not found["correct"] and why in found["reason"]
+    part = correctness.measure(close(torch.zeros(4, 4)), prepared, DRAWS, "fp32")  # type: ignore[arg-type]
+    assert not part.is_correct and why in (part.reason or "")
 
 
 def test_an_error_on_one_draw_of_three_is_found() -> None:
-    calls = iter([0.0, 0.0, 1.0])
-    found = correctness.measure(lambda x: x, lambda x: x + next(calls), DRAWS, "bf16")
-    assert not found["correct"]
+    errors = iter([0.0, 0.0, 1.0])
+    assert not correctness.measure(lambda x: x, lambda x: x + next(errors), DRAWS, "bf16").is_correct
 
 
 def test_occupied_share_against_small_steps_of_time() -> None:
@@ -144,16 +150,16 @@ def test_covered_time_against_small_steps_of_time() -> None:
     generator = random.Random(0)
     for _ in range(20):
         spans = [(s := generator.randrange(50), s + generator.randrange(1, 20)) for _ in range(6)]
-        assert kernels.covered(spans) == sum(any(s <= t < e for s, e in spans) for t in range(80))
-    assert kernels.covered([]) == 0.0
+        assert covered(spans) == sum(any(s <= t < e for s, e in spans) for t in range(80))
+    assert covered([]) == 0.0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernels_of_a_call_are_those_that_it_launches() -> None:
     x = torch.randn(1 << 20, device="cuda")
-    found = kernels.measure(lambda: (x * 2, x.clone()), "cuda")
-    assert found["count"] == 2 and 0 < found["covered_ms"] <= found["sum_ms"]
+    part = kernels.measure(lambda: (x * 2, x.clone()), "cuda")
+    assert part.count == 2 and 0 < (part.covered_ms or 0) <= (part.sum_ms or 0)
 
 
 def test_counters_are_read_from_nsight_computes_csv() -> None:
@@ -166,38 +172,39 @@ def test_counters_are_read_from_nsight_computes_csv() -> None:
 
 
 def test_a_cpu_has_no_sm_efficiency_and_says_so() -> None:
-    found = sm_efficiency.measure(lambda: None, {"device": "cpu"}, False, "auto", 1.0)
-    assert found["value"] is None and found["source"] is None and "CPU" in found["reason"]
+    part = sm_efficiency.measure(lambda: None, cell("eager"), False, "auto", 1.0)
+    assert part.value is None and part.source is None and "CPU" in (part.reason or "")
 
 
-@pytest.mark.parametrize(
-    ("asked", "timed"),
-    [pytest.param({}, True, id="older than the key"), ({"algorithms": "timed"}, True), ({"algorithms": "heuristic"}, False)],
-)
-def test_cudnn_chooses_as_the_cell_asks(monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], timed: bool) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not timed)
-    cell = {
-        "model": {"name": "mobilenet_v2_cifar10"},
-        "system": {"name": "eager"},
-        "runner": {"name": "correctness"},
-        "seed": 0,
-    }
-    cell |= {"batch": 1, "device": "cpu", "precision": "fp32", "layout": "contiguous"} | asked
-    Session(cell, "0", lambda _: None)
-    assert torch.backends.cudnn.benchmark == timed
+def small(runner: str = "correctness", **conditions: Any) -> Cell:
+    """A cell that runs in a moment."""
+    options = {"samples": 5} if runner == "latency" else {}
+    chosen = choose("model", "mobilenet_v2_cifar10"), choose("system", "eager"), choose("runner", runner, **options)
+    return Cell(*chosen, Conditions(1, "cpu", "fp32", **conditions))
+
+
+def measure(asked: Cell) -> Record:
+    return measured(Session(asked, "0", lambda _: None), record(of=asked))
+
+
+@pytest.mark.parametrize(("algorithms", "is_timed"), [("timed", True), ("heuristic", False)])
+def test_cudnn_chooses_as_the_cell_asks(monkeypatch: pytest.MonkeyPatch, algorithms: str, is_timed: bool) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not is_timed)
+    Session(small(algorithms=algorithms), "0", lambda _: None)
+    assert torch.backends.cudnn.benchmark == is_timed
 
 
 KERNELS = """
 import sys
-from runners import kernels
+from results.cell import Cell, Conditions, choose
 from runners.cell.session import Session
-cell = {"model": {"name": "squeezenet"}, "system": {"name": "eager"}, "runner": {"name": "latency"}, "seed": 0, "batch": 1}
-cell |= {"device": "cuda", "precision": "tf32", "layout": "contiguous", "algorithms": "heuristic"}
-session = Session(cell, "0", lambda _: None)
+from systems.profiling import trace
+chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", "latency")
+session = Session(Cell(*chosen, Conditions(1, "cuda")), "0", lambda _: None)
 session.prepare()
 for _ in range(3):
     session.call()
-print(*(event["name"] for event in kernels.traced(session.call, 1)), sep="\\n")
+print(*(event.name for event in trace.traced(session.call, 1)), sep="\\n")
 """
 
 
@@ -207,18 +214,6 @@ def test_heuristic_algorithms_are_the_same_in_every_process() -> None:
     told = [subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True) for _ in range(2)]
     first, second = (one.stdout.splitlines() for one in told)
     assert len(first) > 30 and first == second
-
-
-def test_a_process_that_was_profiled_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("systems.pytorch.eager.Eager.profiled", True)
-    runner = {"name": "latency", "samples": 5}
-    model = {"name": "mobilenet_v2_cifar10"}
-    settings = {"batch": 1, "device": "cpu", "precision": "fp32", "layout": "contiguous", "seed": 0}
-    session = Session({"model": model, "system": {"name": "eager"}, "runner": runner, **settings}, "0", lambda _: None)
-    record = session.measure()
-    assert record["status"] == AGAIN and "latency" not in record and record["preparation_s"] >= 0
-    record = session.measure(again=True)
-    assert record["status"] == "ok" and record["latency"]["host_ms"] and "profiled" in record["warnings"][0]
 
 
 def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,34 +226,44 @@ def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: py
         return prepare(self, *given)
 
     monkeypatch.setattr(Eager, "prepare", warned)
-    cell = {
-        "model": {"name": "mobilenet_v2_cifar10"},
-        "system": {"name": "eager"},
-        "runner": {"name": "correctness"},
-        "seed": 0,
-    }
-    cell |= {"batch": 1, "device": "cpu", "precision": "fp32", "layout": "contiguous"}
     with pytest.warns(DeprecationWarning, match="what a library says"):
-        record = Session(cell, "0", lambda _: None).measure()
-    assert record["warnings"] == ["nothing is kept"]
+        result = measure(small())
+    assert result.warnings == (Warning("notice", {"text": "nothing is kept"}),)
+
+
+def test_what_a_system_learns_is_timed_and_its_notices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Session(small(), "0", lambda _: None).learn() is None  # eager has nothing to learn
+
+    def learn(self: Eager, *given: Any) -> None:
+        time.sleep(0.05)
+        warnings.warn("the cache is full", category=Notice, stacklevel=1)
+
+    monkeypatch.setattr(Eager, "learns", True)
+    monkeypatch.setattr(Eager, "learn", learn)
+    phases: list[str] = []
+    session = Session(small(), "0", phases.append)
+    seconds = session.learn()
+    assert seconds is not None and 0.05 <= seconds < 5 and phases[-1] == "learning"
+    assert session.notices == (Warning("notice", {"text": "the cache is full"}),)
 
 
 def test_a_gpu_without_room_for_another_context_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
     session = object.__new__(Session)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    for device, room, told in (("cpu", False, 0), ("cuda", True, 0), ("cuda", False, 1)):
+    for device, room, number in (("cpu", False, 0), ("cuda", True, 0), ("cuda", False, 1)):
         monkeypatch.setattr("systems.scheduling.execution.context_switch.switch_contexts", lambda _, room=room: room)
         session.device = device
-        assert len(session.settle()) == told
+        assert len(session.settle()) == number
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_no_worker_outlives_a_killed_parent() -> None:
     parent = (
         "import sys, time; from runners.sweep.cell_process import CellProcess\n"
-        "cell = {'model': {'name': 'custom'}, 'system': {'name': 'nimble'}}\n"
-        "p = CellProcess('cpu', '0'); p.tell({'do': 'import', 'cell': cell})\n"
+        "from results.cell import Cell, Conditions, choose; from runners.cell.messages import Ahead\n"
+        "chosen = choose('model', 'custom'), choose('system', 'nimble'), choose('runner', 'latency')\n"
+        "p = CellProcess('cpu', '0'); p.tell(Ahead(Cell(*chosen, Conditions(1, 'cpu'))))\n"
         "print(p.process.pid, flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -271,13 +276,12 @@ def test_no_worker_outlives_a_killed_parent() -> None:
 
 def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
     code = (
-        "import sys; from runners.cell.worker import import_ahead\n"
-        "import_ahead({'model': {'name': sys.argv[1]}, 'system': {'name': sys.argv[2]}}); print(*sys.modules)"
+        "import sys; from results.cell import choose; from runners.cell.worker import import_ahead\n"
+        "import_ahead(choose('model', sys.argv[1])); print(*sys.modules)"
     )
-    asked = [("squeezenet", "nimble"), ("custom", "eager")]
     first, second = (
-        set(subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT, capture_output=True, text=True).stdout.split())
-        for names in asked
+        set(subprocess.run([sys.executable, "-c", code, name], cwd=ROOT, capture_output=True, text=True).stdout.split())
+        for name in ("squeezenet", "custom")
     )
     assert {"torch", "runners.cell.session", "models.vision"} <= first and "systems.nimble.system" not in first
     assert {"torch", "runners.cell.session"} <= second and "models.vision" not in second
@@ -285,12 +289,17 @@ def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
 
 def test_what_is_built_ahead_is_for_the_runner_of_the_cell() -> None:
     threads = torch.get_num_threads()
+
+    def ahead(runner: str, model: str, **options: Any) -> None:
+        chosen = choose("model", model, **options), choose("system", "eager"), choose("runner", runner)
+        build_ahead(Cell(*chosen, Conditions(1, "cpu")))
+
     for runner in ("latency", "training"):
-        build_ahead({"model": {"name": "squeezenet", "bypass": "none"}, "runner": {"name": runner}})
-        ahead = next(iter(loading._ahead.values()))
-        assert models.load("squeezenet", 1, training=runner == "training").module is ahead
-    build_ahead({"model": {"name": "squeezenet", "bypass": "long"}, "runner": {"name": "latency"}})  # told when it is loaded
-    build_ahead({"model": {"name": "custom", "factory": "a:b"}, "runner": {"name": "latency"}})
+        ahead(runner, "squeezenet", bypass="none")
+        built = next(iter(loading._ahead.values()))
+        assert models.load("squeezenet", 1, training=runner == "training").module is built
+    ahead("latency", "squeezenet", bypass="long")  # told when it is loaded
+    ahead("latency", "custom", factory="a:b")
     assert not loading._ahead and torch.get_num_threads() == threads
 
 
@@ -315,27 +324,26 @@ def test_threads_of_a_physical_core_go_to_one_gpu(
         folder.mkdir(parents=True)
         if siblings:
             (folder / "thread_siblings_list").write_text(siblings.format(core % 4, core % 4 + 4))
-    monkeypatch.setattr("runners.sweep.sweep.CORES", tmp_path)
+    monkeypatch.setattr("runners.sweep.cores.CORES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert shares(2) == ([[0, 1, 4, 5], [2, 3, 6, 7]] if siblings else [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
 def test_waiting_for_another_sweep_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    cell = {"model": {"name": "vgg16"}, "system": {"name": "eager"}, "batch": 1, "layout": "contiguous", "precision": "tf32"}
     progress = Progress(1)
     for _ in range(3):
-        progress.wait("0", cell)
+        progress.wait("0", cell("eager", "vgg16"))
     assert capsys.readouterr().err == "vgg16 eager b1: waiting for another sweep on this device\n"
 
 
 def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None:
     killed = CellProcess("cpu", "0")
     killed.kill()
-    answer = killed.ask({"do": "round"}, timeout=10)
-    assert answer["status"] == "failed" and "SIGKILL" in answer["reason"]
+    answer = killed.ask(Round(), timeout=10)
+    assert isinstance(answer, Failed) and answer.status == "failed" and "SIGKILL" in answer.reason
     slow = CellProcess("cpu", "0")
-    answer = slow.ask({"do": "check", "cell": {"system": {"name": "eager"}}}, timeout=0.05)
-    assert answer["status"] == "timeout" and slow.process.poll() is not None
+    answer = slow.ask(Check("system", choose("system", "eager"), 1), timeout=0.05)
+    assert isinstance(answer, Failed) and answer.status == "timeout" and slow.process.poll() is not None
 
 
 def test_what_the_kernel_kills_for_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,14 +352,20 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told(monkeypatch: pytest.Mo
     itself, of_its_own = CellProcess("cpu", "0"), CellProcess("cpu", "0")
     kills += 1
     itself.kill()
-    answer = itself.ask({"do": "round"}, timeout=10)
-    assert answer["status"] == "out_of_memory" and "the kernel killed its process for want of memory" in answer["reason"]
-    answer = of_its_own.ask({"do": "round"}, timeout=60)  # fails, as where a compiler has been killed
-    assert answer["status"] == "failed" and answer["reason"].startswith(
-        "AssertionError: a cell is prepared first; meanwhile"
-    )
-    assert answer["reason"].endswith("the kernel killed a process of this machine for want of memory")
+    answer = itself.ask(Round(), timeout=10)
+    assert isinstance(answer, Failed) and answer.status == "out_of_memory"
+    assert "the kernel killed its process for want of memory" in answer.reason
+    answer = of_its_own.ask(Round(), timeout=60)  # fails, as where a compiler has been killed
+    assert isinstance(answer, Failed) and answer.status == "failed"
+    assert answer.reason.startswith("AssertionError: a cell is prepared first; meanwhile")
+    assert answer.reason.endswith("the kernel killed a process of this machine for want of memory")
     of_its_own.close()
+
+
+def test_the_options_of_a_system_are_tried_in_a_process() -> None:
+    process = CellProcess("cpu", "0")
+    assert process.ask(Check("system", choose("system", "eager"), 1), timeout=120) == Checked(None)
+    process.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of shares of a page")
@@ -373,12 +387,12 @@ def test_memory_that_processes_share_counts_once() -> None:
 
 
 def test_phases_add_up_to_the_time_that_passed() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     begin = time.perf_counter()
-    phases = Phases(told.append)
+    phases = Phases(reported.append)
     for phase in ("loading", "preparing", "preparing: 1 stage", "memory", "preparing: 2 stages"):
         phases(phase)
         time.sleep(0.01)
     seconds = phases.seconds()
-    assert list(seconds) == ["loading", "preparing", "memory"] and told[2] == "preparing: 1 stage"
+    assert list(seconds) == ["loading", "preparing", "memory"] and reported[2] == "preparing: 1 stage"
     assert 0.05 <= sum(seconds.values()) <= time.perf_counter() - begin and seconds["preparing"] > 0.03

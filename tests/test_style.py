@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
+from results.cell import Choice, named
 from scripts import readme, tables
 from scripts.charts import style
 from systems import registry
@@ -43,14 +44,15 @@ def test_colours_differ_for_every_eye_or_hatches_do() -> None:
 
 
 def test_every_system_has_a_look_of_its_own_everywhere() -> None:
-    assert set(registry.SYSTEMS) <= set(style.LOOKS)
-    assert {s: style.LOOKS[s].colour for s in tables.SYSTEMS} == readme.COLOURS
-    variants = ["nimble (fold_batch_norm=true)", "nimble (fuse_elementwise=true)", "nimble", "eager"]
-    looks = [style.look(label, variants) for label in variants]
+    assert set(registry.names()) <= set(style.LOOKS)
+    assert {s: style.LOOKS[s.label].colour for s in tables.SYSTEMS} == readme.COLOURS
+    changed = named("system", "nimble", fold_batch_norm=True), named("system", "nimble", fuse_elementwise=True)
+    variants = [*changed, named("system", "nimble"), named("system", "eager")]
+    looks = [style.look(system, variants) for system in variants]
     assert len({(look.colour, look.hatch) for look in looks}) == len({repr(look.marker) for look in looks}) == 4
     assert looks[0].colour == looks[1].colour == looks[2].colour
-    assert style.order(variants) == ["eager", "nimble", *variants[:2]]
-    assert style.look("nobody's", ["nobody's"]) == style.OTHER
+    assert style.order(variants) == [*reversed(variants[2:]), *changed]
+    assert style.look(Choice("nobody's", "nobody's")) == style.OTHER
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1.0001, 1e8), st.integers(2, 12))

@@ -1,28 +1,50 @@
 """The table at the end of a sweep."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import ENVIRONMENT, cell, record, rounds
 from rich.console import Console
-from test_results import record, rounds
 
+from results.cell import Cell, Conditions, choose
+from results.course import Course
+from results.record import (
+    ActiveWarps,
+    Correctness,
+    Latency,
+    Limits,
+    Measured,
+    Memory,
+    Quantity,
+    Record,
+    SmEfficiency,
+    Throughput,
+)
+from results.schedule import Compilation, DecisionRow
+from results.statistics import Statistics
+from results.warning import Warning
 from runners.sweep.summary import print_summary
 
-HOST = {"median": 12345.678, "ci95": [12345.678, 12345.678], "min": 1.0, "p90": 1.0, "p99": 1.0}
-MEASURED = {
-    "latency": {"statistics": {"host": HOST, "device": HOST}},
-    "throughput": {"statistics": {"median": 123456.7}},
-    "memory": {"peak_bytes": 2**33},
-    "sm_efficiency": {"value": 0.5, "source": "counters", "reason": None, "when": "after the rounds"},
-    "correctness": {"relative_error": 1.2e-5},
-    "limits": {"critical_path_ms": 1.0, "busy_ms": 2.0},
-    "environment": {"gpu": "NVIDIA H200", "cpu": "a CPU"},
+HOST = Statistics(12345.678, (12345.678, 12345.678), 1.0, 1.0, 1.0, 1.0, 1.0, 1)
+GPU = replace(ENVIRONMENT, gpu="NVIDIA H200")
+RATE = Statistics(123456.7, (123456.7, 123456.7), 1.0, 1.0, 1.0, 1.0, 1.0, 1)
+ENERGY = Quantity("joules_per_call", "energy a call", "J", 1.25, 1.2, 1.3, source="NVML")
+MEASURED: dict[str, Any] = {
+    "latency": Latency(0, (12345.678,), None, HOST, HOST),
+    "throughput": Throughput(1, (123456.7,), RATE),
+    "memory": Memory("torch allocator", 1, 2**33),
+    "sm_efficiency": SmEfficiency(0.5, "counters", None),
+    "correctness": Correctness(True, None, 1.2e-5, None, 1e-2),
+    "limits": Limits(1.0, 2.0),
+    "measured": {"energy": Measured((ENERGY,))},
+    "environment": GPU,
 }
 
 
-def shown(records: list[dict[str, Any]], width: int) -> str:
+def shown(records: list[Record], width: int) -> str:
     output = io.StringIO()
     print_summary(records, Path("folder"), Console(file=output, width=width, force_terminal=True, color_system=None))
     return output.getvalue()
@@ -36,12 +58,14 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     assert max(map(len, table.splitlines())) <= width
     assert all(word in table for word in (*systems, "12345.678", "1.00x", "0.33x"))
     if width >= 200:
-        assert all(word in table for word in ("50% (c)", "1.2e-05", "8,192.0", "123,456.7", "(12345.7x)", "[12345.678,"))
+        assert all(
+            word in table for word in ("50% (c)", "1.25", "1.2e-05", "8,192.0", "123,456.7", "(12345.7x)", "[12345.678,")
+        )
 
 
 def test_of_a_rewritten_model_the_limit_is_that_of_its_own_operators() -> None:
     rows = [record(s, **MEASURED | {"comparison": rounds("g", [1.0])}) for s in ("nimble", "nimble_fused")]
-    rows[1]["limits"] = MEASURED["limits"] | {"rewritten": {"critical_path_ms": 0.5, "busy_ms": 1.0}}
+    rows[1] = replace(rows[1], limits=Limits(1.0, 2.0, rewritten=Limits(0.5, 1.0)))
     table = shown(rows, 200)
     assert "1.000 (12345.7x)" in table and "0.500 (24691.4x)" in table
 
@@ -49,76 +73,90 @@ def test_of_a_rewritten_model_the_limit_is_that_of_its_own_operators() -> None:
 def test_training_shows_its_throughput_however_narrow_the_terminal() -> None:
     rows = [record(s, **MEASURED) for s in ("eager", "nimble")]
     assert "123,456.7" not in shown(rows, 80)
-    for row in rows:
-        row["config"] = row["config"] | {"runner": {"name": "training"}}
+    rows = [replace(row, cell=cell(row.cell.system.choice, runner="training")) for row in rows]
     assert "samples/s" in shown(rows, 80) and "123,456.7" in shown(rows, 80)
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_active_warps_say_where_they_are_from(width: int) -> None:
-    found = {
-        "value": 1276.84,
-        "source": "estimated",
-        "reason": None,
-        "estimated_course": {"ms": [0.0, 1.0], "warps": [1276.84]},
-    }
-    rows = [record(s, active_warps=found, environment=MEASURED["environment"]) for s in ("sequential", "ios")]
+    estimated = ActiveWarps(1276.84, "estimated", None, None, Course((0.0, 1.0), (1276.84,)))
+    rows = [record(s, active_warps=estimated, environment=GPU) for s in ("sequential", "ios")]
     assert "1,276.8 (e)" in shown(rows, width) and "1,276.8 (estimated)" in shown(rows[:1], width)
-    nowhere = {"value": None, "source": None, "reason": "a CPU has no warps", "estimated_course": None}
-    assert "a CPU has no warps" in shown([record("ios", active_warps=nowhere, environment=MEASURED["environment"])], width)
+    nowhere = ActiveWarps(None, None, "a CPU has no warps")
+    assert "a CPU has no warps" in shown([record("ios", active_warps=nowhere, environment=GPU)], width)
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_one_cell_is_shown_downwards(width: int) -> None:
     table = shown([record("eager", **MEASURED)], width)
     assert max(len(line) for line in table.splitlines() if not line.startswith("record")) <= width
-    for word in ("12345.678", "50% (counters)", "1.2e-05", "8,192.0 MiB", "12345.68 times", "NVIDIA H200"):
+    for word in (
+        "12345.678",
+        "50% (counters)",
+        "1.2e-05",
+        "8,192.0 MiB",
+        "1.25 [1.2, 1.3] J",
+        "12345.68 times",
+        "NVIDIA H200",
+    ):
         assert word in table
 
 
 @pytest.mark.parametrize(
-    ("told", "lines"),
+    ("compilation", "lines"),
     [
         (
-            {"compile_s": 5.82, "compiled_now": False, "functions": 33, "tuned": 11, "trials": 24, "tuning_s": 91.0},
+            Compilation(compile_s=5.82, compiled_now=False, functions=33, tuned=11, trials=24, tuning_s=91.0),
             ["compiled in 5.8 s, kept since", "24 trials in 91.0 s", "11 of 33 functions tuned"],
         ),
-        ({"export_s": 4.2, "exported_now": True}, ["exported in 4.2 s"]),
+        (Compilation(export_s=4.2, exported_now=True), ["exported in 4.2 s"]),
         (
-            {"compile_s": 2.2, "search_s": 42.4, "tried": [{}, {}], "not_tried": 5}
-            | {"mode": "default", "layout": "channels_last", "freezing": True},
+            Compilation(
+                mode="default",
+                layout="channels_last",
+                freezing=True,
+                compile_s=2.2,
+                search_s=42.4,
+                num_untried=5,
+                decisions=(DecisionRow("torch_compile", "the model", 1, "a", {"a": 1.0, "b": None}),),
+            ),
             ["compiled in 2.2 s", "2 of 7 variants tried in 42.4 s", "default, layout channels_last, frozen"],
         ),
     ],
 )
-def test_what_a_compiler_took_stands_beside_the_latency(told: dict[str, Any], lines: list[str]) -> None:
-    table = shown([record("tvm", **MEASURED, compilation=told)], 80)
+def test_what_a_compiler_took_stands_beside_the_latency(compilation: Compilation, lines: list[str]) -> None:
+    table = shown([record("tvm", **MEASURED, compilation=compilation)], 80)
     assert all(line in table for line in lines) and "compilation" in table
 
 
+def test_what_was_learned_stands_beside_the_preparation() -> None:
+    table = shown([record("ios", **MEASURED, learning_s=12.34, preparation_s=2.0)], 120)
+    assert "12.3 s" in table and "learning" in table and "2.0 s" in table
+
+
 def test_what_was_not_measured_and_why_stands_below() -> None:
-    failed = record("torch_compile", status="out_of_memory", reason="no 1 TiB here", environment={"cpu": "a CPU"})
-    doubtful = record("eager", **MEASURED | {"warnings": ["latency scatters: by [half]"]})
+    failed = record("torch_compile", status="out_of_memory", reason="no 1 TiB here")
+    doubtful = record("eager", **MEASURED, warnings=(Warning("notice", {"text": "a doubt [half]"}),))
     table = shown([doubtful, failed], 120)
     assert "torch_compile b1: out_of_memory: no 1 TiB here" in table
-    assert "eager b1: warning: latency scatters: by [half]" in table
+    assert "eager b1: warning: a doubt [half]" in table
     assert "over eager" not in table  # nothing was measured in turn
 
 
 def test_brackets_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = MEASURED | {"sm_efficiency": {"value": None, "source": None, "reason": "install 'this[extra]'"}}
+    unknown = MEASURED | {"sm_efficiency": SmEfficiency(None, None, "install 'this[extra]'")}
     print_summary([record("eager", **unknown)], tmp_path / "runs[bold]")
-    told = capsys.readouterr().out
-    assert "install 'this[extra]'" in told and "runs[bold]" in told
+    printed = capsys.readouterr().out
+    assert "install 'this[extra]'" in printed and "runs[bold]" in printed
 
 
 def test_what_varies_in_a_sweep_is_a_column() -> None:
-    rows = [record("eager", **MEASURED) for _ in range(2)]
-    rows[1]["config"] = rows[1]["config"] | {"precision": "fp16", "model": {"name": "bert", "sequence": 64}}
-    rows.append(
-        record("nimble", id="x", config=rows[1]["config"] | {"model": {"name": "bert", "sequence": 128}}, **MEASURED)
-    )
-    rows[1]["id"] = "y"
+    conditions, runner = Conditions(1, "cpu", "fp16"), choose("runner", "bench")
+
+    def bert(system: str, sequence: int) -> Cell:
+        return Cell(choose("model", "bert", sequence=sequence), choose("system", system), runner, conditions)
+
+    rows = [record(of=of, **MEASURED) for of in (cell("eager"), bert("eager", 64), bert("nimble", 128))]
     table = shown(rows, 200)
     assert all(word in table for word in ("precision", "fp16", "bert (sequence=64)", "bert "))
     assert "layout" not in table.splitlines()[2]

@@ -14,10 +14,18 @@ import psutil
 import pytest
 from conftest import Run, command, environment, gone
 
+from results.cell import Cell, Conditions, choose
 from results.comparison import speedup
-from runners.cell.pending import AGAIN, NOT_YET, PROFILED
+from results.document import from_json, to_json
+from results.record import Record
+from results.warning import Warning
+from runners.cell.messages import Answer, Command, Failed, Learn, Learned, Measure, Round
+from runners.measurements.base import NOT_YET
+from runners.measurements.parts import owing
+from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
-from runners.sweep.sweep import GroupRun, Sweep
+from runners.sweep.lane import Lane
+from runners.sweep.sweep import Sweep
 
 MODEL = '''
 import os, signal, subprocess, sys, time
@@ -140,12 +148,14 @@ def kept(folder: Path) -> dict[str, dict[str, Any]]:
 
 def by(key: str, folder: Path) -> dict[Any, dict[str, Any]]:
     """Every record by its batch or its system; there must be one of each."""
-    found = [
-        (r["config"][key]["name"] if isinstance(r["config"][key], dict) else r["config"][key], r)
-        for r in kept(folder).values()
-    ]
-    assert len(dict(found)) == len(found)
-    return dict(found)
+    cells = [(r["cell"]["conditions"] if key == "batch" else r["cell"], r) for r in kept(folder).values()]
+    named = [(c[key]["choice"] if key == "system" else c[key], r) for c, r in cells]
+    assert len(dict(named)) == len(named)
+    return dict(named)
+
+
+def record_of(document: dict[str, Any]) -> Record:
+    return from_json(document)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -187,12 +197,12 @@ def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> Non
     first = by("system", folder)
     assert [first[s]["status"] for s in ("eager", "cuda_graph", "nimble")] == ["ok", "unsupported", "ok"]
     assert "CUDA" in first["cuda_graph"]["reason"] and first["cuda_graph"]["reason"] in done.stdout
-    assert not {"latency", "correctness"} & set(first["cuda_graph"]) and first["cuda_graph"]["comparison"] is None
+    assert not {"latency", "correctness", "comparison"} & set(first["cuda_graph"])
     eager, nimble = first["eager"]["comparison"], first["nimble"]["comparison"]
     assert eager["group"] == nimble["group"] and eager["cells"] == [first["eager"]["id"], first["nimble"]["id"]]
     assert [len(c["rounds"]) for c in (eager, nimble)] == [3, 3] and all(eager["rounds"]) and all(nimble["rounds"])
     assert len(first["eager"]["latency"]["host_ms"]) >= 5 and first["nimble"]["schedule"]["operators"] > 0
-    ratio = speedup(first["nimble"], first["eager"])
+    ratio = speedup(record_of(first["nimble"]), record_of(first["eager"]))
     assert ratio is not None and f"{ratio.ratio:.2f}x" in done.stdout
     assert made(folder) == 3  # once to check the factory, once a cell that runs here
 
@@ -207,7 +217,8 @@ def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> Non
     assert list(kept(folder)) == sorted(before) and new["eager"]["id"] == first["eager"]["id"]
     assert new["eager"]["when"] > first["eager"]["when"]
     assert new["eager"]["latency"]["host_ms"] != first["eager"]["latency"]["host_ms"]
-    assert new["nimble"] == first["nimble"] and speedup(new["nimble"], new["eager"]) is None  # not measured in turn any more
+    assert new["nimble"] == first["nimble"]
+    assert speedup(record_of(new["nimble"]), record_of(new["eager"])) is None  # not measured in turn any more
 
 
 def test_cells_that_go_wrong_are_recorded_and_the_sweep_goes_on(sweep: Run, folder: Path) -> None:
@@ -221,8 +232,8 @@ def test_cells_that_go_wrong_are_recorded_and_the_sweep_goes_on(sweep: Run, fold
     assert found[1]["reason"] is None and found[1]["latency"]["host_ms"]
     for batch in (2, 3, 4, 5):
         assert found[batch]["reason"] in done.stdout and "\n" not in found[batch]["reason"]
-        assert "latency" not in found[batch] and "throughput" not in found[batch] and found[batch]["comparison"] is None
-    assert not found[5]["correctness"]["correct"] and found[5]["correctness"]["relative_error"] > 0.01
+        assert not {"latency", "throughput", "comparison"} & set(found[batch])
+    assert not found[5]["correctness"]["is_correct"] and found[5]["correctness"]["relative_error"] > 0.01
     hanging = [int(process) for process in (folder / "hanging").read_text().split()]
     assert len(hanging) == 2 and soon(lambda: not any(psutil.pid_exists(p) for p in hanging), within=5)
     assert living(folder) == []
@@ -232,11 +243,11 @@ def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_starte
     asked = ["system=eager,torchscript", "batch=6,7", "rounds=1", "timeout=60"]
     done = sweep(*asked, "memory_gib=1.2")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    found = {(r["config"]["batch"], r["config"]["system"]["name"]): r for r in kept(folder).values()}
+    found = {(r["cell"]["conditions"]["batch"], r["cell"]["system"]["name"]): r for r in kept(folder).values()}
     assert len(found) == 4 and all(found[batch, "eager"]["status"] == "ok" for batch in (6, 7))
     for batch in (6, 7):
         record = found[batch, "torchscript"]
-        assert (record["status"], record["memory_gib"]) == ("out_of_memory", 1.2) and record["reason"] in done.stdout
+        assert (record["status"], record["memory_limit_gib"]) == ("out_of_memory", 1.2) and record["reason"] in done.stdout
         told = re.fullmatch(r"took more than memory_gib=1.2: (.*) GiB of host memory, .*, at: preparing", record["reason"])
         assert told and 1.2 <= float(told[1]) < 4  # told to 0.01 GiB
     assert made(folder) == 5  # once to check, and once a cell: what is parked has no share in it, and there is no second try
@@ -245,7 +256,7 @@ def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_starte
     (folder / "enough").touch()
     done = sweep("system=torchscript", "batch=6")
     assert done.returncode == 0 and len(kept(folder)) == 4, done.stderr
-    assert sum(r["status"] == "ok" and "memory_gib" not in r for r in kept(folder).values()) == 3
+    assert sum(r["status"] == "ok" and "memory_limit_gib" not in r for r in kept(folder).values()) == 3
 
     before = contents(folder)
     refused = sweep("system=eager", "batch=1", "memory_gib=0.001")  # too little to try the model's factory in
@@ -272,9 +283,9 @@ def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin
     assert killed_when(lambda: made(folder) == 1) == {}  # the factory is checked
     assert killed_when(lambda: made(folder) == 2) == {}  # the first cell has its model
     one = killed_when(lambda: kept(folder))
-    assert [r["config"]["system"]["name"] for r in one.values()] == ["eager"]
+    assert [r["cell"]["system"]["name"] for r in one.values()] == ["eager"]
     two = killed_when(lambda: len(kept(folder)) == 2, wait=0.5)
-    assert len(two) == 2 and [r["comparison"] for r in two.values()] == [None, None]  # amid the rounds
+    assert len(two) == 2 and not any("comparison" in r for r in two.values())  # amid the rounds
     assert {name: two[name] for name in one} == one
 
     (folder / "made").unlink()
@@ -282,7 +293,7 @@ def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin
     assert done.returncode == 0 and done.stderr.count("measured before") == 2, done.stderr
     finished = kept(folder)
     own = {"comparison": None, "warnings": None}
-    assert {name: r | own for name, r in finished.items()} == {name: r | own for name, r in two.items()}  # are kept
+    assert {n: r | own for n, r in finished.items()} == {n: r | own for n, r in two.items()}  # are kept
     assert len({r["comparison"]["group"] for r in finished.values()}) == 1
     assert all(len(r["comparison"]["rounds"]) == 10 for r in finished.values())
     assert made(folder) == 3  # to check, and once a cell for the rounds
@@ -294,17 +305,17 @@ def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: P
     asked = ["-m", *ASKED[:4], "runner.samples=5", "system=eager,nimble", "rounds=2"]
     assert run(*asked, TMPDIR=str(folder / "tmp")).returncode == 0
     whole = kept(folder)
-    for record in whole.values():
-        assert record["limits"]["critical_path_ms"] > 0
-        assert record["sm_efficiency"]["when"] > record["comparison"]["when"]
-    waiting = {name: PROFILED[name] for name in ("sm_efficiency", "kernels", "limits")}
-    for name, record in whole.items():  # what a sweep leaves that is killed between the rounds and the profiler
-        (folder / "r" / name).write_text(json.dumps(record | waiting))
+    names = ("sm_efficiency", "kernels", "limits")
+    for name, document in whole.items():  # what a sweep leaves that is killed between the rounds and the profiler
+        assert document["limits"]["critical_path_ms"] > 0 and "pending" not in document
+        assert document["sm_efficiency"]["when"] > document["comparison"]["when"]
+        left = to_json(owing(record_of(document), names, NOT_YET))
+        (folder / "r" / name).write_text(json.dumps(left))
     done = run(*asked, TMPDIR=str(folder / "tmp"))
     assert done.returncode == 0 and done.stderr.count("measured before") == 2, done.stderr
     again = kept(folder)
-    profiled = dict.fromkeys(waiting)
-    assert {name: r | profiled for name, r in again.items()} == {name: r | profiled for name, r in whole.items()}
+    measured = dict.fromkeys(names)
+    assert {name: r | measured for name, r in again.items()} == {name: r | measured for name, r in whole.items()}
     assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
 
 
@@ -313,66 +324,99 @@ def overheard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     """What processes are told, where cores enough are idle, as beside a GPU: process, command, system, batch."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
-    monkeypatch.setattr(GroupRun, "_cores_are_idle", lambda _: True)
+    monkeypatch.setattr(Lane, "has_idle_cores", lambda _: True)
     told: list[tuple[int, str, str, int]] = []
     tell = CellProcess.tell
 
-    def listen(self: CellProcess, command: dict[str, Any]) -> bool:
-        if "system" in command.get("cell", ()):
-            told.append((self.process.pid, command["do"], command["cell"]["system"]["name"], command["cell"]["batch"]))
+    def listen(self: CellProcess, command: Command) -> bool:
+        cell = command.record.cell if isinstance(command, Measure) else getattr(command, "cell", None)
+        if cell is not None:
+            told.append((self.process.pid, type(command).__name__, cell.system.choice, cell.batch))
         return tell(self, command)
 
     monkeypatch.setattr(CellProcess, "tell", listen)
     return told
 
 
-def cells(batches: Sequence[int], systems: Sequence[str]) -> list[dict[str, Any]]:
-    cell = {"model": {"name": "custom", "factory": "zoo:make"}, "runner": {"name": "latency", "samples": 5}, "seed": 0}
-    cell |= {"device": "cpu", "precision": "fp32", "layout": "contiguous"}
-    return [cell | {"system": {"name": system}, "batch": batch} for batch in batches for system in systems]
+def asked_for(batches: Sequence[int], systems: Sequence[str]) -> Request:
+    model, runner = choose("model", "custom", factory="zoo:make"), choose("runner", "latency", samples=5)
+    cells = tuple(
+        Cell(model, choose("system", system), runner, Conditions(batch, "cpu", "fp32"))
+        for batch in batches
+        for system in systems
+    )
+    return Request(cells, SweepOptions(Path("r"), False, 60, None, 1, (0,), None))
 
 
 @pytest.mark.slow
 def test_what_the_next_cell_needs_is_made_ahead_of_it(overheard: list[tuple[int, str, str, int]]) -> None:
     """Also from one group to the next, and nothing is left running."""
-    asked = cells((1, 5), ("eager", "torchscript"))
-    assert (
-        Sweep(asked, results="r", force=False, timeout=60, memory_gib=None, rounds=1, gpus=[0]).run() == 1
-    )  # the second model is random
+    assert Sweep(asked_for((1, 5), ("eager", "torchscript"))).run() == 1  # the second model is random
     order = [("eager", 1), ("torchscript", 1), ("eager", 5), ("torchscript", 5)]
-    told = {do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("ahead", "measure")}
-    assert told == {"ahead": order[1:], "measure": order}
+    told = {do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("Ahead", "Measure")}
+    assert told == {"Ahead": order[1:], "Measure": order}
     of = {(do, system, batch): pid for pid, do, system, batch in overheard}
-    assert all(of["ahead", *c] == of["measure", *c] for c in order[1:])
+    assert all(of["Ahead", *c] == of["Measure", *c] for c in order[1:])
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in of.values()))
 
 
-@pytest.mark.slow
-def test_a_cell_that_is_measured_in_a_second_process_takes_the_one_that_has_imported(
-    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Command], Answer | None]) -> None:
+    """Have answers that are not None stand for those of the processes."""
     ask = CellProcess.ask
 
-    def profiled_once(self: CellProcess, command: dict[str, Any], *rest: Any) -> dict[str, Any]:
-        """Stands for a system whose preparation takes a profiler on a GPU."""
-        answer = ask(self, command, *rest)
-        if command["do"] == "measure" and command["cell"]["system"]["name"] == "eager" and not command["again"]:
-            return {"record": {"status": AGAIN, "preparation_s": 1000.0}}
-        return answer
+    def asked(self: CellProcess, command: Command, *rest: Any) -> Answer:
+        return answer(command) or ask(self, command, *rest)
 
-    monkeypatch.setattr(CellProcess, "ask", profiled_once)
-    sweep = Sweep(
-        cells((1,), ("eager", "torchscript")), results="r", force=False, timeout=60, memory_gib=None, rounds=1, gpus=[0]
-    )
+    monkeypatch.setattr(CellProcess, "ask", asked)
+
+
+def test_a_system_that_learns_is_measured_in_a_process_that_has_learned_nothing(
+    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learns = lambda command: isinstance(command, Learn) and command.cell.system.name == "eager"  # noqa: E731
+    doubt = Warning("notice", {"text": "nothing is kept"})
+    played(monkeypatch, lambda command: Learned(1000.0, (doubt,)) if learns(command) else None)
+    learned: list[int] = []
+    close = CellProcess.close
+
+    def closed(self: CellProcess) -> None:
+        learned.append(self.process.pid)
+        close(self)
+
+    monkeypatch.setattr(CellProcess, "close", closed)
+    sweep = Sweep(asked_for((1,), ("eager", "torchscript")))
     assert sweep.run() == 0
-    (first, second), imported = (
-        [pid for pid, do, system, _ in overheard if (do, system) == asked]
-        for asked in (("measure", "eager"), ("ahead", "torchscript"))
-    )
-    assert first != second == imported[0] and len(imported) == 2
-    assert [pid for pid, do, system, _ in overheard if (do, system) == ("measure", "torchscript")] == imported[1:]
-    prepared = {r["config"]["system"]["name"]: r["preparation_s"] for r in sweep.store.read().records.values()}
-    assert prepared["eager"] > 1000 > prepared["torchscript"]
+    commands = [(do, system) for _, do, system, _ in overheard]
+    assert commands.count(("Ahead", "torchscript")) == 2  # one of them was taken for the second process of eager
+    (measured,) = [pid for pid, do, system, _ in overheard if (do, system) == ("Measure", "eager")]
+    first_ahead = next(pid for pid, do, _, _ in overheard if do == "Ahead")
+    assert measured == first_ahead
+    records = {r.cell.system.name: r for r in sweep.store.read().records.values()}
+    assert records["eager"].learning_s == 1000 and doubt in records["eager"].warnings
+    assert records["torchscript"].learning_s is None and (records["eager"].preparation_s or 0) < 1000
+
+
+def test_what_ends_learning_is_the_cells_record(
+    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(monkeypatch, lambda command: Failed("timeout", "no result after 60 s") if isinstance(command, Learn) else None)
+    sweep = Sweep(asked_for((1,), ("eager",)))
+    assert sweep.run() == 1
+    (record,) = sweep.store.read().records.values()
+    assert (record.status, record.reason, record.learning_s) == ("timeout", "no result after 60 s", None)
+    assert not any(do == "Measure" for _, do, _, _ in overheard)
+
+
+def test_a_cell_that_cannot_take_part_in_rounds_is_known_by_data(
+    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(monkeypatch, lambda command: Failed("failed", "it ended") if isinstance(command, Round) else None)
+    sweep = Sweep(asked_for((1,), ("eager", "torchscript")))
+    assert sweep.run() == 0
+    records = list(sweep.store.read().records.values())
+    assert all(r.warnings[-1] == Warning("no_ratio", {"status": "failed", "reason": "it ended"}) for r in records)
+    told = len(overheard)
+    assert Sweep(asked_for((1,), ("eager", "torchscript"))).run() == 0 and len(overheard) == told  # not tried again
 
 
 def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Callable[..., Any], folder: Path) -> None:
@@ -393,7 +437,7 @@ def test_two_sweeps_at_once_lose_nothing_and_measure_nothing_twice(begin: Callab
     assert {s: r["status"] for s, r in found.items()} == {"eager": "ok", "torchscript": "ok"}
     assert sorted(err.count("measured before") for _, err in told) == [0, 2]
     assert made(folder) == 4  # a check of each sweep, and once a cell
-    assert speedup(found["torchscript"], found["eager"]) is not None and len(contents(folder)) == 2
+    assert speedup(record_of(found["torchscript"]), record_of(found["eager"])) is not None and len(contents(folder)) == 2
     assert all("over eager" in out for out, _ in told)
 
 

@@ -1,7 +1,5 @@
 """Every system against eager on real models of the zoo."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 from torch import nn
@@ -9,12 +7,14 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
+from results.cell import Cell, Conditions, choose
 from runners.measurements.correctness import relative_error
+from runners.showings.registry import showing
 from systems.base import BadOption, Unsupported
-from systems.scheduling.passes.rewriting import Rewriting
+from systems.scheduling.passes.rewriting import SWITCHES
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-FUSED = {switch.name: True for switch in fields(Rewriting)}
+FUSED = dict.fromkeys(SWITCHES, True)
 ON_CPU = [
     ("torchscript", {}, "resnet18"),
     ("nimble", {}, "squeezenet"),
@@ -84,42 +84,14 @@ def test_wrong_names_and_options_are_told() -> None:
 
 
 def test_systems_without_a_schedule_say_so() -> None:
-    loaded = models.load("squeezenet", 1)
+    runner = choose("runner", "schedule")
     for name in ("eager", "torchscript", "torch_compile", "cuda_graph"):
+        cell = Cell(choose("model", "squeezenet"), choose("system", name), runner, Conditions(1, "cpu"))
         with pytest.raises(Unsupported, match="has no schedule"):
-            systems.load(name).schedule(loaded.module, loaded.inputs)
+            showing(runner).show(cell, "0", lambda _: None)
 
 
 def test_a_model_without_an_operator_is_nothing_to_schedule() -> None:
     for name in ("nimble", "ios", "opara"):
         with pytest.raises(Unsupported, match="has no operator"):
             systems.load(name).prepare(nn.Identity(), (torch.randn(2),))
-
-
-class TestDynamoBackend:
-    @pytest.fixture
-    def module(self) -> nn.Module:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
-
-    @torch.no_grad()
-    def test_one_line_replaces_the_module(self, module: nn.Module) -> None:
-        fast, x = torch.compile(module, backend="opweave_nimble"), torch.randn(3, 8)
-        torch.testing.assert_close(fast(x), module(x))
-        module[0].weight.mul_(2)
-        torch.testing.assert_close(fast(x), module(x))
-
-    @torch.no_grad()
-    def test_a_second_shape_needs_fixed_shapes(self, module: nn.Module) -> None:
-        fast = torch.compile(module, backend="opweave_nimble", dynamic=False)
-        for x in (torch.randn(3, 8), torch.randn(5, 8), torch.randn(3, 8)):
-            torch.testing.assert_close(fast(x), module(x))
-        torch._dynamo.reset()
-        fast = torch.compile(module, backend="opweave_nimble", dynamic=True)
-        with pytest.raises(Exception, match="dynamic=False"):
-            fast(torch.randn(3, 8))
-
-    def test_a_gradient_is_refused(self, module: nn.Module) -> None:
-        with pytest.raises(Exception, match="runs inference"):
-            torch.compile(module, backend="opweave_nimble")(torch.randn(3, 8))

@@ -101,6 +101,25 @@ class TestUnsupported:
             TensorRT(optimization_level=6)
 
 
+def test_an_engine_that_prepare_builds_is_learned_in_place(
+    gpu: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the builder and the runtime: what `learn` has built is read without a notice."""
+    pytest.importorskip("onnx", reason="needs the extra onnx")
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
+    built: list[str] = []
+    monkeypatch.setattr(TensorRT, "_build", lambda self, onnx, *_: built.append(onnx) or b"engine")
+    monkeypatch.setattr(tensorrt, "PreparedEngine", lambda plan, *_: lambda *inputs: plan)
+    assert TensorRT().learns
+    with pytest.warns(Notice) as heard:
+        TensorRT().prepare(two(), given())
+    assert [str(w.message) for w in heard] == [tensorrt.CAUTION, tensorrt.LEARNED_IN_PLACE] and len(built) == 1
+    TensorRT(optimization_level=5).learn(two(), given())
+    with pytest.warns(Notice) as heard:
+        TensorRT(optimization_level=5).prepare(two(), given())
+    assert [str(w.message) for w in heard] == [tensorrt.CAUTION] and len(built) == 2
+
+
 @WITHOUT
 def test_a_record_will_say_that_it_has_not_been_run(
     gpu: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

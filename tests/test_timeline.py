@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,24 @@ import torch
 from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import cell
 from modules import Branches
 from torch import nn
 
 import systems
-from models.model import Model
 from results.timeline import COMPUTE, MEMORY, UNKNOWN, Timeline, from_trace
-from runners.measurements import kernels, timeline
-from runners.sweep import once
+from runners.cell import timeline
+from runners.cell.messages import Shown
+from runners.request.request import Request, SweepOptions
+from runners.showings import timeline as showing
 from systems.base import Prepared, Unsupported
 from systems.compilers.compiled import Compiled
-from systems.profiling import intensity, profiler
-from systems.profiling.costs import Cache
-from systems.profiling.profiler import Kernel, OperatorProfile
+from systems.profiling import intensity, profiler, trace
+from systems.profiling.measurements import Measurements
+from systems.profiling.profile import Kernel, OperatorProfile
+from systems.profiling.profiler import to_entry
+from systems.profiling.trace import DeviceEvent, launched_graph, replayed
+from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 
@@ -38,8 +43,8 @@ def recorded(system: str, classify: str = "table", device: str = "cpu") -> tuple
     torch.manual_seed(0)
     module, inputs = Branches().eval().to(device), (torch.randn(2, 3, 64, 64, device=device),)
     prepared = systems.load(system).prepare(module, inputs)
-    program = prepared.program or capture(module, inputs)
-    found = timeline.record(prepared, program, inputs, classify, system)
+    program = prepared.program if isinstance(prepared, Scheduled) else capture(module, inputs)
+    found = timeline.record(prepared, program, inputs, classify, cell(system, runner="timeline"))
     prepared.close()
     return found, program, prepared
 
@@ -47,8 +52,8 @@ def recorded(system: str, classify: str = "table", device: str = "cpu") -> tuple
 @pytest.mark.parametrize("system", ["nimble", "opara"])
 def test_a_schedule_is_seen_as_it_ran(system: str) -> None:
     found, program, prepared = recorded(system)
-    assert prepared.schedule is not None and found.source == "worker threads"
-    assert found.scheduled == len(found.streams) == prepared.schedule.stream_count
+    assert isinstance(prepared, Scheduled) and found.source == "worker threads"
+    assert found.num_scheduled_streams == len(found.streams) == prepared.schedule.stream_count
     bars = {bar.details["operator"]: bar for bar in found.bars}
     assert sorted(bars) == list(range(len(program.graph))) and min(bar.start for bar in found.bars) == 0.0
     for v, bar in bars.items():
@@ -67,7 +72,7 @@ def test_a_system_without_a_schedule_is_seen_by_the_profiler(monkeypatch: pytest
     assert [bar.kind for bar in found.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
     assert (
         found.streams == [0]
-        and found.scheduled is None
+        and found.num_scheduled_streams is None
         and found.bars[0].details["shapes"] == [[2, 3, 64, 64], [64, 3, 3, 3], [64]]
     )
     assert_one_at_a_time(found)
@@ -88,7 +93,7 @@ def test_of_what_is_compiled_the_operators_within_are_seen(monkeypatch: pytest.M
     ]
     place = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
     events = [place | {"ts": t, "dur": d, "name": n, "args": {"Input Dims": shapes}} for t, d, n, shapes in traced]
-    monkeypatch.setattr(timeline, "exported", lambda _: {"traceEvents": events})
+    monkeypatch.setattr(timeline, "exported", lambda _: trace.read({"traceEvents": events}))
     program = capture(nn.Conv2d(3, 4, 3).eval(), (torch.randn(2, 3, 8, 8),))
     monkeypatch.setattr(timeline, "kinds", lambda *_: [COMPUTE])
     bars = timeline._profiled(lambda: None, timeline._by_shapes(program, "measured"), "measured")
@@ -112,14 +117,14 @@ def test_operators_that_nobody_sees_are_no_timeline(monkeypatch: pytest.MonkeyPa
 
     class Session:
         def __init__(self, *_: Any):
-            self.prepared, self.model = object.__new__(Elsewhere), Model("relu", nn.ReLU(), ())
+            self.prepared = object.__new__(Elsewhere)
 
         def prepare(self) -> None:
             pass
 
     monkeypatch.setattr(timeline, "Session", Session)
     with pytest.raises(Unsupported, match="runs its own"):
-        timeline.run({"device": "cpu"}, "", lambda _: None)
+        timeline.of_cell(cell(), "", lambda _: None, "table")
 
 
 def assert_one_at_a_time(found: Timeline) -> None:
@@ -137,29 +142,33 @@ def test_an_operator_that_the_capture_does_not_know_is_of_unknown_kind() -> None
         ("measured", capture(nn.ReLU(), inputs), MEMORY),
         ("table", None, MEMORY),
     ):
-        assert [bar.kind for bar in timeline.record(prepared, program, inputs, classify, "x").bars] == [kind]
+        assert [bar.kind for bar in timeline.record(prepared, program, inputs, classify, cell("eager")).bars] == [kind]
 
 
 def test_a_call_without_an_operator_is_an_empty_timeline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = (torch.randn(2),)
-    found = timeline.record(systems.load("eager").prepare(nn.Identity(), inputs), None, inputs, "measured", "nothing")
+    asked = cell("eager", runner="timeline")
+    found = timeline.record(systems.load("eager").prepare(nn.Identity(), inputs), None, inputs, "measured", asked)
     assert found.bars == ()
-    monkeypatch.setattr(once, "_ask", lambda *_: {"timeline": found.to_json()})
+    monkeypatch.setattr(showing, "ask", lambda *_: Shown(found.to_json()))
     file = tmp_path / "t.json"
-    assert once.run_timeline([{}], str(file), 1.0, None) == 0 and from_trace(json.loads(file.read_text())) == [found]
-    assert capsys.readouterr().out == f"{file}: nothing: 0 operators on 0 streams in 0.000 ms\n"
+    request = Request((asked,), SweepOptions(tmp_path, False, 1.0, None, 0, (0,), file))
+    assert showing.Timeline(asked.runner).run(request) == 0 and from_trace(json.loads(file.read_text())) == [found]
+    assert capsys.readouterr().out == f"{file}: nasnet, eager, batch 1, cpu: 0 operators on 0 streams in 0.000 ms\n"
 
 
 # On a GPU, from events in the form of torch.profiler's, written by hand: two streams, the second with kernels that overlap.
 
 
-def event(name: str, ts: float, dur: float, stream: int, category: str = "kernel", blocks: int = 8) -> dict[str, Any]:
+def event(name: str, ts: float, dur: float, stream: int, category: str = "kernel", blocks: int = 8) -> DeviceEvent:
     arguments: dict[str, Any] = {"stream": stream, "correlation": 1}
     if category == "kernel":
         arguments |= {"grid": [blocks, 1, 1], "block": [64, 2, 1]}
-    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": arguments}
+    entry = {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": arguments}
+    (one,) = trace.on_device(trace.read({"traceEvents": [entry]}))
+    return one
 
 
 EVENTS = [
@@ -175,14 +184,14 @@ EVENTS = [
 def test_of_a_replayed_graph_nothing_is_seen_but_the_graph() -> None:
     """What a graph runs has the correlation of its launch; the copies before and after have their own."""
 
-    def launched(*correlations: int) -> list[dict[str, Any]]:
-        return [{**e, "args": {**e["args"], "correlation": c}} for e, c in zip(EVENTS, correlations, strict=True)]
+    def launched(*correlations: int) -> list[DeviceEvent]:
+        return [replace(e, correlation=c) for e, c in zip(EVENTS, correlations, strict=True)]
 
     graph = launched(1, 2, 2, 2, 2, 3)
-    assert kernels.launched_graph(graph) == 2 and kernels.replayed(graph) == graph[1:5]
-    assert timeline.kernel_bars(kernels.replayed(graph), {})[0].start == 0.0
+    assert launched_graph(graph) == 2 and replayed(graph) == graph[1:5]
+    assert timeline.kernel_bars(replayed(graph), {})[0].start == 0.0
     for all_of_it in (launched(1, 2, 3, 4, 5, 6), launched(1, 1, 2, 2, 3, 4)):  # no graph, or several
-        assert kernels.launched_graph(all_of_it) is None and kernels.replayed(all_of_it) == all_of_it
+        assert launched_graph(all_of_it) is None and replayed(all_of_it) == all_of_it
 
 
 def test_kernels_that_overlap_on_a_stream_get_rows_of_their_own() -> None:
@@ -194,24 +203,25 @@ def test_rows_hold_one_kernel_at_a_time_and_are_as_few_as_can_be(spans: list[tup
     events = [event("k", ts, dur, stream) for ts, dur, stream in sorted(spans)]
     lanes = timeline.apart(events)
     for stream in {s for _, _, s in spans}:
-        of = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["args"]["stream"] == stream]
+        of = [(e.begin_us, e.end_us) for e in events if e.stream == stream]
         busiest = max(sum(begin <= t < end for begin, end in of) for t in range(40))
         assert {lane for s, lane in lanes if s == stream} == set(range(busiest))
     for i, a in enumerate(events):
         for b, lane in zip(events[i + 1 :], lanes[i + 1 :], strict=True):
-            assert lane != lanes[i] or a["ts"] + a["dur"] <= b["ts"]
+            assert lane != lanes[i] or a.end_us <= b.begin_us
 
 
 def test_kernels_are_recognised_by_what_the_operators_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     program = capture(Branches().eval(), (torch.randn(1, 3, 8, 8),))
-    convolution, relu = EVENTS[1]["name"], EVENTS[2]["name"]
+    convolution, relu = EVENTS[1].name, EVENTS[2].name
     names = {"conv2d": convolution, "relu": relu, "sigmoid": relu}
     kernels = [
-        (Kernel(names[o.name], 8, 128, 32, 0, None, 0.1),) if o.name in names else () for o in program.graph.operators
+        (Kernel(names[o.name], 0.1, (2, 4, 1), (128, 1, 1), 32, 0),) if o.name in names else ()
+        for o in program.graph.operators
     ]
     monkeypatch.setattr(profiler, "on_gpu", lambda _: [OperatorProfile(0.1, k) for k in kernels])
-    elsewhere = asdict(OperatorProfile(0.1, (Kernel(EVENTS[5]["name"], 8, 128, 32, 0, None, 0.1),)))
-    Cache("opara", program.device).add(  # what they launched in another process
+    elsewhere = to_entry(OperatorProfile(0.1, (Kernel(EVENTS[5].name, 0.1, (8, 1, 1), (128, 1, 1), 32, 0),)))
+    Measurements("opara", program.device).add(  # what they launched in another process
         {f"operator {program.signature(v)}": elsewhere for v in range(len(program.graph))}
     )
     bars = timeline.kernel_bars(EVENTS, timeline._by_kernel(program, "table"))
@@ -234,7 +244,7 @@ def test_a_gpu_is_seen_by_its_kernels(system: str) -> None:
     assert {"conv2d", "relu", "cat"} <= {part for name in names for part in name.split("/")}
     assert {bar.kind for bar in found.bars} >= {COMPUTE, MEMORY} and len(found.bars) >= len(program.graph) - 1
     assert all(bar.duration > 0 for bar in found.bars)
-    assert (found.scheduled is None) == (system in ("eager", "cuda_graph"))
+    assert (found.num_scheduled_streams is None) == (system in ("eager", "cuda_graph"))
     assert_one_at_a_time(found)
 
 
@@ -247,7 +257,8 @@ def test_two_systems_make_one_trace(run: Run, folder: Path) -> None:
     done = run(*asked, "system=nimble,opara", "output=t.json")
     assert done.returncode == 0, done.stderr
     nimble, opara = from_trace(json.loads((folder / "t.json").read_text()))
-    assert nimble.title == "custom, nimble, batch 2, cpu" and opara.title == "custom, opara, batch 2, cpu"
+    assert nimble.title == "custom (factory=tiny:make), nimble, batch 2, cpu"
+    assert opara.title == "custom (factory=tiny:make), opara, batch 2, cpu"
     assert Counter(bar.name for bar in nimble.bars) == Counter(bar.name for bar in opara.bars)
     assert {bar.kind for bar in opara.bars} == {COMPUTE, MEMORY} and len(opara.streams) == 2
     assert [line.split(": ")[0] for line in done.stdout.splitlines()] == 2 * [str(folder / "t.json")]
@@ -273,4 +284,4 @@ def test_a_system_that_does_not_run_here_leaves_the_others(run: Run, folder: Pat
     done = run(*asked, "system=cuda_graph,eager", "output=t.json", "device=cpu", "precision=fp32")
     assert done.returncode == 0 and "cuda_graph on custom: unsupported" in done.stderr
     (eager,) = from_trace(json.loads((folder / "t.json").read_text()))
-    assert eager.title == "custom, eager, batch 1, fp32, cpu"
+    assert eager.title == "custom (factory=tiny:make), eager, batch 1, fp32, cpu"

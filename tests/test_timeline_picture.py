@@ -12,10 +12,14 @@ import pytest
 from conftest import ROOT, Run
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import cell
 from PIL import Image
 
 import scripts.timeline as picture
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace, to_trace
+
+ONE, TWO = cell(), cell("opara", batch=8, precision="fp16")
+NAME = "nasnet, nimble, batch 1, cpu"
 
 # The trace
 
@@ -31,17 +35,17 @@ bars_ = st.builds(
 )
 timelines_ = st.builds(
     Timeline,
-    title=texts,
+    cell=st.sampled_from([cell(), cell("nimble_fused", "bert", batch=8, precision="fp16"), cell("of_old", "x, y")]),
     source=texts,
     bars=st.lists(bars_, max_size=6).map(tuple),
-    scheduled=st.none() | st.integers(1, 99),
+    num_scheduled_streams=st.none() | st.integers(1, 99),
 )
 
 
 @given(st.lists(timelines_, max_size=3))
 def test_a_trace_reads_back(timelines: list[Timeline]) -> None:
     again = from_trace(json.loads(json.dumps(to_trace(timelines))))
-    told = [[(t.title, t.source, t.scheduled, len(t.bars)) for t in some] for some in (again, timelines)]
+    told = [[(t.cell, t.source, t.num_scheduled_streams, len(t.bars)) for t in some] for some in (again, timelines)]
     assert told[0] == told[1]
     for got, wanted in zip(again, timelines, strict=True):
         expected = sorted(wanted.bars, key=lambda bar: (bar.start, bar.stream))
@@ -54,7 +58,7 @@ def test_a_trace_reads_back(timelines: list[Timeline]) -> None:
 def test_a_trace_is_in_chromes_format() -> None:
     """The fields that Perfetto's importer asks for; times in microseconds; no two threads of a trace share a number."""
     bars = (Bar(3, "conv2d", 1.5, 0.25, COMPUTE), Bar(0, "relu", 0.0, 1.0, MEMORY))
-    trace = to_trace([Timeline("a", "x", bars), Timeline("b", "x", bars)])
+    trace = to_trace([Timeline(ONE, "x", bars), Timeline(TWO, "x", bars)])
     events = trace["traceEvents"]
     complete = [e for e in events if e["ph"] == "X"]
     assert {e["ph"] for e in events} == {"X", "M"} and len(complete) == 4
@@ -63,7 +67,10 @@ def test_a_trace_is_in_chromes_format() -> None:
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert len({tid for _, tid in named}) == 4 and sorted(named.values()) == ["stream 0", "stream 0", "stream 3", "stream 3"]
     assert {(e["pid"], e["tid"]) for e in complete} == set(named)
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["a", "b"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
+        "nasnet, nimble, batch 1, cpu",
+        "nasnet, opara, batch 8, fp16, cpu",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +89,8 @@ def test_another_document_is_no_timeline(document: Any) -> None:
 # The picture
 
 EXAMPLE = [
-    Timeline("one", "x", (Bar(0, "conv2d", 0.0, 4.0, COMPUTE), Bar(2, "relu", 1.0, 2.0, MEMORY))),
-    Timeline("two", "x", (Bar(0, "conv2d", 0.0, 3.0, COMPUTE), Bar(0, "add", 3.0, 1.0, UNKNOWN))),
+    Timeline(ONE, "x", (Bar(0, "conv2d", 0.0, 4.0, COMPUTE), Bar(2, "relu", 1.0, 2.0, MEMORY))),
+    Timeline(TWO, "x", (Bar(0, "conv2d", 0.0, 3.0, COMPUTE), Bar(0, "add", 3.0, 1.0, UNKNOWN))),
 ]
 
 
@@ -102,7 +109,7 @@ def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -
     assert drawn(first) == [(0.0, 4.0, 0.0, red), (1.0, 2.0, 1.0, blue)]  # stream 2 is the second that there is
     assert drawn(second) == [(0.0, 3.0, 0.0, red), (3.0, 1.0, 0.0, grey)]
     assert first.get_xlim() == second.get_xlim() == (0.0, 4.0)
-    assert [t.get_text() for t in first.get_yticklabels()] == ["0", "2"] and "one" in first.get_title(loc="left")
+    assert [t.get_text() for t in first.get_yticklabels()] == ["0", "2"] and "nimble" in first.get_title(loc="left")
     assert {t.get_text() for t in first.texts} == {"conv2d", "relu"}
     assert [t.get_text() for t in figure.legends[0].texts] == list(KINDS)
     picture.plt.close(figure)
@@ -110,8 +117,8 @@ def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -
 
 def test_streams_that_are_not_the_schedules_are_told_of() -> None:
     bars = EXAMPLE[0].bars  # on two
-    told = {n: picture.draw([Timeline("a", "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
-    assert told[None] == told[2] == "a: 4.000 ms (seen)"
+    told = {n: picture.draw([Timeline(ONE, "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
+    assert told[None] == told[2] == f"{NAME}: 4.000 ms (seen)"
     assert told[1].endswith("(seen; 1 stream scheduled)") and told[28].endswith("(seen; 28 streams scheduled)")
     picture.plt.close("all")
 
@@ -120,7 +127,7 @@ def test_many_streams_have_the_height_of_few_and_fewer_numbers() -> None:
     heights = []
     for count in (90, 180):
         bars = tuple(Bar(s, "conv2d", 0.0, 4.0, COMPUTE) for s in range(count))
-        figure = picture.draw([Timeline("many", "x", bars), *EXAMPLE])
+        figure = picture.draw([Timeline(ONE, "x", bars), *EXAMPLE])
         heights.append(figure.get_figheight())
         axes = figure.axes[0]
         points = 72 * axes.get_position().height * heights[-1]
@@ -187,7 +194,7 @@ def test_what_cannot_be_drawn_is_told(
 )
 def test_a_wrong_request_is_one_line(script: Run, tmp_path: Path, asked: list[str], says: str, own_process: bool) -> None:
     bar = Bar(0, "conv2d", 0.0, 1.0, COMPUTE)
-    (tmp_path / "trace.json").write_text(json.dumps(to_trace([Timeline("a model", "by hand", (bar,))])))
+    (tmp_path / "trace.json").write_text(json.dumps(to_trace([Timeline(ONE, "by hand", (bar,))])))
     if own_process:
         command = [sys.executable, str(ROOT / "scripts" / "timeline.py"), *asked]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

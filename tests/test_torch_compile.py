@@ -1,6 +1,8 @@
 """torch.compile: its options, its layouts, and the best of them."""
 
 import signal
+import warnings
+from dataclasses import asdict
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -9,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from systems.base import BadOption, Unsupported
+from systems.base import BadOption, Compilation, Unsupported
 from systems.cache import Cache
+from systems.notice import Notice
 from systems.pytorch import torch_compile
-from systems.pytorch.torch_compile import PreparedCompiled, TorchCompile, Variant, compiled
+from systems.pytorch.torch_compile import PreparedCompiled, TorchCompile, Variant
 
 if reason := TorchCompile().unsupported("cpu"):
     pytest.skip(reason, allow_module_level=True)
@@ -66,15 +69,15 @@ def test_agrees_with_eager_and_tells_what_compiling_took(options: dict[str, Any]
     module = small()
     prepared = TorchCompile(**options).prepare(module, image())
     agree(prepared, module)
-    told = {"layout": "given", "freezing": False} | options
-    assert {key: prepared.compilation[key] for key in told} == told
-    assert prepared.compilation["compile_s"] > 0
+    compilation = prepared.compilation
+    assert Variant(compilation.mode, compilation.layout, compilation.freezing) == TorchCompile(**options).variant
+    assert compilation.compile_s > 0 and compilation.decisions is None
     assert module.a.weight.is_contiguous(), "a layout is of a copy"
 
 
 def test_what_was_compiled_is_found_again(cache: Cache) -> None:
     first, again = (TorchCompile("default").prepare(small(), image()) for _ in range(2))
-    assert (first.compilation["cached_graphs"], again.compilation["cached_graphs"]) == (0, 1)
+    assert (first.compilation.num_cached_graphs, again.compilation.num_cached_graphs) == (0, 1)
     (entry,) = cache.entries()
     assert entry.kind == "torch_compile" and entry.label == "Small float32[2, 3, 8, 8]" and entry.bytes > 1000
 
@@ -99,6 +102,23 @@ def test_wrong_options_are_told(options: dict[str, Any], said: str) -> None:
         TorchCompile(**options)
 
 
+def preferring(monkeypatch: pytest.MonkeyPatch, fastest: str) -> list[Variant]:
+    """Only variants of mode default compile, and one of them is twice as fast; the variants compiled, as they are."""
+    made: list[Variant] = []
+
+    def compile_one(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> Any:
+        made.append(variant)
+        if variant.mode != "default":
+            raise (Unsupported if variant.freezing else RuntimeError)("no such thing")
+        prepared = PreparedCompiled(module, "given", is_captured=False)
+        prepared.compilation = Compilation(**asdict(variant))
+        return prepared
+
+    monkeypatch.setattr(torch_compile, "compiled", compile_one)
+    monkeypatch.setattr(torch_compile, "_milliseconds", lambda prepared, inputs: 1.0 if str(made[-1]) == fastest else 2.0)
+    return made
+
+
 class TestBest:
     def test_variants_are_all_there_are_the_configured_one_first(self) -> None:
         variants = TorchCompile("max-autotune", freezing=True).variants(image())
@@ -118,42 +138,89 @@ class TestBest:
         variants = TorchCompile("default").variants((torch.ones(2, 3),))
         assert len(variants) == 4 and {v.layout for v in variants} == {"given"}
 
-    def test_the_fastest_is_kept_and_all_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        wanted = Variant("default", "channels_last", True)
-        made: list[Variant] = []
-
-        def compile_one(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> Any:
-            made.append(variant)
-            if variant.mode != "default":
-                raise (Unsupported if variant.freezing else RuntimeError)("no such thing")
-            return compiled(module, inputs, variant)
-
-        monkeypatch.setattr(torch_compile, "compiled", compile_one)
-        monkeypatch.setattr(torch_compile, "_milliseconds", lambda prepared, inputs: 1.0 if made[-1] == wanted else 2.0)
-        system, told = TorchCompile("default", best=True), []
-        system.report = told.append
+    def test_the_fastest_is_chosen_and_all_are_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wanted, made = (
+            Variant("default", "channels_last", True),
+            preferring(monkeypatch, "default, layout channels_last, frozen"),
+        )
+        system, reports = TorchCompile("default", best=True), []
+        system.report = reports.append
         module = small()
-        prepared = system.prepare(module, image())
+        with pytest.warns(Notice, match="in the process that is timed"):
+            prepared = system.prepare(module, image())
         agree(prepared, module)
-        found = prepared.compilation
-        assert {key: found[key] for key in ("mode", "layout", "freezing")} == vars(wanted)
-        assert found["not_tried"] == 0 and len(found["tried"]) == 8 and made[-1] == wanted
-        assert [t["latency_ms"] is None for t in found["tried"]] == [t["mode"] != "default" for t in found["tried"]]
-        assert {t["reason"] for t in found["tried"] if t["latency_ms"] is None} == {"no such thing"}
-        assert told[-1] == "the fastest: default, layout channels_last, frozen" and "1 of 8" in told[0]
+        compilation = prepared.compilation
+        assert Variant(compilation.mode, compilation.layout, compilation.freezing) == wanted == made[-1]
+        (decision,) = compilation.decisions
+        assert decision.kind == "torch_compile" and decision.chosen == str(wanted)
+        assert compilation.num_untried == 0 and len(decision.milliseconds) == 8 and len(made) == 9
+        failed = [name for name, ms in decision.milliseconds.items() if ms is None]
+        assert failed == list(decision.reasons) == [str(v) for v in system.variants(image()) if v.mode != "default"]
+        assert set(decision.reasons.values()) == {"no such thing"} and decision.gain == 2
+        assert reports[-1] == "the fastest: default, layout channels_last, frozen" and "1 of 8" in reports[0]
 
+    def test_what_was_learned_is_compiled_without_a_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = preferring(monkeypatch, "default, layout channels_last")
+        system = TorchCompile("default", best=True)
+        assert system.learns and not TorchCompile().learns
+        system.learn(small(), image())
+        assert len(made) == 8
+        made.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Notice)
+            prepared = system.prepare(small(), image())
+        assert made == [Variant("default", "channels_last", False)]
+        agree(prepared, small())
+        assert prepared.compilation.search_s > 0 and len(prepared.compilation.decisions[0].milliseconds) == 8
+        made.clear()
+        system.learn(small(), image())  # what is known is not searched for again
+        assert made == []
+
+    @pytest.mark.parametrize("what", ["budget", "configured", "inputs", "strides", "structure", "code"])
+    def test_a_choice_is_of_the_module_the_inputs_and_the_options(self, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = preferring(monkeypatch, "default, layout channels_last")
+        TorchCompile("default", best=True).learn(small(), image())
+        made.clear()
+        module, inputs, options = small(), image(), {"mode": "default", "best": True}
+        if what == "budget":
+            options["budget_s"] = 479.0
+        elif what == "configured":
+            options["freezing"] = True
+        elif what == "inputs":
+            inputs = (torch.randn(3, 3, 8, 8),)
+        elif what == "strides":
+            inputs = (inputs[0].contiguous(memory_format=CHANNELS_LAST),)
+        elif what == "structure":
+            module.register_buffer("more", torch.zeros(1))  # which repr does not tell
+        else:
+            monkeypatch.setattr(torch_compile, "_source", lambda kind: "another forward")
+        with pytest.warns(Notice, match="in the process that is timed"):
+            TorchCompile(**options).prepare(module, inputs)
+        assert len(made) > 1
+
+    def test_other_weights_share_a_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = preferring(monkeypatch, "default, layout channels_last")
+        TorchCompile("default", best=True).learn(small(), image())
+        made.clear()
+        module = small()
+        torch.nn.init.uniform_(module.a.weight)
+        agree(TorchCompile("default", best=True).prepare(module, image()), module)
+        assert len(made) == 1
+
+    @pytest.mark.filterwarnings("ignore::systems.notice.Notice")
     def test_the_budget_ends_the_tries_and_one_is_made_in_any_case(self) -> None:
         prepared = TorchCompile("default", best=True, budget_s=0.0).prepare(small(), image())
         agree(prepared, small())
-        assert len(prepared.compilation["tried"]) == 1 and prepared.compilation["not_tried"] == 7
-        assert prepared.compilation["tried"][0]["latency_ms"] > 0
-        assert prepared.compilation["search_s"] >= prepared.compilation["tried"][0]["compile_s"]
+        (decision,) = prepared.compilation.decisions
+        assert list(decision.milliseconds) == ["default, layout given"] and prepared.compilation.num_untried == 7
+        assert decision.milliseconds["default, layout given"] > 0 and prepared.compilation.search_s > 0
 
-    def test_what_the_end_of_the_budget_interrupts_is_given_up_and_the_fastest_so_far_kept(
+    @pytest.mark.filterwarnings("ignore::systems.notice.Notice")
+    def test_a_variant_that_the_end_of_the_budget_interrupts_is_given_up_and_the_fastest_so_far_chosen(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         system = TorchCompile("default", best=True, budget_s=5.0)
-        PreparedCompiled(small(), "given", captured=False)(*image())  # imports what takes seconds
+        PreparedCompiled(small(), "given", is_captured=False)(*image())  # imports what takes seconds
 
         def compile_one(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> Any:
             # Any other is compiled by what takes an interruption for a failure of a candidate, and goes on.
@@ -162,22 +229,24 @@ class TestBest:
                     sleep(60)
                 except Exception:
                     continue
-            prepared = PreparedCompiled(module, variant.layout, captured=False)  # at once, so that the budget can be short
-            prepared.compilation = {}
-            return prepared
+            # At once, so that the budget can be short.
+            return PreparedCompiled(module, variant.layout, is_captured=False)
 
         monkeypatch.setattr(torch_compile, "compiled", compile_one)
         handler = signal.getsignal(signal.SIGALRM)
         prepared = system.prepare(small(), image())
         agree(prepared, small())
-        found = prepared.compilation
-        assert Variant(found["mode"], found["layout"], found["freezing"]) == system.variant
-        first, second = found["tried"]
-        assert first["latency_ms"] > 0 and found["not_tried"] == 6
-        assert second["latency_ms"] is None and second["reason"] == "not compiled within the budget of 5 s"
+        (decision,) = prepared.compilation.decisions
+        assert decision.chosen == str(system.variant) and prepared.compilation.num_untried == 6
+        first, second = decision.milliseconds
+        assert decision.milliseconds[first] > 0 and decision.milliseconds[second] is None
+        assert decision.reasons == {second: "not compiled within the budget of 5 s"}
         assert signal.getsignal(signal.SIGALRM) == handler
 
-    def test_where_none_compiles_the_reason_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.filterwarnings("ignore::systems.notice.Notice")
+    def test_where_none_compiles_the_reason_is_raised_and_nothing_learned(
+        self, monkeypatch: pytest.MonkeyPatch, cache: Cache
+    ) -> None:
         def fails(*_: Any) -> Any:
             raise error
 
@@ -185,6 +254,7 @@ class TestBest:
         for error in (Unsupported("Inductor cannot compile it: no"), RuntimeError("cannot compile it: no")):
             with pytest.raises(type(error), match="cannot compile it: no"):
                 TorchCompile("default", best=True).prepare(small(), image())
+        assert {entry.kind for entry in cache.entries()} == {"torch_compile"}  # Inductor's own
 
     def test_it_is_for_inference(self) -> None:
         module = small().train()

@@ -10,13 +10,25 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import DEVICES, GPU, SMALL_BERT, Optimizers, adamw, batch, eager_step, equal, groups, net, sgd
+from training import (
+    DEVICES,
+    GPU,
+    SMALL_BERT,
+    Optimizers,
+    adamw,
+    batch,
+    eager_step,
+    equal,
+    groups,
+    net,
+    prepare_training,
+    sgd,
+)
 
 import models
 import systems
-from runners.measurements.training import loss
+from runners.cell.training import loss
 from systems.nimble import Nimble
-from systems.nimble.training import prepare_training
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.joint_graph import capture_step
 from systems.scheduling.graph.operator_graph import OperatorGraph

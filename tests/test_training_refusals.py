@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training import Optimizers, adamw, batch, net, sgd
+from training import Optimizers, adamw, batch, net, prepare_training, sgd
 
 import systems
-from runners.measurements.training import loss
+from runners.cell.training import loss
 from systems.base import Unsupported
-from systems.nimble.training import prepare_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,51 +1,39 @@
 """runner=training: steps of training compared with eager's, and measured."""
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from conftest import Run, records
+from made_records import record
 from torch import Tensor, nn
 from torch.nn import functional
 from training import SMALL_BERT, eager_step
 
-from runners.measurements.training import TrainingSession, loss
+from results.cell import Cell, Conditions, choose
+from results.document import from_json, to_json
+from runners.cell.measuring import measured
+from runners.cell.training import TrainingSession, loss
 
 
-def cell(**more: Any) -> dict[str, Any]:
-    runner = {
-        "name": "training",
-        "samples": 3,
-        "optimizer": "sgd",
-        "learning_rate": 0.01,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-    }
-    return {
-        "model": {"name": "bert", **SMALL_BERT},
-        "system": {"name": "nimble", "multi_stream": True},
-        "runner": runner,
-        "batch": 2,
-        "device": "cpu",
-        "precision": "fp32",
-        "layout": "contiguous",
-        "seed": 0,
-    } | more
+def cell(system: str = "nimble") -> Cell:
+    model, runner = choose("model", "bert", **SMALL_BERT), choose("runner", "training", samples=3)
+    return Cell(model, choose("system", system), runner, Conditions(2, "cpu", "fp32"))
 
 
 @pytest.mark.parametrize("system", ["eager", "torchscript", "nimble"])
 def test_a_cell_is_compared_and_measured(system: str) -> None:
-    session = TrainingSession(cell(system={"name": system}), "0", lambda _: None)
-    record = session.measure()
-    assert record["status"] == "ok" and record["throughput"]["unit"] == "samples/s"
-    assert record["throughput"]["statistics"]["median"] > 0 and len(record["latency"]["host_ms"]) >= 3
-    found = record["correctness"]
-    assert found["relative_error"] < 1e-3 and len(found["losses"]) == found["steps"]
-    assert found["dropout"] == (system != "torchscript")
-    assert (record["schedule"] is None) == (system != "nimble")
-    assert session.round() and record["kernels"]["reason"] == "a CPU runs no kernels"
-    json.dumps(record)
+    session = TrainingSession(cell(system), "0", lambda _: None)
+    result = measured(session, record(of=cell(system)))
+    assert result.is_ok and result.throughput is not None and result.latency is not None
+    assert result.throughput.statistics.median > 0 and len(result.latency.host_ms) >= 3
+    correctness = result.correctness
+    assert correctness is not None and correctness.losses is not None
+    assert correctness.relative_error < 1e-3 and len(correctness.losses) == correctness.steps
+    assert correctness.dropout == (system != "torchscript")
+    assert (result.schedule is None) == (system != "nimble")
+    assert session.round() and result.kernels is not None and result.kernels.reason == "a CPU runs no kernels"
+    assert from_json(to_json(result)) == result
 
 
 def test_a_step_that_forgets_one_parameter_is_incorrect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +42,7 @@ def test_a_step_that_forgets_one_parameter_is_incorrect(monkeypatch: pytest.Monk
 
     def prepare(module: nn.Module, optimizer: torch.optim.Optimizer, *rest: Any) -> Any:
         class Forgetful:
-            schedule, memory = None, {}
+            schedule, program, compilation, memory = None, None, None, {}
 
             def __call__(self, *data: Tensor) -> Tensor:
                 before = forgotten.detach().clone()
@@ -66,8 +54,8 @@ def test_a_step_that_forgets_one_parameter_is_incorrect(monkeypatch: pytest.Monk
         return Forgetful()
 
     monkeypatch.setattr(session.system, "prepare_training", prepare)
-    record = session.measure()
-    assert record["status"] == "incorrect" and "after 3 steps exceeds the tolerance" in record["reason"]
+    result = measured(session, record(of=cell()))
+    assert result.status == "incorrect" and "after 3 steps exceeds the tolerance" in (result.reason or "")
 
 
 def test_the_loss_of_several_outputs() -> None:

@@ -74,7 +74,7 @@ def test_agrees_with_eager(model: str, options: dict[str, Any], device: str, mon
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     loaded = models.load(model, 1, device=device)
     prepared = systems.load("tvm", **options).prepare(loaded.module, loaded.inputs)
-    assert prepared.compilation["compiled_now"] and prepared.compilation["compile_s"] > 0
+    assert prepared.compilation.is_compiled_now and prepared.compilation.compile_s > 0
     agree(prepared, loaded.module, [loaded.fresh_inputs(s) for s in (11, 12)])
     prepared.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -148,14 +148,14 @@ def test_a_model_on_a_gpu_is_imported_as_on_the_host() -> None:
 
 def test_the_library_is_kept_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first, again, other = (Tvm().prepare(small(seed), image()) for seed in (0, 0, 1))
-    assert [p.compilation["compiled_now"] for p in (first, again, other)] == [True, False, True]
-    assert first.compilation["compile_s"] == again.compilation["compile_s"]
+    assert [p.compilation.is_compiled_now for p in (first, again, other)] == [True, False, True]
+    assert first.compilation.compile_s == again.compilation.compile_s
     agree(again, small(), [image()])
     agree(other, small(1), [image()])
     with pytest.raises(ValueError, match="prepare it again"):
         again(*image(3))
     monkeypatch.setattr(tvm_system, "code_of", lambda *modules: "older")
-    assert Tvm().prepare(small(), image()).compilation["compiled_now"]
+    assert Tvm().prepare(small(), image()).compilation.is_compiled_now
 
 
 def test_batch_norms_need_no_folding_by_tvm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,10 @@ from conftest import ROOT
 from test_tvm import agree
 from torch import nn
 
+from systems.base import Compilation
 from systems.cache import Cache
 from systems.compilers.exported import Exported
+from systems.notice import Notice
 from systems.tvm import build as tvm_build
 from systems.tvm import measuring as tvm_measuring
 from systems.tvm import tuning as tvm_tuning
@@ -108,7 +111,7 @@ tuned(int(sys.argv[1]), lambda phase: print(phase, flush=True))
 """
 
 
-def tuned(trials: int, report: Any = lambda phase: None) -> dict[str, Any]:
+def tuned(trials: int, report: Any = lambda phase: None) -> Compilation:
     """What tuning a small model says of itself, once it agrees with eager."""
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).eval(), torch.ones(2, 16)
@@ -116,6 +119,7 @@ def tuned(trials: int, report: Any = lambda phase: None) -> dict[str, Any]:
     system.report = report
     prepared = system.prepare(module, (x,))
     agree(prepared, module, [(x,), (x * 2,)])
+    assert prepared.compilation is not None
     return prepared.compilation
 
 
@@ -136,8 +140,8 @@ def test_tuning_goes_on_after_a_kill() -> None:
     assert 0 < done < 8
     said: list[str] = []
     found = tuned(done + 2, said.append)
-    assert said[0].startswith(f"tuning: {done} of {done + 2} trials") and found["trials"] == done + 2
-    assert found["tuning_s"] > 0 and found["compiled_now"] and found["functions"] == 2
+    assert said[0].startswith(f"tuning: {done} of {done + 2} trials") and found.trials == done + 2
+    assert found.tuning_s and found.is_compiled_now and found.functions == 2
     after = records.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == len(candidates(records)) == done + 2
     assert all(max(seconds) < 1 for seconds in candidates(records).values())  # they run, and so do the defaults
@@ -145,7 +149,7 @@ def test_tuning_goes_on_after_a_kill() -> None:
     assert json.loads((records.parent / SPENT).read_text())[-1][0] == done + 2
     assert not list(records.parent.glob("built-*"))
     said.clear()
-    assert tuned(done + 2, said.append)["compiled_now"] is False and not said
+    assert tuned(done + 2, said.append).is_compiled_now is False and not said
     assert records.read_bytes() == after
 
 
@@ -161,7 +165,7 @@ class Timed:
     default, candidate = 1.0, 0.5
     measured: list[int]  # how many at once
 
-    def __init__(self, target: Any, built: Path, at_once: int):
+    def __init__(self, target: Any, built: Path, num_modules: int):
         self.asked = 0
 
     def __call__(self, modules: list[Any]) -> list[Any]:
@@ -178,7 +182,7 @@ class Timed:
 
 def tuned_as_timed(
     trials: int, budget_s: float, default: float, candidate: float, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[str, Any], list[int], list[str]]:
+) -> tuple[Compilation, list[int], list[str]]:
     """compilation, how many were measured at once, what was said; of a model with a large and a small product."""
     timed = type("Timed", (Timed,), {"default": default, "candidate": candidate, "measured": []})
     monkeypatch.setattr(tvm_tuning, "Measuring", timed)
@@ -188,13 +192,41 @@ def tuned_as_timed(
     module, x = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 4)).eval(), torch.ones(1, 8)
     prepared = system.prepare(module, (x,))
     agree(prepared, module, [(x,)])
+    assert prepared.compilation is not None
     return prepared.compilation, timed.measured, said
 
 
 def test_a_candidate_is_used_where_it_beats_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     found, measured, said = tuned_as_timed(4, 300.0, 1.0, 0.5, monkeypatch)
-    assert measured == [2, 2, 2] and (found["functions"], found["tuned"], found["trials"]) == (2, 2, 4)
+    assert measured == [2, 2, 2] and (found.functions, found.tuned, found.trials) == (2, 2, 4)
     assert [line.split(",")[0] for line in said] == [f"tuning: {n} of 4 trials" for n in (0, 0, 2, 4)] + ["building"]
+
+
+def test_what_it_has_learned_is_read_and_what_it_lacks_is_learned_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = type("Timed", (Timed,), {"measured": []})
+    monkeypatch.setattr(tvm_tuning, "Measuring", timed)
+    module, x = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 4)).eval(), torch.ones(1, 8)
+    system = Tvm(4, 300.0)
+    assert system.learns
+    system.learn(module, (x,))
+    measured = list(timed.measured)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        prepared = system.prepare(module, (x,))
+    assert prepared.compilation is not None and prepared.compilation.is_compiled_now is False
+    assert measured and timed.measured == measured
+    with pytest.warns(Notice, match="learned in place"):
+        Tvm(6, 300.0).prepare(module, (x,))
+    assert timed.measured != measured
+
+
+def test_a_search_without_further_candidates_is_finished(tmp_path: Path) -> None:
+    log = TestLog.log(tmp_path, [(4, 10.0)])
+    assert log.is_finished(4, 100.0) and log.is_finished(8, 10.0) and not log.is_finished(8, 100.0)
+    log.note_exhausted(8)
+    again = TuningLog(tmp_path)
+    assert again.is_finished(8, 100.0) and again.is_finished(6, 100.0) and not again.is_finished(9, 100.0)
+    assert not TestLog.log(tmp_path, [(1, 10.0)]).is_finished(8, 100.0)  # another search has found one
 
 
 def test_a_gpus_candidates_are_of_its_own_schedule_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,13 +244,13 @@ def test_a_gpus_candidates_are_of_its_own_schedule_space(tmp_path: Path, monkeyp
 
 def test_a_function_keeps_a_default_that_no_candidate_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _, _ = tuned_as_timed(2, 300.0, 0.5, 0.5, monkeypatch)
-    assert (found["functions"], found["tuned"], found["trials"]) == (2, 0, 2)
+    assert (found.functions, found.tuned, found.trials) == (2, 0, 2)
 
 
 def test_a_spent_budget_ends_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the defaults, which take of it too."""
     found, measured, said = tuned_as_timed(4, 1e-9, 1.0, 0.5, monkeypatch)
-    assert measured == [2] and (found["tuned"], found["trials"]) == (0, 0) and found["tuning_s"] > 1e-9
+    assert measured == [2] and (found.tuned, found.trials) == (0, 0) and found.tuning_s and found.tuning_s > 1e-9
     assert said[-1] == "building"
 
 
@@ -231,8 +263,8 @@ def test_nothing_that_can_be_measured_is_told(monkeypatch: pytest.MonkeyPatch) -
         tuned_as_timed(4, 300.0, 1.0, 0.5, monkeypatch)
 
 
-def function(weight: int, *best: float, empty: int = 0) -> Function:
-    return Function(None, weight, None, list(best), set(), empty=empty)
+def function(weight: int, *best: float, num_empty: int = 0) -> Function:
+    return Function(None, weight, None, list(best), set(), num_empty=num_empty)
 
 
 def test_trials_go_where_they_pay() -> None:
@@ -248,7 +280,7 @@ def test_trials_go_where_they_pay() -> None:
     ]
     promises = [f.promise() for f in order]
     assert promises == sorted(promises, reverse=True) and len(set(promises)) == len(order)
-    assert not function(1, *[math.inf] * 4).promise() and not function(1, 8.0, empty=EMPTY).promise()
+    assert not function(1, *[math.inf] * 4).promise() and not function(1, 8.0, num_empty=EMPTY).promise()
 
 
 def wait_for(process: "subprocess.Popen[bytes]") -> Path:

@@ -11,9 +11,9 @@ from systems.base import System
 from systems.ios.blocks import find_blocks, unit_graph
 from systems.ios.units import find_units
 from systems.profiling import intensity
+from systems.scheduling import scheduler
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
-from systems.scheduling.passes import rewriting
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 
@@ -35,7 +35,7 @@ def scheduled(monkeypatch: pytest.MonkeyPatch) -> Scheduled:
     """The schedule that a system makes of a model, where it finds the model captured."""
 
     def scheduled(system: System, model: str) -> Schedule:
-        monkeypatch.setattr(rewriting, "capture", lambda *_: captured(model))
+        monkeypatch.setattr(scheduler, "capture", lambda *_: captured(model))
         schedule = system.schedule(loaded(model).module, loaded(model).inputs)
         assert schedule is not None
         return schedule
@@ -60,9 +60,9 @@ def test_units_and_blocks_of_the_zoo(model: str, units: int, blocks: int) -> Non
     program = captured(model)
     found = find_units(program)
     assert sorted(v for unit in found for v in unit) == list(range(len(program.graph)))
-    predecessors = unit_graph(program.graph, found)
+    graph = unit_graph(program.graph, found)
     assert len(found) == units < 0.75 * len(program.graph)
-    parts = find_blocks(predecessors, len(found)).parts
+    parts = find_blocks(graph, len(found)).parts
     assert sum(len(part) > 1 for part in parts) == blocks
     for kind in ("operator", "conv_relu", "relu_sepconv"):
         unit_graph(program.graph, find_units(program, kind))

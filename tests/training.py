@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from runners.measurements.training import loss
+from runners.cell.training import loss
+from systems.nimble.system import NimbleSystem
+from systems.scheduling.execution.training_step import TrainingStep
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stream_assignment import assign_streams
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -82,3 +88,21 @@ def equal(a: Any, b: Any) -> bool:
     """Two state_dicts, bit by bit."""
     pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
     return all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs)
+
+
+def prepare_training(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Any, Tensor], Tensor],
+    inputs: Tensor | tuple[Tensor, ...],
+    target: Tensor,
+    assign: Callable[[OperatorGraph], Schedule] = assign_streams,
+) -> TrainingStep:
+    """A step of training, scheduled by `assign`."""
+
+    class Assigned(NimbleSystem):
+        def plan(self, program: Program) -> Schedule:
+            return assign(program.graph)
+
+    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    return Assigned().prepare_training(module, optimizer, loss, inputs, target)

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.arguments import Parser
-from systems.ios.blocks import Blocks, find_blocks, unit_graph
+from systems.ios.blocks import Blocks, find_blocks, subgraph, unit_graph
 from systems.ios.endings import TooManyTransitions
-from systems.ios.search import Counts, Found, find_schedule
-from systems.ios.windows import WINDOW_TRANSITIONS, Staged, improve
+from systems.ios.search import BlockSchedule, Counts, find_schedule
+from systems.ios.windows import WINDOW_TRANSITIONS, UnitStage, improve
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.schedule import Schedule
 
@@ -35,46 +35,39 @@ def free(ending: int, groups: tuple[int, ...]) -> float:
     return 1.0 + max(group.bit_count() for group in groups)
 
 
-def inner(predecessors: Sequence[Sequence[int]], block: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The dependencies within a block, by places in it."""
-    place = {v: i for i, v in enumerate(block)}
-    return tuple(tuple(place[u] for u in predecessors[v] if u in place) for v in block)
-
-
-def staged(found: Found, block: Sequence[int]) -> list[Staged]:
+def staged(found: BlockSchedule, block: Sequence[int]) -> list[UnitStage]:
     """Stages by the units of the model in the place of those of the block."""
-    return [([[v for i, v in enumerate(block) if group >> i & 1] for group in groups], False) for groups in found.stages]
+    return [
+        UnitStage(tuple(tuple(v for i, v in enumerate(block) if group >> i & 1) for group in groups))
+        for groups in found.stages
+    ]
 
 
-def search(predecessors: Sequence[Sequence[int]], blocks: Blocks, r: int | None, s: int | None, most: int) -> list[Counts]:
+def search(units: OperatorGraph, blocks: Blocks, r: int | None, s: int | None, most: int) -> list[Counts]:
     """What the searches of each part went through, and then those of the windows across parts of one block."""
     counts, windows = [], []
 
-    def window(units: tuple[int, ...]) -> list[Staged] | None:
+    def window(part: tuple[int, ...]) -> list[UnitStage] | None:
         try:
-            found = find_schedule(inner(predecessors, units), free, r, s, most=WINDOW_TRANSITIONS)
+            found = find_schedule(subgraph(units, part).predecessors, free, r, s, max_transitions=WINDOW_TRANSITIONS)
         except TooManyTransitions:
             return None
         windows.append(found.counts)
-        return staged(found, units)
+        return staged(found, part)
 
-    def cost(stages: Sequence[Staged]) -> float:
-        return sum(1.0 + max(map(len, groups)) for groups, _ in stages)
+    def cost(stages: Sequence[UnitStage]) -> float:
+        return sum(1.0 + max(map(len, stage.groups)) for stage in stages)
 
     for parts in blocks.blocks:
-        found = [find_schedule(inner(predecessors, part), free, r, s) for part in parts]
+        found = [find_schedule(subgraph(units, part).predecessors, free, r, s) for part in parts]
         counts += [f.counts for f in found]
         if len(parts) > 1:
             improve([stage for f, part in zip(found, parts, strict=True) for stage in staged(f, part)], most, cost, window)
     return counts + windows
 
 
-def width(predecessors: Sequence[Sequence[int]]) -> int:
-    return OperatorGraph.from_edges(len(predecessors), [(u, v) for v, p in enumerate(predecessors) for u in p]).width
-
-
-def read(parser: Parser, file: Path) -> tuple[str, int, list[tuple[int, ...]]]:
-    """The model's name, its number of operators, and for each of its units those that it depends on."""
+def read(parser: Parser, file: Path) -> tuple[str, int, OperatorGraph]:
+    """The model's name, its number of operators, and the dependencies between its units."""
     try:
         document = json.loads(file.read_text())
         schedule = Schedule.from_json(document)
@@ -105,22 +98,22 @@ def main() -> None:
     ):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=column == "model")
     for file in arguments.schedules:
-        model, operators, predecessors = read(parser, file)
+        model, operators, units = read(parser, file)
         start = process_time()
-        blocks = find_blocks(predecessors, arguments.max_part_size)
-        parts = [inner(predecessors, block) for block in blocks.parts]
+        blocks = find_blocks(units, arguments.max_part_size)
+        parts = [subgraph(units, part) for part in blocks.parts]
         try:
-            counts = search(predecessors, blocks, arguments.r or None, arguments.s or None, arguments.max_part_size)
+            counts = search(units, blocks, arguments.r or None, arguments.s or None, arguments.max_part_size)
         except TooManyTransitions as error:
             parser.error(f"{file}: {error}")
         seconds = process_time() - start
         largest = max(range(len(parts)), key=lambda i: counts[i].transitions)
         several = sum(len(part) > 1 for part in parts)  # one unit alone leaves nothing to decide
-        of_largest = len(parts[largest]), width(parts[largest]), counts[largest].transitions
+        of_largest = len(parts[largest]), parts[largest].width, counts[largest].transitions
         of_all = sum(c.states for c in counts), sum(c.transitions for c in counts)
         table.add_row(
             model,
-            *(f"{n:,}" for n in (operators, len(predecessors), several, blocks.splits, *of_largest)),
+            *(f"{n:,}" for n in (operators, len(units), several, blocks.splits, *of_largest)),
             f"{Decimal(counts[largest].schedules):.1e}",
             *(f"{n:,}" for n in of_all),
             f"{seconds:.2f}",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from systems.profiling.costs import Cache
+from systems.profiling.measurements import Measurements
 from systems.profiling.timing import Timer
 
 ROOT = Path(__file__).parent.parent
@@ -17,10 +17,10 @@ CPU = torch.device("cpu")
 WRITER = """
 import sys
 import torch
-from systems.profiling.costs import Cache
+from systems.profiling.measurements import Measurements
 
 name, count = sys.argv[1], int(sys.argv[2])
-cache = Cache("stages", torch.device("cpu"))
+cache = Measurements("stages", torch.device("cpu"))
 print("ready", flush=True)
 for i in range(count):
     cache.add({f"{name} {i}": i * 0.5})
@@ -42,7 +42,7 @@ def test_processes_that_write_at_once_lose_nothing() -> None:
     processes = [writer(name, 40) for name in ("a", "b")]
     assert [process.communicate()[0].split()[-1] for process in processes] == ["39", "39"]
     expected = {f"{name} {i}": i * 0.5 for name in ("a", "b") for i in range(40)}
-    assert Cache("stages", CPU).measured == expected
+    assert Measurements("stages", CPU).measured == expected
 
 
 def test_a_process_that_is_killed_leaves_what_it_had_written(cache_folder: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_process_that_is_killed_leaves_what_it_had_written(cache_folder: Path)
     process.wait()
     process.stdout.close()
     last = int(written[-1])
-    measured = Cache("stages", CPU).measured
+    measured = Measurements("stages", CPU).measured
     assert len(measured) > last and all(measured[f"a {i}"] == i * 0.5 for i in range(last + 1))
-    Cache("stages", CPU).add({"b": 1.0})  # its lock went with it
+    Measurements("stages", CPU).add({"b": 1.0})  # its lock went with it
     (file,) = cache_folder.glob("*.json")
     assert json.loads(file.read_text())["measured"]["b"] == 1.0
 

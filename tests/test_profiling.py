@@ -1,9 +1,11 @@
-"""Opara's model profiler: classes of operators, traces, what is kept of them."""
+"""The profiling room: classes of operators, traces, profiles, the cache of what was measured."""
 
 import json
 import random
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from modules import mixed
+from rewriting import COUNTING
 from torch import Tensor, nn
 
 import models
 from systems.base import Unsupported
-from systems.profiling import intensity, limits, profiler
-from systems.profiling.costs import Cache
-from systems.profiling.kernel_trace import launched_under, on_device, outermost_operators
-from systems.profiling.profiler import Capacity, Kernel, OperatorProfile, Profile, from_trace, profile
+from systems.opara.demand import RESOURCES, demand
+from systems.profiling import intensity, profiler, trace
+from systems.profiling.measurements import Measurements
+from systems.profiling.profile import Capacity, Kernel, OperatorProfile, Profile
+from systems.profiling.profiler import by_operator, from_entry, profile, to_entry
+from systems.profiling.trace import launched_under, on_device, outermost_operators
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 
@@ -56,7 +61,7 @@ def test_elementwise_operators_stay_memory_intensive_when_they_are_fused(
 ) -> None:
     monkeypatch.setattr(intensity, "ridge_point", lambda *_: 10.0)
     module = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU()).eval()
-    program = fuse_elementwise(capture(module, (torch.randn(1, 3, 32, 32),)))
+    program, _ = fuse_elementwise(capture(module, (torch.randn(1, 3, 32, 32),)), COUNTING)
     assert [o.name for o in program.graph.operators] == ["conv2d", "batch_norm_relu"]
     assert intensity.memory_intensive(program, method) == [False, True]
 
@@ -153,47 +158,61 @@ EVENTS: list[dict[str, Any]] = [
 PROFILE = [
     OperatorProfile(
         0.034,
-        (Kernel("winograd", 8, 128, 128, 48 << 10, 0.25, 0.02), Kernel("bias", 8, 1024, 32, 0, 0.5, 0.01)),
+        (
+            Kernel("winograd", 0.02, (4, 2, 1), (128, 1, 1), 128, 48 << 10, 0.25),
+            Kernel("bias", 0.01, (4, 2, 1), (32, 32, 1), 32, 0, 0.5),
+        ),
     ),
     OperatorProfile(0.0),
-    OperatorProfile(0.006, (Kernel("relu", 1, 128, 32, 0, 0.25, 0.006),)),
+    OperatorProfile(0.006, (Kernel("relu", 0.006, (1, 1, 1), (128, 1, 1), 32, 0, 0.25),)),
 ]
 
 
+HOPPER = Capacity(2048, 65536, 228 << 10, blocks=32, reserved_shared_memory=1024, num_multiprocessors=132)
+
+
+def operators_of(events: list[dict[str, Any]], count: int) -> list[OperatorProfile]:
+    launches = by_operator(trace.read({"traceEvents": events}), count)
+    return [profiler._operator(launched) for launched in launches]
+
+
+def whole(operators: list[OperatorProfile], capacity: Capacity | None = None) -> Profile:
+    return Profile("a device", tuple(f"op{i}()" for i in range(len(operators))), tuple(operators), capacity)
+
+
 def test_kernels_belong_to_the_operator_that_launched_them() -> None:
-    assert from_trace({"traceEvents": EVENTS}, 3) == PROFILE
+    assert operators_of(EVENTS, 3) == PROFILE
 
 
 @given(st.permutations(EVENTS))
 def test_the_place_in_a_trace_says_nothing(events: list[dict[str, Any]]) -> None:
-    assert from_trace({"traceEvents": events}, 3) == PROFILE
+    assert operators_of(events, 3) == PROFILE
 
 
 def test_when_a_kernel_ran_says_nothing() -> None:
     chance = random.Random(0)
     for _ in range(20):
         moved = [{**e, "ts": chance.uniform(0, 1000)} if e.get("cat") in ("kernel", "gpu_memcpy") else e for e in EVENTS]
-        assert from_trace({"traceEvents": moved}, 3) == PROFILE
+        assert operators_of(moved, 3) == PROFILE
 
 
 def test_a_trace_that_does_not_say_all_is_refused() -> None:
     without = [e for e in EVENTS if e.get("args", {}).get("correlation") != 4 or e["cat"] == "kernel"]
     with pytest.raises(ValueError, match="what launched relu"):
-        from_trace({"traceEvents": without}, 3)
+        operators_of(without, 3)
     with pytest.raises(ValueError, match="operator 3 is not in the trace"):
-        from_trace({"traceEvents": EVENTS}, 4)
-    assert launched_under({"traceEvents": EVENTS}, "nothing:") == {}
-    assert [e["name"] for e in on_device({"traceEvents": EVENTS})] == [
-        *("winograd", "relu", "foreign", "bias", "Memcpy DtoD", "late")
-    ]
+        operators_of(EVENTS, 4)
+    events = trace.read({"traceEvents": EVENTS})
+    assert launched_under(events, "nothing:") == {}
+    assert [e.name for e in on_device(events)] == [*("winograd", "relu", "foreign", "bias", "Memcpy DtoD", "late")]
 
 
 def test_an_occupancy_that_the_profiler_does_not_give_is_none() -> None:
     events = json.loads(json.dumps(EVENTS))
     for event in events:
         event.get("args", {}).pop("est. achieved occupancy %", None)
-    found = from_trace({"traceEvents": events}, 3)
-    assert found[2].kernels[0].occupancy is None and Profile(tuple(found), None).occupancy() is None
+    found = operators_of(events, 3)
+    assert found[2].kernels[0].achieved_occupancy is None and whole(found).occupancy() is None
 
 
 def test_the_traces_of_the_profiler_itself() -> None:
@@ -201,25 +220,131 @@ def test_the_traces_of_the_profiler_itself() -> None:
     module, (x,) = mixed()
     with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         for v in range(2):
-            with torch.profiler.record_function(f"{limits.LABEL}{v}"):
+            with torch.profiler.record_function(f"{profiler.LABEL}{v}"):
                 module(x)
-    trace = profiler.exported(profiled)
-    assert from_trace(trace, 2) == [OperatorProfile(0), OperatorProfile(0)]
-    names = [e["name"] for e in outermost_operators(trace)]
+    events = trace.exported(profiled)
+    assert by_operator(events, 2) == [[], []]
+    names = [e.name for e in outermost_operators(events)]
     assert names == 2 * names[: len(names) // 2] and names.count("aten::conv2d") == 4 and "aten::convolution" not in names
 
 
 def test_demand_by_either_measure() -> None:
-    whole = Profile(tuple(PROFILE), Capacity(threads=2048, registers=65536, shared_memory=228 << 10))
-    assert whole.demand("shared_memory") == [48 << 10, 0.0, 0.0]
+    known = whole(PROFILE, HOPPER)
+    assert demand(known, "shared_memory") == [48 << 10, 0.0, 0.0]
     # The second kernel's 1024 threads are half of a multiprocessor's, as are its 32 * 1024 registers.
-    assert whole.demand("largest_share") == [0.5, 0.0, 128 / 2048]
-    few = Profile(tuple(PROFILE), Capacity(threads=2048, registers=40960, shared_memory=228 << 10))
-    assert few.demand("largest_share")[0] == 32 * 1024 / 40960
-    narrow = Profile(tuple(PROFILE), Capacity(threads=4096, registers=1 << 20, shared_memory=64 << 10))
-    assert narrow.demand("largest_share")[0] == 48 / 64
-    assert Profile(tuple(PROFILE), None).demand("shared_memory") == [0.034, 0.0, 0.006]
-    assert whole.occupancy() == pytest.approx((0.25 * 20 + 0.5 * 10 + 0.25 * 6) / 36)
+    assert demand(known, "largest_share") == [0.5, 0.0, 128 / 2048]
+    few = whole(PROFILE, replace(HOPPER, registers=40960))
+    assert demand(few, "largest_share")[0] == 32 * 1024 / 40960
+    narrow = whole(PROFILE, replace(HOPPER, threads=4096, registers=1 << 20, shared_memory=64 << 10))
+    assert demand(narrow, "largest_share")[0] == 48 / 64
+    assert demand(whole(PROFILE), "shared_memory") == [0.034, 0.0, 0.006]
+    assert known.occupancy() == pytest.approx((0.25 * 20 + 0.5 * 10 + 0.25 * 6) / 36)
+
+
+# What a kernel takes of a multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "blocks"),
+    [(128, 37, 12), (320, 37, 4), (1024, 32, 2), (1024, 64, 1), (32, 16, 32), (1024, 65, 0), (33, 16, 32)],
+)
+def test_occupancy_by_registers_and_threads(threads: int, registers: int, blocks: int) -> None:
+    """The first two are the examples of the CUDA C++ Best Practices Guide, "Calculating Occupancy": 75 % and 63 %."""
+    kernel = Kernel("k", 1.0, (1, 1, 1), (threads, 1, 1), registers, 0)
+    assert HOPPER.resident_blocks(kernel) == blocks
+    assert HOPPER.theoretical_occupancy(kernel) == blocks * -(-threads // 32) / 64
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "blocks"), [(0, 16), (13 << 10, 16), (48 << 10, 4), (227 << 10, 1), (228 << 10, 0)]
+)
+def test_occupancy_by_shared_memory(shared_memory: int, blocks: int) -> None:
+    """CUDA takes a KiB of each block on an H100: four blocks of 48 KiB fill 196 of 228 KiB, a fifth has no room."""
+    assert HOPPER.resident_blocks(Kernel("k", 1.0, (1, 1, 1), (16, 8, 1), 32, shared_memory)) == blocks
+
+
+def test_a_gpus_capacity_is_read_by_cudas_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU that need not be here: CUDA's runtime says what torch does not."""
+    cuda_streams = pytest.importorskip("systems.scheduling.execution.cuda_streams")
+    real, limits = cuda_streams.cudart, {106: 32, 111: 1024}
+    stand_in = SimpleNamespace(
+        cudaDeviceAttr=real.cudaDeviceAttr,
+        cudaError_t=real.cudaError_t,
+        cudaDeviceGetAttribute=lambda limit, index: (real.cudaError_t.cudaSuccess, limits[int(limit)]),
+    )
+    properties = SimpleNamespace(
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_multiprocessor=228 << 10,
+        multi_processor_count=132,
+    )
+    monkeypatch.setattr(cuda_streams, "cudart", stand_in)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert profiler._capacity(torch.device("cuda", 0)) == HOPPER
+
+
+SIZES = st.integers(0, 1 << 40)
+DIMENSIONS = st.tuples(*[st.integers(1, 1 << 31)] * 3)
+TIMES = st.floats(0, 1e6)
+KERNELS = st.builds(
+    Kernel, st.text(), TIMES, DIMENSIONS, DIMENSIONS, st.integers(0, 255), SIZES, st.none() | st.floats(0, 1)
+)
+OPERATORS = st.builds(OperatorProfile, TIMES, st.lists(KERNELS, max_size=3).map(tuple), SIZES, SIZES)
+CAPACITIES = st.builds(Capacity, *[st.integers(32, 1 << 20)] * 4, st.integers(0, 2048), st.integers(1, 200))
+
+
+@given(st.text(), st.lists(st.tuples(st.text(), OPERATORS), max_size=4), st.none() | CAPACITIES)
+def test_a_profile_is_one_json_document(
+    device: str, operators: list[tuple[str, OperatorProfile]], capacity: Capacity | None
+) -> None:
+    known = Profile(device, tuple(s for s, _ in operators), tuple(o for _, o in operators), capacity)
+    document = json.loads(json.dumps(known.to_json()))
+    assert Profile.from_json(document) == known
+    for entry, operator in zip(document["operators"], known.operators, strict=True):
+        for kernel_entry, one in zip(entry["kernels"], operator.kernels, strict=True):
+            expected = None if capacity is None else capacity.theoretical_occupancy(one)
+            assert kernel_entry["theoretical_occupancy"] == expected
+        assert (
+            from_entry(json.loads(json.dumps(to_entry(operator))), entry["bytes_read"], entry["bytes_written"]) == operator
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.pop("device"),
+        lambda d: d["operators"][0].pop("bytes_read"),
+        lambda d: d["operators"][0]["kernels"][0].update(grid=[1, 2]),
+        lambda d: d["operators"][0]["kernels"][0].update(registers="32"),
+        lambda d: d["capacity"].update(threads=None),
+        lambda d: d["capacity"].pop("threads"),
+        lambda d: d.update(operators={}),
+    ],
+)
+def test_what_is_no_profile_is_refused(change: Any) -> None:
+    document = json.loads(json.dumps(whole(PROFILE, HOPPER).to_json()))
+    assert Profile.from_json(document) == whole(PROFILE, HOPPER)
+    change(document)
+    with pytest.raises(ValueError):
+        Profile.from_json(document)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        kernel("k", 1.0, 1.0, 1, grid=[1, 1]),
+        kernel("k", 1.0, 1.0, 1, block="[1, 1, 1]"),
+        kernel("k", 1.0, 1.0, 1) | {"ts": None},
+        kernel("k", 1.0, 1.0, 1) | {"name": 3},
+        kernel("k", 1.0, 1.0, 1, stream="7"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_event_that_is_malformed_is_refused(event: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        trace.read({"traceEvents": [event]})
+    for nothing in ([], {}, {"traceEvents": {}}, None):
+        with pytest.raises(ValueError, match="no Chrome trace"):
+            trace.read(nothing)
 
 
 # The cache
@@ -230,7 +355,11 @@ def test_a_profile_is_measured_once_for_each_operator(monkeypatch: pytest.Monkey
     assert profile(program, measure=False) is None
     first = profile(program)
     assert first is not None and first.capacity is None and all(o.milliseconds > 0 for o in first.operators)
-    monkeypatch.setattr(profiler.limits, "host_times", lambda *_: pytest.fail("measured again"))
+    assert first.signatures == tuple(map(program.signature, range(len(program.graph)))) and first.is_fresh
+    for v, operator in enumerate(first.operators):
+        assert operator.bytes_read + operator.bytes_written == intensity.work(program, v)[1]
+    assert Profile.from_json(json.loads(json.dumps(first.to_json()))) == first
+    monkeypatch.setattr(profiler, "host_times", lambda *_: pytest.fail("measured again"))
     assert profile(program) == profile(program, measure=False) == first
     (file,) = cache_folder.glob("*.json")
     assert json.loads(file.read_text())["of"]["torch"] == torch.__version__
@@ -239,31 +368,53 @@ def test_a_profile_is_measured_once_for_each_operator(monkeypatch: pytest.Monkey
 
 
 def test_kernels_come_back_from_the_cache_as_they_were() -> None:
-    Cache("opara", CPU).add({"x": profiler.asdict(PROFILE[0])})
-    assert OperatorProfile.from_json(Cache("opara", CPU)["x"]) == PROFILE[0]
+    Measurements("opara", CPU).add({"x": to_entry(PROFILE[0])})
+    assert from_entry(Measurements("opara", CPU)["x"]) == PROFILE[0]
+
+
+def test_an_entry_without_shapes_gives_the_same_demand_and_occupancy() -> None:
+    """An entry with the numbers of blocks and threads alone, as a cache may hold it."""
+    entry = to_entry(PROFILE[0])
+    del entry["launches"]
+    flat = from_entry(json.loads(json.dumps(entry)))
+    assert [(k.grid, k.block) for k in flat.kernels] == [((8, 1, 1), (128, 1, 1)), ((8, 1, 1), (1024, 1, 1))]
+    for resource in RESOURCES:
+        assert demand(whole([flat], HOPPER), resource) == demand(whole(PROFILE[:1], HOPPER), resource)
+    for one, other in zip(flat.kernels, PROFILE[0].kernels, strict=True):
+        assert HOPPER.theoretical_occupancy(one) == HOPPER.theoretical_occupancy(other)
+
+
+@pytest.mark.parametrize("entry", [3, {}, {"milliseconds": 1.0, "kernels": [{}]}, {"milliseconds": "1", "kernels": []}])
+def test_an_entry_that_cannot_be_read_is_measured_again(entry: Any) -> None:
+    program = capture(*mixed())
+    assert profile(program) is not None
+    Measurements("opara", CPU).add({f"operator {program.signature(0)}": entry})
+    assert profile(program, measure=False) is None
+    again = profile(program)
+    assert again is not None and again.is_fresh and profile(program, measure=False) == again
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"of": {}, "measured": {"x": 2}}'])
 def test_a_cache_that_cannot_be_read_is_made_anew(content: str) -> None:
-    cache = Cache("opara", CPU)
+    cache = Measurements("opara", CPU)
     cache.add({"x": 1})
     cache.file.write_text(content)
-    assert "x" not in Cache("opara", CPU)
-    Cache("opara", CPU).add({"y": 3})
-    assert "y" in Cache("opara", CPU) and {f.suffix for f in cache.file.parent.iterdir()} == {".json", ".lock"}
+    assert "x" not in Measurements("opara", CPU)
+    Measurements("opara", CPU).add({"y": 3})
+    assert "y" in Measurements("opara", CPU) and {f.suffix for f in cache.file.parent.iterdir()} == {".json", ".lock"}
 
 
 def test_two_processes_keep_what_each_has_measured() -> None:
-    first, second = Cache("opara", CPU), Cache("opara", CPU)
+    first, second = Measurements("opara", CPU), Measurements("opara", CPU)
     first.add({"a": 1})
     second.add({"b": 2})
-    assert Cache("opara", CPU).measured == {"a": 1, "b": 2}
+    assert Measurements("opara", CPU).measured == {"a": 1, "b": 2}
 
 
 def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "file"))
-    cache = Cache("opara", CPU)
+    cache = Measurements("opara", CPU)
     with pytest.warns(UserWarning, match="cannot be written"):
         cache.add({"a": 1})
     assert cache["a"] == 1

@@ -1,0 +1,96 @@
+"""Learning apart from preparing: what one process measures, another reads."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import systems
+from systems.notice import Notice
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
+
+class Branches(nn.Module):
+    def __init__(self, kernel: int = 3) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x).relu() + self.b(x).relu()
+
+
+def prepared_notices(choice: str, module: nn.Module, x: Tensor, **options: bool) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        systems.load(choice, **options).prepare(module, (x,)).close()
+    return [str(w.message) for w in caught if issubclass(w.category, Notice)]
+
+
+@pytest.mark.parametrize(("choice", "options"), [("ios_parallel", {}), ("opara", {}), ("nimble", {"select_kernels": True})])
+def test_what_was_learned_is_not_measured_again(choice: str, options: dict) -> None:
+    module, x = Branches().eval(), torch.randn(1, 4, 8, 8)
+    (notice,) = prepared_notices(choice, Branches(5).eval(), x, **options)
+    assert notice.startswith("learned in place: the cache lacked ")
+    systems.load(choice, **options).learn(module, (x,))
+    assert prepared_notices(choice, module, x, **options) == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "options", "learns"),
+    [
+        ("eager", {}, False),
+        ("nimble", {}, False),
+        ("nimble", {"fold_batch_norm": True, "fuse_elementwise": True}, False),
+        *(("nimble", {switch: True}, True) for switch in ("merge_linears", "select_kernels", "select_layouts")),
+        *(("nimble", {switch: True}, True) for switch in ("fuse_convolution", "fuse_reductions")),
+        ("ios", {}, True),
+        ("ios_merge", {}, True),
+        ("greedy", {}, False),
+        ("sequential", {}, False),
+        ("opara", {}, True),
+        ("opara", {"launch_order": "depth_first"}, False),
+        ("opara_fused", {"launch_order": "depth_first"}, True),
+    ],
+)
+def test_a_system_learns_where_it_measures(choice: str, options: dict, learns: bool) -> None:
+    assert systems.load(choice, **options).learns == learns
+
+
+def test_ios_searches_once_for_what_a_search_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Branches().eval(), torch.randn(1, 4, 8, 8)
+    searched = systems.load("ios").schedule(module, (x,))
+    assert searched.search.measured
+    with monkeypatch.context() as patch:
+        patch.setattr("systems.ios.system.find_stages", lambda *_: pytest.fail("searched again"))
+        assert systems.load("ios").schedule(module, (x,)) == searched
+        assert systems.load("ios", barriers=False).schedule(module, (x,)).stages == searched.stages
+        for options in ({"s": 1}, {"strategy": "parallel"}, {"units": "operator"}, {"exhaustive": True}):
+            with pytest.raises(pytest.fail.Exception, match="searched again"):
+                systems.load("ios", **options).schedule(module, (x,))
+        with pytest.raises(pytest.fail.Exception, match="searched again"):
+            systems.load("ios").schedule(module, (torch.randn(2, 4, 8, 8),))
+        patch.setattr("systems.ios.stored.code_of", lambda *_: "of another version")
+        with pytest.raises(pytest.fail.Exception, match="searched again"):
+            systems.load("ios").schedule(module, (x,))
+
+
+class Wired(nn.Module):
+    """Two convolutions of the first input, or of one input each: operators and edges are the same."""
+
+    def __init__(self, is_shared: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.is_shared = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), is_shared
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.a(x) + self.b(x if self.is_shared else y)
+
+
+def test_ios_tells_models_apart_that_differ_in_their_wiring_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = torch.randn(1, 4, 8, 8), torch.randn(1, 4, 8, 8)
+    systems.load("ios_merge").learn(Wired(True).eval(), inputs)
+    monkeypatch.setattr("systems.ios.system.find_stages", lambda *_: pytest.fail("searched again"))
+    systems.load("ios_merge").schedule(Wired(True).eval(), inputs)
+    with pytest.raises(pytest.fail.Exception, match="searched again"):
+        systems.load("ios_merge").schedule(Wired(False).eval(), inputs)

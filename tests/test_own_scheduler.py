@@ -1,0 +1,126 @@
+"""A scheduler of one's own: one function and one config file, in folders of their own."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, Run
+from torch import nn
+
+import conf
+import systems
+from results.store import Store
+from systems import backends
+from systems.base import BadOption, Unsupported
+from systems.scheduling.scheduler import Scheduler
+
+PAGE = (ROOT / "systems" / "README.md").read_text(encoding="utf-8")
+(OF_THE_PAGE,) = re.findall(r"```python\n(# mine/wide\.py.*?)```", PAGE, flags=re.DOTALL)
+(CONFIG,) = re.findall(r"```yaml\n# configs/system/wide\.yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+FUNCTION = f"""{OF_THE_PAGE}
+
+def nothing(program):
+    return None
+
+
+number = 3
+"""
+CELL = ["model=custom", "model.factory=tiny:make", "device=cpu", "runner=latency", "runner.samples=5", "results=r"]
+
+
+@pytest.fixture
+def own(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of configs; the function lies in the working directory."""
+    (folder / "mine").mkdir()
+    (folder / "mine" / "wide.py").write_text(FUNCTION)
+    own = tmp_path_factory.mktemp("my configs")
+    (own / "system").mkdir()
+    (own / "system" / "wide.yaml").write_text(CONFIG)
+    return own
+
+
+def test_it_runs_in_a_sweep_and_by_itself(own: Path, folder: Path, run: Run) -> None:
+    done = run(*CELL, "-m", "system=nimble,wide", "system.fold_batch_norm=true", OPWEAVE_CONF=str(own))
+    assert done.returncode == 0, done.stderr
+    measured = {r.cell.system.choice: r for r in Store(folder / "r").read().records.values()}
+    assert sorted(measured) == ["nimble", "wide"]
+    assert all(r.is_ok and r.is_in_rounds and r.cell.system.get("fold_batch_norm") for r in measured.values())
+    assert measured["wide"].cell.system.get("plan") == "mine.wide:plan"
+    schedule = measured["wide"].schedule
+    assert schedule is not None and schedule.system == "wide" and schedule.streams == schedule.operators
+
+    (folder / "mine" / "wide.py").write_text(FUNCTION.replace('"wide"', '"wider"'))
+    done = run(*CELL, "system=wide", "system.fold_batch_norm=true", OPWEAVE_CONF=str(own))
+    assert done.returncode == 0, done.stderr
+    assert "· wide (fold_batch_norm=true) ·" in done.stdout
+    assert len(list((folder / "r").glob("*.json"))) == 3  # a changed function is another cell
+
+
+def test_its_schedule_is_written(own: Path, folder: Path, run: Run) -> None:
+    file = ["runner=schedule", "model=custom", "model.factory=tiny:make", "device=cpu", "output=s.json"]
+    assert run(*file, "system=custom", "system.plan=mine.wide:plan").returncode == 0
+    assert json.loads((folder / "s.json").read_text())["system"] == "wide"
+
+
+def test_wrong_requests_are_told(own: Path, folder: Path, run: Run) -> None:
+    for arguments, variable, message in (
+        (["system=wide"], "", "no system is named 'wide'"),
+        (["system=wid"], str(own), "did you mean wide?"),
+        (["system=wide", "system.plam=x"], str(own), "did you mean system.plan?"),
+        (["system=custom"], str(own), "system=custom needs system.plan=package.module:function"),
+        (["system=wide", "system.plan=mine.wide:plam"], str(own), "did you mean plan?"),
+        (["system=eager"], str(folder / "none"), "is no folder"),
+    ):
+        done = run(*CELL, *arguments, **({"OPWEAVE_CONF": variable} if variable else {}))
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, (arguments, done.stderr)
+
+
+@pytest.fixture
+def here(own: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWEAVE_CONF", str(own))
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.usefixtures("here", "cache_folder")
+@torch.no_grad()
+def test_it_runs_in_python() -> None:
+    assert "wide" in conf.choices("system") and "custom" not in systems.names()
+    module, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), torch.randn(1, 3, 8, 8)
+    for options, num_operators in (({}, 3), ({"fold_batch_norm": True, "fuse_elementwise": True}, 2)):
+        system = systems.load("wide", **options)
+        assert isinstance(system, Scheduler) and not system.learns
+        assert system.schedule(module, (x,)).stream_count == num_operators
+        prepared = system.prepare(module, (x,))
+        torch.testing.assert_close(prepared(x), module(x), rtol=1e-4, atol=1e-5)
+        prepared.close()
+    with pytest.raises(Unsupported, match="inference only"):
+        systems.load("wide").prepare_training(module, torch.optim.SGD(module.parameters()), nn.MSELoss(), (x,), x)
+    torch._dynamo.reset()
+    fast = torch.compile(module, backend=backends.backend("wide"), dynamic=False)
+    torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"plam": "mine.wide:plan"}, "there is no key 'system.plam': did you mean plan"),
+        ({"fold_batch_norm": 1}, "is not true or false"),
+        ({"plan": ""}, "needs system.plan="),
+        ({"plan": "mine.wide"}, "is not of the form"),
+        ({"plan": "mine.wide:number"}, "has no function 'number'"),
+        ({"plan": "mine.narrow:plan"}, "there is no module mine.narrow"),
+        ({"plan": "tiny:raises.x"}, "has no function"),
+    ],
+)
+def test_wrong_options_are_told_in_python(options: dict, message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        systems.load("wide", **options)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_function_that_gives_no_schedule_is_told() -> None:
+    with pytest.raises(BadOption, match=r"mine.wide:nothing returned a NoneType, not a Schedule"):
+        systems.load("wide", plan="mine.wide:nothing").schedule(nn.ReLU(), (torch.randn(2),))
