@@ -71,6 +71,8 @@ def mistake(group: str, defaults: Mapping[str, object], values: Mapping[str, obj
         if key not in defaults:
             return f"there is no key '{group}.{key}': {nearest(key, set(defaults) - {'name'})}"
         default = defaults[key]
+        if not (value is None or isinstance(value, bool | int | float | str)):
+            return f"{group}.{key}={value} is not a single value"
         is_number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
         if default is not None and type(value) is not type(default) and not is_number:
             return f"{group}.{key}={value} is not {KINDS.get(type(default), type(default).__name__)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import Options, Value, choices, nearest
+from conf import Value, choices, mistake, nearest
 from conf import options as file_options
 from models.model import LAYOUTS, PRECISIONS
 from results.cell import Cell, Choice, Conditions
@@ -23,7 +23,6 @@ DEVICES = ("auto", "cpu", "cuda")
 CHOSEN = ("model", "system", "runner")
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
-KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a name"}
 
 
 def resolve(config: DictConfig, files: Mapping[str, str]) -> Request:
@@ -80,25 +79,17 @@ def _choice(group: str, file: str, options: object) -> Choice:
     for key in defaults:
         if key not in options:
             raise BadRequest(f"{group}.{key} was taken out of the config; it is needed: {group}.{key}=...")
-    typed: Options = {}
-    for key, value in options.items():
-        if key not in defaults:
-            raise BadRequest(f"there is no key '{group}.{key}': {nearest(key, set(defaults) - {'name'})}")
-        typed[key] = _typed(f"{group}.{key}", value, defaults[key])
+    if wrong := mistake(group, defaults, options):
+        raise BadRequest(wrong)
+    typed = {str(key): _typed(value, defaults[key]) for key, value in options.items()}
     if typed["name"] != defaults["name"]:
         raise BadRequest(f"{group}.name={typed['name']} is not that of {group}={file}: choose another {group} instead")
     return Choice.of(file, typed, defaults)
 
 
-def _typed(key: str, value: object, default: Value) -> Value:
+def _typed(value: Value, default: Value) -> Value:
     """An option's value, a whole number as a float where the default is one."""
-    if not (value is None or isinstance(value, bool | int | float | str)):
-        raise BadRequest(f"{key}={value} is not a single value")
-    if default is None or type(value) is type(default):
-        return value
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    raise BadRequest(f"{key}={value} is not {KINDS[type(default)]}")
+    return float(value) if isinstance(default, float) and isinstance(value, int) else value
 
 
 def _conditions(values: Mapping[str, object]) -> Conditions:
