@@ -16,7 +16,7 @@ FLOORS = ("conf", "models", "systems", "runners", "results", "scripts", "hydra_p
 # What the files of a room may import beside their own room; a room stands for those within it too. A room is a folder or
 # a file; the longest name counts. Those of `systems` stand in the order of their floors.
 GRAPH, PLANS, EXECUTION = (f"systems.scheduling.{name}" for name in ("graph", "plans", "execution"))
-FLOOR = {"conf", "systems.base", "systems.notice", "systems.cache", "systems.collector"}
+FLOOR = {"conf", "systems.base", "systems.notice", "systems.cache", "systems.preparing"}
 SCHEDULER = FLOOR | {"systems.scheduling.scheduler", "systems.profiling", GRAPH, PLANS, EXECUTION}
 COMPILER = FLOOR | {"systems.compilers"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,14 +30,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems": {"systems.registry"},
     "systems.base": set(),
     "systems.notice": set(),
-    "systems.collector": set(),
+    "systems.preparing": set(),
     "systems.cache": {"systems.base", "systems.notice"},
     "systems.registry": {"conf", "systems.base"},
     "systems.training": {"systems.base"},
-    GRAPH: {"conf", "systems.base", "systems.collector", "systems.training"},
+    GRAPH: {"conf", "systems.base", "systems.preparing", "systems.training"},
     "systems.scheduling.decision": set(),
     PLANS: {"systems.scheduling.decision", GRAPH},
-    EXECUTION: {"systems.base", "systems.collector", "systems.training", GRAPH, PLANS},
+    EXECUTION: {"systems.base", "systems.preparing", "systems.training", GRAPH, PLANS},
     "systems.profiling": FLOOR | {GRAPH, PLANS, EXECUTION},
     "systems.scheduling.passes": FLOOR | {"systems.scheduling.decision", "systems.profiling", GRAPH},
     "systems.scheduling.scheduler": FLOOR | {"systems.scheduling", "systems.profiling"},

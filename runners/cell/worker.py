@@ -19,7 +19,7 @@ from results.cell import Cell, Choice
 from runners.machine.installation import module_name
 from runners.machine.tether import die_with_parent
 from runners.measurements.registry import plan
-from systems.collector import collector_off
+from systems.preparing import collector_off
 
 from . import messages
 from .messages import Answer, Command, Failed, Phase, Refused, decoded, encoded

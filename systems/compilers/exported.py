@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_unflatten
 
 from conf.text import first_line
 from systems.base import Unsupported
-from systems.collector import collector_off
+from systems.preparing import collector_off
 from systems.scheduling.graph.program import describe
 
 STATISTICS = ("training", "use_input_stats")  # arguments with which a normalisation writes its running statistics

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from systems.preparing import one_at_a_time
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
@@ -122,16 +123,17 @@ def _sampled(call: Callable[[], Any], seconds: float) -> float:
 
 def _replayed(program: Program, groups: Groups, seconds: float, copies: int) -> float:
     device = program.device
-    sides = [_side(device, i) for i in range(len(groups))]
-    torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     # Not by `with torch.cuda.graph`, which empties the allocator's cache: the next of thousands of stages wants it filled.
-    with torch.cuda.stream(sides[0]):
-        graph.capture_begin(pool=_first_graph(device).pool(), capture_error_mode="thread_local")
-        try:
-            outputs = [_launched(program, groups, sides) for _ in range(copies)]
-        finally:
-            graph.capture_end()
+    with one_at_a_time:
+        sides = [stream.torch for stream in _sides(device).take([False] * len(groups))]  # waits for the device
+        first = _first_graph(device)
+        with torch.cuda.stream(sides[0]):
+            graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
+            try:
+                outputs = [_launched(program, groups, sides) for _ in range(copies)]
+            finally:
+                graph.capture_end()
     # The first launch uploads the graph: its time is too long, and the number of samples that follows from it too small.
     first_ms = _between(graph, 1)[0]
     count = min(max(round(seconds * 1e3 / max(first_ms, 1e-3)), MIN_SAMPLES), MAX_SAMPLES)
@@ -156,9 +158,11 @@ def _between(graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
 
 
 @cache
-def _side(device: torch.device, i: int) -> torch.cuda.Stream:
-    """Stream `i`, the same one every time: the allocator keeps free memory by stream."""
-    return torch.cuda.Stream(device)
+def _sides(device: torch.device) -> Any:
+    """Streams that are the same ones every time: the allocator keeps free memory by stream."""
+    from systems.scheduling.execution.cuda_streams import Streams  # CUDA's bindings: PyTorch for a CPU comes without
+
+    return Streams(device)
 
 
 @cache
@@ -168,7 +172,7 @@ def _first_graph(device: torch.device) -> torch.cuda.CUDAGraph:
     A pool lasts as long as one of its graphs. torch cannot use its pool of pinned memory again once that pool is gone.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=_sides(device).take([False])[0].torch, capture_error_mode="thread_local"):
         torch.zeros(1, device=device)  # torch warns of an empty graph
     return graph
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from conf.text import first_line
 from systems.base import Loss, Prepared, System, Unsupported
+from systems.preparing import one_at_a_time
 from systems.scheduling.graph.program import check_inputs
 from systems.training.optimizers import StaticOptimizer
 from systems.training.step import undone
@@ -52,38 +54,40 @@ class CapturedModule(Prepared):
         inputs: tuple[Tensor, ...],
         warming_up: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
-        from systems.scheduling.execution.context_switch import (
-            switch_contexts,  # CUDA's bindings: PyTorch for a CPU comes without
-        )
+        # CUDA's bindings: PyTorch for a CPU comes without
+        from systems.scheduling.execution.context_switch import switch_contexts
+        from systems.scheduling.execution.cuda_streams import Streams
 
         self.device = inputs[0].device
         self.inputs = [torch.empty_like(x).copy_(x) for x in inputs]
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side), warming_up():
-            for _ in range(WARM_UP_RUNS):
-                module(*self.inputs)
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        torch.cuda.synchronize(self.device)
+        self.streams = Streams(self.device)
         self.graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(self.graph, stream=side):
-                self.outputs = module(*self.inputs)
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            raise Unsupported(f"it cannot be captured: {str(error).strip().splitlines()[0]}") from error
-        switch_contexts(self.device)
+        with one_at_a_time:
+            (side,) = self.streams.take([True])
+            side.torch.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side.torch), warming_up():
+                for _ in range(WARM_UP_RUNS):
+                    module(*self.inputs)
+            torch.cuda.synchronize(self.device)
+            try:
+                with torch.cuda.graph(self.graph, stream=side.torch, capture_error_mode="thread_local"):
+                    self.outputs = module(*self.inputs)
+            except RuntimeError as error:
+                if isinstance(error, torch.cuda.OutOfMemoryError):
+                    raise
+                raise Unsupported(f"it cannot be captured: {first_line(error)}") from error
+            switch_contexts(self.device)
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes. pool: the device's memory in the graph's private pool. inputs: the static inputs."""
+        """Bytes. pool: the device's memory in the graph's private pool. workspaces: cuBLAS's. inputs: the static inputs."""
         if self.graph is None:
             return {}
-        pool = self.graph.pool()
-        segments = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool)]
+        from systems.scheduling.execution.cuda_streams import pool_bytes
+
         return {
-            "pool": sum(s["total_size"] for s in segments),
+            "pool": pool_bytes(self.graph.pool()),
+            "workspaces": self.streams.workspace_bytes,
             "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
         }
 
@@ -99,6 +103,7 @@ class CapturedModule(Prepared):
 
     def close(self) -> None:
         self.graph, self.inputs, self.outputs = None, [], None
+        self.streams.close()
 
 
 class CapturedStep(CapturedModule):

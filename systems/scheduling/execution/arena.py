@@ -1,7 +1,14 @@
-"""Device memory that several captured schedules use in turn."""
+"""Device memory, and streams with workspaces, that several captured schedules use in turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .cuda_streams import Streams
 
 
 class Arena:
@@ -13,6 +20,7 @@ class Arena:
 
     def __init__(self) -> None:
         self.ranges: list[Tensor] = []
+        self.streams_by_device: dict[torch.device, Streams] = {}
 
     def take(self, size: int, device: torch.device) -> Tensor:
         """At least `size` bytes on `device`, as uint8[>= size]: the smallest range that is large enough, or a new one."""
@@ -21,6 +29,14 @@ class Arena:
             self.ranges.append(torch.empty(size, dtype=torch.uint8, device=device))
             return self.ranges[-1]
         return min(fitting, key=Tensor.numel)
+
+    def streams(self, device: torch.device) -> Streams:
+        """The streams of a GPU whose workspaces these schedules use; they are free again once this arena is gone."""
+        from .cuda_streams import Streams  # CUDA's bindings: PyTorch for a CPU comes without
+
+        if device not in self.streams_by_device:
+            self.streams_by_device[device] = Streams(device)
+        return self.streams_by_device[device]
 
     @property
     def size(self) -> int:

@@ -1,6 +1,7 @@
 """Runs any schedule on a GPU: real streams and events, captured into one CUDA Graph, replayed by every call."""
 
 import gc
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
@@ -9,8 +10,9 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
+from conf.text import first_line
 from systems.base import Unsupported
-from systems.collector import collector_off
+from systems.preparing import collector_off, one_at_a_time
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.stateful_program import StatefulProgram
 from systems.scheduling.plans.schedule import Schedule, sequential
@@ -25,15 +27,12 @@ from .cuda_memory import (
     PoolAllocator,
     Recorded,
     record_requests,
-    release_workspaces,
     storages,
 )
 from .cuda_random import GraphRandomness
-from .cuda_streams import Event, Streams, begin_capture, checked
+from .cuda_streams import Event, Stream, Streams, begin_capture, checked, pool_bytes
 from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
 from .scheduled import Scheduled
-
-WARM_UP_RUNS = 2  # the first loads kernels and lets cuDNN choose its algorithms; the second sees them chosen
 
 
 class CudaExecutor(Scheduled):
@@ -60,15 +59,18 @@ class CudaExecutor(Scheduled):
         self.outputs: list[Any] = []
         self.stateful = program if isinstance(program, StatefulProgram) else None
         self.randomness = GraphRandomness(self.device) if self.stateful and self.stateful.random else None
-        with torch.no_grad(), torch.cuda.device(self.device):
+        with one_at_a_time, torch.no_grad(), torch.cuda.device(self.device):
             self.inputs = [torch.empty_like(x).copy_(x) for x in program.examples]
             self._prepare()
 
     @property
     def memory(self) -> dict[str, int]:
-        """arena: planned for this schedule; sequential_arena: by the same plan on one stream; keep_all: without reuse."""
+        """arena: planned for this schedule; sequential_arena: by the same plan on one stream; keep_all: without reuse;
+        workspaces: cuBLAS's, of the streams that this schedule, or all that share its arena, have products on.
+        """
         return {
             "arena": self.plan.size,
+            "workspaces": self.shared.streams(self.device).workspace_bytes,
             "sequential_arena": self.sequential_arena,
             "keep_all": self.plan.keep_all,
             "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
@@ -98,40 +100,45 @@ class CudaExecutor(Scheduled):
     def close(self) -> None:
         if self.graph_exec is not None:
             torch.cuda.synchronize(self.device)
-            checked(cudart.cudaGraphExecDestroy(self.graph_exec))
+            self.destroyed()
             self.graph_exec = None
             self.arena, self.outputs, self.inputs, self.shared = None, [], [], Arena()
             self.randomness = None
 
     def _prepare(self) -> None:
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        undone = self.stateful.undone() if self.stateful else torch.random.fork_rng(devices=[self.device])
-        with torch.cuda.stream(side), undone:
-            for _ in range(WARM_UP_RUNS):
-                before = torch.cuda.memory_allocated(self.device)
-                torch.cuda.reset_peak_memory_stats(self.device)
-                self.program.run(self.inputs)
-        torch.cuda.synchronize(self.device)
-        scratch = torch.cuda.max_memory_allocated(self.device) - before + SPARE
-        release_workspaces()  # or the first matrix product would find the warm-up's and not ask
         gc.collect()
         with collector_off():
-            # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
-            # thrown away; nothing of it has run.
-            allocator = PoolAllocator(self.device, scratch, REQUESTS * (len(self.program.graph) + 1))
-            with closing(allocator), torch.cuda.stream(side), self._drawing():
-                discard = begin_capture(side.cuda_stream)
-                try:
-                    recorded = record_requests(self.program, self.inputs, allocator)
-                except RuntimeError as error:
-                    raise _uncapturable(error) from error
-                finally:
-                    discard()
+            with closing(Streams(self.device)) as streams:
+                recorded = self._recorded(streams.take([True])[0])
             self._plan_and_capture(recorded)
         if self.randomness:
             self.randomness.check()
         switch_contexts(self.device)
+
+    def _recorded(self, side: Stream) -> Recorded:
+        """What memory the operators ask for, after a warm-up."""
+        side.torch.wait_stream(torch.cuda.current_stream(self.device))
+        undone = self.stateful.undone() if self.stateful else torch.random.fork_rng(devices=[self.device])
+        pool = torch.cuda.MemPool()
+        with torch.cuda.stream(side.torch):
+            with undone:
+                self.program.run(self.inputs)  # loads kernels and lets cuDNN choose its algorithms, with memory for that
+                with torch.cuda.use_mem_pool(pool, self.device):
+                    self.program.run(self.inputs)
+            torch.cuda.synchronize(self.device)
+            scratch = pool_bytes(pool.id) + SPARE
+            del pool
+            # Recorded under capture, as it will run: some operators (attention) ask for other memory then. The graph is
+            # thrown away; nothing of it has run.
+            allocator = PoolAllocator(self.device, scratch, REQUESTS * (len(self.program.graph) + 1))
+            with closing(allocator), self._drawing():
+                discard = begin_capture(side.handle)
+                try:
+                    return record_requests(self.program, self.inputs, allocator, side)
+                except RuntimeError as error:
+                    raise _uncapturable(error) from error
+                finally:
+                    discard()
 
     def _drawing(self) -> AbstractContextManager[None]:
         return self.randomness.counting() if self.randomness else nullcontext()
@@ -150,15 +157,27 @@ class CudaExecutor(Scheduled):
         addresses = [base + buffer.start for buffer in self.plan.buffers]
         given = iter(addresses)
         placed = [[(size, next(given)) for size in asked] for asked in recorded.segments]
-        self._capture(placed, [{addresses[i] for i in places} for places in recorded.looks_into])
+        with_product = {s for s, has in zip(self.schedule.streams, recorded.has_product, strict=True) if has}
+        count = self.schedule.stream_count
+        # The streams of products stay this graph's, or that of all which share its arena; the others are for the capture.
+        products = iter(self.shared.streams(self.device).take([True] * len(with_product)))
+        with closing(Streams(self.device)) as borrowed:
+            others = iter(borrowed.take([False] * (count - len(with_product))))
+            streams = [next(products if s in with_product else others) for s in range(count)]
+            self._capture(streams, placed, [{addresses[i] for i in places} for places in recorded.looks_into])
 
-    def _capture(self, placed: Sequence[Sequence[tuple[int, int]]], outputs: Sequence[set[int]]) -> None:
-        """placed: for each operator its segments as (bytes, address). outputs: addresses that its output may lie at."""
-        streams = Streams(self.schedule.stream_count, self.device)
+    def _capture(
+        self, streams: Sequence[Stream], placed: Sequence[Sequence[tuple[int, int]]], outputs: Sequence[set[int]]
+    ) -> None:
+        """Args:
+        streams: By their numbers in the schedule.
+        placed: For each operator its segments as (bytes, address).
+        outputs: For each operator the addresses that its output may lie at.
+        """
         events: dict[int, Event] = {}
         fork = Event()
         allocator = PoolAllocator(self.device)
-        origin = streams.handles[self.schedule.streams[self.schedule.order[0]]]
+        origin = streams[self.schedule.streams[self.schedule.order[0]]].handle
         try:
             with self._drawing():
                 discard = begin_capture(origin)
@@ -171,17 +190,18 @@ class CudaExecutor(Scheduled):
                 graph = checked(cudart.cudaStreamEndCapture(origin))
             try:
                 self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, 0))
+                self.destroyed = weakref.finalize(self, lambda e: checked(cudart.cudaGraphExecDestroy(e)), self.graph_exec)
+                self.destroyed.atexit = False
             finally:
                 checked(cudart.cudaGraphDestroy(graph))
         finally:
             allocator.close()
             for event in (fork, *events.values()):
                 event.close()
-            streams.close()
 
     def _launch_all(
         self,
-        streams: Streams,
+        streams: Sequence[Stream],
         events: dict[int, Event],
         fork: Event,
         origin: Any,
@@ -201,14 +221,14 @@ class CudaExecutor(Scheduled):
         last: dict[int, int] = {}
         for v in schedule.order:
             s = schedule.streams[v]
-            handle = streams.handles[s]
+            handle = streams[s].handle
             if s not in started and handle is not origin and v not in waits:
                 fork.block(handle)  # brings the stream into the capture
             started.add(s)
             for u in waits.get(v, ()):
                 events[u].block(handle)
             with (
-                torch.cuda.stream(streams.torch[s]),
+                torch.cuda.stream(streams[s].torch),
                 allocator.operator(program.graph.label(v), placed[v]),
             ):
                 values[v] = self._captured(v, values)
@@ -225,9 +245,9 @@ class CudaExecutor(Scheduled):
                 if readers[u] == 0 and u not in kept:
                     values[u] = None
         for s, v in last.items():
-            if streams.handles[s] is not origin and v not in signalled:
+            if streams[s].handle is not origin and v not in signalled:
                 join = events[v] = Event()
-                join.record(streams.handles[s])
+                join.record(streams[s].handle)
                 join.block(origin)
         self.outputs = [self._static(o) for o in program.result(values, self.inputs)]
 
@@ -256,4 +276,4 @@ def _uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsup
     """The reason why a run under capture failed; memory that ran out, or was asked for otherwise, is no such reason."""
     if isinstance(error, torch.cuda.OutOfMemoryError | AllocationMismatch):
         return error
-    return Unsupported(f"{what} cannot be captured into a CUDA Graph: {str(error).strip().splitlines()[0]}")
+    return Unsupported(f"{what} cannot be captured into a CUDA Graph: {first_line(error)}")

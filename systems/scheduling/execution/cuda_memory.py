@@ -1,4 +1,4 @@
-"""Makes torch's operators put their outputs and workspaces where a memory plan says.
+"""Makes torch's operators put their outputs and scratch memory where a memory plan says.
 
 An operator allocates inside its kernel's C++ code, so the only way to choose its addresses is to be the allocator. Each
 operator runs under a torch.cuda.MemPool of its own whose memory comes from a callback, and which does not split what it is
@@ -23,22 +23,15 @@ from torch.utils._pytree import tree_leaves
 
 from systems.scheduling.graph.program import Program
 
+from .cuda_streams import ProductWatch, Stream
 from .memory_plan import ALIGNMENT, Request
 
 REQUESTS = 64  # of an operator, on the average, at most
-SPARE = 128 << 20  # bytes of scratch beyond the warm-up's peak: an operator may ask for more under capture
+SPARE = 128 << 20  # bytes of scratch beyond a whole run's: an operator may ask for more under capture
 
 
 class AllocationMismatch(RuntimeError):
     """An operator asked for other memory than in the recorded run."""
-
-
-def release_workspaces() -> None:
-    """Give back cuBLAS's workspaces, one per stream that ran a matrix product: 32 MiB each on Hopper.
-
-    Doing so after every operator makes the workspace a part of what that operator asks for, planned like everything else.
-    """
-    torch._C._cuda_clearCublasWorkspaces()
 
 
 class PoolAllocator:
@@ -75,7 +68,6 @@ class PoolAllocator:
         try:
             with torch.cuda.use_mem_pool(self.pools[-1], self.device):
                 yield self.served
-                release_workspaces()
         except torch.cuda.OutOfMemoryError as error:
             raise AllocationMismatch(self._mismatch(name)) from error
         if chosen is not None and len(self.served) != len(chosen):
@@ -130,21 +122,23 @@ class Recorded:
 
     segments: for each operator the bytes of each segment that torch asks for, in the order of asking. requests: one for
     every segment of every operator, in the same order, with the bytes that are used of it. looks_into: for each operator the
-    places in `requests` of the segments that its output may lie in, its own or another operator's.
+    places in `requests` of the segments that its output may lie in, its own or another operator's. has_product: for each
+    operator whether it used cuBLAS, whose workspace is none of these segments.
     """
 
     segments: list[list[int]]
     requests: list[Request]
     looks_into: list[list[int]]
+    has_product: list[bool]
 
 
 @torch.no_grad()
-def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolAllocator) -> Recorded:
-    """Run `program` once, under stream capture, and record what memory each operator asks for.
+def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolAllocator, stream: Stream) -> Recorded:
+    """Run `program` once, under capture of `stream`, and record what memory each operator asks for.
 
-    allocator: with scratch for what any single operator asks for. A view's consumers count as consumers of the memory that
-    it looks into. Must come after a warm-up, so that cuDNN has chosen its algorithms. Raises AllocationMismatch where the
-    scratch is too small.
+    allocator: with scratch for what any single operator asks for. stream: the current one; it has a workspace. A view's
+    consumers count as consumers of the memory that it looks into. Must come after a warm-up, so that cuDNN has chosen its
+    algorithms. Raises AllocationMismatch where the scratch is too small.
     """
     device, n = inputs[0].device, len(program.graph)
     values: list[Any] = [None] * n
@@ -152,22 +146,25 @@ def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolA
     served: list[tuple[int, int]] = []  # (operator, bytes)
     number: dict[int, int] = {}  # address -> its place in `served`; none is served twice
     looks_into: list[list[int]] = []
-    torch.cuda.memory._record_memory_history("all", context=None, max_entries=1000 * n + 10_000)
-    try:
+    has_product: list[bool] = []
+    watch = ProductWatch(stream)
+    with _allocation_history(1000 * n + 10_000):
         for v in range(n):
+            watch.begin()
             with allocator.operator(program.graph.label(v)) as segments:
                 values[v] = program.execute(v, values, inputs)
+            has_product.append(watch.has_product())
             for size, address in segments:
+                if not address:  # also where the operator made do without: cuDNN takes another algorithm then
+                    raise AllocationMismatch(f"{program.graph.label(v)} asks for {size} bytes, more than the scratch memory")
                 number[address] = len(served)
                 served.append((v, size))
             looks_into.append([number[a] for a in storages(values[v]) if a in number])
             for u in last[v]:
                 values[u] = None
-        trace = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
-    finally:
-        torch.cuda.memory._record_memory_history(None)
-        values.clear()
-    events = [(e["action"], number[e["addr"]], e["size"]) for e in trace if e.get("addr") in number]
+        trace = torch.cuda.memory._snapshot(device)["device_traces"][stream.device.index]
+    values.clear()
+    events = _events_of(trace, number)
     alike = interchangeable(served, events)
     used = [0] * len(served)
     for action, i, size in events:
@@ -191,7 +188,37 @@ def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolA
     sizes: list[list[int]] = [[] for _ in range(n)]
     for v, size in served:
         sizes[v].append(size)
-    return Recorded(sizes, requests, [sorted({j for i in places for j in alike[i]}) for places in looks_into])
+    into = [sorted({j for i in places for j in alike[i]}) for places in looks_into]
+    return Recorded(sizes, requests, into, has_product)
+
+
+@contextmanager
+def _allocation_history(max_entries: int) -> Iterator[None]:
+    """Within, torch records what its allocator does; a record that the host process keeps goes on."""
+    if torch._C._cuda_isHistoryEnabled():
+        yield
+        return
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=max_entries)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+
+
+def _events_of(trace: Sequence[dict[str, Any]], number: dict[int, int]) -> list[tuple[str, int, int]]:
+    """(action, number, bytes) of the allocator's events at these addresses, since each of them became a segment.
+
+    Raises:
+        RuntimeError: the host process keeps a record of its own, which is too short for this.
+    """
+    first = {e["addr"]: i for i, e in enumerate(trace) if e["action"] == "segment_alloc" and e["addr"] in number}
+    if len(first) < len(number):
+        raise RuntimeError("torch's record of allocations, which this process keeps, is too short: raise its max_entries")
+    return [
+        (e["action"], number[e["addr"]], e["size"])
+        for i, e in enumerate(trace)
+        if e.get("addr") in number and i >= first[e["addr"]]
+    ]
 
 
 def interchangeable(served: Sequence[tuple[int, int]], events: Sequence[tuple[str, int, int]]) -> list[list[int]]:

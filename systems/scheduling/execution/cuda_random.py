@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 import torch
 
+from .cuda_streams import Streams
+
 
 class GraphRandomness:
     """Has torch's default generator of a device count what operators under a raw stream capture draw, and move on with each
@@ -24,7 +26,8 @@ class GraphRandomness:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.streams = Streams(device)
+        self.stream = self.streams.take([False])[0].torch
         self.companion: torch.cuda.CUDAGraph | None = None
 
     @contextmanager

@@ -29,7 +29,8 @@ class StreamExecutor(Scheduled):
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
         self.device = program.device
-        self.streams: Streams | None = Streams(schedule.stream_count, self.device)
+        self.held: Streams | None = Streams(self.device)
+        self.streams = self.held.take([False] * schedule.stream_count)
         self.events = {u: Event() for u in {u for u, _ in schedule.waits}}
         waits: dict[int, list[Event]] = {}
         for u, v in schedule.waits:
@@ -45,14 +46,15 @@ class StreamExecutor(Scheduled):
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         self.program.check(inputs)
-        if self.streams is None:
+        if self.held is None:
             raise RuntimeError("this executor is closed")
         self.program.derived.refresh()
         current = torch.cuda.current_stream(self.device).cuda_stream
         self.fork.record(current)
-        for handle in self.streams.handles:
+        handles, streams = [s.handle for s in self.streams], [s.torch for s in self.streams]
+        for handle in handles:
             self.fork.block(handle)
-        handles, streams, running = self.streams.handles, self.streams.torch, self.schedule.streams[self.schedule.order[0]]
+        running = self.schedule.streams[self.schedule.order[0]]
         values: list[Any] = [None] * len(self.program.graph)
         with torch.cuda.stream(streams[running]):  # once: for each operator it would set a stream and set it back
             for v, launch, s, waits, event in self.steps:
@@ -64,7 +66,7 @@ class StreamExecutor(Scheduled):
                 values[v] = launch(values, inputs)
                 if event is not None:
                     event.record(handles[s])
-        for handle, join in zip(self.streams.handles, self.joins, strict=True):
+        for handle, join in zip(handles, self.joins, strict=True):
             join.record(handle)
             join.block(current)
         outputs = self.program.result(values, inputs)
@@ -72,9 +74,9 @@ class StreamExecutor(Scheduled):
         return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in outputs])
 
     def close(self) -> None:
-        if self.streams is not None:
+        if self.held is not None:
             torch.cuda.synchronize(self.device)
             for event in (self.fork, *self.joins, *self.events.values()):
                 event.close()
-            self.streams.close()
-            self.streams = None
+            self.held.close()
+            self.held = None

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from conf.text import first_line
 from systems.base import Unsupported
-from systems.collector import collector_off
+from systems.preparing import collector_off
 
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program

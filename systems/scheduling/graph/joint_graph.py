@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from conf.text import first_line
 from systems.base import Unsupported
-from systems.collector import collector_off
+from systems.preparing import collector_off
 from systems.training.optimizers import StaticOptimizer
 
 from .effects import draws, is_view, written
