@@ -17,11 +17,16 @@ REGRESSION, IMPROVEMENT, UNCERTAIN, SAME = "regression", "improvement", "uncerta
 
 @dataclass(frozen=True)
 class Change:
-    """A cell that both sets have. key: model, batch, system and setting, as words. before, after: in the metric's unit.
+    """A cell that both sets have. Where a system stopped being ok, or began to be, the numbers are None.
 
-    worse: how many times worse it became (a latency's after / before, a throughput's before / after), with the ends of its
-    bootstrap 95 % interval, which are the value itself where there is one sample of each. Where a system stopped being ok,
-    or began to be, the numbers are None and `statuses` says from what to what.
+    Args:
+        key: Model, batch, system and setting, as words.
+        before: In the metric's unit.
+        after: In the metric's unit.
+        worse: How many times worse it became: a latency's after / before, a throughput's before / after.
+        low: The lower end of the bootstrap 95 % interval of `worse`, which is its value where each has one sample.
+        high: The upper end.
+        statuses: Before and after.
     """
 
     key: tuple[str, ...]
@@ -33,7 +38,11 @@ class Change:
     statuses: tuple[str, str]
 
     def verdict(self, threshold: float) -> str:
-        """threshold: 0.05 lets a cell become 5 % worse. A regression is one for sure: its whole interval is beyond."""
+        """Whether it is a regression, for which the whole interval lies beyond the threshold.
+
+        Args:
+            threshold: 0.05 lets a cell become 5 % worse.
+        """
         if self.statuses[0] != self.statuses[1] or self.worse is None or self.low is None or self.high is None:
             if "ok" in self.statuses and self.statuses[0] != self.statuses[1]:
                 return REGRESSION if self.statuses[0] == "ok" else IMPROVEMENT
@@ -61,7 +70,8 @@ def changes(before: Iterable[Record], after: Iterable[Record], metric: str, base
     """A change for each cell that both sets have, the most certain regression first.
 
     Args:
-        before, after: the two sets of records.
+        before: records of the one set.
+        after: records of the other.
         metric: of METRICS.
         baseline: the label of the system that a "speedup" is over: each set's own, from the rounds that the two shared and
             no profiler disturbed, so that two machines may be compared by it.

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     GRAPH: {"conf", "systems.base", "systems.preparing", "systems.training"},
     "systems.scheduling.decision": set(),
     PLANS: {"systems.scheduling.decision", GRAPH},
-    EXECUTION: {"systems.base", "systems.preparing", "systems.training", GRAPH, PLANS},
+    EXECUTION: {"conf", "systems.base", "systems.preparing", "systems.training", GRAPH, PLANS},
     "systems.profiling": FLOOR | {GRAPH, PLANS, EXECUTION},
     "systems.scheduling.passes": FLOOR | {"systems.scheduling.decision", "systems.profiling", GRAPH},
     "systems.scheduling.scheduler": FLOOR | {"systems.scheduling", "systems.profiling"},

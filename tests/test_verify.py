@@ -121,7 +121,7 @@ def memory_demands(draw: st.DrawFn) -> tuple[Schedule, list[Request]]:
     requests = []
     for v, successors in enumerate(graph.successors):
         touched = sum(1 << w for w in successors) | 1 << v
-        requests.append(Request(draw(st.integers(1, 5000)), v, touched, kept=not successors))
+        requests.append(Request(draw(st.integers(1, 5000)), v, touched, outlives_run=not successors))
         if draw(st.booleans()):
             requests.append(Request(draw(st.integers(1, 50_000)), v, 1 << v))
     return schedule, requests
@@ -132,7 +132,7 @@ def conflict(order: nx.DiGraph, a: Request, b: Request) -> bool:
 
     def finished_before(first: Request, second: Request) -> bool:
         touching = [v for v in order if first.touched >> v & 1]
-        return not first.kept and all(order.has_edge(v, second.writer) for v in touching)
+        return not first.outlives_run and all(order.has_edge(v, second.writer) for v in touching)
 
     return not finished_before(a, b) and not finished_before(b, a)
 
@@ -167,5 +167,5 @@ def test_a_buffer_moved_onto_a_live_one_is_refused(case: tuple[Schedule, list[Re
 
 def test_a_chain_needs_two_buffers_only() -> None:
     graph = OperatorGraph.from_edges(50, [(v, v + 1) for v in range(49)])
-    requests = [Request(512, v, 1 << v | (1 << v + 1 if v < 49 else 0), kept=v == 49) for v in range(50)]
+    requests = [Request(512, v, 1 << v | (1 << v + 1 if v < 49 else 0), outlives_run=v == 49) for v in range(50)]
     assert plan_memory(requests, sequential(graph).happens_before()).size == 2 * 512

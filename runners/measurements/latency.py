@@ -21,7 +21,9 @@ WIDE = 0.1  # a spread (p90 - p10) / median above this is a doubt
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """samples: calls at least, each timed alone."""
+    """Args:
+    samples: Calls at least, each timed alone.
+    """
 
     samples: int
 

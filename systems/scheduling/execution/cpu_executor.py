@@ -46,11 +46,17 @@ class CpuExecutor(Scheduled):
     """One worker thread a stream runs that stream's operators in launch order; an event stands for a wait.
 
     Nothing orders two operators but their stream and the schedule's waits, so that a schedule that lacks a wait fails here
-    (MissingDependency) as it would give a wrong answer on a GPU. `delay(operator)`, called before each operator, lets a
-    test stretch the races. `observe(operator, begin, end)`, where it is set, is told when each one ran, in perf_counter's
-    seconds, by the thread that ran it.
+    (MissingDependency) as it would give a wrong answer on a GPU. The thread of each operator calls `observe(operator, begin,
+    end)` after it, where that is set, in perf_counter's seconds.
 
-    Raises InvalidSchedule from the constructor unless `unverified`, which exists so that tests can run wrong schedules.
+    Args:
+        program: What to run.
+        schedule: Of that program.
+        delay: Called before each operator, so that a test can stretch the races.
+        unverified: Tests run wrong schedules by this.
+
+    Raises:
+        InvalidSchedule: The schedule fails verification.
     """
 
     def __init__(
@@ -72,9 +78,9 @@ class CpuExecutor(Scheduled):
         for u, v in schedule.waits:
             self.waits.setdefault(v, []).append(u)
         self.signalled = {u for u, _ in schedule.waits}
-        kept = program.kept_operators()
-        # A kept output has one reader more, which never comes.
-        self.reader_counts = [len(s) + (v in kept) for v, s in enumerate(program.graph.consumers)]
+        outliving = program.kept_operators()
+        # An output of the model has one reader more, which never comes.
+        self.reader_counts = [len(s) + (v in outliving) for v, s in enumerate(program.graph.consumers)]
         # Operators of concurrent streams share the cores.
         self.intra_op_threads = max(1, (os.cpu_count() or 1) // min(program.graph.width, schedule.stream_count))
         self.queues: list[SimpleQueue[_Run | None]] = []

@@ -38,17 +38,22 @@ from .scheduled import Scheduled
 class CudaExecutor(Scheduled):
     """A schedule captured into one CUDA Graph over one arena of planned memory.
 
-    Inputs are copied into static buffers, outputs out of the arena, so that a result stays valid after the next call.
+    A call copies inputs into static buffers, and outputs out of the arena, so that a result stays valid after the next call.
     Calls of one executor must not overlap: they share the arena. Preparing runs the program, and undoes what it changes.
 
-    Raises InvalidSchedule where the schedule or the memory plan fails verification, Unsupported where an operator cannot
-    be captured (it waits for the device, say).
+    Args:
+        program: What to run.
+        schedule: Of that program.
+        arena: Where its memory comes from, if other executors that never run at the same time use it too.
+
+    Raises:
+        InvalidSchedule: The schedule or the memory plan fails verification.
+        Unsupported: An operator cannot be captured: it waits for the device, say.
     """
 
     is_captured = True
 
     def __init__(self, program: Program, schedule: Schedule, arena: Arena | None = None):
-        """arena: where its memory comes from, if other executors that never run at the same time use it too."""
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
         self.device = program.device
@@ -65,8 +70,14 @@ class CudaExecutor(Scheduled):
 
     @property
     def memory(self) -> dict[str, int]:
-        """arena: planned for this schedule; sequential_arena: by the same plan on one stream; keep_all: without reuse;
-        workspaces: cuBLAS's, of the streams that this schedule, or all that share its arena, have products on.
+        """Bytes by name.
+
+        Returns:
+            arena: Planned for this schedule.
+            workspaces: cuBLAS's, of the streams that this schedule, or all that share its arena, have products on.
+            sequential_arena: By the same plan on one stream.
+            keep_all: Without reuse.
+            inputs: The static inputs.
         """
         return {
             "arena": self.plan.size,
@@ -155,8 +166,8 @@ class CudaExecutor(Scheduled):
         self.arena = self.shared.take(self.plan.size + 2 * ALIGNMENT, self.device)
         base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         addresses = [base + buffer.start for buffer in self.plan.buffers]
-        given = iter(addresses)
-        placed = [[(size, next(given)) for size in asked] for asked in recorded.segments]
+        next_address = iter(addresses)
+        placed = [[(size, next(next_address)) for size in sizes] for sizes in recorded.segments]
         with_product = {s for s, has in zip(self.schedule.streams, recorded.has_product, strict=True) if has}
         count = self.schedule.stream_count
         # The streams of products stay this graph's, or that of all which share its arena; the others are for the capture.
@@ -216,7 +227,7 @@ class CudaExecutor(Scheduled):
             waits.setdefault(v, []).append(u)
         signalled = {u for u, _ in schedule.waits}
         readers = [len(s) for s in program.graph.consumers]
-        kept = program.kept_operators()
+        outliving = program.kept_operators()
         started: set[int] = set()
         last: dict[int, int] = {}
         for v in schedule.order:
@@ -242,7 +253,7 @@ class CudaExecutor(Scheduled):
             for u in program.graph.producers[v]:
                 readers[u] -= 1
             for u in (*program.graph.producers[v], v):
-                if readers[u] == 0 and u not in kept:
+                if readers[u] == 0 and u not in outliving:
                     values[u] = None
         for s, v in last.items():
             if streams[s].handle is not origin and v not in signalled:

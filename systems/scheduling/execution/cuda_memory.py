@@ -37,13 +37,16 @@ class AllocationMismatch(RuntimeError):
 class PoolAllocator:
     """Serves operators from chosen addresses: `with allocator.operator(name, segments): run it`.
 
-    The pools, and so torch's belief that they hold memory, last until `close`: emptying one during capture would not do.
+    The pools last until `close`, and with them torch's belief that they hold memory: a capture must not see one emptied.
+
+    Args:
+        device: On which the operators run.
+        scratch: Bytes to serve operators without chosen addresses from. Each request begins at the next multiple of
+            ALIGNMENT, so that requests overlap. That is for runs under capture whose graph never runs.
+        requests: At most, of all operators without chosen addresses.
     """
 
     def __init__(self, device: torch.device, scratch: int = 0, requests: int = 0):
-        """scratch: bytes to serve operators without chosen addresses from, each of so many requests at the next multiple of
-        ALIGNMENT. Such requests overlap; that is for runs under capture whose graph never runs.
-        """
         self.device = device
         self.chosen: Sequence[tuple[int, int]] | None = None  # (segment bytes, address) in the order of asking
         self.served: list[tuple[int, int]] = []
@@ -58,9 +61,17 @@ class PoolAllocator:
 
     @contextmanager
     def operator(self, name: str, chosen: Sequence[tuple[int, int]] | None = None) -> Iterator[list[tuple[int, int]]]:
-        """Within, what this thread allocates lies at the addresses of `chosen`, (bytes, address) in the order of asking.
+        """Within, what this thread allocates lies at chosen addresses.
 
-        Yields the list of what has been served. Raises AllocationMismatch for any other request than the chosen ones.
+        Args:
+            name: Of the operator, for messages.
+            chosen: Its segments as (bytes, address), in the order of its requests; None for scratch memory.
+
+        Yields:
+            The segments that have been served.
+
+        Raises:
+            AllocationMismatch: The operator's requests are others than the chosen ones.
         """
         self.chosen, self.served = chosen, []
         self.pools.append(_source().pool())
@@ -74,11 +85,11 @@ class PoolAllocator:
             raise AllocationMismatch(self._mismatch(name))
 
     def close(self) -> None:
-        """Must not come while torch knows of a capture: giving up a pool would end the process."""
+        """Give up the pools. torch ends the process where it knows of a capture meanwhile."""
         self.pools.clear()
 
     def serve(self, size: int) -> int:
-        """The address for a segment of `size` bytes; 0, on which torch raises out of memory, where there is none."""
+        """The address of a segment of `size` bytes. It is 0 where there is none, on which torch raises out of memory."""
         if self.chosen is None:
             address = self.next if self.next + size <= self.end else 0
             self.next += ALIGNMENT
@@ -120,10 +131,12 @@ def _source() -> _Source:
 class Recorded:
     """What memory the operators of a program ask for.
 
-    segments: for each operator the bytes of each segment that torch asks for, in the order of asking. requests: one for
-    every segment of every operator, in the same order, with the bytes that are used of it. looks_into: for each operator the
-    places in `requests` of the segments that its output may lie in, its own or another operator's. has_product: for each
-    operator whether it used cuBLAS, whose workspace is none of these segments.
+    Args:
+        segments: For each operator the bytes of its segments, in the order of its requests.
+        requests: One for every segment of every operator, in the same order, with the bytes that are used of it.
+        looks_into: For each operator the places in `requests` of the segments that its output may lie in. Such a segment is
+            its own or another operator's.
+        has_product: For each operator whether it used cuBLAS, whose workspace is none of these segments.
     """
 
     segments: list[list[int]]
@@ -136,9 +149,17 @@ class Recorded:
 def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolAllocator, stream: Stream) -> Recorded:
     """Run `program` once, under capture of `stream`, and record what memory each operator asks for.
 
-    allocator: with scratch for what any single operator asks for. stream: the current one; it has a workspace. A view's
-    consumers count as consumers of the memory that it looks into. Must come after a warm-up, so that cuDNN has chosen its
-    algorithms. Raises AllocationMismatch where the scratch is too small.
+    A view's consumers count as consumers of the memory that it looks into. A warm-up comes before, in which cuDNN has chosen
+    its algorithms.
+
+    Args:
+        program: To record.
+        inputs: Of the shapes that calls will have.
+        allocator: With scratch memory for what any single operator asks for.
+        stream: The current one; it has a workspace.
+
+    Raises:
+        AllocationMismatch: The scratch memory is too small.
     """
     device, n = inputs[0].device, len(program.graph)
     values: list[Any] = [None] * n
@@ -171,20 +192,20 @@ def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolA
         if action == "alloc":
             used[i] = max(used[i], size)
     touched = [1 << v for v, _ in served]
-    kept = [False] * len(served)
+    outlives_run = [False] * len(served)
     for v in range(n):
         for u in (*program.graph.producers[v], v):
             for i in looks_into[u]:
                 touched[i] |= 1 << v
     for v in program.kept_operators():
         for i in looks_into[v]:
-            kept[i] = True
+            outlives_run[i] = True
     requests = []
     for i, (v, _) in enumerate(served):
         mask = 0
         for j in alike[i]:
             mask |= touched[j]
-        requests.append(Request(max(used[j] for j in alike[i]), v, mask, any(kept[j] for j in alike[i])))
+        requests.append(Request(max(used[j] for j in alike[i]), v, mask, any(outlives_run[j] for j in alike[i])))
     sizes: list[list[int]] = [[] for _ in range(n)]
     for v, size in served:
         sizes[v].append(size)
@@ -222,11 +243,17 @@ def _events_of(trace: Sequence[dict[str, Any]], number: dict[int, int]) -> list[
 
 
 def interchangeable(served: Sequence[tuple[int, int]], events: Sequence[tuple[str, int, int]]) -> list[list[int]]:
-    """For each segment those that torch might have taken in its place, itself among them.
+    """The segments that torch might have taken in the place of each other.
 
-    served: (operator, bytes) of each segment. events: (action, place in `served`, bytes) of torch's allocator, in order.
-    A request is served from the smallest free segment of the operator that it fits into, the one at the lowest address
-    where there are several: all of these are alike.
+    torch serves a request from the operator's smallest free segment that it fits into. Of several it takes the one at the
+    lowest address: all of these are alike.
+
+    Args:
+        served: (operator, bytes) of each segment.
+        events: (action, place in `served`, bytes) of torch's allocator, in order.
+
+    Returns:
+        For each segment the places in `served` of those alike, its own among them.
     """
     group = [[i] for i in range(len(served))]
     free: set[int] = set()

@@ -12,19 +12,28 @@ ALIGNMENT = 512  # bytes; what torch's allocator gives, and cuDNN's fastest kern
 class Request:
     """Memory that one operator asks for.
 
-    size: bytes. writer: the operator. touched: bit mask of the operators that read or write it, the writer among them.
-    kept: it holds an output of the model and must outlive the run.
+    Args:
+        size: In bytes.
+        writer: The operator.
+        touched: Bit mask of the operators that read or write it, the writer among them.
+        outlives_run: It holds an output of the model.
     """
 
     size: int
     writer: int
     touched: int
-    kept: bool = False
+    outlives_run: bool = False
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """buffers[i] is where request i lies; size is the arena's size and keep_all what no reuse would need, in bytes."""
+    """Where each request lies in one arena.
+
+    Args:
+        buffers: By request.
+        size: Of the arena, in bytes.
+        keep_all: What no reuse would need, in bytes.
+    """
 
     buffers: tuple[Buffer, ...]
     size: int
@@ -32,11 +41,14 @@ class MemoryPlan:
 
 
 def plan_memory(requests: Sequence[Request], happens_before: Sequence[int]) -> MemoryPlan:
-    """Place the largest request first, each at the lowest address where nothing lies that may be alive with it.
+    """Place the largest request first, each at the lowest address where no request of an overlapping live range lies.
 
-    Two requests may share bytes when all operators that touch the one are finished before the other's writer starts, by
-    `happens_before` (one bit mask an operator, from Schedule.happens_before). Greedy by size is the usual heuristic for
-    this NP-hard problem (interval colouring, here over a partial order).
+    Invariant: two requests share bytes only where all operators that touch the one end before the other's writer begins.
+    The problem is interval colouring over a partial order, which is NP-hard; greedy by size is its usual heuristic.
+
+    Args:
+        requests: To place.
+        happens_before: For each operator a bit mask of those that end before it begins (Schedule.happens_before).
     """
     placed: list[Buffer] = []  # by start
     buffers: list[Buffer | None] = [None] * len(requests)
@@ -52,12 +64,12 @@ def plan_memory(requests: Sequence[Request], happens_before: Sequence[int]) -> M
             end = other.start + other.size
             if end <= start:
                 continue
-            reusable = (not other.kept and not other.touched & ~before_writer) or (
-                not request.kept and not request.touched & ~happens_before[other.writer]
+            reusable = (not other.outlives_run and not other.touched & ~before_writer) or (
+                not request.outlives_run and not request.touched & ~happens_before[other.writer]
             )
             if not reusable:
                 start = end
-        buffer = Buffer(start, need, request.writer, request.touched, request.kept)
+        buffer = Buffer(start, need, request.writer, request.touched, request.outlives_run)
         buffers[i] = buffer
         size = max(size, start + need)
         _insert(placed, buffer)

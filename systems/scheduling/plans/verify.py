@@ -14,17 +14,21 @@ class InvalidSchedule(ValueError):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A range of memory and who touches it.
+    """A range of memory, and the operators that touch it.
 
-    start, size: bytes from the arena's beginning. writer: the operator that fills it. touched: bit mask of every operator
-    that reads or writes it, its writer among them. kept: it must outlive the run (an output of the model).
+    Args:
+        start: In bytes from the arena's beginning.
+        size: In bytes.
+        writer: The operator that fills it.
+        touched: Bit mask of the operators that read or write it, the writer among them.
+        outlives_run: It holds an output of the model.
     """
 
     start: int
     size: int
     writer: int
     touched: int
-    kept: bool = False
+    outlives_run: bool = False
 
 
 def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] = ()) -> None:
@@ -33,7 +37,8 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
     What operators change in place is proved from `graph.state`, whichever dependencies the graph has: each writer comes
     after all that touch the state before it in the order of capture, and before all that touch it later.
 
-    Raises InvalidSchedule naming the two operators of the first violation.
+    Raises:
+        InvalidSchedule: The message names the two operators of the first violation.
     """
     if schedule.graph != graph:
         raise InvalidSchedule(f"the schedule is of another graph: {_first_difference(graph, schedule.graph)}")
@@ -96,7 +101,7 @@ def _verify_buffers(graph: OperatorGraph, before: list[int], buffers: Sequence[B
 
 
 def _finished(buffer: Buffer, before: int) -> bool:
-    return not buffer.kept and not buffer.touched & ~before
+    return not buffer.outlives_run and not buffer.touched & ~before
 
 
 def _first_difference(graph: OperatorGraph, other: OperatorGraph) -> str:
