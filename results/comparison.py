@@ -22,10 +22,21 @@ class Speedup:
     is_in_turn: bool = True
 
 
+# Warnings of a cell whose rounds give no ratio.
+UNSOUND = ("busy_rounds", "apart_in_rounds")
+
+
+def has_sound_rounds(record: Record) -> bool:
+    """Was it measured in rounds, on a machine that did nothing else?"""
+    return record.is_in_rounds and not any(warning.kind in UNSOUND for warning in record.warnings)
+
+
 def comparable(a: Record, b: Record) -> bool:
-    """Were the two measured in turn, in the same rounds?"""
+    """Were the two measured in turn, in the same rounds, and are both sound?"""
     x, y = a.comparison, b.comparison
-    return bool(x and y and x.group == y.group and x.rounds and len(x.rounds) == len(y.rounds))
+    if x is None or y is None or not (has_sound_rounds(a) and has_sound_rounds(b)):
+        return False
+    return x.group == y.group and len(x.rounds) == len(y.rounds)
 
 
 def is_disturbed(record: Record) -> bool:

@@ -314,6 +314,7 @@ class Record:
         reason: one line, for every status but ok.
         when: the time at which measuring began.
         learning_s: seconds of searching, tuning, profiling and choosing, in a process of their own.
+        operator_threads: the threads that one operator had, on a CPU.
         preparation_s: seconds until the system was ready.
         phases: seconds by phase of the cell's process.
         memory_limit_gib: the limit on host memory that the cell exceeded; None where it did not.
@@ -335,6 +336,7 @@ class Record:
     preparation_s: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
     memory_limit_gib: float | None = None
+    operator_threads: int | None = None
     schedule: ScheduleSummary | None = None
     compilation: Compilation | None = None
     memory: Memory | None = None

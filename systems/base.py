@@ -80,6 +80,7 @@ class Prepared(ABC):
 
     is_captured: bool = False  # a call is one replay of one CUDA Graph
     compilation: Compilation | None = None
+    operator_threads: int | None = None  # that one operator has on a CPU, where they are not all of torch's
 
     @property
     def memory(self) -> dict[str, int]:

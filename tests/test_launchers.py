@@ -57,7 +57,16 @@ def make(batch):
         time.sleep(0.05)
     return Branches(), (torch.randn(batch, 8),)
 """.replace("\\\\", "\\")
-ASKED = ["-m", "model=custom", "model.factory=zoo:make", "device=cpu", "results=r", "runner=latency", "runner.samples=5"]
+ASKED = [
+    "-m",
+    "model=custom",
+    "model.factory=zoo:make",
+    "device=cpu",
+    "results=r",
+    "runner=latency",
+    "runner.samples=5",
+    "max_load=1",
+]
 RAY = ["hydra/launcher=ray", "hydra.launcher.remote.num_gpus=0"]
 SMALL_RAY = [f"+hydra.launcher.init.{key}" for key in ("num_cpus=2", "include_dashboard=false")]
 ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install '.[distributed]'")

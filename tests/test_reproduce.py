@@ -31,7 +31,7 @@ def small(folder: Path, *arguments: str) -> Done:
     """With a folder of its own for everything, what is measured and kept as well."""
     own = {"TMPDIR": str(folder), "OPWEAVE_CACHE": str(folder / "cache")}
     places = f"results={folder / 'runs'}", "--output", str(folder / "out")
-    return reproduce(*arguments, "+size=small", *places, **own)
+    return reproduce(*arguments, "+size=small", "max_load=1", *places, **own)  # other tests run beside
 
 
 def test_a_small_run_takes_no_whole_runs_place(tmp_path: Path) -> None:

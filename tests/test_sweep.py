@@ -106,7 +106,15 @@ def make(batch):
         file.write(f"{os.getpid()}\\n")
     return MODELS[batch](), (torch.randn(batch, 8),)
 '''
-ASKED = ["model=custom", "model.factory=zoo:make", "device=cpu", "results=r", "runner=latency", "runner.samples=5"]
+ASKED = [
+    "model=custom",
+    "model.factory=zoo:make",
+    "device=cpu",
+    "results=r",
+    "runner=latency",
+    "runner.samples=5",
+    "max_load=1",
+]
 
 
 @pytest.fixture
@@ -302,7 +310,7 @@ def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin
 
 @pytest.mark.slow
 def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: Path) -> None:
-    asked = ["-m", *ASKED[:4], "runner.samples=5", "system=eager,nimble", "rounds=2"]
+    asked = ["-m", *ASKED[:4], "runner.samples=5", "max_load=1", "system=eager,nimble", "rounds=2"]
     assert run(*asked, TMPDIR=str(folder / "tmp")).returncode == 0
     whole = kept(folder)
     names = ("sm_efficiency", "kernels", "limits")

@@ -3,9 +3,13 @@
 Invariant: nothing is timed after a profiler was in the process, and nothing is timed of a cell that is incorrect.
 """
 
+import os
 from dataclasses import replace
 
 from results.record import Correctness, Record
+from results.warning import Warning
+from runners.machine.cpu_load import MOST_OTHER_LOAD, CpuLoad
+from runners.machine.environment import cores
 from runners.measurements.base import NOT_YET, Measurement
 from runners.measurements.parts import owing, placed
 from runners.measurements.registry import ALWAYS, plan
@@ -38,6 +42,7 @@ def measured(session: Session, record: Record, *, is_profiled: bool = True) -> R
         status="ok",
         reason=None,
         preparation_s=preparation_s,
+        operator_threads=session.operator_threads,
         schedule=summary_of(session),
         compilation=compilation_of(session),
         warnings=(*record.warnings, *session.notices),
@@ -50,8 +55,11 @@ def measured(session: Session, record: Record, *, is_profiled: bool = True) -> R
     if not record.correctness.is_correct:
         return replace(record, status="incorrect", reason=record.correctness.reason)
     record = replace(record, warnings=(*record.warnings, *session.settle()))
+    load = CpuLoad(os.getppid())  # the sweep's process: what else it runs is no other's
     for measurement in wanted.timed:
         record = _with(record, measurement, session)
+    if session.device == "cpu" and (share := load.share_of_others()) > MOST_OTHER_LOAD:
+        record = replace(record, warnings=(*record.warnings, Warning("busy_cpu", {"load": share, "cores": cores()})))
     record = owing(record, tuple(m.name for m in wanted.profiled), NOT_YET)
     return profiled(session, record) if is_profiled else record
 

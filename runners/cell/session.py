@@ -123,6 +123,13 @@ class Session:
         return self.prepared.is_captured
 
     @property
+    def operator_threads(self) -> int | None:
+        """The threads that one operator has on a CPU."""
+        if self.device != "cpu":
+            return None
+        return self.prepared.operator_threads or torch.get_num_threads()
+
+    @property
     def system_bytes(self) -> dict[str, int]:
         """What the system knows of its memory, bytes by name."""
         return self.prepared.memory

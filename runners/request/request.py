@@ -21,6 +21,7 @@ class SweepOptions:
         timeout: seconds for a cell's learning, and as many for its measuring.
         memory_gib: host memory that a cell may take; None: what there is.
         rounds: interleaved rounds; 0: none.
+        max_load: the share of the cores that other processes may take during the rounds of a CPU, 0 to 1.
         gpus: numbers of the GPUs that the sweep is spread over; None: every GPU.
         output: the file of a runner that writes one; None: standard output.
     """
@@ -30,6 +31,7 @@ class SweepOptions:
     timeout: float
     memory_gib: float | None
     rounds: int
+    max_load: float
     gpus: tuple[int, ...] | None
     output: Path | None
 

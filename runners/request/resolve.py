@@ -118,6 +118,9 @@ def _sweep_options(values: Mapping[str, object]) -> SweepOptions:
         raise BadRequest(f"timeout={values['timeout']} is not a positive number of seconds")
     if values["memory_gib"] is not None and not is_positive(values["memory_gib"]):
         raise BadRequest(f"memory_gib={values['memory_gib']} is neither a positive number of GiB nor null")
+    load = values["max_load"]
+    if isinstance(load, bool) or not isinstance(load, int | float) or not 0 <= load <= 1:
+        raise BadRequest(f"max_load={load} is not a share from 0 to 1")
     if not isinstance(values["force"], bool):
         raise BadRequest(f"force={values['force']} is neither true nor false")
     return SweepOptions(
@@ -126,6 +129,7 @@ def _sweep_options(values: Mapping[str, object]) -> SweepOptions:
         timeout=values["timeout"],  # type: ignore[arg-type]
         memory_gib=values["memory_gib"],  # type: ignore[arg-type]
         rounds=values["rounds"],  # type: ignore[arg-type]
+        max_load=float(values["max_load"]),  # type: ignore[arg-type]
         gpus=_gpus(values["gpus"]),
         output=None if values["output"] is None else _path("output", values["output"]),
     )

@@ -131,7 +131,7 @@ class GroupRun:
         for cell, answer in rounds.left_out.items():
             self._write(cell, without_ratio(self.records[cell], answer))
         if len(rounds.turns) > 1:
-            for cell, record in compared(self.records, rounds.turns).items():
+            for cell, record in compared(self.records, rounds.turns, rounds.load, self.lane.options.max_load).items():
                 self._write(cell, record)
 
     def _profile(self) -> None:

@@ -4,14 +4,18 @@ Invariant: in each round every cell that takes part has one turn, so that what s
 all of them.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from results.cell import Cell
+from results.comparison import UNSOUND, has_sound_rounds
 from results.record import Comparison, Record, Samples, now
 from results.warning import Warning
 from runners.cell.messages import Answer, Failed, Turn
+from runners.machine.cpu_load import CpuLoad
+from runners.machine.environment import cores
 from runners.measurements.registry import plan
 
 from .cell_process import CellProcess
@@ -19,17 +23,25 @@ from .lane import Lane
 from .parked import Parked
 
 APART = 1.25  # a cell whose time in the rounds differs by more from that alone is doubtful
+OF_ROUNDS = ("differs_in_rounds", *UNSOUND)  # warnings of the rounds, which the next ones take the place of
 NO_RATIO = "no_ratio"  # the warning of a cell that could not take part
 
 
 @dataclass
 class Rounds:
-    """Turns of cells that are prepared. turns: host milliseconds of each cell's turns so far."""
+    """Turns of cells that are prepared.
+
+    Attributes:
+        turns: Host milliseconds of each cell's turns so far.
+        left_out: What the processes of cells answered that failed.
+        load: The share of the cores that other processes took, on a CPU.
+    """
 
     lane: Lane
     parked: Parked
     turns: dict[Cell, list[Samples]] = field(default_factory=dict)
     left_out: dict[Cell, Failed] = field(default_factory=dict)
+    load: float = 0.0
 
     def run(self, cells: list[Cell], count: int) -> None:
         """Have each cell take `count` turns. One that fails is left out from then on, with what its process answered."""
@@ -39,6 +51,7 @@ class Rounds:
                 self.turns[cell] = []
             else:
                 self._leave_out(cell, ready)
+        cpu_load = CpuLoad(os.getpid())
         for number in range(count):
             for cell in list(self.turns):
                 self.lane.progress.phase(self.lane.gpu, cell, f"round {number + 1} of {count}")
@@ -47,6 +60,7 @@ class Rounds:
                     self.turns[cell].append(answer.host_ms)
                 else:
                     self._leave_out(cell, answer)
+        self.load = cpu_load.share_of_others()
 
     def _leave_out(self, cell: Cell, answer: Answer) -> None:
         assert isinstance(answer, Failed)
@@ -65,22 +79,40 @@ def taking_part(records: Mapping[Cell, Record]) -> list[Cell]:
 
 
 def share_rounds(records: list[Record]) -> bool:
-    """Have these been compared with each other already?"""
+    """Have these been compared with each other already, on a machine that did nothing else?"""
+    if not all(map(has_sound_rounds, records)):
+        return False
     groups = {record.comparison.group if record.comparison else None for record in records}
     return len(groups) == 1 and None not in groups
 
 
-def compared(records: Mapping[Cell, Record], turns: Mapping[Cell, list[Samples]]) -> dict[Cell, Record]:
-    """The records with their rounds, and a warning where those differ from what was measured alone."""
+def compared(
+    records: Mapping[Cell, Record], turns: Mapping[Cell, list[Samples]], load: float, max_load: float
+) -> dict[Cell, Record]:
+    """The records with their rounds, and with what speaks against those.
+
+    A GPU runs nothing but the cell whose turn it is. On a CPU a cell whose rounds differ from what was measured alone had
+    other work beside it in one of the two, and gives no ratio.
+
+    Args:
+        records: Of the cells, measured alone.
+        turns: Host milliseconds of each cell's turns.
+        load: The share of the cores that other processes took meanwhile.
+        max_load: The share that they may take; 1 gives ratios whatever else runs.
+    """
     group, ids = uuid4().hex[:16], tuple(records[cell].id for cell in turns)
     with_rounds = {}
     for cell, host_ms in turns.items():
-        record = replace(records[cell], comparison=Comparison(group, ids, now(), tuple(host_ms)))
-        assert record.comparison is not None
-        ratio = record.comparison.median_ms / record.host_ms if record.host_ms else 1.0
+        comparison = Comparison(group, ids, now(), tuple(host_ms))
+        warnings = [warning for warning in records[cell].warnings if warning.kind not in OF_ROUNDS]
+        alone_ms = records[cell].host_ms
+        ratio = comparison.median_ms / alone_ms if alone_ms else 1.0
         if not 1 / APART < ratio < APART:
-            record = replace(record, warnings=(*record.warnings, Warning("differs_in_rounds", {"ratio": ratio})))
-        with_rounds[cell] = record
+            kind = "apart_in_rounds" if cell.device == "cpu" and max_load < 1 else "differs_in_rounds"
+            warnings.append(Warning(kind, {"ratio": ratio}))
+        if cell.device == "cpu" and load > max_load:
+            warnings.append(Warning("busy_rounds", {"load": load, "cores": cores()}))
+        with_rounds[cell] = replace(records[cell], comparison=comparison, warnings=tuple(warnings))
     return with_rounds
 
 

@@ -53,6 +53,7 @@ def _print_cell(record: Record, console: Console) -> None:
         *measured,
         Row("schedule", schedule_text),
         Row("compilation", compilation_text),
+        Row("threads an operator", lambda record: plain(record.operator_threads) if record.operator_threads else DASH),
         Row("learning", lambda record: _seconds(record.learning_s)),
         Row("preparation", lambda record: _seconds(record.preparation_s)),
     ]

@@ -88,6 +88,7 @@ class CpuExecutor(Scheduled):
         self.closed = False
         # One stream alone is the caller's own thread: a second pool of OpenMP threads on the same cores makes both wait.
         if len(self.streams) > 1:
+            self.operator_threads = self.intra_op_threads
             self.queues = [SimpleQueue() for _ in self.streams]
             for s in range(len(self.streams)):
                 self.threads.append(threading.Thread(target=self._work, args=(s,), name=f"stream-{s}", daemon=True))

@@ -23,6 +23,7 @@ class TrainingStep(Scheduled):
     def __init__(self, module: nn.Module, optimizer: StaticOptimizer, executor: Scheduled):
         self.optimizer, self.executor = optimizer, executor
         self.schedule, self.program, self.is_captured = executor.schedule, executor.program, executor.is_captured
+        self.operator_threads = executor.operator_threads
         self.modules = list(module.modules())
         self.forms = [m.training for m in self.modules]
         self.owners: list[dict[str, Any]] = [d for m in self.modules for d in (m._modules, m._parameters, m._buffers)]

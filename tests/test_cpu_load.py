@@ -1,0 +1,110 @@
+"""What other processes take of the cores is told apart from what a sweep takes itself, and costs a CPU's ratios."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Run, records
+from made_records import cell, latency, record
+
+from results.cell import Cell
+from results.comparison import comparable, speedup
+from results.document import from_json
+from results.record import Record
+from runners.machine.cpu_load import CpuLoad
+from runners.sweep.rounds import compared, share_rounds
+
+
+@contextmanager
+def burning(count: int) -> Iterator[list[int]]:
+    """Processes that keep a core busy each; their ids."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_what_a_sweeps_own_processes_take_is_no_load() -> None:
+    with burning(2), subprocess.Popen(["sleep", "60"]) as stranger:
+        try:
+            own, strangers = CpuLoad(os.getpid()), CpuLoad(stranger.pid)
+            time.sleep(2)
+            shares = own.share_of_others(), strangers.share_of_others()
+        finally:
+            stranger.kill()
+    num_cores = len(os.sched_getaffinity(0))
+    # Whatever else runs here, the difference is what our own processes took: beside them others had at most the rest.
+    assert 0 <= shares[0] < shares[1] <= 1
+    assert shares[1] - shares[0] > 0.25 * min(2, num_cores) / num_cores
+
+
+def test_a_process_that_has_ended_counts_as_its_parents() -> None:
+    load = CpuLoad(os.getpid())
+    with burning(2):
+        time.sleep(1)
+    own_s = 2 * 0.2  # of two processes in a second, beside whatever else runs here
+    elapsed_s = time.monotonic() - load.begin
+    assert load.share_of_others() <= 1 - own_s / (elapsed_s * len(os.sched_getaffinity(0)))
+
+
+def measured(device: str) -> dict[Cell, Record]:
+    """Two cells that took 4 and 1 ms alone."""
+    cells = {system: cell(system, device=device) for system in ("eager", "nimble")}
+    alone_ms = {"eager": 4.0, "nimble": 1.0}
+    return {of: record(of=of, latency=latency(alone_ms[system])) for system, of in cells.items()}
+
+
+@pytest.mark.parametrize(
+    ("device", "eager_ms", "load", "max_load", "kinds"),
+    [
+        ("cpu", 4.0, 0.0, 0.1, []),
+        ("cpu", 4.0, 0.2, 0.1, ["busy_rounds"]),
+        ("cpu", 100.0, 0.0, 0.1, ["apart_in_rounds"]),
+        ("cpu", 1.0, 0.0, 0.1, ["apart_in_rounds"]),
+        ("cpu", 100.0, 1.0, 0.1, ["apart_in_rounds", "busy_rounds"]),
+        ("cpu", 100.0, 1.0, 1.0, ["differs_in_rounds"]),
+        ("cuda", 100.0, 1.0, 0.1, ["differs_in_rounds"]),
+    ],
+)
+def test_rounds_of_a_busy_cpu_give_no_ratio(
+    device: str, eager_ms: float, load: float, max_load: float, kinds: list[str]
+) -> None:
+    alone = measured(device)
+    eager, nimble = alone
+    turns = {eager: [(eager_ms,)] * 3, nimble: [(1.0,)] * 3}
+    after = compared(alone, turns, load, max_load)
+    assert [warning.kind for warning in after[eager].warnings] == kinds
+    is_sound = not {"busy_rounds", "apart_in_rounds"} & set(kinds)
+    assert comparable(after[nimble], after[eager]) is is_sound is share_rounds(list(after.values()))
+    assert (speedup(after[nimble], after[eager]) is not None) is is_sound
+    again = compared(after, {eager: [(4.0,)] * 3, nimble: [(1.0,)] * 3}, 0.0, 0.1)  # on an idle machine
+    ratio = speedup(again[nimble], again[eager])
+    assert ratio is not None and ratio.ratio == 4.0 and not again[eager].warnings
+
+
+@pytest.mark.slow
+def test_busy_loops_beside_a_sweep_cost_its_ratio(run: Run, folder: Path) -> None:
+    asked = (
+        "-m",
+        "model=custom",
+        "model.factory=tiny:make",
+        "device=cpu",
+        "runner=latency",
+        "runner.samples=5",
+        "results=r",
+    )
+    with burning(2 * len(os.sched_getaffinity(0))):
+        done = run("-m", *asked, "system=eager,nimble", "rounds=2")
+    assert done.returncode == 0, done.stderr
+    assert "other processes took" in done.stdout and "x [" not in done.stdout
+    read = {name: from_json(document) for name, document in records(folder / "r").items()}
+    assert len(read) == 2 and all({"busy_cpu", "busy_rounds"} <= {w.kind for w in r.warnings} for r in read.values())
+    assert {r.operator_threads for r in read.values()} == {1}
