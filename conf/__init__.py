@@ -34,15 +34,7 @@ def folders() -> tuple[Path, ...]:
 
 def choices(group: str) -> tuple[str, ...]:
     """The names that `group=` takes, sorted; "ios/figure6" for a file in a folder of its own."""
-    return tuple(
-        sorted(
-            {
-                file.relative_to(folder / group).with_suffix("").as_posix()
-                for folder in folders()
-                for file in (folder / group).rglob("*.yaml")
-            }
-        )
-    )
+    return _choices(group, folders())
 
 
 def options(group: str, choice: str) -> Options:
@@ -77,6 +69,12 @@ def mistake(group: str, defaults: Mapping[str, object], values: Mapping[str, obj
         if default is not None and type(value) is not type(default) and not is_number:
             return f"{group}.{key}={value} is not {KINDS.get(type(default), type(default).__name__)}"
     return None
+
+
+@cache
+def _choices(group: str, searched: tuple[Path, ...]) -> tuple[str, ...]:
+    files = ((folder / group, file) for folder in searched for file in (folder / group).rglob("*.yaml"))
+    return tuple(sorted({file.relative_to(root).with_suffix("").as_posix() for root, file in files}))
 
 
 @cache
