@@ -7,7 +7,7 @@ STUBS := $(VENV)/stubs
 # Where the shell forbids Python to keep what it has compiled, each of the tests' hundreds of processes compiles PyTorch anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: bench test lint style types tests lock clean
+.PHONY: bench test lint style types tests slow lock clean
 
 bench: $(STAMP)
 	$(BIN)/python run.py model=nasnet system=nimble batch=1
@@ -26,6 +26,10 @@ types: $(STAMP)
 
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# What takes minutes by itself: processes that are killed, compilers, long training.
+slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not gpu"
 
 # The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated. Nothing is
 # compiled: of 6 GB of packages a run imports a part, which Python compiles then. The lock file names all there is to install, so

@@ -75,9 +75,10 @@ number = 3
 
 # Files whose few tests take longest go first, so that the workers of a run end together.
 LONG = (
-    *("test_sweep", "test_tvm", "test_tvm_tuning", "test_reproduce", "test_cli", "test_launchers", "test_systems"),
-    *("test_models_networks", "test_training_runner", "test_onnx", "test_rewriting", "test_training", "test_timeline"),
-    *("test_zoo_graphs", "test_torch_compile"),
+    *("test_sweep", "test_plot", "test_select_products", "test_cli", "test_readme", "test_results", "test_tvm"),
+    *("test_reproduce", "test_wheel", "test_runners", "test_tensorrt", "test_fuse_reductions", "test_onnx", "test_report"),
+    *("test_rewriting", "test_launchers", "test_models_networks", "test_systems", "test_measuring", "test_merge_linears"),
+    *("test_timeline_picture", "test_training", "test_own_scheduler", "test_zoo_graphs", "test_tvm_tuning"),
 )
 
 

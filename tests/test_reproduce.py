@@ -66,6 +66,7 @@ def test_a_figure_of_nimble(tmp_path: Path) -> None:
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
     """Both need no GPU, so that their figures stand or fall; and each is seen to go on where it stopped."""
     done = small(tmp_path, "ios/table1", "opara/table1")

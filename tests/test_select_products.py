@@ -55,7 +55,7 @@ class Conv1D(nn.Module):
         return out.view(*x.shape[:-1], -1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.sampled_from([nn.Linear, Conv1D]),
     st.integers(1, 9),

@@ -65,7 +65,8 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], tol
 @pytest.mark.parametrize(
     ("model", "options", "device"),
     [
-        *((model, {}, "cpu") for model in ("squeezenet", "resnet18", "nasnet")),
+        *((model, {}, "cpu") for model in ("squeezenet", "resnet18")),
+        pytest.param("nasnet", {}, "cpu", marks=pytest.mark.slow),
         *(pytest.param("squeezenet", {"cuda_graph": captured}, "cuda", marks=GPU) for captured in (False, True)),
         *(pytest.param(model, {"cuda_graph": True}, "cuda", marks=GPU) for model in ("nasnet", "bert", "t5")),
     ],

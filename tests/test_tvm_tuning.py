@@ -123,6 +123,7 @@ def tuned(trials: int, report: Any = lambda phase: None) -> Compilation:
     return prepared.compilation
 
 
+@pytest.mark.slow
 def test_tuning_goes_on_after_a_kill() -> None:
     """SIGKILL in the midst; then what is missing is measured and nothing twice, and after that nothing."""
     killed = subprocess.Popen(

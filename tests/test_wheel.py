@@ -180,6 +180,7 @@ def test_the_command_writes_a_schedule(python: Path, place: Path) -> None:
     assert json.loads((place / "schedule.json").read_text())["streams"] > 1
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_model_of_the_users(python: Path, place: Path) -> None:
     arguments = ["model=custom", "model.factory=models:make", "system=nimble", "device=cpu", "runner=latency"]
     done = used([str(python.parent / "opweave"), *arguments, "runner.samples=3"], place)
