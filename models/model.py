@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from models.registry import Input
@@ -13,6 +15,23 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 LAYOUTS = ("contiguous", "channels_last")
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How a trial's inputs differ from the example.
+
+    Args:
+        sign, scale: factors of floating-point values.
+        share: of a mask's elements that change; whole numbers are the smaller, the larger it is.
+    """
+
+    sign: float
+    scale: float
+    share: float
+
+
+VARIATIONS = (Variation(-1.0, 1.0, 0.75), Variation(1.0, 4.0, 0.25), Variation(-1.0, 0.25, 0.5))
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,26 @@ class Model:
         example's values shuffled, so that every value stays valid (token ids, masks, ranges). A floating-point tensor
         whose values are all equal is drawn from the standard normal instead.
         """
+        return self._placed(seed, _shuffled)
+
+    def trial_inputs(self, seed: int) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """Inputs for a check, the most telling first; a model may refuse all but the last, which are `fresh_inputs`.
+
+        A custom model's differ from its example in sum, sign and scale, whole numbers and masks included: whatever branch
+        the example takes, one of VARIATIONS takes another. Without changes of sign they are the second choice.
+
+        Args:
+            seed: seeds that follow each other have the variations in turn.
+        """
+        if self.drawn is not None:
+            return (self.fresh_inputs(seed),)
+        variation = VARIATIONS[seed % len(VARIATIONS)]
+        kinds = variation, replace(variation, sign=1.0)
+        varied = [self._placed(seed, partial(_varied, kind)) for kind in kinds]
+        return (*varied, self.fresh_inputs(seed))
+
+    def _placed(self, seed: int, draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """One draw for each input, as `inputs` are placed; the zoo's own where it says how to draw."""
         import torch
 
         generator = torch.Generator().manual_seed(seed)
@@ -43,7 +82,7 @@ class Model:
             pairs = zip(self.drawn, self.inputs, strict=True)
             fresh = [description.draw(example.shape[0], generator) for description, example in pairs]
         else:
-            fresh = [_shuffled(example, generator) for example in self.inputs]
+            fresh = [draw(example, generator) for example in self.inputs]
         return tuple(torch.empty_like(example).copy_(new) for example, new in zip(self.inputs, fresh, strict=True))
 
 
@@ -88,3 +127,36 @@ def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if tensor.is_floating_point() and bool((values == values[:1]).all()):
         return torch.randn(tensor.shape, generator=generator)
     return values[torch.randperm(values.numel(), generator=generator)].reshape(tensor.shape)
+
+
+def _varied(variation: Variation, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Other values, on the CPU. Whole numbers stay between the example's least and largest, infinities where they are."""
+    import torch
+
+    values = tensor.detach().cpu()
+    if values.is_floating_point() or values.is_complex():
+        is_finite = values.isfinite()
+        finite = _shuffled(values[is_finite], generator).to(values.dtype)
+        return values.masked_scatter(is_finite, finite * (variation.sign * variation.scale))
+    if not values.numel():
+        return values
+    low, high = int(values.min()), int(values.max())
+    if values.dtype == torch.bool or (low >= 0 and high == 1):
+        return _remasked(values, variation.share, generator)
+    if low == high and low:  # between 1 and it: 0 may be no length and no divisor
+        low, high = min(low, 1) if low > 0 else low, max(high, -1) if high < 0 else high
+    power = 2 * variation.share / (1 - variation.share)
+    places = torch.rand(values.shape, generator=generator, dtype=torch.float64) ** power
+    return (low + (places * (high - low + 1)).long()).to(values.dtype)
+
+
+def _remasked(mask: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Truth values of which a share is the opposite; a row's first stays, so that no row loses all that it may see."""
+    import torch
+
+    if mask.numel() == 1:
+        return (1 - mask.int()).to(mask.dtype) if share >= 0.5 else mask
+    is_other = torch.rand(mask.shape, generator=generator) < share
+    if mask.dim() and mask.shape[-1] > 1:
+        is_other[..., 0] = False
+    return torch.where(is_other, 1 - mask.int(), mask.int()).to(mask.dtype)
