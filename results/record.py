@@ -16,9 +16,9 @@ from .statistics import Statistics
 from .warning import Warning
 
 SCHEMA = 2
-STATUSES = ("ok", "unsupported", "incorrect", "failed", "out_of_memory", "timeout")
+STATUSES = ("ok", "unsupported", "incorrect", "unchecked", "failed", "out_of_memory", "timeout")
 # A cell with one of these is not measured again by the next sweep, unless `is_final` says otherwise.
-FINAL = ("ok", "unsupported", "incorrect", "out_of_memory")
+FINAL = ("ok", "unsupported", "incorrect", "unchecked", "out_of_memory")
 
 Samples: TypeAlias = tuple[float, ...]
 
@@ -139,30 +139,42 @@ class Memory:
 
 @dataclass(frozen=True)
 class Correctness:
-    """Compared with eager. The fields from `steps` on are of training.
+    """Compared with eager in a higher precision. Errors are relative. The fields from `steps` to `dropout` are of training.
 
     Args:
-        is_correct: within the tolerance.
+        is_correct: every error is within its tolerance, and a larger one could have been seen.
         reason: why not.
-        relative_error: the largest ||out - eager|| / ||eager|| over outputs and draws.
-        rounding: what rounding alone costs eager; None where that was not needed to judge.
-        tolerance: the largest relative error that is correct.
+        relative_error: ||out - reference|| / ||reference|| of the tensor that comes nearest to its tolerance, or exceeds it
+            most, the largest over draws; None where nothing was compared.
+        rounding: eager's own error of the same tensor, or what a unit of rounding does to it where that is more.
+        tolerance: the largest relative error that is correct: what the check could not have seen.
         inputs: draws that were compared.
         steps: steps of training that were compared.
         losses, eager_losses: of these steps.
         dropout: whether the model dropped values in them.
+        is_checked: False where no wrong execution could have been told from a right one.
+        reference: the precision of what it was compared with.
+        element_error, element_tolerance: max |out - reference| / max |reference|, and the largest that is correct.
+        input_effect: how far apart the reference's outputs for different inputs are.
+        equals_eager: every output is eager's own bit for bit.
     """
 
     is_correct: bool
     reason: str | None
-    relative_error: float
+    relative_error: float | None
     rounding: float | None
-    tolerance: float
+    tolerance: float | None
     inputs: int | None = None
     steps: int | None = None
     losses: Samples | None = None
     eager_losses: Samples | None = None
     dropout: bool | None = None
+    is_checked: bool = True
+    reference: str | None = None
+    element_error: float | None = None
+    element_tolerance: float | None = None
+    input_effect: float | None = None
+    equals_eager: bool | None = None
 
 
 @dataclass(frozen=True)

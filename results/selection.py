@@ -21,6 +21,7 @@ NOT_MEASURED = "not measured"
 WORDS = {
     "unsupported": "unsupported",
     "incorrect": "incorrect",
+    "unchecked": "unchecked",
     "failed": "failed",
     "out_of_memory": "out of memory",
     "timeout": "timed out",

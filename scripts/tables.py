@@ -380,12 +380,17 @@ def measured_alone(groups: Iterable[Siblings], among: Iterable[Choice]) -> str:
 
 def equal_to_eager(groups: Iterable[Siblings]) -> str:
     """How many cells of systems that run the model's own operators give eager's outputs bit for bit, and which do not."""
-    errors = {
-        f"{group.group.model.name} under {s}": needed(record.correctness).relative_error
+    parts = {
+        f"{group.group.model.name} under {s}": record.correctness
         for group in groups
         for s in SIDE_BY_SIDE
         if s not in (TORCH_COMPILE, NIMBLE_FUSED) and (record := group.get(s)) is not None and record.correctness is not None
     }
-    others = [f"{cell} ({error:.1e})" for cell, error in errors.items() if error]
-    equal = f"{len(errors) - len(others)} of the {len(errors)} cells that run the model's own operators do"
+    # Where a record does not say so, its error is against eager itself.
+    others = [
+        f"{cell} ({part.relative_error:.1e})"
+        for cell, part in parts.items()
+        if not (part.relative_error == 0 if part.equals_eager is None else part.equals_eager)
+    ]
+    equal = f"{len(parts) - len(others)} of the {len(parts)} cells that run the model's own operators do"
     return f"Outputs equal eager's bit for bit: {equal}" + (f"; not {', '.join(others)}." if others else ".")

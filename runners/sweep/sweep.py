@@ -21,7 +21,7 @@ from .lane import Lane, Processes
 from .progress import Progress
 from .summary import print_summary
 
-BAD = ("failed", "timeout", "out_of_memory", "incorrect")
+BAD = ("failed", "timeout", "out_of_memory", "incorrect", "unchecked")
 
 
 class Sweep:

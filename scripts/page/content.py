@@ -144,8 +144,8 @@ def cells(measured: Selection, baseline: Choice) -> Table:
         ),
         of(
             "error",
-            lambda record: record.correctness,
-            lambda correctness: _number(correctness.relative_error, ".1e"),
+            lambda record: record.correctness.relative_error if record.correctness else None,
+            lambda error: _number(error, ".1e"),
             "largest relative error against eager",
         ),
         of("streams", lambda record: record.schedule, lambda schedule: _number(schedule.streams, ",d")),
