@@ -251,6 +251,7 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], pre
     kept = iter(outputs)
     found = correctness.measure(module, lambda *_: next(kept), draws, precision)
     assert found.is_correct, found.reason
+    assert found.relative_error is not None
     return found.relative_error
 
 
@@ -295,14 +296,14 @@ class TestOnnxRuntime:
         """In either precision by which the cases above are judged."""
         wrong, module = small(1).to(device), small().to(device)
         with pytest.raises(AssertionError, match="relative error"):
-            agree(wrong, module, [(image()[0].to(device),)], precision)
+            agree(wrong, module, [(x.to(device),) for x in (image()[0], -image()[0])], precision)
 
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
     def test_precisions_and_layouts(self, precision: str, layout: str) -> None:
         model = models.place(models.load("squeezenet", 1), device="cpu", precision=precision, layout=layout)
         prepared = OnnxRuntime().prepare(model.module, model.inputs)
-        assert agree(prepared, model.module, [model.fresh_inputs(7)], precision) < 1e-2
+        assert agree(prepared, model.module, [model.fresh_inputs(s) for s in (7, 8)], precision) < 1e-2
 
     @pytest.mark.parametrize(
         "act",

@@ -19,7 +19,6 @@ import torch
 from conftest import ROOT, gone
 from made_records import cell, record
 from scipy.stats import bootstrap
-from torch import Tensor, nn
 
 import models
 from models import loading
@@ -32,7 +31,7 @@ from runners.cell.measuring import measured
 from runners.cell.messages import Check, Checked, Failed, Round
 from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
-from runners.measurements import correctness, kernels, latency, sm_efficiency, throughput
+from runners.measurements import kernels, latency, sm_efficiency, throughput
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.cores import shares
@@ -94,44 +93,6 @@ def test_memory_is_the_peak_of_a_call() -> None:
     run = subprocess.run([sys.executable, "-c", MEASURE_MEMORY], capture_output=True, text=True, check=True, cwd=ROOT)
     part = json.loads(run.stdout)
     assert 95 * MIB < part["peak_bytes"] < 200 * MIB and part["system"] == {"arena": 5}
-
-
-def close(a: Tensor) -> nn.Module:
-    """A module that adds `a`."""
-    module = nn.Module()
-    module.forward = lambda x: {"y": x + a, "z": [x]}  # type: ignore[method-assign]
-    return module
-
-
-DRAWS = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(i)),) for i in range(3)]
-
-
-def test_equal_outputs_are_correct_and_others_are_not() -> None:
-    zero = torch.zeros(4, 4)
-    equal = correctness.measure(close(zero), close(zero), DRAWS, "fp32")
-    assert equal.is_correct and equal.reason is None and equal.rounding is None
-    assert (equal.relative_error, equal.inputs) == (0.0, 3)
-    off = correctness.measure(close(zero), close(zero + 1e-3), DRAWS, "fp32")
-    assert not off.is_correct and 1e-4 < off.relative_error < 1e-2 and "exceeds" in (off.reason or "")
-    assert correctness.measure(close(zero), close(zero + 1e-3), DRAWS, "tf32").is_correct
-
-
-@pytest.mark.parametrize(
-    ("prepared", "why"),
-    [
-        (lambda x: {"y": x * float("nan"), "z": [x]}, "not finite"),
-        (lambda x: {"y": x[:2], "z": [x]}, "shape"),
-        (lambda x: {"y": x}, "shape"),
-    ],
-)
-def test_what_cannot_be_compared_is_incorrect(prepared: object, why: str) -> None:
-    part = correctness.measure(close(torch.zeros(4, 4)), prepared, DRAWS, "fp32")  # type: ignore[arg-type]
-    assert not part.is_correct and why in (part.reason or "")
-
-
-def test_an_error_on_one_draw_of_three_is_found() -> None:
-    errors = iter([0.0, 0.0, 1.0])
-    assert not correctness.measure(lambda x: x, lambda x: x + next(errors), DRAWS, "bf16").is_correct
 
 
 def test_occupied_share_against_small_steps_of_time() -> None:

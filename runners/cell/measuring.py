@@ -1,6 +1,6 @@
 """What is measured of a cell, in its order.
 
-Invariant: nothing is timed after a profiler was in the process, and nothing is timed of a cell that is incorrect.
+Invariant: nothing is timed after a profiler was in the process, nor of a cell that is not seen to be correct.
 """
 
 import os
@@ -53,7 +53,8 @@ def measured(session: Session, record: Record, *, is_profiled: bool = True) -> R
     record = _with(record, correctness, session)
     assert isinstance(record.correctness, Correctness)
     if not record.correctness.is_correct:
-        return replace(record, status="incorrect", reason=record.correctness.reason)
+        status = "incorrect" if record.correctness.is_checked else "unchecked"
+        return replace(record, status=status, reason=record.correctness.reason)
     record = replace(record, warnings=(*record.warnings, *session.settle()))
     load = CpuLoad(os.getppid())  # the sweep's process: what else it runs is no other's
     for measurement in wanted.timed:

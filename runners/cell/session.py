@@ -13,6 +13,7 @@ from torch import nn
 
 import models
 import systems
+from models.calibration import calibrate
 from results.cell import Cell
 from results.record import Correctness, Limits, Samples
 from results.warning import Warning
@@ -61,6 +62,8 @@ class Session:
         phase("loading the model")
         torch.manual_seed(conditions.seed)
         loaded = load(cell.model, cell.batch, is_training=self.is_training, device=self.device)
+        if loaded.drawn is None and not self.is_training:
+            calibrate(loaded.module, loaded.inputs)  # as the zoo is
         self.model = models.place(loaded, device=self.device, precision=conditions.precision, layout=conditions.layout)
         self.inputs = self.model.fresh_inputs(conditions.seed)
         if self.device == "cuda" and torch.backends.cudnn.benchmark:
@@ -180,7 +183,8 @@ class Session:
     def compare(self) -> Correctness:
         """Compare the prepared system with eager, on inputs that neither has seen."""
         conditions = self.cell.conditions
-        draws = [self.model.fresh_inputs(conditions.seed + 1 + i) for i in range(correctness.DRAWS)]
+        seeds = range(conditions.seed + 1, conditions.seed + 1 + correctness.DRAWS)
+        draws = [correctness.accepted(self.module, self.model.trial_inputs(seed)) for seed in seeds]
         return correctness.measure(self.module, self.prepared, draws, conditions.precision)
 
     def settle(self) -> tuple[Warning, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +16,20 @@ from torch.utils._pytree import tree_leaves
 from results.cell import Cell
 from results.record import Correctness
 from runners.measurements.base import options_of
-from runners.measurements.correctness import ROUNDINGS, TOLERANCE, relative_error
+from runners.measurements.correctness import FLOOR, MULTIPLE, Distance, Errors, beyond, distance, largest
 from runners.measurements.training import TrainingOptions
 from systems.base import Prepared, System, Unsupported
 from systems.pytorch.eager import Eager
 from systems.training.step import undone
 
 from .calls import sample
+from .reference import disturb, epsilon
 from .session import Session
 
 COMPARED_STEPS = 3
 AUXILIARY = 0.3  # the weight of further outputs in the loss, as GoogLeNet and Inception-v3 were trained
-# What a number is off by at most when it is rounded: how far such an error grows in a few steps says what rounding may cost.
-UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 RATES = ("p", "drop_prob", "dropout")  # attributes by which modules know how much to drop
-NEGLIGIBLE = 0.1
+NEGLIGIBLE = 0.1  # of the average change: a parameter that changes by less is judged as if it did by that
 LONG_STEP_MS = 300.0  # steps this long are warm after a few
 
 
@@ -70,7 +70,7 @@ class TrainingSession(Session):
         assert isinstance(options, TrainingOptions)
         self.options = options
         self.target = self._targets()
-        self.start = [t.detach().to("cpu", copy=True) for t in self._state()]
+        self.start = self._copied()
         self.optimizer = self._optimizer()
         self._comparison: Correctness | None = None
 
@@ -145,30 +145,39 @@ class TrainingSession(Session):
     def _compare(self, prepared: Prepared, optimizer: torch.optim.Optimizer) -> Correctness:
         """Compare a few steps from the model's first state, and from one random state, with eager's.
 
-        relative_error is the largest: of a loss, of what the parameters have changed by, of what the statistics have.
-        rounding, where it was needed to judge: eager's own, after rounding every parameter once.
+        Compared are the losses, and what each parameter and each buffer has changed by, after the first step and the last.
+        Each may be a multiple as far off as eager is that starts from parameters one unit of rounding away. The reference is
+        eager in its own precision: in another, dropout draws other numbers.
         """
         precision = self.cell.conditions.precision
         eager, trained = self._run(*self._eager_step()), self._run(prepared, optimizer)
-        error, rounding, tolerance = trained.difference(eager), None, TOLERANCE[precision]
-        if error > tolerance:
-            rounding = self._run(*self._eager_step(), rounded=UNIT_ROUNDOFF[precision]).difference(eager)
-            tolerance = max(tolerance, ROUNDINGS * rounding)
+        disturbed = self._run(*self._eager_step(), is_disturbed=True)
         self._restore()
-        reason = None
-        if not eager.is_finite():
+        arithmetic = "fp32" if precision == "tf32" and self.device == "cpu" else precision
+        all_errors = eager.errors(trained, disturbed, MULTIPLE[arithmetic])
+        norm, element = largest(all_errors, by=0), largest(all_errors, by=1)
+        reason, is_checked = beyond(norm, element, f"after {COMPARED_STEPS} steps"), True
+        if not (eager.is_finite() and disturbed.is_finite()):
             reason = "eager's own losses or weights are not finite after a few steps: a lower runner.learning_rate may help"
-        elif not error <= tolerance:
-            reason = f"relative error {error:.1e} after {COMPARED_STEPS} steps exceeds the tolerance {tolerance:.1e}"
+            is_checked = False
+        elif not trained.is_finite():
+            reason = "its losses or weights are not finite after a few steps"
+        elif reason is None and not any(errors.shows_effect for errors in all_errors):
+            reason, is_checked = "a step that updates nothing could not be seen: eager's own rounding changes as much", False
+        assert norm is not None and element is not None  # there is a loss
         return Correctness(
             is_correct=reason is None,
             reason=reason,
-            relative_error=error,
-            rounding=rounding,
-            tolerance=tolerance,
+            relative_error=_number(norm.system.norm),
+            rounding=_number(norm.eager.norm),
+            tolerance=_number(norm.tolerance.norm),
             steps=COMPARED_STEPS,
             losses=tuple(trained.losses),
             eager_losses=tuple(eager.losses),
+            is_checked=is_checked,
+            reference="fp32" if arithmetic == "tf32" else arithmetic,
+            element_error=_number(element.system.element),
+            element_tolerance=_number(element.tolerance.element),
         )
 
     def _eager_step(self) -> tuple[Prepared, torch.optim.Optimizer]:
@@ -182,23 +191,28 @@ class TrainingSession(Session):
         seed: int = 0,
         *,
         steps: int = COMPARED_STEPS,
-        rounded: float = 0.0,
+        is_disturbed: bool = False,
     ) -> StepHistory:
         """Steps from the model's first state.
 
-        rounded: by which fraction, up or down at random, its parameters are set off first.
+        is_disturbed: its parameters are moved by one unit of rounding first. What they change by is taken from there.
         """
         self._restore()
         optimizer.state.clear()
-        with torch.no_grad():
-            for i, p in enumerate(self.module.parameters() if rounded else ()):
-                signs = torch.randint(2, p.shape, generator=torch.Generator().manual_seed(i)).to(p.device) * 2 - 1
-                p.mul_(1 + rounded * signs)
+        if is_disturbed:
+            for i, p in enumerate(self.module.parameters()):
+                disturb(p, i, epsilon(p, self.cell.conditions.precision))
+        begin = self._copied()
         torch.manual_seed(seed)
-        losses = [step(*self.inputs, self.target).item() for _ in range(steps)]
-        changes = [t.detach().cpu().double() - s.double() for t, s in zip(self._state(), self.start, strict=True)]
-        parameters = len(list(self.module.parameters()))
-        return StepHistory(losses, changes[:parameters], changes[parameters:])
+        losses, states = [], []
+        for i in range(steps):
+            losses.append(step(*self.inputs, self.target).item())
+            if i in (0, steps - 1):
+                states.append(self._copied())
+        return StepHistory(losses, begin, states, len(list(self.module.parameters())))
+
+    def _copied(self) -> list[Tensor]:
+        return [t.detach().to("cpu", copy=True) for t in self._state()]
 
     def _restore(self) -> None:
         with torch.no_grad():
@@ -210,30 +224,64 @@ class TrainingSession(Session):
 
 @dataclass
 class StepHistory:
-    """What some steps did: the loss of each, and by how much each parameter and each buffer has changed, in float64."""
+    """What some steps did.
+
+    Args:
+        losses: of each step.
+        begin: parameters and buffers before the first, on the CPU.
+        states: the same after the first step, and after the last.
+        num_parameters: how many of these are parameters.
+    """
 
     losses: list[float]
-    parameters: list[Tensor]
-    buffers: list[Tensor]
+    begin: list[Tensor]
+    states: list[list[Tensor]]
+    num_parameters: int
 
-    def difference(self, other: StepHistory) -> float:
-        """The largest relative error of all these; infinite where something is not finite.
+    def errors(self, trained: StepHistory, disturbed: StepHistory, multiple: float) -> list[Errors]:
+        """Of the losses, of each parameter's change and of each buffer's; this is the reference.
 
-        A parameter's is relative to at least a tenth of the average change: some gradients are zero but for rounding (that
-        of the keys' bias in attention), and they differ by all they are.
+        A change's are relative to at least a tenth of the average change: some gradients are zero but for rounding (that of
+        the keys' bias in attention), and they differ by all they are. Eager's is at least the median of all parameters',
+        since that of a single small one may be zero by chance.
         """
-        errors = [abs(a - b) / abs(b) for a, b in zip(self.losses, other.losses, strict=True)]
-        errors += [relative_error(a, b) for a, b in zip(self.buffers, other.buffers, strict=True)]
-        average = math.sqrt(
-            sum(float(p.square().sum()) for p in other.parameters) / sum(p.numel() for p in other.parameters)
-        )
-        for a, b in zip(self.parameters, other.parameters, strict=True):
-            scale = max(b.norm().item(), NEGLIGIBLE * average * math.sqrt(b.numel()))
-            errors.append((a - b).norm().item() / (scale or 1.0))
-        return max(errors) if all(map(math.isfinite, errors)) else math.inf
+        losses = [torch.tensor(history.losses, dtype=torch.float64) for history in (self, trained, disturbed)]
+        unit = FLOOR * torch.finfo(self.begin[0].dtype).eps
+        all_errors = [_errors(losses, 0.0, unit, multiple)]
+        for i in range(len(self.states)):
+            own, others, disturbeds = (history.changes(i) for history in (self, trained, disturbed))
+            parameters = own[: self.num_parameters]
+            squares = sum(float(p.square().sum()) for p in parameters) / sum(p.numel() for p in parameters)
+            typical = NEGLIGIBLE * math.sqrt(squares)
+            of_parameters = [
+                _errors(changes, typical, unit, multiple)
+                for changes in zip(parameters, others[: len(parameters)], disturbeds[: len(parameters)], strict=True)
+            ]
+            usual = Distance(*(median(errors.eager[by] for errors in of_parameters) for by in (0, 1)))
+            for errors, change in zip(of_parameters, parameters, strict=True):
+                errors.eager = errors.eager.or_more(usual)
+                errors.effect = distance(torch.zeros_like(change), change, typical)
+            all_errors += of_parameters
+            buffers = zip(*(changes[len(parameters) :] for changes in (own, others, disturbeds)), strict=True)
+            all_errors += [_errors(changes, 0.0, unit, multiple) for changes in buffers]
+        return all_errors
+
+    def changes(self, i: int) -> list[Tensor]:
+        """What each parameter and buffer has changed by up to a state, in float64."""
+        return [after.double() - before.double() for after, before in zip(self.states[i], self.begin, strict=True)]
 
     def is_finite(self) -> bool:
-        return all(map(math.isfinite, self.losses)) and all(t.isfinite().all() for t in (*self.parameters, *self.buffers))
+        return all(map(math.isfinite, self.losses)) and all(t.isfinite().all() for t in self.states[-1])
+
+
+def _errors(histories: Sequence[Tensor], typical: float, least: float, multiple: float) -> Errors:
+    """histories: of the reference, of the system, of the disturbed eager."""
+    reference, trained, disturbed = histories
+    return Errors(least, multiple, distance(trained, reference, typical), distance(disturbed, reference, typical))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @contextmanager

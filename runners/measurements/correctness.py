@@ -1,9 +1,17 @@
-"""Correctness: the largest relative error against eager, on inputs drawn anew after preparation."""
+"""Correctness: errors against eager in a higher precision, beside eager's own, on inputs drawn anew after preparation.
+
+Eager's own error is the larger of two: its distance from the reference, and how far the reference moves with weights and inputs
+half a unit of rounding away. A system may have a multiple of it. Where other inputs move the output by no more than that, or
+eager's output is not finite, no wrong execution could be seen: the cell is `unchecked`.
+tests/test_correctness.py and tests/test_training_runner.py keep tables of wrong executions (MUTANTS) that must be seen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from results.record import Correctness as CorrectnessPart
 from results.record import Record
@@ -14,14 +22,56 @@ from .subject import Subject
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Relative error of a whole output that rounding alone may cause, by the precision of the arithmetic. A wrong operator, a
-# wrong buffer or a wrong order gives errors near 1.
-TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}
-# TF32 keeps 10 bits, and how far one rounding of 5e-4 grows depends on the depth of the model. So, where TF32 can be
-# switched off, what it costs eager itself is measured, and another system may be that far off this many times over: a valid
-# reordering (batch norm folded into its convolution, say) rounds differently from eager, not more.
-ROUNDINGS = 3.0
+# A system may be this many times as far from the reference as eager is, by the precision of the arithmetic. In fp32 other
+# algorithms than eager's round more: Winograd's convolutions, some ten times as much. Lower precisions round what is stored
+# and multiplied, whatever the algorithm: another order of the same operators rounds differently from eager, not more.
+MULTIPLE = {"fp32": 16.0, "tf32": 4.0, "fp16": 4.0, "bf16": 4.0}
+FLOOR = 2.0  # units of rounding that any output may be off by, so that nothing has to be exact because eager happens to be
 DRAWS = 3
+
+
+class Distance(NamedTuple):
+    """How far a tensor is from a reference: ||a - b|| / ||b||, and max |a - b| / max |b|.
+
+    Of whole numbers and truth values both are the share of elements that differ.
+    """
+
+    norm: float
+    element: float
+
+    def or_more(self, other: Distance) -> Distance:
+        return Distance(max(self.norm, other.norm), max(self.element, other.element))
+
+
+NONE, ANY = Distance(0.0, 0.0), Distance(inf, inf)
+
+
+@dataclass
+class Errors:
+    """Of one tensor, the largest over draws.
+
+    Args:
+        least: what the system may be off by in any case.
+        multiple: how many times eager's error it may have.
+        system: against the reference.
+        eager: against the reference, and the reference against itself with weights and inputs half a unit of rounding away.
+        effect: of a wrong execution: how far from the reference it is with other inputs, or without the optimizer.
+    """
+
+    least: float
+    multiple: float
+    system: Distance = NONE
+    eager: Distance = NONE
+    effect: Distance = NONE
+
+    @property
+    def tolerance(self) -> Distance:
+        return Distance(*(max(self.least, self.multiple * error) for error in self.eager))
+
+    @property
+    def shows_effect(self) -> bool:
+        """Would that wrong execution be incorrect?"""
+        return self.effect.norm > self.tolerance.norm
 
 
 def measure(
@@ -30,68 +80,219 @@ def measure(
     draws: Sequence[tuple[Tensor, ...]],
     precision: str,
 ) -> CorrectnessPart:
-    """Compare `prepared` with the eager `module`.
-
-    The relative error is the largest ||out - eager|| / ||eager|| over outputs and draws. Rounding is the same between eager
-    and eager without TF32; it is measured only where it is needed to judge.
+    """Compare `prepared` with `module` in a higher precision. What it may be off by is a multiple of eager's own error.
 
     Args:
-        module, prepared: both take the tensors of a draw.
-        draws: inputs that neither has seen.
-        precision: of the arithmetic, a key of TOLERANCE.
+        module: eager, in the precision that is measured.
+        prepared: takes the same inputs.
+        draws: inputs that neither has seen; two at least, since one cannot show whether the output depends on them.
+        precision: of the arithmetic, a key of MULTIPLE. On a CPU tf32 is fp32.
+    """
+    from runners.cell.reference import references
+
+    reference = references(module, draws, precision)
+    multiple = MULTIPLE["fp32" if precision == "tf32" and not draws[0][0].is_cuda else precision]
+    trial = _Trial(multiple)
+    for inputs, expected, disturbed in zip(draws, reference.outputs, reference.disturbed, strict=False):
+        trial.add(_called(module, inputs), _called(prepared, inputs), expected, disturbed)
+        if trial.reason:
+            break
+    norm, element = largest(trial.errors.values(), by=0), largest(trial.errors.values(), by=1)
+    reason = trial.reason or beyond(norm, element, f"of {precision}")
+    is_correct, is_checked = reason is None, trial.is_checked
+    effect = max(trial.errors.values(), key=lambda e: e.effect.norm - e.tolerance.norm, default=None)
+    if is_correct and not (effect and effect.shows_effect):
+        is_correct = is_checked = False
+        reason = "its output holds no tensors to compare" if effect is None else _vacuous(effect)
+    return CorrectnessPart(
+        is_correct=is_correct,
+        reason=reason,
+        relative_error=norm.system.norm if norm else None,
+        rounding=norm.eager.norm if norm else None,
+        tolerance=norm.tolerance.norm if norm else None,
+        inputs=trial.num_draws,
+        is_checked=is_checked,
+        reference=reference.precision,
+        element_error=element.system.element if element else None,
+        element_tolerance=element.tolerance.element if element else None,
+        equals_eager=trial.equals_eager,
+        input_effect=effect.effect.norm if effect and isfinite(effect.effect.norm) else None,
+    )
+
+
+def accepted(module: Callable[..., object], choices: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The first inputs that the module takes and makes finite numbers of; the last where it does so of none."""
+    import torch
+
+    for inputs in choices[:-1]:
+        try:
+            leaves = dict(_leaves(_called(module, inputs))).values()
+        except Exception:  # what a model raises of values that it is not made for
+            continue
+        if all(bool(torch.isfinite(leaf).all()) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+            return inputs
+    return choices[-1]
+
+
+class _Trial:
+    """What draws have shown so far.
+
+    Args:
+        multiple: of Errors.
+        errors: of each tensor, by its place in the output.
+        reason: why no further draw need be compared.
+        is_checked: False where nothing can be compared.
+        equals_eager: every tensor has been eager's bit for bit.
+    """
+
+    def __init__(self, multiple: float):
+        self.multiple, self.num_draws = multiple, 0
+        self.errors: dict[str, Errors] = {}
+        self.earlier: dict[str, Tensor] = {}  # the reference on the draw before
+        self.reason: str | None = None
+        self.is_checked = self.equals_eager = True
+
+    def add(self, eager: object, out: object, expected: object, disturbed: object) -> None:
+        """Compare one draw's outputs: eager's, the system's, the reference's, the disturbed reference's."""
+        import torch
+
+        self.num_draws += 1
+        owns, outs, references, disturbeds = (dict(_leaves(x)) for x in (eager, out, expected, disturbed))
+        if reason := _other_form(outs, owns):
+            self.reason = reason
+            return
+        if not owns.keys() == references.keys() == disturbeds.keys():
+            self._give_up("eager's output is of another structure in a higher precision")
+            return
+        for place, own in owns.items():
+            if isinstance(own, torch.Tensor):
+                self._compare_tensors(place, outs[place], own, references[place], disturbeds[place])
+            elif own != references[place]:
+                self._give_up(f"two calls of eager do not agree on {place}, {own!r}")
+            elif outs[place] != own:
+                self.reason = f"{place} is {outs[place]!r}, eager's is {own!r}"
+            if self.reason:
+                return
+
+    def _give_up(self, reason: str) -> None:
+        self.reason, self.is_checked = reason, False
+
+    def _compare_tensors(self, place: str, out: Tensor, own: Tensor, reference: Tensor, disturbed: Tensor) -> None:
+        import torch
+
+        if not own.shape == reference.shape == disturbed.shape:
+            self._give_up(f"eager's {place} is of another shape in a higher precision")
+        elif not all(bool(torch.isfinite(t).all()) for t in (own, reference, disturbed)):
+            self._give_up(f"eager's own {place} is not finite, so nothing can be compared")
+        elif not torch.isfinite(out).all():
+            self.reason = f"the {place} is not finite"
+        else:
+            least = 0.0 if _is_whole(own) else FLOOR * torch.finfo(own.dtype).eps
+            errors = self.errors.setdefault(place, Errors(least, self.multiple))
+            self.equals_eager = self.equals_eager and torch.equal(out, own)
+            errors.system = errors.system.or_more(distance(out, reference))
+            errors.eager = errors.eager.or_more(distance(own, reference)).or_more(distance(disturbed, reference))
+            earlier = self.earlier.get(place, reference)
+            is_alike = earlier.shape == reference.shape
+            errors.effect = errors.effect.or_more(distance(earlier, reference) if is_alike else ANY)
+            self.earlier[place] = reference
+
+
+def largest(errors: Iterable[Errors], by: int) -> Errors | None:
+    """The one that goes furthest towards its tolerance, or beyond; by 0 the norm, by 1 the largest element."""
+
+    def share(one: Errors) -> float:
+        error, tolerance = one.system[by], one.tolerance[by]
+        return error / tolerance if tolerance else inf * error if error else 0.0
+
+    return max(errors, key=share, default=None)
+
+
+def beyond(norm: Errors | None, element: Errors | None, where: str) -> str | None:
+    """How the largest errors exceed their tolerance, or None."""
+    if norm and not norm.system.norm <= norm.tolerance.norm:
+        return f"relative error {norm.system.norm:.1e} exceeds the tolerance {norm.tolerance.norm:.1e} {where}"
+    if element and not element.system.element <= element.tolerance.element:
+        error, tolerance = element.system.element, element.tolerance.element
+        return f"relative error {error:.1e} of the largest element exceeds the tolerance {tolerance:.1e} {where}"
+    return None
+
+
+def _vacuous(errors: Errors) -> str:
+    return (
+        f"a wrong execution could not be seen: other inputs change the output by {errors.effect.norm:.1e}, "
+        f"and an error of {errors.tolerance.norm:.1e} may be rounding"
+    )
+
+
+def _called(call: Callable[..., object], inputs: tuple[Tensor, ...]) -> object:
+    """On inputs of its own, which it may write to."""
+    import torch
+
+    with torch.no_grad():
+        return call(*(x.clone() for x in inputs))
+
+
+def _leaves(value: object, place: str = "output") -> Iterator[tuple[str, Any]]:
+    """Each tensor and value of an output by its place, and each type. A floating-point number counts as a tensor."""
+    import torch
+    from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    if not isinstance(value, torch.Tensor):
+        yield f"the type of {place}", type(value).__name__
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{place}[{key!r}]")
+    elif isinstance(value, tuple | list):
+        for i, part in enumerate(value):
+            yield from _leaves(part, f"{place}[{i}]")
+    else:
+        for path, leaf in tree_flatten_with_path(value)[0]:
+            yield place + keystr(path), torch.as_tensor(leaf) if isinstance(leaf, float | complex) else leaf
+
+
+def _other_form(outs: Mapping[str, Any], owns: Mapping[str, Any]) -> str | None:
+    """How the form of an output differs from that of eager's: structure, types, shapes."""
+    import torch
+
+    for place, own in owns.items():
+        if place not in outs:
+            return f"the output lacks {place}"
+        out = outs[place]
+        if isinstance(own, torch.Tensor) and (out.dtype, out.shape) != (own.dtype, own.shape):
+            shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (out, own)]
+            return f"{place} is of shape {shapes[0]}, eager's of {shapes[1]}"
+        if place.startswith("the type of") and out != own:
+            return f"{place} is {out}, eager's is {own}"
+    return next((f"the output has {place}, eager's has not" for place in outs if place not in owns), None)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def distance(out: Tensor, reference: Tensor, typical: float = 0.0) -> Distance:
+    """How far `out` is from `reference`, of the same shape, in double precision.
+
+    Args:
+        typical: of an element. It stands in where the reference's own are smaller.
     """
     import torch
 
-    worst, rounding, reason, tolerance = 0.0, None, None, TOLERANCE[precision]
-    for inputs in draws:
-        expected, outputs = _tensors(module, inputs), _tensors(prepared, inputs)
-        if [t.shape for t in outputs] != [t.shape for t in expected]:
-            shapes, eagers = ([list(t.shape) for t in tensors] for tensors in (outputs, expected))
-            reason = f"outputs of shape {shapes}, eager's are {eagers}"
-            break
-        for out, reference in zip(outputs, expected, strict=True):
-            if not torch.isfinite(reference).all():
-                reason = "eager's own output is not finite, so nothing can be compared"
-            elif not torch.isfinite(out).all():
-                reason = "the output is not finite"
-            else:
-                worst = max(worst, relative_error(out, reference))
-        if reason:
-            break
-    if reason is None and worst > tolerance and precision == "tf32" and draws[0][0].is_cuda:
-        rounding = _rounding(module, draws)
-        tolerance = max(tolerance, ROUNDINGS * rounding)
-    if reason is None and worst > tolerance:
-        reason = f"relative error {worst:.1e} exceeds the tolerance {tolerance:.1e} of {precision}"
-    return CorrectnessPart(reason is None, reason, worst, rounding, tolerance, inputs=len(draws))
-
-
-def _rounding(module: Callable[..., object], draws: Sequence[tuple[Tensor, ...]]) -> float:
-    """What TF32 costs eager: the largest relative error against eager without it."""
-    import torch
-
-    errors = [0.0]
-    for inputs in draws:
-        rounded = _tensors(module, inputs)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-            exact = _tensors(module, inputs)
-        errors += [relative_error(r, e) for r, e in zip(rounded, exact, strict=True)]
-    return max(errors)
-
-
-def _tensors(call: Callable[..., object], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    with torch.no_grad():
-        return [leaf for leaf in tree_leaves(call(*inputs)) if isinstance(leaf, torch.Tensor)]
+    if not reference.numel():
+        return NONE
+    if _is_whole(reference):
+        share = (out != reference).double().mean().item()
+        return Distance(share, share)
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    apart, size = (out.to(wide) - reference.to(wide)).abs(), reference.to(wide).abs()
+    norm, element = max(size.norm().item(), typical * sqrt(size.numel())), max(size.max().item(), typical)
+    return Distance(apart.norm().item() / (norm or 1.0), apart.max().item() / (element or 1.0))
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
     """||out - reference|| / ||reference||, in double precision."""
-    reference, out = reference.double(), out.double()
-    scale = reference.norm().item()
-    return (out - reference).norm().item() / (scale if scale > 0 else 1.0)
+    return distance(out, reference).norm
 
 
 def _error(record: Record) -> str:
