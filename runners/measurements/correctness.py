@@ -1,8 +1,8 @@
 """Correctness: errors against eager in a higher precision, beside eager's own, on inputs drawn anew after preparation.
 
-Eager's own error is the larger of two: its distance from the reference, and how far the reference moves with weights and inputs
-half a unit of rounding away. A system may have a multiple of it. Where other inputs move the output by no more than that, or
-eager's output is not finite, no wrong execution could be seen: the cell is `unchecked`.
+Eager's own error is the larger of two: its distance from the reference, and how far the reference moves with weights and
+inputs half a unit of rounding away. A system may have a multiple of it. Where other inputs move the output by no more than
+that, or eager's output is not finite, no wrong execution could be seen: the cell is `unchecked`.
 tests/test_correctness.py and tests/test_training_runner.py keep tables of wrong executions (MUTANTS) that must be seen.
 """
 
