@@ -103,6 +103,12 @@ def test_one_row_of_20000_that_is_zero_is_incorrect() -> None:
     assert part.relative_error is not None and part.relative_error < 0.01 and not part.is_correct
 
 
+def test_one_element_of_a_million_that_is_off_is_incorrect_by_itself() -> None:
+    part = judged(plain, lambda y: with_element(y, (7, 7), lambda e: e + 1e-3), rows=20_000)
+    assert part.relative_error is not None and part.tolerance is not None and part.relative_error < part.tolerance
+    assert not part.is_correct and "of the largest element" in (part.reason or "")
+
+
 @pytest.mark.parametrize("wrong_draw", range(3))
 def test_an_error_on_one_draw_is_seen(wrong_draw: int) -> None:
     module, calls = Product(), iter(range(3))

@@ -124,6 +124,16 @@ def test_a_wrong_step_is_incorrect(step: Step, precision: str, monkeypatch: pyte
     assert part.reference == precision and part.tolerance is not None and part.tolerance < 1
 
 
+def test_changes_are_from_where_the_run_starts() -> None:
+    """The disturbance of the first weights is no part of what steps change: without a rate they change nothing."""
+    runner = choose("runner", "training", samples=3, learning_rate=0.0)
+    chosen = choose("model", "bert", **SMALL_BERT), choose("system", "eager"), runner
+    session = TrainingSession(Cell(*chosen, Conditions(2, "cpu", "fp32")), "0", lambda _: None)
+    history = session._run(*session._eager_step(), is_disturbed=True)
+    assert not any(change.any() for i in range(2) for change in history.changes(i))
+    assert not all(map(torch.equal, history.begin, session.start))
+
+
 def test_a_step_that_may_update_nothing_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     part = compared(without_optimizer, monkeypatch, "fp32", 0.0)
     assert not part.is_correct and not part.is_checked and "updates nothing" in (part.reason or "")
