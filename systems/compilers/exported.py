@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_unflatten
 from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
+from systems.scheduling.graph.examples import stand_ins
 from systems.scheduling.graph.program import describe
 
 STATISTICS = ("training", "use_input_stats")  # arguments with which a normalisation writes its running statistics
@@ -25,21 +26,24 @@ class Exported:
     """A module in eval form, exported at the shapes of `inputs`.
 
     Raises:
-        Unsupported: torch.export refuses the module; or it changes its own state or inputs, or returns anything but
-            constants and tensors whose shapes follow from the inputs' shapes. The reason is one line.
+        Unsupported: torch.export refuses the module; an input is no dense tensor; the module changes its own state or
+            inputs, or returns anything but constants and tensors whose shapes follow from the inputs' shapes. The reason is
+            one line.
     """
 
     def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...]):
+        own_inputs = stand_ins(inputs)
         self.inputs = inputs
         self.label = f"{type(module).__name__} {', '.join(describe(x).partition(' on ')[0] for x in inputs)}"
         try:
             with torch.no_grad(), collector_off(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.program: ExportedProgram = torch.export.export(module, inputs, strict=False)
+                self.program: ExportedProgram = torch.export.export(module, own_inputs, strict=False)
         except Exception as error:  # export raises whatever the model's own Python does
             raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
+        self.program.example_inputs = (inputs, {})  # else it would hold on to the stand-ins
         if changed := _changed(self.program):
-            raise Unsupported(f"it changes its own state in a forward pass ({changed})")
+            raise Unsupported(f"it changes {changed}")
         for spec in self.program.graph_signature.output_specs:
             if not isinstance(spec.arg, TensorArgument | ConstantArgument):
                 raise Unsupported(f"it returns a {type(spec.arg).__name__}, which is no tensor")
@@ -120,14 +124,16 @@ class Exported:
 
 
 def _changed(program: ExportedProgram) -> str | None:
-    """The name of a parameter, buffer or input that an operator writes, itself or a view of it; None without one.
+    """Which parameter, buffer or input an operator writes, itself or a view of it, in words; None without one.
 
     Functionalising the program would say so too, but takes as long again as exporting it. An operator in place does no harm
     where it writes an intermediate.
 
     Invariant: `may_be[node]` names the parameter, buffer or input whose memory the node may share.
     """
-    inputs = {spec.arg.name: spec.target or f"input {spec.arg.name}" for spec in program.graph_signature.input_specs}
+    specs = program.graph_signature.input_specs
+    inputs = {s.arg.name: f"its own state in a forward pass ({s.target})" for s in specs if s.target}
+    inputs |= {s.arg.name: f"its input {s.arg.name} in place" for s in specs if not s.target}
     may_be: dict[fx.Node, str] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":

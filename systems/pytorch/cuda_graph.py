@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from conf.text import first_line
 from systems.base import Loss, Prepared, System, Unsupported
 from systems.preparing import one_at_a_time
+from systems.scheduling.graph.examples import check_dense
 from systems.scheduling.graph.program import check_inputs
 from systems.training.optimizers import StaticOptimizer
 from systems.training.step import undone
@@ -58,6 +59,7 @@ class CapturedModule(Prepared):
         from systems.scheduling.execution.context_switch import switch_contexts
         from systems.scheduling.execution.cuda_streams import Streams
 
+        check_dense(inputs)
         self.device = inputs[0].device
         self.inputs = [torch.empty_like(x).copy_(x) for x in inputs]
         self.streams = Streams(self.device)

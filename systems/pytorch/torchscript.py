@@ -33,9 +33,10 @@ class TorchScript(System):
 
 
 def _traced(module: nn.Module, inputs: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
+    copies = tuple(x.detach().clone() for x in inputs)  # a trace takes an input that the module holds too for a constant
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of every Python branch; the output is compared with eager's
         try:
-            return torch.jit.trace(module, inputs, check_trace=False)
+            return torch.jit.trace(module, copies, check_trace=False)
         except (RuntimeError, TypeError, ValueError) as error:
             raise Unsupported(f"torch.jit.trace refuses it: {str(error).strip().splitlines()[0]}") from error

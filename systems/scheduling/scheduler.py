@@ -112,6 +112,9 @@ class Scheduler(System):
 
         Dynamo hands parameters and buffers over as inputs. They are bound, so that a call copies only the user's inputs.
 
+        Invariant: what is bound is in every call the tensor itself. Where a call has another in its place (the caller's own
+        argument may be a parameter, and an attribute may be assigned anew), it is an input from then on.
+
         Args:
             module: Dynamo's graph.
             inputs: of the graph, parameters and buffers among them.
@@ -132,8 +135,18 @@ class Scheduler(System):
         weights = {
             i: x for i, x in enumerate(tensors) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")
         }
-        prepared = self._prepared(_captured(module, tuple(tensors)).bind(weights))
-        return lambda *arguments: prepared(*(x for i, x in enumerate(arguments) if i not in weights))
+        program = _captured(module, tuple(tensors))
+        prepared = self._prepared(program.bind(weights))
+
+        def call(*arguments: Tensor) -> Any:
+            nonlocal weights, prepared
+            if any(arguments[i] is not weight for i, weight in weights.items()):
+                weights = {i: weight for i, weight in weights.items() if arguments[i] is weight}
+                prepared.close()
+                prepared = self._prepared(program.bind(weights))
+            return prepared(*(x for i, x in enumerate(arguments) if i not in weights))
+
+        return call
 
     def _prepared(self, program: Program, arena: Arena | None = None) -> Scheduled:
         self.num_measured = 0

@@ -17,6 +17,7 @@ from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
 
+from .examples import stand_ins
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 
@@ -31,13 +32,18 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
 
     Invariant: mutation is functionalised away, so every dependency is a data dependency (RAW), and there is no WAR or WAW.
 
+    Args:
+        inputs: Dense tensors, in any memory. The program takes each for an input of its own, also where two are one tensor.
+
     Raises:
-        Unsupported: torch.export refuses the module, or the module changes its own state or inputs. The reason is one line.
+        Unsupported: torch.export refuses the module, an input is no dense tensor, or the module changes its own state or
+            inputs. The reason is one line.
     """
+    own_inputs = stand_ins(inputs)
     try:
         with torch.no_grad(), collector_off(), warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
             warnings.simplefilter("ignore")
-            exported = torch.export.export(module, inputs, strict=False).run_decompositions({})
+            exported = torch.export.export(module, own_inputs, strict=False).run_decompositions({})
     except Exception as error:  # export raises whatever the model's own Python does
         raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
     program = from_exported(exported, module, inputs)
@@ -114,6 +120,8 @@ def _observed(program: Program) -> Program:
 def _placeholders(exported: ExportedProgram, module: nn.Module) -> list[Any]:
     signature = exported.graph_signature
     for spec in signature.output_specs:
+        if spec.kind == OutputKind.USER_INPUT_MUTATION:
+            raise Unsupported(f"it changes its input {spec.target} in place")
         if spec.kind != OutputKind.USER_OUTPUT:
             raise Unsupported(f"it changes its own state in a forward pass ({spec.target})")
     references: list[Any] = []

@@ -29,6 +29,7 @@ from systems.preparing import collector_off
 from systems.training.optimizers import StaticOptimizer
 
 from .effects import draws, is_view, written
+from .examples import stand_ins
 from .operator_graph import Operator, OperatorGraph, State
 from .program import Call, Input, Output
 from .stateful_program import StatefulProgram
@@ -116,12 +117,15 @@ def _trace(
                     tensor.copy_(after[name])
         return value, *gradients
 
+    *own_inputs, own_target = stand_ins((*inputs, target))
     try:
         # In one thread, so that the trace has the order of eager's backward, whichever device the fake tensors are of.
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with torch.enable_grad(), one_thread, collector_off(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)([*state.values()], inputs, target)
+            traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(
+                [*state.values()], tuple(own_inputs), own_target
+            )
     except Exception as error:  # tracing raises whatever the model's own Python does
         raise Unsupported(f"the step cannot be traced: {type(error).__name__}: {first_line(error)}") from error
     value, *gradients = tree_leaves(next(n for n in traced.graph.nodes if n.op == "output").args[0])

@@ -1,0 +1,39 @@
+"""The inputs that a module is captured with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from systems.base import Unsupported
+
+from .program import describe
+
+
+def stand_ins(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors like the inputs, each in memory of its own; their values mean nothing.
+
+    A trace knows a tensor by its identity. It takes an input that is a second one too, or a parameter, or a constant of the
+    module, for that one in every later call. So a module is traced with tensors that are nothing else.
+
+    Args:
+        inputs: of the module, in any memory.
+
+    Returns:
+        Tensors of the same shapes, strides, dtypes and devices.
+
+    Raises:
+        Unsupported: as `check_dense`.
+    """
+    check_dense(inputs)
+    return tuple(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs)
+
+
+def check_dense(inputs: Sequence[object]) -> None:
+    """Raise Unsupported unless all inputs are tensors that lie in memory by strides: none is sparse, quantized or nested."""
+    for i, x in enumerate(inputs):
+        if not isinstance(x, Tensor):
+            raise Unsupported(f"input {i} is {describe(x)}, not a tensor")
+        if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+            kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
+            raise Unsupported(f"input {i} is a {kind} tensor, and only dense tensors are captured")
