@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from inspect import Parameter, signature
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+import conf
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]  # (the module's output, the target) -> a single number
 
@@ -109,11 +112,30 @@ class PreparedModule(Prepared):
 
 
 class System(ABC):
-    """One way of executing a model. `prepare` may take long; calling the result is what is measured."""
+    """One way of executing a model. `prepare` may take long; calling the result is what is measured.
+
+    The parameters of a subclass's `__init__` are its options. Each has a default, whose type its values have.
+    """
 
     name: str
     report: Callable[[str], None] = staticmethod(lambda message: None)  # hears where a long preparation stands
     own_randomness = False  # in training it draws other random numbers than eager execution from the same state
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Check the types of options, whichever way a system is made.
+
+        Raises:
+            BadOption: there is no such option, or it does not take a value of that type.
+        """
+        init = signature(cls.__init__)
+        defaults = {p.name: p.default for p in init.parameters.values() if p.default is not Parameter.empty}
+        takes_others = any(p.kind is Parameter.VAR_KEYWORD for p in init.parameters.values())  # and checks them itself
+        values = dict(zip(defaults, arguments, strict=False)) | options
+        if mistake := conf.mistake(
+            "system", defaults, {k: v for k, v in values.items() if k in defaults or not takes_others}
+        ):
+            raise BadOption(mistake)
+        return super().__new__(cls)
 
     def unsupported(self, device: str) -> str | None:
         """Why this system cannot run on this kind of device ("cpu" or "cuda") or installation, or None."""

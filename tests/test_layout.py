@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scripts": {"conf", "results"},
     # systems
     "systems": {"systems.registry"},
-    "systems.base": set(),
+    "systems.base": {"conf"},
     "systems.notice": set(),
     "systems.preparing": set(),
     "systems.cache": {"systems.base", "systems.notice"},

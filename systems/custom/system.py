@@ -43,7 +43,7 @@ class Custom(Scheduler):
 
 
 def _import(path: str) -> Callable[[Program], object]:
-    module_name, colon, attribute = path.partition(":")
+    module_name, colon, attribute = str(path).partition(":")
     if not (colon and module_name and attribute):
         raise BadOption(f"system.plan={path} is not of the form {EXAMPLE}")
     if os.getcwd() not in sys.path:
