@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from conf.text import first_line
 from systems.base import BadOption
 from systems.profiling.timing import Timer
 from systems.scheduling.execution.arena import Arena
@@ -13,7 +14,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.schedule import Schedule, Search
 from systems.scheduling.plans.stages import Stage, to_schedule
-from systems.scheduling.plans.verify import InvalidSchedule, verify
+from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler
 
 from .planning import Options, find_stages
@@ -83,8 +84,9 @@ class Ios(Scheduler):
         if self.file_schedule is not None:
             try:
                 verify(program.graph, self.file_schedule)
-                lower(program, self.file_schedule)
-            except (InvalidSchedule, ValueError) as error:
+                lowered, executed = lower(program, self.file_schedule)
+                verify(lowered.graph, executed)
+            except ValueError as error:  # InvalidSchedule among them
                 raise BadOption(f"system.schedule={self.file} does not fit this model: {error}") from error
             return self.file_schedule
         stored = StoredStages(program, self.options) if self.options.searches else None
@@ -117,5 +119,5 @@ def _read(file: Path) -> Schedule:
         return Schedule.from_json(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadOption(f"system.schedule={file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise BadOption(f"system.schedule={file}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadOption(f"system.schedule={file}: {first_line(error)}") from error

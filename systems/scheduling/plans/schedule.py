@@ -67,7 +67,8 @@ class Search:
     def from_json(cls, document: dict[str, Any]) -> "Search":
         """Raises TypeError where `document` is not of `to_json`."""
         parts = document.get("parts")
-        return cls(**document | {"parts": None if parts is None else tuple(BlockSearch(**part) for part in parts)})
+        searched = None if parts is None else tuple(BlockSearch(**_numbers(part)) for part in parts)
+        return cls(**_numbers({key: value for key, value in document.items() if key != "parts"}), parts=searched)
 
 
 @dataclass(frozen=True)
@@ -165,24 +166,43 @@ class Schedule:
     def from_json(cls, document: dict[str, Any]) -> "Schedule":
         """Read a schedule file back. Raises ValueError where it is not one; it still has to pass `verify`."""
         try:
-            operators = [Operator(o["id"], o["name"], o["target"]) for o in document["operators"]]
+            operators = [Operator(_natural(o["id"]), str(o["name"]), str(o["target"])) for o in document["operators"]]
             predecessors: list[list[int]] = [[] for _ in operators]
-            for u, v in document["edges"]:
+            for u, v in map(_naturals, document["edges"]):
                 predecessors[v].append(u)
+            operator_by_position = {_natural(o["position"]): o["id"] for o in document["operators"]}
             stages, merges = document.get("stages"), document.get("merges")
             return cls(
                 graph=OperatorGraph(operators, predecessors),
-                system=document["system"],
-                order=tuple(o["id"] for o in sorted(document["operators"], key=lambda o: o["position"])),
-                streams=tuple(o["stream"] for o in document["operators"]),
-                waits=tuple((u, v) for u, v in document["waits"]),
-                stages=None if stages is None else tuple(tuple(tuple(g) for g in stage) for stage in stages),
-                merges=None if merges is None else tuple(tuple(g) for g in merges),
+                system=str(document["system"]),
+                order=tuple(v for _, v in sorted(operator_by_position.items())),
+                streams=tuple(_natural(o["stream"]) for o in document["operators"]),
+                waits=tuple((u, v) for u, v in map(_naturals, document["waits"])),
+                stages=None if stages is None else tuple(tuple(map(_naturals, stage)) for stage in stages),
+                merges=None if merges is None else tuple(map(_naturals, merges)),
                 search=Search.from_json(document.get("search", {})),
                 decisions=tuple(DecisionRow.from_json(row) for row in document.get("decisions", ())),
             )
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise ValueError(f"not a schedule file: {type(error).__name__}: {error}") from error
+
+
+def _numbers(document: dict[str, Any]) -> dict[str, Any]:
+    """The document itself. Raises TypeError unless each of its values is a number."""
+    if strange := [key for key, value in document.items() if type(value) not in (int, float)]:
+        raise TypeError(f"{strange[0]} is {document[strange[0]]!r}, not a number")
+    return document
+
+
+def _naturals(numbers: Any) -> tuple[int, ...]:
+    return tuple(map(_natural, numbers))
+
+
+def _natural(number: object) -> int:
+    """The number of an operator, a stream or a position. Raises TypeError for anything else."""
+    if type(number) is not int or number < 0:
+        raise TypeError(f"{number!r} is no number of an operator, a stream or a position")
+    return number
 
 
 def _without_none(document: dict[str, object]) -> dict[str, object]:

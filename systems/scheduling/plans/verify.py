@@ -37,6 +37,8 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
     What operators change in place is proved from `graph.state`, whichever dependencies the graph has: each writer comes
     after all that touch the state before it in the order of capture, and before all that touch it later.
 
+    Stages hold every operator once, in the launch order; no operator is in two merges.
+
     Raises:
         InvalidSchedule: The message names the two operators of the first violation.
     """
@@ -57,6 +59,13 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
             raise InvalidSchedule(f"a wait between {u} and {v}, of operators 0..{n - 1}")
         if position[u] >= position[v]:
             raise InvalidSchedule(f"operator {graph.label(v)} waits for {graph.label(u)}, which is launched after it")
+    if schedule.stages and tuple(v for stage in schedule.stages for group in stage for v in group) != schedule.order:
+        raise InvalidSchedule("the stages do not hold every operator once, in the launch order")
+    merged = [v for operators in schedule.merges or () for v in operators]
+    if outside := set(merged) - set(range(n)):
+        raise InvalidSchedule(f"a merge of {min(outside)}, of operators 0..{n - 1}")
+    if twice := [v for v in merged if merged.count(v) > 1]:
+        raise InvalidSchedule(f"operator {graph.label(twice[0])} is merged twice")
     before = schedule.happens_before()
     _verify_state(graph, before)
     for u, v in graph.edges:
