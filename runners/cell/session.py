@@ -24,6 +24,7 @@ from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
 
+from . import behaviour
 from .arithmetic import set_arithmetic
 from .calls import sample, synchronize, warm_up
 from .loading import load
@@ -93,7 +94,7 @@ class Session:
 
     @torch.no_grad()
     def _run_eagerly(self) -> None:
-        """What cuDNN is to choose algorithms for."""
+        """What cuDNN is to choose algorithms for, and what a model does that no system is asked about."""
         self.model.module(*self.inputs)
 
     @property
@@ -144,7 +145,7 @@ class Session:
         self.phase("learning")
         self.system.report = lambda message: self.phase(f"learning: {message}")
         start = perf_counter()
-        with self._notices_kept():
+        with self._notices_kept(), behaviour.refused_by_the_system(self._run_eagerly):
             self.system.learn(self.module, self.inputs)
         synchronize(self.device)
         return perf_counter() - start
@@ -153,7 +154,7 @@ class Session:
         """Make the system ready; returns the seconds. Raises Unsupported."""
         self.phase("preparing")
         start = perf_counter()
-        with self._notices_kept():
+        with self._notices_kept(), behaviour.refused_by_the_system(self._run_eagerly):
             self._prepared = self._made_ready()
         synchronize(self.device)
         return perf_counter() - start
@@ -182,6 +183,8 @@ class Session:
 
     def compare(self) -> Correctness:
         """Compare the prepared system with eager, on inputs that neither has seen."""
+        if reason := behaviour.not_comparable(self.module, self.inputs):
+            return Correctness(False, reason, 0.0, None, correctness.TOLERANCE[self.cell.conditions.precision])
         conditions = self.cell.conditions
         seeds = range(conditions.seed + 1, conditions.seed + 1 + correctness.DRAWS)
         draws = [correctness.accepted(self.module, self.model.trial_inputs(seed)) for seed in seeds]

@@ -56,9 +56,12 @@ class Schedule(Showing):
         return 0
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
-        """The schedule file as data. Raises Unsupported for a system without schedules, and BadModel."""
+        """The schedule file as data. Raises Unsupported, BadModel, and what the model itself raises."""
+        import torch
+
         import systems
         from runners.cell.arithmetic import set_arithmetic
+        from runners.cell.behaviour import refused_by_the_system
         from runners.cell.shape import shape_of
         from systems.base import Unsupported
         from systems.scheduling.scheduler import Scheduler
@@ -71,7 +74,8 @@ class Schedule(Showing):
         if not isinstance(system, Scheduler):
             raise Unsupported(f"{system.name} has no schedule of operators")
         system.report = report
-        schedule = system.schedule(model.module, model.inputs)
+        with torch.no_grad(), refused_by_the_system(lambda: model.module(*model.inputs)):
+            schedule = system.schedule(model.module, model.inputs)
         document = schedule.to_json(model=cell.model.name, batch=cell.batch, device=cell.device)
         return {**document, "cell": cell_to_json(cell)}
 

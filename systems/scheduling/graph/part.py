@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_structure
 
+from systems.base import Unsupported
+
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 
@@ -28,6 +30,9 @@ def part(
         channels_last: Inputs of four dimensions have that layout instead.
         examples_of: Inputs of other parts of the program, which this part uses again and adds to. A search makes thousands
             of parts, with few shapes among them.
+
+    Raises:
+        Unsupported: The part reads a number from the rest of the program, as `.item()` computes.
     """
     place = {v: i for i, v in enumerate(operators)}
     examples: list[Tensor] = []
@@ -76,7 +81,7 @@ def alone(name: str, target: str, call: Call, examples: Sequence[Tensor]) -> Pro
 
 def _example(value: Any, device: torch.device, channels_last: bool) -> Tensor:
     if not isinstance(value, Tensor):
-        raise ValueError(f"an operator reads an argument of unknown shape: {value!r}")
+        raise Unsupported("an operator reads a number that another computes, so it cannot be measured alone")
     steps = zip(value.shape, value.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps) if value.numel() else -1
     memory = torch.empty(last + 1, dtype=value.dtype, device=device)  # elements of an expanded dimension share a place

@@ -109,9 +109,11 @@ class Program:
 
     @property
     def device(self) -> torch.device:
-        """The device of its inputs or, without inputs, of the tensors that it is bound to."""
-        bound = (t for call in self.calls for t in call.leaves() if isinstance(t, Tensor))
-        return next(itertools.chain(self.examples, bound)).device
+        """The device of its inputs; without inputs, of the tensors that it is bound to or, without those, makes."""
+        leaves = [leaf for call in self.calls for leaf in call.leaves()]
+        tensors = (t.device for t in (*self.examples, *leaves) if isinstance(t, Tensor))
+        makes = (leaf for leaf in leaves if isinstance(leaf, torch.device))
+        return next(itertools.chain(tensors, makes), torch.device("cpu"))
 
     def bind(self, tensors: dict[int, Tensor]) -> "Program":
         """This program with some inputs fixed: input i becomes the tensor `tensors[i]` itself, the others move up."""

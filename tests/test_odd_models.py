@@ -1,0 +1,164 @@
+"""Models that fail, that change what they are given, that compute constants or numbers: what every system says of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from made_records import cell, record
+from modules import Lambda
+from torch import Tensor, nn
+
+import systems
+from models import Model
+from results.cell import choose
+from results.record import Record
+from runners.cell import messages, session, worker
+from runners.cell.messages import Failed
+from runners.showings.registry import showing
+from systems.base import BadOption, Unsupported
+from systems.custom.system import Custom
+from systems.ios.system import Ios
+from systems.nimble import Nimble
+from systems.nimble.system import NimbleSystem
+from systems.onnx.runtime import OnnxRuntime
+from systems.tvm.system import Tvm
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+ON_CPU = ["eager", "torchscript", "nimble", "ios", "opara", "onnxruntime"]
+
+
+class Stateful(nn.Module):
+    """Answers by how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x * self.count
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module, str], Record | Failed]:
+    """What the process of a cell answers for a model under a system: its record, or how it failed."""
+
+    def ask(module: nn.Module, system: str) -> Record | Failed:
+        model = Model("odd", module.eval(), (torch.randn(3, 4),))
+        monkeypatch.setattr(session, "load", lambda *_, **__: model)
+        asked = replace(cell(), system=choose("system", system), runner=choose("runner", "latency", samples=3))
+        phases: list[object] = []
+        own = worker.Worker(None)  # type: ignore[arg-type]
+        monkeypatch.setattr(own, "write", phases.append)
+        for command in (messages.Learn(asked), messages.Measure(replace(record(), cell=asked), None, False)):
+            reply = worker.guarded(own.carry_out, command)
+            if isinstance(reply, Failed):
+                return reply
+        assert isinstance(reply, messages.Done)
+        return reply.record
+
+    return ask
+
+
+@pytest.mark.parametrize("system", ON_CPU)
+def test_what_fails_in_eager_has_failed_under_every_system(system: str, answer: Callable) -> None:
+    reply = answer(nn.Linear(5, 2), system)
+    assert isinstance(reply, Failed) and reply.status == "failed"
+    assert reply.reason.startswith("RuntimeError: ") and "mat1 and mat2 shapes cannot be multiplied" in reply.reason
+
+
+def test_what_fails_in_eager_has_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = choose("runner", "schedule")
+    for module, error in ((nn.Linear(5, 2), RuntimeError), (Lambda(lambda x: x if x.sum() > 0 else -x), Unsupported)):
+        model = Model("odd", module.eval(), (torch.randn(3, 4),))
+        monkeypatch.setattr("runners.cell.shape.shape_of", lambda *_, model=model: model)
+        with pytest.raises(error):
+            showing(runner).show(replace(cell(), system=choose("system", "nimble"), runner=runner), "0", lambda _: None)
+
+
+def test_what_a_system_alone_refuses_is_unsupported(answer: Callable) -> None:
+    reply = answer(Lambda(lambda x: x if x.sum() > 0 else -x), "nimble")
+    assert reply.status == "unsupported" and "cannot capture it" in reply.reason
+    assert answer(Lambda(torch.relu), "nimble").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (Lambda(lambda x: x.add_(1)), "the model changes its input 0 in place"),
+        (Stateful(), "the model changes its own state in a forward pass (count)"),
+        (Lambda(torch.rand_like), "the model answers the same inputs differently each time"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_as_such(module: nn.Module, says: str, answer: Callable) -> None:
+    reply = answer(module, "eager")
+    assert reply.status == "incorrect" and reply.reason == f"{says}, so nothing can be compared"
+
+
+def test_a_scheduler_says_what_a_model_changes() -> None:
+    x = torch.randn(3)
+    for module, says in (
+        (Lambda(lambda x: x.add_(1)), "it changes its input .* in place"),
+        (Stateful(), "own state .*count"),
+    ):
+        for choice in ("nimble", "onnxruntime"):
+            with pytest.raises(Unsupported, match=says):
+                systems.load(choice).prepare(module.eval(), (x,))
+
+
+CONSTANT = {
+    "two constants": lambda x: torch.zeros(3) + torch.ones(3) * 2,
+    "a range": lambda x: torch.arange(3).float().relu(),
+    "beside an input": lambda x: (torch.zeros(3) + 1).relu() + x.relu(),
+}
+
+
+@pytest.mark.parametrize("what", CONSTANT)
+@pytest.mark.parametrize("choice", ["ios", "opara", "nimble"])
+def test_operators_of_constants_are_scheduled(what: str, choice: str) -> None:
+    module, x = Lambda(CONSTANT[what]).eval(), torch.randn(3)
+    torch.testing.assert_close(systems.load(choice).prepare(module, (torch.randn(3),))(x), module(x))
+
+
+@pytest.mark.parametrize(
+    "act", [lambda x: x * x.sum().item() + x.relu(), lambda x: x * x.tolist()[0], lambda x: x * sum(x.tolist())]
+)
+def test_a_number_that_is_read_is_computed_or_refused_in_one_line(act: Callable[[Tensor], Tensor]) -> None:
+    module, x = Lambda(act).eval(), torch.randn(3)
+    for choice in ("ios", "nimble"):
+        try:
+            prepared = systems.load(choice).prepare(module, (torch.randn(3),))
+        except Unsupported as error:
+            assert "cannot be measured alone" in str(error) or "no single operator" in str(error)
+        else:
+            torch.testing.assert_close(prepared(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: systems.load("nimble", multi_stream="maybe"), "system.multi_stream=maybe is not true or false"),
+        (lambda: NimbleSystem(multi_stream="maybe"), "system.multi_stream=maybe is not true or false"),
+        (lambda: NimbleSystem(1), "system.multi_stream=1 is not true or false"),
+        (lambda: Nimble(nn.ReLU(), multi_stream="maybe"), "system.multi_stream=maybe is not true or false"),
+        (lambda: Nimble(nn.ReLU(), fold_batch_norm="maybe"), "system.fold_batch_norm is maybe, and must be true or false"),
+        (lambda: Nimble(nn.ReLU(), multi_streams=True), "system.multi_streams is no switch"),
+        (lambda: Ios(r="2"), "system.r=2 is not an integer"),
+        (lambda: Ios(s=True), "system.s=True is not an integer"),
+        (lambda: Ios(r=None), "system.r=None is not an integer"),
+        (lambda: Ios(schedule=["a"]), "is not a single value"),
+        (lambda: OnnxRuntime(cuda_graph=1), "system.cuda_graph=1 is not true or false"),
+        (lambda: OnnxRuntime(cuda_graf=True), "there is no key 'system.cuda_graf': did you mean cuda_graph"),
+        (lambda: Tvm(trials=1.5), "system.trials=1.5 is not an integer"),
+        (lambda: Custom(plan=3), "system.plan=3 is not of the form"),
+    ],
+)
+def test_an_option_is_checked_whichever_way_a_system_is_made(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        make()
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_number_may_be_whole_where_the_default_is_not() -> None:
+    assert Tvm(budget_s=3).budget_s == 3.0
