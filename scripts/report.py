@@ -39,7 +39,7 @@ from scripts.charts.chart import Chart
 from scripts.page import content
 from scripts.page.schedule_graph import ScheduleGraph
 from scripts.plot import CHARTS, add_selection, draw_all, selected
-from scripts.table import DASH, Entry, Made, Table, made, table
+from scripts.table import DASH, Entry, Made, Table, escaped, made, table
 
 PAGE = Path(__file__).resolve().parent / "page"
 VERDICTS = Path("results") / "exhibits" / "verdicts.json"  # of scripts/reproduce.py
@@ -108,6 +108,7 @@ class Report:
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(PAGE), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
         )
+        environment.filters["escaped"] = escaped
         text = environment.get_template("page.md.j2").render(report=self)
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -202,6 +203,8 @@ def main() -> None:
     file: Path = arguments.verdicts or VERDICTS
     for written in filter(None, (output, arguments.markdown)):
         parser.check_file(written)
+    if arguments.markdown and output.resolve() == arguments.markdown.resolve():
+        parser.error(f"--output and --markdown are both {output}: give each a file of its own")
     try:
         settings, published = selected(arguments)
         schedules = [ScheduleGraph.read(schedule) for schedule in arguments.schedules]

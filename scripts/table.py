@@ -1,11 +1,19 @@
 """Tables as data: columns that say how an entry is made, and rows of entries; one function writes Markdown."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+# What Markdown would take for its own. A star with a blank on both sides is not, nor is an underscore within a word, nor a
+# bracket without a target behind it.
+_MARKUP = re.compile(r"[\\`|<>&~]|\*(?=\S)|(?<=\S)\*|\[(?=[^\]]*\][(\[:])|(?<![^\W_])_|_(?![^\W_])|^[#+-](?=\s|$)")
 DASH = "–"  # an entry that says nothing
 Source = TypeVar("Source")
+
+
+class Lacking(Exception):
+    """A record lacks what an entry shows."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +65,8 @@ class Table:
     def markdown(self) -> str:
         """The table in GitHub's Markdown."""
         rule = "|" + "".join("---:|" if column.number else "---|" for column in self.columns)
-        rows = ([_escaped(entry.text) for entry in row] for row in self.rows)
-        head, *body = (f"| {' | '.join(cells)} |" for cells in ([_escaped(c.heading) for c in self.columns], *rows))
+        rows = ([escaped(entry.text) for entry in row] for row in self.rows)
+        head, *body = (f"| {' | '.join(cells)} |" for cells in ([escaped(c.heading) for c in self.columns], *rows))
         return "\n".join([head, rule, *body])
 
 
@@ -73,10 +81,13 @@ class Made(Generic[Source]):
 def made(
     heading: str, entry: Callable[[Source], str | Entry], meaning: str = "", *, number: bool = True, words: bool = False
 ) -> Made[Source]:
-    """A column with its entries; `entry` may give the text alone."""
+    """A column with its entries; `entry` may give the text alone, and raise Lacking for a dash."""
 
     def whole(source: Source) -> Entry:
-        made_entry = entry(source)
+        try:
+            made_entry = entry(source)
+        except Lacking:
+            return Entry(DASH)
         return Entry(made_entry) if isinstance(made_entry, str) else made_entry
 
     return Made(Column(heading, meaning, number, words), whole)
@@ -88,5 +99,6 @@ def table(columns: Sequence[Made[Source]], sources: Iterable[Source]) -> Table:
     return Table([column.column for column in columns], rows)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def escaped(text: str) -> str:
+    """A text in one line of Markdown that shows as it stands: no markup, no HTML, no column of a table."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))

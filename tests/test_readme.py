@@ -13,7 +13,7 @@ from results.record import Record
 from results.siblings import Siblings, siblings
 from results.store import Store
 from scripts import readme, tables
-from scripts.table import Column, Entry, Table
+from scripts.table import Column, Entry, Table, escaped
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,6 +49,21 @@ def test_a_table_is_written_as_markdown() -> None:
     shown = Table([Column("name", number=False), Column("ms")], [[Entry("a | b"), Entry("1.0", 1.0)]])
     assert shown.markdown() == "| name | ms |\n|---|---:|\n| a \\| b | 1.0 |"
     assert cells_of(shown.markdown().replace("\\|", "/")) == [{"name": "a / b", "ms": "1.0"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a | b\n# c", "a \\| b # c"),
+        ("<b>x</b> & y", "\\<b\\>x\\</b\\> \\& y"),
+        ("[x](http://y)", "\\[x](http://y)"),
+        ("__a__ *b* `c`", "\\_\\_a\\_\\_ \\*b\\* \\`c\\`"),
+        ("# x", "\\# x"),
+        ("torch_compile: 1.25x [1.20, 1.31] *", "torch_compile: 1.25x [1.20, 1.31] *"),
+    ],
+)
+def test_a_text_is_no_markup(text: str, shown: str) -> None:
+    assert escaped(text) == shown
 
 
 def test_a_tuned_tvm_stands_beside_the_other_with_what_tuning_took() -> None:
