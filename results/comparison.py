@@ -53,7 +53,8 @@ def speedup(record: Record, baseline: Record) -> Speedup | None:
     if not record.is_ok or not baseline.is_ok or not comparable(record, baseline):
         return None
     if is_disturbed(record) or is_disturbed(baseline):
-        assert record.latency is not None and baseline.latency is not None
+        if record.latency is None or baseline.latency is None:
+            return None
         slow, fast = baseline.latency.host_ms, record.latency.host_ms
         low, high = interval(resampled_medians(slow, seed=0) / resampled_medians(fast, seed=1))
         return Speedup(median(slow) / median(fast), low, high, is_in_turn=False)

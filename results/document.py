@@ -9,18 +9,31 @@ from cattrs import Converter
 from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_unstructure_fn, override
 
+from conf import Value
+
 from .cell import Cell, Choice
 from .course import Course
 from .older import upgraded
 from .record import SCHEMA, STATUSES, Record, Samples
+from .words import one_line
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 Part = TypeVar("Part")
 
+# What reading data of another form raises.
+OF_ANOTHER_FORM = (BaseValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
 
 class NotARecord(ValueError):
     """The document is no record; the message says why, in one line."""
+
+    def __init__(self, message: str):
+        super().__init__(one_line(message))
+
+
+class Foreign(NotARecord):
+    """The document is of another kind, which may well lie among records."""
 
 
 def to_json(record: Record) -> dict[str, JSON]:
@@ -29,9 +42,11 @@ def to_json(record: Record) -> dict[str, JSON]:
 
 
 def from_json(document: object) -> Record:
-    """The record of a file's document, of this schema or an older one. Raises NotARecord."""
+    """The record of a file's document, of this schema or an older one. Raises NotARecord, Foreign where it has no status."""
     if not isinstance(document, dict):
         raise NotARecord("not a JSON object")
+    if not {"status", "schema"} & set(document):
+        raise Foreign("it has no status, so it is no record")
     if document.get("status") not in STATUSES:
         raise NotARecord(f"its status is {document.get('status')!r}")
     schema = document.get("schema")
@@ -40,7 +55,7 @@ def from_json(document: object) -> Record:
     try:
         body = upgraded(document) if schema == 1 else {key: value for key, value in document.items() if key != "schema"}
         return _converter.structure(body, Record)
-    except (BaseValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except OF_ANOTHER_FORM as error:
         raise NotARecord(_reason(error)) from error
 
 
@@ -52,7 +67,7 @@ def cell_from_json(document: object) -> Cell:
     """Raises NotARecord where it is no cell."""
     try:
         return _converter.structure(document, Cell)
-    except (BaseValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except OF_ANOTHER_FORM as error:
         raise NotARecord(_reason(error)) from error
 
 
@@ -74,7 +89,7 @@ def part_from_json(document: object, kind: type[Part], *, is_strict: bool = True
     """
     try:
         return (_converter if is_strict else _lenient).structure(document, kind)
-    except (BaseValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except OF_ANOTHER_FORM as error:
         raise NotARecord(_reason(error)) from error
 
 
@@ -125,7 +140,7 @@ def _unstructure(kind: type[Any], converter: Converter) -> Any:
     return make_dict_unstructure_fn(kind, converter, **overrides)
 
 
-def _value(value: object, _: Any) -> object:
+def _value(value: object, _: Any) -> Value:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{value!r} is no value of an option")
@@ -136,7 +151,8 @@ def _choice(document: Any, _: Any) -> Choice:
     if not isinstance(options, dict) or not isinstance(changed, list):
         raise TypeError("a choice holds options, an object, and changed, a list")
     values = tuple(sorted((str(key), _value(value, None)) for key, value in options.items()))
-    return Choice(_exactly(document["choice"], str), _exactly(document["name"], str), values, tuple(changed))  # type: ignore[arg-type]
+    keys = tuple(_exactly(key, str) for key in changed)
+    return Choice(_exactly(document["choice"], str), _exactly(document["name"], str), values, keys)
 
 
 def _choice_to_json(choice: Choice) -> dict[str, JSON]:

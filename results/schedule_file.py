@@ -1,6 +1,5 @@
 """The schedule file of `runner=schedule`: the schedule itself, operator by operator, with its cell."""
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -9,6 +8,7 @@ from .cell import Cell
 from .document import NotARecord, cell_from_json, part_from_json
 from .older import cell_of_schedule_file
 from .schedule import Search
+from .store import read_json
 
 REQUIRED = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")
 
@@ -95,7 +95,7 @@ class ScheduleFile:
     def read(cls, file: Path) -> "ScheduleFile":
         """Raises NoSchedule where the file cannot be read or is none; the message names it."""
         try:
-            return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
+            return cls.from_json(read_json(file))
         except NoSchedule as error:
             raise NoSchedule(f"{file} is no schedule: {error}") from error
         except (OSError, ValueError) as error:

@@ -44,8 +44,8 @@ def read(folders: Iterable[Path]) -> list[Record]:
         if not folder.is_dir():
             raise NoResults(f"{folder} is {'a file' if folder.exists() else 'not there'}: results are in a folder")
         contents = Store(folder).read()
-        for file, reason in contents.reasons_by_file.items():
-            print(f"skipped {file}: {reason}", file=sys.stderr)
+        for line in contents.skipped:
+            print(line, file=sys.stderr)
         for record in contents.records.values():
             if record.id not in newest or newest[record.id].when < record.when:
                 newest[record.id] = record

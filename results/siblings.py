@@ -38,10 +38,10 @@ class Siblings:
             return None
         return speedup(self[system], self[baseline])
 
-    def fastest(self, systems: Iterable[Choice]) -> Choice:
-        """The system that took least in the rounds. Raises ValueError where none took part in any."""
+    def fastest(self, systems: Iterable[Choice]) -> Choice | None:
+        """The system that took least in the rounds; None where none took part in any."""
         times = {s: c.median_ms for s in systems if (r := self.get(s)) is not None and (c := r.comparison) is not None}
-        return min(times, key=lambda system: times[system])
+        return min(times, key=lambda system: times[system], default=None)
 
 
 def siblings(records: Iterable[Record]) -> list[Siblings]:

@@ -2,25 +2,47 @@
 
 import json
 import os
+import stat
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from .document import NotARecord, from_json, to_json
-from .record import Record
+from .document import Foreign, NotARecord, from_json, to_json
+from .record import Record, identity
+from .soundness import flaw, plain_document
+from .words import printable
 
 PARTIAL = ".partial"  # a file that is being written; no reader looks at it
 STALE_SECONDS = 3600.0
+MOST_BYTES = 2**30  # of a file that is read whole
 
 
 @dataclass
 class Contents:
-    """records: by id. reasons_by_file: why a file was not taken for a record."""
+    """What a folder holds.
+
+    Args:
+        records: by id.
+        reasons_by_file: why a file was not taken for a record.
+        foreign: the files among those that are of another kind, and not damaged.
+    """
 
     records: dict[str, Record] = field(default_factory=dict)
     reasons_by_file: dict[Path, str] = field(default_factory=dict)
+    foreign: set[Path] = field(default_factory=set)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Is there a file that may have been a record, and cannot be read?"""
+        return len(self.foreign) < len(self.reasons_by_file)
+
+    @property
+    def skipped(self) -> list[str]:
+        """A line for each file that was not taken for a record."""
+        return [f"skipped {printable(str(file))}: {reason}" for file, reason in self.reasons_by_file.items()]
 
 
 class Store:
@@ -39,7 +61,7 @@ class Store:
             pass
         for partial in self.folder.glob(f"*{PARTIAL}"):  # of a process that was killed while it wrote
             with suppress(FileNotFoundError):  # one of a process that lives, which has just given it its name
-                if time.time() - partial.stat().st_mtime > STALE_SECONDS:
+                if partial.is_file() and time.time() - partial.stat().st_mtime > STALE_SECONDS:
                     partial.unlink()
 
     def read(self) -> Contents:
@@ -50,15 +72,19 @@ class Store:
                 record = read_record(file)
             except NotARecord as error:
                 contents.reasons_by_file[file] = str(error)
+                if isinstance(error, Foreign):
+                    contents.foreign.add(file)
             else:
                 contents.records[record.id] = record
         return contents
 
     def find(self, identifier: str) -> Record | None:
-        """The record of this id, or None where no file holds one that can be read."""
-        for file in self.folder.glob(f"*-{identifier}.json"):
+        """The record of this id, or None where no file can be read that holds it, with the cell that the id stands for."""
+        for file in sorted(self.folder.glob(f"*-{identifier}.json")):
             with suppress(NotARecord):
-                return read_record(file)
+                record = read_record(file)
+                if record.id == identifier == identity(record.cell, record.environment):
+                    return record
         return None
 
     def write(self, record: Record) -> Path:
@@ -66,13 +92,34 @@ class Store:
         return write_json(self.folder / record.file_name, to_json(record))
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, as plain_document has it. Raises OSError; ValueError where it is no file, or no such JSON."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # a FIFO would wait for its writer
+
+    with open(path, encoding="utf-8", opener=opened) as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("it is no regular file")
+        if state.st_size > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES / 2**30:.0f} GiB")
+        try:
+            return plain_document(json.load(file))
+        except RecursionError:
+            raise ValueError("its lists and objects are nested too deeply") from None
+
+
 def read_record(file: Path) -> Record:
     """The record that a file holds. Raises NotARecord, also where the file cannot be read."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = read_json(file)
     except (OSError, ValueError) as error:
         raise NotARecord(f"not readable as JSON ({error})") from error
-    return from_json(document)
+    record = from_json(document)
+    if (reason := flaw(record)) is not None:
+        raise NotARecord(reason)
+    return record
 
 
 def write_json(path: Path, document: object) -> Path:

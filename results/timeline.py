@@ -111,7 +111,8 @@ def from_trace(document: Any) -> list[Timeline]:
                 cell, num_streams = cell_of_title(titles[pid]), other.get("scheduled", {}).get(str(pid))
             else:
                 cell, num_streams = cell_from_json(about["cell"]), about["num_scheduled_streams"]
-            timelines.append(Timeline(cell, sources[pid], tuple(bars[pid]), num_streams))
+            timeline = Timeline(cell, sources[pid], tuple(bars[pid]), num_streams)
+            timelines.append(Timeline.from_json(timeline.to_json()))  # each of its parts is of its type
         return timelines
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a timeline: {type(error).__name__}: {error}") from error

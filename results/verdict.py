@@ -1,12 +1,11 @@
 """How a paper's claim stands: one verdict for each exhibit, and the file that keeps them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from .finding import VERDICTS as VERDICTS
-from .store import write_json
+from .store import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Verdict:
 
 def read_verdicts(file: Path) -> list[Verdict]:
     """The verdicts of a JSON file, a list of objects with Verdict's fields. Raises OSError; ValueError for another form."""
-    document = json.loads(file.read_text(encoding="utf-8"))
+    document = read_json(file)
     names = {field.name for field in fields(Verdict)}
     if not isinstance(document, list):
         raise ValueError("not a list of verdicts")

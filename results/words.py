@@ -1,6 +1,23 @@
-"""Numbers of things in words."""
+"""Words for people: numbers of things, and texts of strangers in a form that a terminal and a table take."""
+
+import re
+
+MOST_LETTERS = 500  # of a line whose text comes from elsewhere
+# A terminal's colour sequence, or a character that it would act on or cannot show.
+_UNPRINTABLE = re.compile(r"(\x1b\[[0-?]*[ -/]*[@-~])|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def counted(number: int, thing: str) -> str:
     """ "1 stream", "2 streams"."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def printable(text: str) -> str:
+    """The text without colours, its control characters and lone surrogates written as escapes."""
+    return _UNPRINTABLE.sub(lambda match: "" if match[1] else match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str, most: int = MOST_LETTERS) -> str:
+    """A text of several lines as one, printable and cut off after `most` letters."""
+    line = printable(" ".join(text[: 10 * most].split()))
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -8,8 +8,9 @@ A cell is a regression where that whole interval is beyond the threshold, or whe
 machines, or on two days, latencies say as much of the machine as of the code: --metric speedup compares what each set
 measured in turn, over --baseline, without rounds that a profiler slowed.
 
-Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request. A cell that AFTER lacks is
-named and is no regression, since AFTER may be a part of the sweep; with --complete the status is 1 then too.
+Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request, and where nothing became worse but a
+file cannot be read, which may have held a regression. A cell that AFTER lacks is named and is no regression, since AFTER
+may be a part of the sweep; with --complete the status is 1 then too.
 """
 
 import math
@@ -25,7 +26,7 @@ from rich.table import Table
 
 from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in
-from results.store import Store
+from results.store import Contents, Store
 from scripts.arguments import Parser
 
 UNITS = {"latency": "ms", "throughput": "samples/s", "memory": "MiB", "preparation": "s", "speedup": "x"}
@@ -38,15 +39,16 @@ WORDS = {
 NO_TERMINAL = 160  # columns where nobody's terminal sets a width
 
 
-def read(folder: Path, parser: Parser) -> list[Record]:
+def read(folder: Path, parser: Parser) -> Contents:
+    """What the folder holds, with a line for each file that is no record; a folder without records ends the program."""
     if not folder.is_dir():
         parser.error(f"{folder} is {'a file' if folder.exists() else 'not there'}: results are in a folder")
     contents = Store(folder).read()
-    for file, reason in contents.reasons_by_file.items():
-        print(f"skipped {file}: {reason}", file=sys.stderr)
+    for line in contents.skipped:
+        print(line, file=sys.stderr)
     if not contents.records:
         parser.error(f"no record in {folder}")
-    return list(contents.records.values())
+    return contents
 
 
 def places(records: Sequence[Record]) -> str:
@@ -91,7 +93,8 @@ def main() -> None:
     threshold: float = arguments.threshold
     if not 0 <= threshold < math.inf:
         parser.error(f"--threshold {threshold:g} is not a share like 0.05")
-    before, after = (read(folder, parser) for folder in (arguments.before, arguments.after))
+    contents = [read(folder, parser) for folder in (arguments.before, arguments.after)]
+    before, after = (list(one.records.values()) for one in contents)
     compared = changes(before, after, arguments.metric, arguments.baseline)
     if not compared:
         what = "speedups over " + arguments.baseline if arguments.metric == "speedup" else arguments.metric
@@ -112,7 +115,9 @@ def main() -> None:
     counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in WORDS.items() if verdict in verdicts]
     console.print(f"{arguments.metric}, threshold {threshold:.1%}: {', '.join(counts)}", **say)  # type: ignore[arg-type]
     lost = arguments.complete and only_in(before, after)
-    sys.exit(1 if REGRESSION in verdicts or lost else 0)
+    if REGRESSION in verdicts or lost:
+        sys.exit(1)
+    sys.exit(2 if any(one.is_damaged for one in contents) else 0)
 
 
 if __name__ == "__main__":

@@ -171,8 +171,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where README or chart differ")
     check: bool = parser.parse_args().check
-    for file, reason in Store(RESULTS).read().reasons_by_file.items():
-        print(f"skipped {file}: {reason}", file=sys.stderr)
+    for line in Store(RESULTS).read().skipped:
+        print(line, file=sys.stderr)
     exhibits, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
     text = README.read_text(encoding="utf-8")
     for name, part in (parts() | {"exhibits": exhibits}).items():

@@ -7,10 +7,10 @@ from typing import TypeAlias, TypeVar
 from results.cell import Choice, Conditions, Value, named
 from results.comparison import Speedup
 from results.record import Record
-from results.schedule import DecisionRow
+from results.schedule import DecisionRow, Search
 from results.siblings import Siblings
 
-from .table import DASH, Made, Table, made, table
+from .table import DASH, Lacking, Made, Table, made, table
 
 
 def system(choice: str, **changes: Value) -> Choice:
@@ -72,9 +72,15 @@ def in_rounds(record: Record) -> float:
 
 
 def needed(part: Part | None) -> Part:
-    """A part that every record of a table has."""
-    assert part is not None
+    """A part that an entry shows. Raises Lacking where it is not there."""
+    if part is None:
+        raise Lacking
     return part
+
+
+def search_of(record: Record) -> Search:
+    """Of a record's schedule. Raises Lacking where it has none."""
+    return needed(record.schedule).search
 
 
 def milliseconds(of: Choice, heading: str = "") -> Made[Siblings]:
@@ -104,7 +110,7 @@ def fastest(heading: str, schedules: Iterable[Choice], compilers: Iterable[Choic
     """The fastest of some systems over the fastest of others, and which two these are."""
 
     def entry(group: Siblings) -> str:
-        schedule, compiled = group.fastest(schedules), group.fastest(compilers)
+        schedule, compiled = needed(group.fastest(schedules)), needed(group.fastest(compilers))
         return f"{times(group.over(schedule, compiled))} ({schedule} over {compiled})"
 
     return made(heading, entry)
@@ -134,12 +140,12 @@ def overview(groups: Iterable[Siblings]) -> Table:
 
     peak, everything = (
         mebibytes(lambda r: needed(r.memory).peak_bytes),
-        mebibytes(lambda r: needed(r.memory).system["keep_all"]),
+        mebibytes(lambda r: needed(needed(r.memory).system.get("keep_all"))),
     )
     columns: Columns = [
         *(NAME, BATCH, *(of_record(s.label, s, latency) for s in SYSTEMS)),
         ratio(NIMBLE, CUDA_GRAPH, "Nimble over CUDA Graph", star=" *"),
-        made("critical path", lambda group: f"{needed(group.any.limits).critical_path_ms:.2f}"),
+        made("critical path", lambda group: f"{needed(needed(group.any.limits).critical_path_ms):.2f}"),
         of_record("MiB: CUDA Graph", CUDA_GRAPH, peak),
         of_record("Nimble", NIMBLE, peak),
         of_record("nothing reused", NIMBLE, everything),
@@ -157,7 +163,7 @@ def compilers(groups: Iterable[Siblings]) -> Table:
     columns: Columns = [
         *(MODEL, BATCH, *(milliseconds(s) for s in (EAGER, *COMPILERS, *SCHEDULERS))),
         fastest("fastest schedule over fastest compiler", SCHEDULES, COMPILERS),
-        *(of_record(f"seconds to prepare {s}", s, lambda record: f"{record.preparation_s:.0f}") for s in PREPARED),
+        *(of_record(f"seconds to prepare {s}", s, lambda record: f"{needed(record.preparation_s):.0f}") for s in PREPARED),
     ]
     return table(columns, groups)
 
@@ -174,14 +180,14 @@ def best(groups: Iterable[Siblings]) -> Table:
     def tried(record: Record) -> str | None:
         if record.compilation is None:
             return None
-        (decision,) = needed(record.compilation).decisions
+        decision = needed(next(iter(record.compilation.decisions), None))
         failed = sum(ms is None for ms in decision.milliseconds.values())
         number = len(decision.milliseconds)
-        total = number + (needed(record.compilation).num_untried or 0)
+        total = number + (record.compilation.num_untried or 0)
         return f"{number} of {total}" + (f", {failed} in vain" if failed else "")
 
     def seconds(record: Record) -> str | None:
-        return f"{needed(record.compilation).search_s:.0f}" if record.compilation is not None else None
+        return f"{needed(record.compilation.search_s):.0f}" if record.compilation is not None else None
 
     columns: Columns = [
         *(MODEL, *(milliseconds(s) for s in (*TUNED_COMPILERS, CUDA_GRAPH, NIMBLE, *FUSED))),
@@ -198,13 +204,14 @@ def products(groups: Iterable[Siblings]) -> Table:
     rows = [
         (group, row)
         for group in groups
-        for row in needed(group[NIMBLE_FUSED].schedule).decided("select_kernels")
+        if (record := group.get(NIMBLE_FUSED)) is not None and record.schedule is not None
+        for row in record.schedule.decided("select_kernels")
         if "with bias" in row.pattern and row.chosen != "library"
     ]
     ways = dict.fromkeys(way for _, row in rows for way in row.milliseconds)
 
     def us(row: DecisionRow, way: str) -> float:
-        return 1e3 * (row.milliseconds[way] or 0.0)
+        return 1e3 * needed(row.milliseconds.get(way))
 
     def time_of(way: str) -> Made[tuple[Siblings, DecisionRow]]:
         return made(f"µs: {way}", lambda pair: f"{us(pair[1], way):.1f}")
@@ -227,9 +234,13 @@ def products(groups: Iterable[Siblings]) -> Table:
 def reductions(groups: Iterable[Siblings]) -> Table:
     """The rewritten model without fused reductions and with them."""
     both = {"without": WITHOUT_REDUCTIONS, "with": NIMBLE_FUSED}
+
+    def kernels(record: Record) -> str:
+        return f"{needed(needed(record.kernels).count):.0f}"
+
     columns: Columns = [
         *(MODEL, *(milliseconds(s, f"milliseconds {how}") for how, s in both.items())),
-        *(of_record(f"kernels {how}", s, lambda record: f"{needed(record.kernels).count:.0f}") for how, s in both.items()),
+        *(of_record(f"kernels {how}", s, kernels) for how, s in both.items()),
         ratio(NIMBLE_FUSED, WITHOUT_REDUCTIONS, "with over without"),
     ]
     return table(columns, groups)
@@ -239,7 +250,7 @@ def tuned(groups: Iterable[Siblings]) -> Table:
     """TVM before and after its tuning, and what tuning took."""
 
     def over_fastest(group: Siblings) -> str:
-        return times(group.over(NIMBLE, group.fastest(TUNED)))
+        return times(group.over(NIMBLE, needed(group.fastest(TUNED))))
 
     def error(of: Choice) -> Made[Siblings]:
         heading = f"{of}'s relative error against eager"
@@ -248,7 +259,7 @@ def tuned(groups: Iterable[Siblings]) -> Table:
     columns: Columns = [
         *(MODEL, *(milliseconds(s) for s in (*TUNED, CUDA_GRAPH, NIMBLE))),
         of_record("trials", TVM_TUNED, lambda record: str(needed(record.compilation).trials)),
-        of_record("seconds of tuning", TVM_TUNED, lambda record: f"{needed(record.compilation).tuning_s:.0f}"),
+        of_record("seconds of tuning", TVM_TUNED, lambda record: f"{needed(needed(record.compilation).tuning_s):.0f}"),
         of_record(
             "functions tuned",
             TVM_TUNED,
@@ -264,18 +275,20 @@ def algorithms(sweeps: Iterable[Iterable[Siblings]]) -> Table:
     """The CUDA Graph by how cuDNN chose its algorithms, a latency of each sweep and so of a process of its own."""
     by_model: dict[str, dict[str, list[float]]] = {}
     for group in (group for sweep in sweeps for group in sweep):
+        if (record := group.get(CUDA_GRAPH)) is None or record.latency is None:
+            continue
         how = by_model.setdefault(group.group.model.label, {}).setdefault(group.group.conditions.algorithms, [])
-        how.append(median(needed(group[CUDA_GRAPH].latency).host_ms))
+        how.append(median(record.latency.host_ms))
 
     def of(how: str) -> Made[tuple[str, dict[str, list[float]]]]:
-        return made(how, lambda pair: ", ".join(f"{ms:.3f}" for ms in pair[1][how]))
+        return made(how, lambda pair: ", ".join(f"{ms:.3f}" for ms in needed(pair[1].get(how))))
 
     columns = [
         made("model", lambda pair: pair[0], number=False),
         *(of("timed"), of("heuristic")),
         made(
             "mean of timed over mean of heuristic",
-            lambda pair: f"{mean(pair[1]['timed']) / mean(pair[1]['heuristic']):.2f}x",
+            lambda pair: f"{mean(needed(pair[1].get('timed'))) / mean(needed(pair[1].get('heuristic'))):.2f}x",
         ),
     ]
     return table(columns, sorted(by_model.items()))
@@ -285,10 +298,10 @@ def training(groups: Iterable[Siblings]) -> Table:
     """Samples a second of the steps in their rounds."""
 
     def throughput(of: Choice) -> Made[Siblings]:
-        return made(of.label, lambda group: f"{group.group.conditions.batch / in_rounds(group[of]) * 1e3:,.0f}")
+        return made(of.label, lambda group: f"{group.group.conditions.batch / in_rounds(needed(group.get(of))) * 1e3:,.0f}")
 
     def kernels(heading: str, of: Choice) -> Made[Siblings]:
-        return of_record(heading, of, lambda record: f"{needed(record.kernels).covered_ms:.2f}")
+        return of_record(heading, of, lambda record: f"{needed(needed(record.kernels).covered_ms):.2f}")
 
     columns: Columns = [
         *(NAME, BATCH, *map(throughput, TRAINERS)),
@@ -304,8 +317,8 @@ def side_by_side(groups: Iterable[Siblings]) -> Table:
     """The schedulers in their rounds, and what IOS's search took."""
     columns: Columns = [
         *(NAME, *map(milliseconds, SIDE_BY_SIDE)),
-        of_record("IOS's search: stages measured", IOS, lambda record: f"{needed(record.schedule).search.measured:,}"),
-        of_record("seconds", IOS, lambda record: f"{needed(record.schedule).search.seconds:.1f}"),
+        of_record("IOS's search: stages measured", IOS, lambda record: f"{needed(search_of(record).measured):,}"),
+        of_record("seconds", IOS, lambda record: f"{needed(search_of(record).seconds):.1f}"),
     ]
     return table(columns, groups)
 
@@ -325,12 +338,12 @@ def stages(groups: Iterable[Siblings], unhindered: Iterable[Siblings]) -> Table:
         return [milliseconds(sequential, f"{before}sequential"), milliseconds(ios, "ios"), ratio(ios, sequential, OVER)]
 
     def searched(heading: str, number: Callable[[Record], float | None]) -> Made[Siblings]:
-        return made(heading, lambda group: f"{sum(number(group[s]) or 0 for s in strategies):,.0f}")
+        return made(heading, lambda group: f"{sum(number(needed(group.get(s))) or 0 for s in strategies):,.0f}")
 
     columns: Columns = [
         *(MODEL, *both("")),
-        searched("stages measured", lambda record: needed(record.schedule).search.measured),
-        searched("seconds of search", lambda record: needed(record.schedule).search.seconds),
+        searched("stages measured", lambda record: search_of(record).measured),
+        searched("seconds of search", lambda record: search_of(record).seconds),
         *both("uncaptured: ", capture=False),
         made("without barriers over with them", lambda group: times(free[group.group.model.label])),
     ]
@@ -357,7 +370,7 @@ def launch_orders(groups: Iterable[Siblings]) -> Table:
 
     columns: Columns = [
         *(MODEL, BATCH, made("algorithms", lambda group: group.group.conditions.algorithms)),
-        of_record("mean achieved occupancy", OPARA, lambda record: f"{needed(record.schedule).search.occupancy:.0%}"),
+        of_record("mean achieved occupancy", OPARA, lambda record: f"{needed(search_of(record).occupancy):.0%}"),
         *(milliseconds(s, order) for order, s in LAUNCH_ORDERS.items()),
         made("opara in other rounds", elsewhere),
         *(ratio(LAUNCH_ORDERS[o], first, f"{o} over depth_first") for o in ("opara", "critical_path")),

@@ -7,7 +7,6 @@ systems. Without --output the pictures are TRACE.png and TRACE.svg beside the fi
 red and memory-intensive ones blue, as in Opara's figures 6 and 7. --window draws from BEGIN to END milliseconds only.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from math import ceil, inf
@@ -25,6 +24,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from results.store import read_json
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
 from results.words import counted
 from scripts.arguments import Parser
@@ -48,7 +48,7 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
     rows = [sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines]
     row = min(ROW, TALLEST / sum(map(len, rows)))
     heights = [row * len(streams) + 0.3 for streams in rows]
-    with sns.axes_style("ticks"), plt.rc_context({"svg.hashsalt": "opweave", "font.size": 9}):
+    with sns.axes_style("ticks"), plt.rc_context({"svg.hashsalt": "opweave", "text.parse_math": False, "font.size": 9}):
         figure, panels = plt.subplots(
             *(len(timelines), 1),
             figsize=(WIDTH, sum(heights) + 0.5 * len(timelines) + 0.8),
@@ -103,7 +103,7 @@ def main() -> None:
     timelines: list[Timeline] = []
     for file in arguments.traces:
         try:
-            timelines += from_trace(json.loads(file.read_text(encoding="utf-8")))
+            timelines += from_trace(read_json(file))
         except (OSError, ValueError) as error:
             parser.unreadable(file, error)
     window: Any = arguments.window and tuple(arguments.window)

@@ -189,7 +189,11 @@ def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compar
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "foreign.json").write_text(json.dumps({"mine": 1}))
     done = compare([cell()], [cell(host="b")])
-    assert done.returncode == 0 and "foreign.json: its status is None" in done.stderr
+    assert done.returncode == 0 and "foreign.json: it has no status" in done.stderr
+    for name, b, status in (("a", 1.0, 2), ("b", 1.0, 2), ("b", 9.0, 1)):
+        (tmp_path / name / "damaged.json").write_text('{"schema": 2, "status": "ok"')
+        done = compare([cell()], [timed([b, b, b], host="b")])
+        assert done.returncode == status and "damaged.json: not readable" in done.stderr and "threshold" in done.stdout
 
 
 def test_the_reference_is_as_good_as_itself() -> None:

@@ -1,6 +1,5 @@
 """runner=list: every model with its size, every system with whether it runs here."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from results.cell import Cell, choose
 from results.document import JSON, NotARecord, part_from_json, part_to_json
-from results.store import write_json
+from results.store import read_json, write_json
 from runners.cell.messages import Failed
 from runners.machine import environment
 from runners.machine.device import visible
@@ -112,7 +111,7 @@ def _row(name: str, cell: Cell) -> ModelRow:
 def _read(file: Path, where: dict[str, object]) -> Catalogue | None:
     """The catalogue that was kept, or None where there is none of this machine and code: it is then made anew."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = read_json(file)
         if document["where"] != where:
             return None
         catalogue: Catalogue = part_from_json(document["catalogue"], Catalogue)

@@ -52,8 +52,8 @@ class Sweep:
         groups: dict[Group, list[Cell]] = {}
         for cell in self.request.cells:
             groups.setdefault(cell.group, []).append(cell)
-        for file, reason in self.store.read().reasons_by_file.items():
-            print(f"opweave: skipped {file}: {reason}", file=sys.stderr)
+        for line in self.store.read().skipped:
+            print(f"opweave: {line}", file=sys.stderr)
         self.waiting = deque(groups.values())
         self._run_groups()
         records = [self.store.find(self.ids[cell]) for cells in groups.values() for cell in cells]

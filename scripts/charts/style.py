@@ -129,6 +129,7 @@ def house() -> Iterator[None]:
     settings: Any = {
         "svg.hashsalt": "opweave",
         "svg.fonttype": "path",  # looks the same on a machine without this font
+        "text.parse_math": False,  # a dollar sign in a label is no formula
         "font.size": FONT,
         "axes.titlesize": FONT,
         "axes.labelsize": FONT,

@@ -1,6 +1,5 @@
 """What was measured for an exhibit: records, schedules and timelines."""
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from results.cell import Cell, Choice, named
 from results.record import Record
 from results.schedule_file import ScheduleFile
 from results.selection import Place, Row, Selection, by_setting
+from results.store import read_json
 from results.timeline import Timeline, from_trace
 from scripts.charts.style import order
 
@@ -117,5 +117,5 @@ def parts(text: str) -> list[str]:
 
 
 def read_timelines(file: Path) -> list[Timeline]:
-    """Raises ValueError where the file is no trace."""
-    return from_trace(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
+    """Raises ValueError where the file is no trace, OSError where it cannot be read."""
+    return from_trace(read_json(file)) if file.exists() else []
