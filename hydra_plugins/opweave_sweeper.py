@@ -5,12 +5,14 @@ Hydra takes plugins from this package alone.
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -43,6 +45,7 @@ class OpweaveSweeper(BasicSweeper):
         is_elsewhere = self.config.hydra.launcher._target_ != HERE
         loader = self.hydra_context.config_loader
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
+        check_number(overrides, self.config.max_cells)
         cells = [tuple(cell) for cell in self.split_arguments(overrides, None)[0]]
         requests = {}
         for cell in new_values_first(cells):
@@ -71,6 +74,30 @@ class OpweaveSweeper(BasicSweeper):
             hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
         )
         return Launch(launcher, self.hydra_context, self.config, name, groups, folder)
+
+
+def num_values(override: Override) -> float:
+    """How many values an override sweeps over; a range is not gone through."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        assert value.start is not None and value.stop is not None
+        steps = (value.stop - value.start) / value.step if value.step else math.inf
+        return max(0, math.ceil(steps)) if math.isfinite(steps) else math.inf
+    return sum(1 for _ in override.sweep_string_iterator()) if override.is_discrete_sweep() else 1
+
+
+def check_number(overrides: list[Override], max_cells: object) -> None:
+    """Raise BadRequest where overrides ask for no cell, or for more than `max_cells`, before any cell is made."""
+    from runners.checks import BadRequest, positive_integer
+
+    positive_integer("max_cells", max_cells)
+    if any(override.key_or_group == "max_cells" and override.is_sweep_override() for override in overrides):
+        raise BadRequest("max_cells holds for a whole sweep: give it one value")
+    numbers = {override.get_key_element(): num_values(override) for override in overrides}  # of a key the last one counts
+    if empty := [override for override in overrides if not numbers[override.get_key_element()]]:
+        raise BadRequest(f"{empty[-1].input_line} names no value, so there is nothing to run")
+    if (num_cells := math.prod(numbers.values())) > max_cells:  # type: ignore[operator]
+        raise BadRequest(f"the sweep asks for {num_cells:,} cells, and max_cells={max_cells}: ask for fewer, or allow more")
 
 
 def new_values_first(cells: list[Overrides]) -> list[Overrides]:

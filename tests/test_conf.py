@@ -1,10 +1,16 @@
 """The options of a choice are those that Hydra composes for it."""
 
+import math
+
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import conf
+from hydra_plugins.opweave_sweeper import OpweaveSweeper, check_number
+from runners.checks import BadRequest
 
 
 @pytest.mark.parametrize("group", ["model", "system", "runner"])
@@ -33,3 +39,37 @@ def test_the_nearest_name_is_offered(name: str, hint: str) -> None:
 
 def test_without_any_name_the_hint_says_so() -> None:
     assert conf.nearest("a", []) == "there is none"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "number"),
+    [
+        (["batch=1", "seed=0"], 1),
+        (["batch=1,2,3", "seed=range(0,4)"], 12),
+        (["batch=range(10,0,-3)"], 4),
+        (["batch=range(0,1,0.3)"], 4),
+        (["batch=range(0,10,0)"], math.inf),
+        (["batch=range(0,inf)"], math.inf),
+        (["batch=range(1,1000000000)", "seed=range(1,1000000000)"], 999999999**2),
+        (["batch=range(5,1)"], 0),
+        (["batch=1,2", "batch=3"], 1),
+        (["+batch=choice(1,2)"], 2),
+    ],
+)
+def test_cells_are_counted_before_they_are_made(overrides: list[str], number: float) -> None:
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    if 0 < number < 10**6:
+        check_number(parsed, number)
+        made = OpweaveSweeper.split_arguments(parsed, None)[0]
+        assert len(made) == number
+    for most in [number - 1] if 1 < number < math.inf else [] if number == 1 else [10**6]:
+        with pytest.raises(BadRequest, match=f"{number:,} cells" if number else "names no value"):
+            check_number(parsed, most)
+
+
+@pytest.mark.parametrize("name", conf.choices("experiment"))
+def test_every_preset_is_within_the_limit(name: str) -> None:
+    document = yaml.safe_load((conf.FOLDER / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
+    params = document.get("hydra", {}).get("sweeper", {}).get("params", {})
+    limit = yaml.safe_load((conf.FOLDER / "config.yaml").read_text(encoding="utf-8"))["max_cells"]
+    check_number(OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()]), limit)

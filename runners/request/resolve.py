@@ -114,6 +114,7 @@ def _conditions(values: Mapping[str, object]) -> Conditions:
 
 def _sweep_options(values: Mapping[str, object]) -> SweepOptions:
     at_least("rounds", values["rounds"], 0)
+    positive_integer("max_cells", values["max_cells"])
     if not is_positive(values["timeout"]):
         raise BadRequest(f"timeout={values['timeout']} is not a positive number of seconds")
     if values["memory_gib"] is not None and not is_positive(values["memory_gib"]):
