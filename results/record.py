@@ -16,6 +16,7 @@ from .statistics import Statistics
 from .warning import Warning
 
 SCHEMA = 2
+MOST_OF_NAME = 40  # letters of a model's or system's name in a file's, of which a file system takes 255 bytes
 STATUSES = ("ok", "unsupported", "incorrect", "unchecked", "failed", "out_of_memory", "timeout")
 # A cell with one of these is not measured again by the next sweep, unless `is_final` says otherwise.
 FINAL = ("ok", "unsupported", "incorrect", "unchecked", "out_of_memory")
@@ -377,7 +378,8 @@ class Record:
     def file_name(self) -> str:
         """model-system-b1-cuda-0123456789abcdef.json, with the names that were asked for."""
         cell = self.cell
-        return f"{cell.model.choice}-{cell.system.choice}-b{cell.batch}-{cell.device}-{self.id}.json"
+        model, system = (choice.choice.replace("/", "_")[:MOST_OF_NAME] for choice in (cell.model, cell.system))
+        return f"{model}-{system}-b{cell.batch}-{cell.device}-{self.id}.json"
 
     @property
     def host_ms(self) -> float | None:

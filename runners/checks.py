@@ -8,13 +8,16 @@ from functools import cache
 from pathlib import Path
 
 from conf import nearest
+from results.words import one_line
+
+MOST_LETTERS = 2000  # of a refusal: it may name every choice there is
 
 
 class BadRequest(Exception):
     """The request cannot be carried out as it stands; the message is one line."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message, MOST_LETTERS))
 
 
 def at_least(key: str, value: object, least: int) -> None:
@@ -49,12 +52,18 @@ def one_of(key: str, value: object, valid: Iterable[str]) -> None:
         raise BadRequest(f"{key}={value} is not one of {', '.join(names)}{near}")
 
 
+def existing_part(key: str, path: Path) -> Path:
+    """The longest part of an absolute path that is there. Raises BadRequest where the system takes no such path."""
+    try:
+        return next(part for part in (path, *path.parents) if part.exists())
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{key}={path} is no path: {getattr(error, 'strerror', None) or error}") from error
+
+
 @cache  # a sweep asks once a cell
 def check_writable(folder: Path, key: str) -> None:
     """Raise BadRequest unless a file can be made in `folder`, which is there or could be made."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = existing_part(key, folder)
     if not existing.is_dir():
         raise BadRequest(f"{key}={folder} cannot be written: {existing} is not a folder")
     try:
@@ -72,6 +81,6 @@ def not_writable(key: str, path: Path, error: OSError) -> BadRequest:
 def check_cache() -> None:
     """Raise BadRequest where OPWEAVE_CACHE can be no folder. One that cannot be written keeps nothing: that may be meant."""
     folder = Path(os.environ.get("OPWEAVE_CACHE", "")).expanduser()
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = existing_part("OPWEAVE_CACHE", folder.absolute())
     if not existing.is_dir():
         raise BadRequest(f"OPWEAVE_CACHE={folder} can be no folder: {existing} is a file")

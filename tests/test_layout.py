@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.tensorrt": COMPILER | {"systems.onnx"},
     # runners
     "runners": set(),
-    "runners.checks": {"conf"},
+    "runners.checks": {"conf", "results"},
     "runners.discovery": set(),
     "runners.machine": {"results"},
     "runners.measurements": {

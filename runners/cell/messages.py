@@ -7,6 +7,12 @@ from results.cell import Cell, Choice
 from results.document import part_from_json, part_to_json
 from results.record import Limits, Record, Samples
 from results.warning import Warning
+from results.words import one_line
+
+
+class NoMessage(ValueError):
+    """A line holds no message, or none that is due; the error's text is its beginning."""
+
 
 # Commands
 
@@ -151,6 +157,10 @@ class Refused:
 
 Command = Ahead | Check | Learn | Measure | Prepare | Round | Profile | Show
 Answer = Checked | Learned | Ready | Turn | Done | Shown | Failed | Refused
+ANSWERS: dict[type, type] = {
+    **{Check: Checked, Learn: Learned, Measure: Done, Prepare: Ready},
+    **{Round: Turn, Profile: Done, Show: Shown},
+}
 TYPES = {kind.__name__: kind for kind in (*Command.__args__, *Answer.__args__, Phase)}
 
 
@@ -160,7 +170,18 @@ def encoded(message: Command | Answer | Phase) -> str:
 
 
 def decoded(line: str | bytes) -> Command | Answer | Phase:
-    """Raises KeyError or NotARecord for what is no message."""
-    document = json.loads(line)
-    message: Command | Answer | Phase = part_from_json(document["message"], TYPES[document["type"]])
+    """Raises NoMessage for what is none."""
+    try:
+        document = json.loads(line)
+        message: Command | Answer | Phase = part_from_json(document["message"], TYPES[document["type"]])
+    except (LookupError, TypeError, ValueError, RecursionError) as error:  # as NotARecord is
+        raise NoMessage(one_line(line.decode(errors="replace") if isinstance(line, bytes) else line, 100)) from error
     return message
+
+
+def answer_to(command: Command, line: bytes) -> Answer | Phase:
+    """The message of a line that a cell's process wrote in reply. Raises NoMessage for what is no answer to the command."""
+    message = decoded(line)
+    if not isinstance(message, Phase | Failed | Refused | ANSWERS[type(command)]):
+        raise NoMessage(type(message).__name__)
+    return message  # type: ignore[return-value]

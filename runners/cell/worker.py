@@ -16,8 +16,9 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING
 
 from results.cell import Cell, Choice
+from results.words import one_line
 from runners.machine.installation import module_name
-from runners.machine.tether import die_with_parent
+from runners.machine.tether import adopt_orphans, die_with_parent
 from runners.measurements.registry import plan
 from systems.preparing import collector_off
 
@@ -152,7 +153,7 @@ class Worker:
             record = measuring.measured(session, record, is_profiled=command.is_profiled)
             record = replace(record, phases=phases.seconds())
         except Unsupported as error:
-            record = replace(record, status="unsupported", reason=str(error))
+            record = replace(record, status="unsupported", reason=first_line(error))
         where = environment.described(record.environment, record.cell.device, self.visible_device)
         return messages.Done(replace(record, environment=where))
 
@@ -207,23 +208,24 @@ def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
         from systems.base import BadOption, Unsupported
 
         if isinstance(error, BadModel | BadOption):
-            return Refused(one_line(error))
+            return Refused(first_line(error))
         if isinstance(error, Unsupported):
-            return Failed("unsupported", one_line(error))
+            return Failed("unsupported", first_line(error))
         traceback.print_exc()
         is_known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
         if is_known or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)):
-            return Failed("out_of_memory", one_line(error))
-        return Failed("failed", f"{type(error).__name__}: {one_line(error)}")
+            return Failed("out_of_memory", first_line(error))
+        return Failed("failed", f"{type(error).__name__}: {first_line(error)}")
 
 
-def one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return next(filter(None, map(one_line, str(error).splitlines())), type(error).__name__)
 
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    adopt_orphans()
+    os.set_inheritable(int(sys.argv[1]), False)  # what the cell starts cannot hold the answers open
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as channel:
         Worker(channel, sys.argv[3]).serve()

@@ -9,7 +9,7 @@ from rich.console import Console
 from results.cell import Cell
 from results.store import write_json
 from runners.cell.messages import Failed, Refused, Show, Shown
-from runners.checks import BadRequest, check_writable, not_writable
+from runners.checks import BadRequest, check_writable, existing_part, not_writable
 from runners.machine.device import visible
 from runners.request.request import SweepOptions
 from runners.sweep.cell_process import CellProcess
@@ -37,9 +37,10 @@ def check_output(output: Path | None) -> None:
     """Raise BadRequest unless the file can be written."""
     if output is None:
         return
-    if output.exists() and not output.is_file():
+    existing = existing_part("output", output)
+    if existing == output and not output.is_file():
         raise BadRequest(f"output={output} is {'a folder' if output.is_dir() else 'a device'}, not a file")
-    if not output.parent.exists():
+    if existing not in (output, output.parent):
         raise BadRequest(f"output={output} is in a folder that is not there")
     check_writable(output.parent, "output")
 

@@ -10,14 +10,21 @@ import tempfile
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from uuid import uuid4
 
 import psutil
 
-from runners.cell.messages import Answer, Command, Failed, Phase, decoded, encoded
+from results.words import one_line
+from runners.cell.messages import Answer, Command, Failed, NoMessage, Phase, answer_to, encoded
 from runners.machine.installation import IMPORT_PATH, module_name
+from runners.machine.tether import adopt_orphans
 
 from .host_memory import GIB, host_memory, out_of_memory_kills
 
+MARK = "OPWEAVE_CELL_PROCESS"  # in the environment of a worker and of all that it starts
+MOST_BYTES = 2**30  # of an answer
+TAIL_BYTES, MOST_LAST_WORDS = 2**16, 300  # of what a process has printed, and letters of it in a reason
+MOST_SILENCE = 1.0  # seconds of waiting before the process is looked after
 LOOK_SECONDS = 0.25  # between two looks at the memory of a process that has a limit
 
 
@@ -33,7 +40,9 @@ class CellProcess:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORT_PATH, os.getcwd(), environment.get("PYTHONPATH")]))
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's order, so that both mean the same GPU by a number
         environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
-        self.output = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close
+        environment[MARK] = self.mark = uuid4().hex
+        adopt_orphans()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         read_end, write_end = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", module_name("runners.cell.worker"), str(write_end), str(os.getpid()), visible_device],
@@ -75,20 +84,27 @@ class CellProcess:
             selector.register(self.answers, selectors.EVENT_READ)
             while True:
                 if (line := self._line()) is not None:
-                    message = decoded(line)
+                    try:
+                        message = answer_to(command, line)
+                    except NoMessage as error:
+                        return self._strange(str(error))
                     if not isinstance(message, Phase):
-                        return self._completed(message)  # type: ignore[arg-type]
+                        return self._completed(message)
                     watch.phase = message.name
                     phase(message.name)
                 elif (exceeded := watch.exceeded(self._tree)) is not None:
                     self.close()
                     return exceeded
-                elif not selector.select(watch.seconds()):
+                elif not selector.select(min(watch.seconds(), MOST_SILENCE)):
                     if watch.is_over():
                         self.close()
                         return Failed("timeout", f"no result after {timeout:g} s, at: {watch.phase}")
+                    if self.process.poll() is not None:  # a fork of it may hold the pipe open
+                        return self._ended()
                 elif not self._received():
                     return self._ended()
+                elif len(self.pending) > MOST_BYTES:
+                    return self._strange(one_line(self.pending[:100].decode(errors="replace")))
 
     def _line(self) -> bytes | None:
         """The next whole line that has come."""
@@ -103,6 +119,11 @@ class CellProcess:
         received = os.read(self.answers, 1 << 16)
         self.pending += received
         return bool(received)
+
+    def _strange(self, beginning: str) -> Failed:
+        """What stands for an answer where something else came through the pipe; nothing after it can be trusted."""
+        self.close()
+        return Failed("failed", f"its process wrote to the descriptor of its answers what is no answer: {beginning}")
 
     def _completed(self, answer: Answer) -> Answer:
         """The answer, and what the worker cannot know: that the kernel has killed a compiler of its, say."""
@@ -139,6 +160,7 @@ class CellProcess:
         self.open = False
         self.kill()
         self.process.wait()
+        self._end_orphans()
         if self.process.stdin is not None:
             try:
                 self.process.stdin.close()
@@ -146,6 +168,22 @@ class CellProcess:
                 self.process.stdin = None  # what was not yet sent goes to nobody
         os.close(self.answers)
         self.output.close()
+
+    def _end_orphans(self) -> None:
+        """End what the worker has left behind: daemons of its, which are descendants of this process since it ended."""
+        while orphans := [child for child in psutil.Process().children(recursive=True) if self._is_of_worker(child)]:
+            for orphan in orphans:
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    orphan.kill()
+                with suppress(ChildProcessError):  # of one whose parent is another orphan
+                    os.waitpid(orphan.pid, 0)
+
+    def _is_of_worker(self, process: psutil.Process) -> bool:
+        """Does the process live, with the worker's mark in its environment?"""
+        try:
+            return process.environ().get(MARK) == self.mark
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or is another user's
+            return False
 
     def _tree(self) -> list[psutil.Process]:
         """The worker, then its descendants; none once it has ended, when its number may be another's."""
@@ -160,9 +198,10 @@ class CellProcess:
     def _ended(self) -> Failed:
         """What stands for the answer of a process that ended without one, with its last words."""
         code = self.process.wait()
-        self.output.seek(0)
-        lines = [line.strip() for line in self.output.read().splitlines() if line.strip()]
-        last = f"; its last words: {lines[-1][:300]}" if lines else ""
+        size = os.fstat(self.output.fileno()).st_size
+        tail = os.pread(self.output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+        words = next(filter(None, (one_line(line, MOST_LAST_WORDS) for line in reversed(tail.splitlines()))), "")
+        last = f"; its last words: {words}" if words else ""
         is_out_of_memory = code == -signal.SIGKILL and out_of_memory_kills() > self.killed_before
         self.close()
         if is_out_of_memory:

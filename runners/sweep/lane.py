@@ -1,22 +1,45 @@
 """One GPU (or the CPU) of a sweep: its lock, the processes of its cells, and what is imported ahead of them."""
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from results.cell import Cell
 from runners.cell.messages import Ahead, Answer, Command
+from runners.checks import BadRequest, not_writable
 from runners.machine import card
 from runners.request.request import SweepOptions
 
 from .cell_process import CellProcess
 from .progress import Progress
 
+MOST_TAKEN = 100  # names for a folder of locks
 IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
+
+
+def lock_folder() -> Path:
+    """This user's own folder in the temporary folder, in which nobody else can put or take anything.
+
+    A name that somebody else has taken, or that is no folder, is passed over. Raises BadRequest where no name is left.
+    """
+    temporary = Path(tempfile.gettempdir())
+    try:
+        for number in range(MOST_TAKEN):
+            folder = temporary / f"opweave-{os.getuid()}-locks{f'-{number}' if number else ''}"
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            state = folder.lstat()
+            if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
+                return folder
+    except OSError as error:
+        raise not_writable("TMPDIR", temporary, error) from error
+    raise BadRequest(f"{folder} and {MOST_TAKEN - 1} names like it are taken: set TMPDIR to a folder of your own")
 
 
 class Ended(Exception):
@@ -80,14 +103,19 @@ class Lane:
     def exclusive(self, cell: Cell) -> Iterator[None]:
         """The device for one group alone: sweeps that run at once take turns. cell: named while it waits."""
         name = card.uuid(self.gpu) if self.device == "cuda" else "cpu"
-        lock = FileLock(Path(tempfile.gettempdir()) / f"opweave-{os.getuid()}-{name}.lock")
+        file = lock_folder() / f"{name}.lock"
+        lock = FileLock(file)
         while not lock.is_locked:
             try:
+                if file.is_symlink():
+                    raise FileExistsError(errno.ELOOP, "it is a link", str(file))
                 lock.acquire(timeout=1.0)
             except Timeout:
                 self.progress.wait(self.gpu, cell)
                 if self.processes.is_ending:
                     raise Ended from None
+            except OSError as error:
+                raise BadRequest(f"the lock {file} cannot be taken: {error.strerror or error}") from error
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from results.cell import Group
 from results.record import Record
 from results.store import Store
+from results.words import one_line
 from runners.checks import BadRequest
 from runners.machine.installation import IMPORT_PATH
 from runners.request.request import Request
@@ -94,7 +95,7 @@ class Launch:
         except Exception as error:  # each launcher has its own for a job that was killed, and then waits for no other
             if not any(self.folder.glob("*.log")):  # no job has begun: it is the launcher that cannot be as it was asked for
                 raise BadRequest(f"hydra/launcher={self.name}: {error}") from error
-            print(f"opweave: hydra/launcher={self.name}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+            print(f"opweave: hydra/launcher={self.name}: {one_line(str(error), 300)}", file=sys.stderr)
         for number in undone:  # one that is still at work is waited for
             with FileLock(lock_file(self.folder, number)):
                 pass
