@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from contextlib import redirect_stderr
+from importlib.metadata import version
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -75,6 +76,9 @@ def search_path(arguments: list[str]) -> list[str]:
 
 def composed() -> Composition:
     """What the command line asks for; nothing to run where it asks Hydra for something else. Raises BadRequest."""
+    if "--version" in sys.argv[1:]:
+        print(f"opweave {version('opweave')}")
+        sys.exit(0)
     check_arguments(sys.argv[1:])
     # argparse takes overrides on one side of a flag alone, so the flag goes first wherever it was written.
     overrides = swept(sys.argv[1:]) + search_path(sys.argv[1:])

@@ -197,6 +197,11 @@ def test_the_programs_own_process_never_imports_torch(run: Run, folder: Path) ->
     assert len(records(folder / "r")) == 1
 
 
+def test_the_version_is_that_of_the_project(run: Run) -> None:
+    done = run("--version")
+    assert done.returncode == 0 and re.fullmatch(r"opweave \d+\.\d+\.\d+\n", done.stdout), done.stderr
+
+
 def test_help_says_what_there_is(run: Run) -> None:
     done = run("--help")
     assert done.returncode == 0

@@ -1,5 +1,6 @@
-"""How far a sweep is: a bar on a terminal, a line a cell elsewhere."""
+"""How far a sweep is: a bar on a terminal; elsewhere a line a cell, and one in ten seconds for what goes on meanwhile."""
 
+import threading
 import time
 
 from rich.console import Console
@@ -8,6 +9,8 @@ from rich.progress import Progress as Bars
 
 from results.cell import Cell
 from results.record import Record
+
+SILENCE = 10.0  # seconds without a line, where there is no terminal
 
 
 class Progress:
@@ -25,22 +28,41 @@ class Progress:
         self.bars = Bars(*columns, console=self.console, transient=True) if self.console.is_terminal else None
         self.since: dict[Cell, float] = {}
         self.waited: set[str] = set()  # GPUs
+        self.phases: dict[str, tuple[str, str]] = {}  # the label of the cell on each GPU, and what it is at
+        self.ended = threading.Event()
+        self.teller = threading.Thread(target=self._tell, daemon=True)
 
     def __enter__(self) -> "Progress":
         if self.bars is not None:
             self.bars.start()
             self.task = self.bars.add_task("starting", total=self.total)
+        else:
+            self.teller.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.bars is not None:
             self.bars.stop()
+        else:
+            self.ended.set()
+            self.teller.join()
 
     def start(self, cell: Cell, gpu: str) -> None:
         self.since[cell] = time.monotonic()
         self.phase(gpu, cell, "starting")
 
+    def _tell(self) -> None:
+        """What goes on, a line in SILENCE, until all is done."""
+        while not self.ended.wait(SILENCE):
+            seconds = {cell.label: time.monotonic() - begin for cell, begin in list(self.since.items())}
+            for label, phase in list(self.phases.values()):
+                self._print(f"[{self.finished}/{self.total}] {label}: {phase}, {seconds.get(label, 0.0):.0f} s")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def phase(self, gpu: str, cell: Cell, phase: str) -> None:
+        self.phases[gpu] = cell.label, phase
         if self.bars is not None:
             self.bars.update(self.task, description=f"{cell.label}: {phase}")
 
@@ -49,7 +71,7 @@ class Progress:
         waiting = "waiting for another sweep on this device"
         self.phase(gpu, cell, waiting)
         if self.bars is None and gpu not in self.waited:
-            self.console.print(f"{cell.label}: {waiting}", highlight=False, markup=False, soft_wrap=True)
+            self._print(f"{cell.label}: {waiting}")
         self.waited.add(gpu)
 
     def skip(self, cell: Cell) -> None:
@@ -57,6 +79,7 @@ class Progress:
 
     def done(self, cell: Cell, record: Record) -> None:
         seconds = time.monotonic() - self.since[cell]
+        self.phases = {gpu: (label, phase) for gpu, (label, phase) in self.phases.items() if label != cell.label}
         reason = f" ({record.reason})" if record.reason else ""
         self._finish(f"{cell.label}: {record.status}{reason}, {seconds:.0f} s")
 
@@ -65,4 +88,4 @@ class Progress:
         if self.bars is not None:
             self.bars.advance(self.task)
         if self.total > 1 or self.bars is None:
-            self.console.print(f"[{self.finished}/{self.total}] {line}", highlight=False, markup=False, soft_wrap=True)
+            self._print(f"[{self.finished}/{self.total}] {line}")
