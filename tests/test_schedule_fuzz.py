@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from systems.scheduling.graph.capture import capture
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 EXECUTED = ("operators", "edges", "waits", "stages", "merges", "search")  # the other keys are labels
+MUTATIONS = 200
 STRANGE = (None, True, -1, 0, 3, 99, 2**70, 1.5, float("nan"), "", "x", [], [[]], [0], [[0, 0]], {}, {"id": 0})
 
 
@@ -27,16 +29,16 @@ def branches() -> nn.Module:
     return Branches().eval()
 
 
-@pytest.fixture
-def documents(branches: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Real files: greedy stages, a merge, and streams of a schedule that another scheduler has made."""
+@pytest.fixture(scope="module")
+def documents(branches: nn.Module) -> list[dict[str, Any]]:
+    """Real files: greedy stages, streams that another scheduler has assigned, and a merge."""
     x = torch.randn(2, 8, 12, 12)
-    schedules = [systems.load("greedy").schedule(branches, (x,)), systems.load("nimble").schedule(branches, (x,))]
-    monkeypatch.setattr(
-        "systems.ios.stage_timer.StageTimer.concurrent", lambda self, groups, numbers: 10.0 * sum(map(len, groups))
-    )
-    monkeypatch.setattr("systems.ios.stage_timer.StageTimer.merged", _merge_costs_little)
-    schedules.append(systems.load("ios").schedule(branches, (x,)))
+    schedules = [systems.load(choice).schedule(branches, (x,)) for choice in ("greedy", "nimble")]
+    with pytest.MonkeyPatch.context() as patch:
+        timer = "systems.ios.stage_timer.StageTimer"
+        patch.setattr(f"{timer}.concurrent", lambda self, groups, numbers: 10.0 * sum(map(len, groups)))
+        patch.setattr(f"{timer}.merged", _merge_costs_little)
+        schedules.append(systems.load("ios").schedule(branches, (x,)))
     assert schedules[-1].merges
     return [schedule.to_json(model="m", batch=2, device="cpu") for schedule in schedules]
 
@@ -88,21 +90,45 @@ def execute(text: str, file: Path, module: nn.Module) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_changed_schedule_file_is_right_or_refused_in_one_line(
-    count: int, documents: list[dict[str, Any]], branches: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    documents: list[dict[str, Any]], branches: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = capture(branches, (torch.randn(2, 8, 12, 12),))
     monkeypatch.setattr("systems.scheduling.scheduler.capture", lambda module, inputs: program)  # once for all files
     chance, lines = random.Random(0), []
     for document in documents:
         assert execute(json.dumps(document), tmp_path / "s.json", branches) is None
-    for _ in range(count):
+    for _ in range(MUTATIONS):
         text = json.dumps(mutated(chance.choice(documents), chance))
         lines.append(execute(text, tmp_path / "s.json", branches))
     refused = [line for line in lines if line is not None]
     assert all(line.startswith(f"system.schedule={tmp_path / 's.json'}") and "\n" not in line for line in refused)
-    assert count / 2 < len(refused) < count  # an exchange of two waits, say, changes nothing
+    assert MUTATIONS / 2 < len(refused) < MUTATIONS  # an exchange of two waits, say, changes nothing
+
+
+WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
+    "the stages do not hold every operator once": lambda d: d["stages"].pop(),
+    "the stages do not hold every operator once, in the launch order": lambda d: d["stages"].reverse(),
+    "is merged twice": lambda d: d["merges"].append(d["merges"][0]),
+    "a merge of 99, of operators": lambda d: d["merges"].append([99, 100]),
+    "cannot be merged": lambda d: d.update(merges=[[v for merge in d["merges"] for v in merge][:1]]),
+    "-1 is no number of an operator": lambda d: d["edges"].append([-1, 3]),
+    "True is no number of an operator": lambda d: d["operators"][1].update(id=True),
+    "0.0 is no number of an operator": lambda d: d["operators"][0].update(stream=0.0),
+    "is never launched": lambda d: d["operators"][1].update(position=d["operators"][0]["position"]),
+    "a wait between 0 and 99": lambda d: d["waits"].append([0, 99]),
+    "seconds is 'x', not a number": lambda d: d["search"].update(seconds="x"),
+}
+
+
+@pytest.mark.parametrize("says", WRONG)
+def test_what_is_wrong_in_a_schedule_file_is_named(
+    says: str, documents: list[dict[str, Any]], branches: nn.Module, tmp_path: Path
+) -> None:
+    changed = copy.deepcopy(documents[-1])
+    WRONG[says](changed)
+    line = execute(json.dumps(changed), tmp_path / "s.json", branches)
+    assert line is not None and says in line and "\n" not in line
 
 
 @pytest.mark.parametrize("text", ["", "3", "[]", "null", '"x"', "[" * 100_000, '{"operators": 3}', "{}", "\x00"])
