@@ -323,7 +323,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     writer = (
         "import sys; from results.store import Store; from made_records import record, throughput\n"
         "from dataclasses import replace\n"
-        "store, n, part = Store(sys.argv[1]), 0, throughput(1.0)\n"
+        "store, n, part = Store(sys.argv[1]), 1, throughput(1.0)\n"
         "while True:\n"
         "    store.write(record(throughput=replace(part, runs=(n,) * 20000))); n += 1\n"
     )
@@ -359,7 +359,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     )
     path = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
     writers = [
-        subprocess.Popen([sys.executable, "-c", writer, str(tmp_path), str(n)], env=os.environ | path) for n in range(3)
+        subprocess.Popen([sys.executable, "-c", writer, str(tmp_path), str(n)], env=os.environ | path) for n in range(1, 4)
     ]
     assert [w.wait() for w in writers] == [0, 0, 0]
     contents = Store(tmp_path).read()
