@@ -264,10 +264,13 @@ class Device:
         yield
         self.current = before
 
-    def streams(self, count: int, device: torch.device) -> SimpleNamespace:
-        names = [f"stream {i}" for i in range(count)]
-        self.behind.update((name, set()) for name in names)
-        return SimpleNamespace(handles=names, torch=names, close=lambda: None)
+    def streams(self, device: torch.device) -> SimpleNamespace:
+        def take(have_workspace: list[bool]) -> list[SimpleNamespace]:
+            names = [f"stream {i}" for i in range(len(have_workspace))]
+            self.behind.update((name, set()) for name in names)
+            return [SimpleNamespace(handle=name, torch=name) for name in names]
+
+        return SimpleNamespace(take=take, close=lambda: None)
 
     def event(self) -> SimpleNamespace:
         seen: set[int] = set()
@@ -309,8 +312,8 @@ def test_a_graph_is_captured_in_launch_order(monkeypatch: pytest.MonkeyPatch) ->
     executor = object.__new__(cuda_executor.CudaExecutor)
     executor.program, executor.schedule = device.launching(program), reordered(program)
     executor.inputs, executor.arena = list(inputs), None
-    streams = device.streams(executor.schedule.stream_count, torch.device("cuda"))
-    origin, none = streams.handles[executor.schedule.streams[executor.schedule.order[0]]], [()] * len(program.graph)
+    streams = device.streams(torch.device("cuda")).take([False] * executor.schedule.stream_count)
+    origin, none = streams[executor.schedule.streams[executor.schedule.order[0]]].handle, [()] * len(program.graph)
     allocator: Any = SimpleNamespace(operator=lambda *_: nullcontext())
     executor._launch_all(streams, {}, device.event(), origin, allocator, none, none)
     assert device.launched == [(v, f"stream {executor.schedule.streams[v]}") for v in executor.schedule.order]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
@@ -183,12 +184,12 @@ class Session:
 
     def compare(self) -> Correctness:
         """Compare the prepared system with eager, on inputs that neither has seen."""
-        if reason := behaviour.not_comparable(self.module, self.inputs):
-            return Correctness(False, reason, None, None, None, is_checked=False)
         conditions = self.cell.conditions
+        reason = behaviour.not_comparable(self.module, self.inputs, behaviour.SAME[conditions.precision])
         seeds = range(conditions.seed + 1, conditions.seed + 1 + correctness.DRAWS)
         draws = [correctness.accepted(self.module, self.model.trial_inputs(seed)) for seed in seeds]
-        return correctness.measure(self.module, self.prepared, draws, conditions.precision)
+        compared = correctness.measure(self.module, self.prepared, draws, conditions.precision)
+        return compared if reason is None else replace(compared, is_correct=False, is_checked=False, reason=reason)
 
     def settle(self) -> tuple[Warning, ...]:
         """Bring every CUDA Graph, ours and those within libraries, into the state in which the rounds find it.
