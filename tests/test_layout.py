@@ -67,7 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runners.machine",
     }
     | {"runners.cell"},
-    "runners.cell": {"results", "models", "systems", "runners.machine", "runners.measurements", "runners.showings"},
+    "runners.cell": {"conf", "results", "models", "systems", "runners.machine", "runners.measurements"}
+    | {"runners.showings"},
     "runners.roots": {
         "results",
         "models",

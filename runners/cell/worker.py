@@ -15,6 +15,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import IO, TYPE_CHECKING
 
+from conf.text import first_line
 from results.cell import Cell, Choice
 from results.words import one_line
 from runners.machine.installation import module_name
@@ -153,7 +154,7 @@ class Worker:
             record = measuring.measured(session, record, is_profiled=command.is_profiled)
             record = replace(record, phases=phases.seconds())
         except Unsupported as error:
-            record = replace(record, status="unsupported", reason=first_line(error))
+            record = replace(record, status="unsupported", reason=reason_of(error))
         where = environment.described(record.environment, record.cell.device, self.visible_device)
         return messages.Done(replace(record, environment=where))
 
@@ -208,19 +209,19 @@ def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
         from systems.base import BadOption, Unsupported
 
         if isinstance(error, BadModel | BadOption):
-            return Refused(first_line(error))
+            return Refused(reason_of(error))
         if isinstance(error, Unsupported):
-            return Failed("unsupported", first_line(error))
+            return Failed("unsupported", reason_of(error))
         traceback.print_exc()
         is_known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
         if is_known or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)):
-            return Failed("out_of_memory", first_line(error))
-        return Failed("failed", f"{type(error).__name__}: {first_line(error)}")
+            return Failed("out_of_memory", reason_of(error))
+        return Failed("failed", f"{type(error).__name__}: {reason_of(error)}")
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something."""
-    return next(filter(None, map(one_line, str(error).splitlines())), type(error).__name__)
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message that says something, printable."""
+    return one_line(first_line(error))
 
 
 if __name__ == "__main__":
