@@ -7,11 +7,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from made_records import cell, record
 
 from results.cell import choose
 from results.words import MOST_LETTERS, one_line, printable
 from runners.cell.messages import Answer, Check, Failed, Refused
-from runners.checks import BadRequest
+from runners.checks import BadRequest, check_cache, check_writable
+from runners.showings.asking import check_output
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.lane import lock_folder
 
@@ -142,3 +144,17 @@ def test_texts_of_strangers_are_printable_and_short() -> None:
     assert printable("\x1b[1;31mred\x1b[0m \x07\ud800 µ–") == "red \\x07\\ud800 µ–"
     assert one_line(" a\n\n b\t") == "a b" and one_line("x" * 2**20).endswith("x…")
     assert len(one_line("x" * 2**20)) == MOST_LETTERS and len(str(BadRequest("x" * 2**20))) < 3000
+
+
+def test_a_path_that_no_system_takes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Path("/tmp") / ("x" * 300)
+    checks: list[Callable[[], None]] = [lambda: check_writable(long, "results"), lambda: check_output(long), check_cache]
+    monkeypatch.setenv("OPWEAVE_CACHE", str(long))
+    for check in checks:
+        with pytest.raises(BadRequest, match="is no path: File name too long"):
+            check()
+
+
+def test_a_long_name_is_cut_in_that_of_a_file() -> None:
+    long = record(of=cell("s" * 300, model="a/" + "m" * 300))
+    assert len(long.file_name) < 150 and "/" not in long.file_name and long.file_name.endswith(f"-{long.id}.json")
