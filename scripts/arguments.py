@@ -6,6 +6,17 @@ from pathlib import Path
 from typing import NoReturn
 
 
+def path_argument(text: str) -> Path:
+    """An argument that is a path, also of nothing yet. Raises ArgumentTypeError where the system takes no such path."""
+    try:
+        os.lstat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: {(isinstance(error, OSError) and error.strerror) or error}") from error
+    return Path(text)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's, with a script's docstring for --help as it stands, and without its usage before an error."""
 

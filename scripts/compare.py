@@ -27,7 +27,7 @@ from rich.table import Table
 from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in
 from results.store import Contents, Store
-from scripts.arguments import Parser
+from scripts.arguments import Parser, path_argument
 
 UNITS = {"latency": "ms", "throughput": "samples/s", "memory": "MiB", "preparation": "s", "speedup": "x"}
 WORDS = {
@@ -82,8 +82,8 @@ def table(shown_changes: Sequence[Change], metric: str, threshold: float) -> Tab
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("before", type=Path, metavar="BEFORE")
-    parser.add_argument("after", type=Path, metavar="AFTER")
+    parser.add_argument("before", type=path_argument, metavar="BEFORE")
+    parser.add_argument("after", type=path_argument, metavar="AFTER")
     parser.add_argument("--threshold", type=float, default=0.05, metavar="SHARE", help="how much worse is allowed; 0.05")
     parser.add_argument("--metric", default="latency", choices=list(METRICS))
     parser.add_argument("--baseline", default="eager", metavar="SYSTEM", help="of --metric speedup; eager")

@@ -34,7 +34,7 @@ from results.published.value import Value
 from results.published.values import NoSuchValue, exhibit
 from results.selection import NoResults, Selection, by_setting, read
 from results.setting import Setting
-from scripts.arguments import Parser
+from scripts.arguments import Parser, path_argument
 from scripts.charts import latency, limits, memory, quantity, search, sm_efficiency, speedup, style, throughput
 from scripts.charts.chart import Chart
 
@@ -139,7 +139,9 @@ def names_of(text: str) -> list[str]:
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The arguments that say what to show. plot and report share them."""
-    parser.add_argument("--results", nargs="+", type=Path, default=[RUNS], metavar="FOLDER", help="records; results/runs")
+    parser.add_argument(
+        "--results", nargs="+", type=path_argument, default=[RUNS], metavar="FOLDER", help="records; results/runs"
+    )
     parser.add_argument("--baseline", default="eager", metavar="SYSTEM", help="what speedups are over; eager")
     parser.add_argument(
         *("--published", "-p"),
@@ -174,7 +176,9 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("charts", nargs="*", metavar="CHART", help=", ".join(CHARTS))
     add_selection(parser)
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="charts/ in the first folder of results if left out")
+    parser.add_argument(
+        "--output", type=path_argument, metavar="FOLDER", help="charts/ in the first folder of results if left out"
+    )
     parser.add_argument("--formats", type=names_of, default=list(style.FORMATS), metavar="png,svg", help="pdf too")
     arguments = parser.parse_args()
     for name in arguments.charts:

@@ -33,7 +33,7 @@ from results.schedule_file import NoSchedule
 from results.selection import NoResults, Selection
 from results.setting import Setting
 from results.verdict import Verdict, read_verdicts
-from scripts.arguments import Parser
+from scripts.arguments import Parser, path_argument
 from scripts.charts import style
 from scripts.charts.chart import Chart
 from scripts.page import content
@@ -193,10 +193,14 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
 def main() -> None:
     parser = Parser(__doc__)
     add_selection(parser)
-    parser.add_argument("--output", type=Path, metavar="REPORT.html", help="report.html in the first folder of results")
-    parser.add_argument("--markdown", type=Path, metavar="REPORT.md", help="its pictures go to REPORT_files beside it")
-    parser.add_argument("--schedules", nargs="+", type=Path, default=[], metavar="SCHEDULE.json")
-    parser.add_argument("--verdicts", type=Path, metavar="VERDICTS.json", help=f"{VERDICTS} if it is there")
+    parser.add_argument(
+        "--output", type=path_argument, metavar="REPORT.html", help="report.html in the first folder of results"
+    )
+    parser.add_argument(
+        "--markdown", type=path_argument, metavar="REPORT.md", help="its pictures go to REPORT_files beside it"
+    )
+    parser.add_argument("--schedules", nargs="+", type=path_argument, default=[], metavar="SCHEDULE.json")
+    parser.add_argument("--verdicts", type=path_argument, metavar="VERDICTS.json", help=f"{VERDICTS} if it is there")
     parser.add_argument("--title", default="Opweave: what was measured")
     arguments = parser.parse_args()
     output: Path = arguments.output or arguments.results[0] / "report.html"

@@ -38,7 +38,7 @@ from rich.table import Table
 from results.finding import IN_WORDS, Finding
 from results.published.values import NoSuchValue
 from results.verdict import Verdict, read_verdicts, write_verdicts
-from scripts.arguments import Parser
+from scripts.arguments import Parser, path_argument
 from scripts.charts import style
 from scripts.exhibits import judgement
 from scripts.exhibits.evidence import Evidence
@@ -135,7 +135,7 @@ def request(parser: Parser) -> Request:
     """What the command line asks for; a bad request ends the program."""
     parser.add_argument("words", nargs="*", metavar="PAPER/EXHIBIT | all | +size=small | KEY=VALUE")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge and draw what is there")
-    parser.add_argument("--output", type=Path, default=Path(OUTPUT), metavar="FOLDER", help=f"{OUTPUT} if left out")
+    parser.add_argument("--output", type=path_argument, default=Path(OUTPUT), metavar="FOLDER", help=f"{OUTPUT} if left out")
     parser.add_argument("--list", action="store_true", help="show every exhibit")
     arguments = parser.parse_intermixed_args()
     if arguments.list:

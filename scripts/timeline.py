@@ -27,7 +27,7 @@ from matplotlib.patches import Patch
 from results.store import read_json
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
 from results.words import counted
-from scripts.arguments import Parser
+from scripts.arguments import Parser, path_argument
 
 WIDTH = 10.0  # inches
 ROW, TALLEST = 0.16, 7.0  # inches of a stream, at most, and of the streams of all panels together
@@ -96,8 +96,10 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.json")
-    parser.add_argument("--output", nargs="+", type=Path, metavar="PICTURE", help="files to write: .png, .svg, .pdf")
+    parser.add_argument("traces", nargs="+", type=path_argument, metavar="TRACE.json")
+    parser.add_argument(
+        "--output", nargs="+", type=path_argument, metavar="PICTURE", help="files to write: .png, .svg, .pdf"
+    )
     parser.add_argument("--window", nargs=2, type=float, metavar=("BEGIN", "END"), help="milliseconds to draw")
     arguments = parser.parse_args()
     timelines: list[Timeline] = []
