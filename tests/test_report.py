@@ -176,6 +176,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         (["--results", str(REFERENCE), "--verdicts", "nowhere.json"], "nowhere.json"),
         (["--results", str(REFERENCE), "--models", "vgg16", "--output", "/dev/null/x/r.html"], "cannot be written"),
         (["--results", str(REFERENCE), "--output", "tests"], "it is a folder"),
+        (["--results", str(REFERENCE), "--output", "r.x", "--markdown", "./r.x"], "are both r.x"),
     ],
 )
 def test_a_bad_request_is_a_line(script: Run, arguments: list[str], told: str) -> None:
