@@ -21,8 +21,7 @@ if TYPE_CHECKING:  # Hydra imports every plugin at its start, also on a node
     from runners.request.request import Request
     from runners.sweep.launch import Launch
 
-# The module and the package that a launcher needs, by how its name begins.
-NEEDED = {"ray": ("ray", "ray"), "submitit": ("hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher")}
+NEEDED = ("ray", "submitit")  # the package that a launcher needs is how its name begins
 HERE = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # Hydra's default: cells run in the caller's process
 Overrides = tuple[str, ...]
 
@@ -67,8 +66,8 @@ class OpweaveSweeper(BasicSweeper):
         groups = grouped(requests)
         folder = meeting_place(groups, self.config)  # before the launcher is made, which asks for it
         name = self.config.hydra.runtime.choices["hydra/launcher"]
-        module, package = NEEDED.get(name.partition("_")[0], ("hydra", "hydra-core"))
-        if find_spec(module) is None:
+        package = name.partition("_")[0]
+        if package in NEEDED and find_spec(package) is None:
             raise BadRequest(f"hydra/launcher={name} needs {package}: pip install 'opweave[distributed]'")
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
