@@ -1,32 +1,25 @@
-"""Sweeps through Hydra's launchers: a real Ray on this machine, submitit's local executor, and Slurm's commands played."""
+"""Sweeps through Hydra's launchers: a real Ray on this machine, and submitit's local executor."""
 
-import json
 import os
 import signal
-import stat
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from conftest import ROOT, Run, command, environment
+from conftest import ROOT, Run, command
 from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launched import ASKED, begun, complete, jobs_of_cells, prepare, shell_of
 from made_records import ENVIRONMENT, record
 from omegaconf import OmegaConf
 
 from results.cell import Cell, Conditions, choose
-from results.comparison import speedup
-from results.document import from_json
 from results.store import Store, write_json
 from runners.checks import BadRequest
 from runners.request.request import Request
@@ -35,194 +28,71 @@ from runners.sweep import launch
 from runners.sweep.jobs import JobGroup, Jobs, read_outcome
 from runners.sweep.launch import Launch, grouped, meeting_place
 
-MODEL = """
-import os, time
-import torch
-from torch import nn
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.a(x).relu() + self.b(x).tanh()
-
-
-def make(batch):
-    with open("made", "a") as file:
-        file.write(f"{batch} {os.getpid()} {os.environ.get('OMP_NUM_THREADS')}\\\\n")
-    while os.path.exists("wait"):
-        time.sleep(0.05)
-    return Branches(), (torch.randn(batch, 8),)
-""".replace("\\\\", "\\")
-ASKED = [
-    "-m",
-    "model=custom",
-    "model.factory=zoo:make",
-    "device=cpu",
-    "results=r",
-    "runner=latency",
-    "runner.samples=5",
-    "max_load=1",
-]
 RAY = ["hydra/launcher=ray", "hydra.launcher.remote.num_gpus=0"]
 SMALL_RAY = [f"+hydra.launcher.init.{key}" for key in ("num_cpus=2", "include_dashboard=false")]
 ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install '.[distributed]'")
 submitit = pytest.mark.skipif(
-    find_spec("submitit") is None, reason="hydra-submitit-launcher is not installed: pip install '.[distributed]'"
+    find_spec("submitit") is None, reason="submitit is not installed: pip install '.[distributed]'"
 )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory with MODEL in zoo.py."""
-    (tmp_path / "zoo.py").write_text(MODEL)
-    (tmp_path / "tmp").mkdir()
-    return tmp_path
+    return prepare(tmp_path)
 
 
 @pytest.fixture
 def shell(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of a sweep whose Ray, if it starts one, is its own. Sockets need a short path."""
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as short:
-        own = {
-            "TMPDIR": str(folder / "tmp"),
-            "RAY_TMPDIR": short,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "disabled",
-            "OMP_NUM_THREADS": "",  # not said, so that a launcher's own idea of it would show
-        }
-        yield environment(**own)
-
-
-@pytest.fixture
-def begin(folder: Path, shell: dict[str, str]) -> Callable[..., "subprocess.Popen[str]"]:
-    """Starts a sweep over ASKED and goes on."""
-
-    def begin(*arguments: str) -> "subprocess.Popen[str]":
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command(*ASKED, *arguments), cwd=folder, env=shell, **pipes)
-
-    return begin
-
-
-def kept(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
-    """The records by batch and system."""
-    records = [json.loads(file.read_text()) for file in (folder / "r").glob("*.json")]
-    return {(r["cell"]["conditions"]["batch"], r["cell"]["system"]["name"]): r for r in records}
-
-
-def job_of_a_cell(folder: Path, within: float = 120.0) -> psutil.Process:
-    """The launcher's process that runs the cell whose model was made first: the parent of the cell's own."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if (folder / "made").exists() and (lines := (folder / "made").read_text().splitlines()):
-            parent = psutil.Process(int(lines[0].split()[1])).parent()
-            assert parent is not None
-            return parent
-        time.sleep(0.05)
-    raise AssertionError("no model was made")
-
-
-def complete(folder: Path, batches: Sequence[int]) -> None:
-    """Both systems of each batch were measured, in turn, by one job; and the launch has left nothing else."""
-    records = kept(folder)
-    assert set(records) == set(product(batches, ("eager", "torchscript")))
-    assert {r["status"] for r in records.values()} == {"ok"}
-    for batch in batches:
-        assert speedup(from_json(records[batch, "torchscript"]), from_json(records[batch, "eager"])) is not None
-    assert len({r["comparison"]["group"] for r in records.values()}) == len(batches)
-    assert not any((folder / "r" / ".launches").iterdir())
-    assert {line.split()[2] for line in (folder / "made").read_text().splitlines()} == {
-        "None"
-    }  # Ray would set OMP_NUM_THREADS
+        yield shell_of(folder, RAY_TMPDIR=short, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
 
 
 @ray
-def test_a_sweep_on_ray_ends_complete_though_a_worker_is_killed(begin: Callable[..., Any], folder: Path) -> None:
-    (folder / "wait").touch()
-    process = begin(*RAY, *SMALL_RAY, "system=eager,torchscript", "batch=1,2", "rounds=1")
-    worker = job_of_a_cell(folder)
-    assert any("ray" in part for part in worker.cmdline()), worker.cmdline()
-    worker.send_signal(signal.SIGKILL)
-    (folder / "wait").unlink()
-    out, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
-    complete(folder, (1, 2))
-    assert "over eager" in out and err.count("done on") == 2 and "validated against" not in err
+def test_a_sweep_on_ray_ends_complete_though_a_worker_is_killed(folder: Path, shell: dict[str, str]) -> None:
+    with begun(folder, shell, *RAY, *SMALL_RAY, "system=eager,torchscript", "batch=1,2", "rounds=1") as process:
+        worker = next(iter(jobs_of_cells(folder).values()))
+        assert any("ray" in part for part in worker.cmdline()), worker.cmdline()
+        worker.send_signal(signal.SIGKILL)
+        (folder / "wait").unlink()
+        out, err = process.communicate(timeout=280)
+        assert process.returncode == 0, err
+        complete(folder, (1, 2))
+        assert "over eager" in out and err.count("done on") == 2 and "validated against" not in err
 
 
 @submitit
-def test_a_sweep_through_submitit_ends_complete_though_a_job_is_killed(begin: Callable[..., Any], folder: Path) -> None:
-    (folder / "wait").touch()
-    process = begin("hydra/launcher=submitit_local", "system=eager,torchscript", "batch=1", "rounds=1")
-    job = job_of_a_cell(folder)
-    assert any("submitit" in part for part in job.cmdline()), job.cmdline()
-    job.send_signal(signal.SIGKILL)
-    (folder / "wait").unlink()
-    out, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
-    complete(folder, (1,))
-    assert "over eager" in out and "launched again" in err
-
-
-SBATCH = """#!{python}
-import os, re, subprocess, sys
-script = sys.argv[1]
-text = open(script).read()
-open(os.path.join({folder!r}, "sbatch"), "w").write(text)
-tasks = re.search(r"--array=(\\d+)-(\\d+)", text)
-for task in range(int(tasks[1]), int(tasks[2]) + 1):
-    variables = dict(
-        os.environ, SLURM_JOB_ID=str(100 + task), SLURM_ARRAY_JOB_ID="100", SLURM_ARRAY_TASK_ID=str(task), SLURM_NTASKS="1",
-        SLURM_JOB_NUM_NODES="1", SLURM_NODEID="0", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_NODELIST="here",
-    )
-    subprocess.Popen(["bash", script], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-print("Submitted batch job 100")
-"""
-SRUN = """#!{python}
-import os, sys
-arguments = sys.argv[1:]
-while arguments[0].startswith("-"):
-    del arguments[: 1 if "=" in arguments[0] or arguments[0] == "--unbuffered" else 2]
-os.execvp(arguments[0], arguments)
-"""
-SACCT = """#!{python}
-print("JobID|State|NodeList")
-for task in (0, 1):
-    print(f"100_{{task}}|RUNNING|here")
-"""
+def test_a_sweep_through_submitit_ends_complete_though_a_job_is_killed(folder: Path, shell: dict[str, str]) -> None:
+    with begun(folder, shell, "hydra/launcher=submitit_local", "system=eager,torchscript", "batch=1", "rounds=1") as process:
+        (job,) = jobs_of_cells(folder).values()
+        assert any("submitit" in part for part in job.cmdline()), job.cmdline()
+        job.send_signal(signal.SIGKILL)
+        (folder / "wait").unlink()
+        out, err = process.communicate(timeout=280)
+        assert process.returncode == 0, err
+        complete(folder, (1,))
+        assert "over eager" in out and "launched again" in err
 
 
 @submitit
-@pytest.mark.slow
-def test_slurm_is_asked_for_a_gpu_a_job(folder: Path, shell: dict[str, str]) -> None:
-    """Slurm's commands are played by scripts that run each job of the array at once."""
-    programs = folder / "programs"
-    programs.mkdir()
-    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT)):
-        file = programs / name
-        file.write_text(text.format(python=sys.executable, folder=str(folder)))
-        file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    asked = command(
-        *ASKED, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "system=eager", "batch=1,2", "rounds=0"
-    )
-    variables = shell | {"PATH": f"{programs}{os.pathsep}{shell['PATH']}"}
-    done = subprocess.run(asked, cwd=folder, env=variables, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    assert set(kept(folder)) == {(1, "eager"), (2, "eager")}
-    told = (folder / "sbatch").read_text()
-    for option in (
-        "--gpus-per-node=1",
-        "--cpus-per-task=8",
-        "--mem=64GB",
-        "--partition=gpu",
-        "--array=0-1",
-        "--time=240",
-    ):
-        assert f"#SBATCH {option}" in told, told
+@pytest.mark.parametrize(("queue", "ended"), [("7_0\n7_1\n", set()), ("7_1\n", {"7_0"}), ("", {"7_0", "7_1"})])
+def test_a_job_that_slurm_has_no_more_in_its_queue_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue: str, ended: set[str]
+) -> None:
+    """And one that may be in it has not, while squeue has no answer. Only squeue is played."""
+    from runners.sweep.slurm_queue import QueueWatcher
+
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n[ -e {tmp_path}/down ] && exit 1\nprintf '{queue}'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    (tmp_path / "down").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    watcher = QueueWatcher()
+    for job in ("7_0", "7_1"):
+        watcher.register_job(job)
+        assert not watcher.is_done(job, mode="force")
+    (tmp_path / "down").unlink()
+    watcher.update()
+    assert {job for job in ("7_0", "7_1") if watcher.is_done(job, mode="cache")} == ended
 
 
 @submitit
