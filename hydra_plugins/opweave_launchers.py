@@ -163,7 +163,7 @@ class SlurmLauncher(SubmititLauncher):
     cluster = "slurm"
 
     def __init__(self, max_num_timeout: int, cpus_per_task: int | None, **parameters: Any):
-        # Since Slurm 22.05 srun does not take the number of cores from sbatch, and runs a job on one.
+        # Since Slurm 22.05 srun does not take the number of cores from sbatch; unless told, it binds a job to one.
         srun_args = [] if cpus_per_task is None else [f"--cpus-per-task={cpus_per_task}"]
         super().__init__(**{"cpus_per_task": cpus_per_task, "srun_args": srun_args, **parameters})
         self.max_num_timeout = max_num_timeout

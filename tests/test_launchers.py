@@ -19,6 +19,7 @@ from launched import ASKED, begun, complete, jobs_of_cells, prepare, shell_of
 from made_records import ENVIRONMENT, record
 from omegaconf import OmegaConf
 
+from hydra_plugins.opweave_launchers import LocalLauncher
 from results.cell import Cell, Conditions, choose
 from results.store import Store, write_json
 from runners.checks import BadRequest
@@ -93,6 +94,31 @@ def test_a_job_that_slurm_has_no_more_in_its_queue_has_ended(
     (tmp_path / "down").unlink()
     watcher.update()
     assert {job for job in ("7_0", "7_1") if watcher.is_done(job, mode="cache")} == ended
+
+
+class PlayedSubmission:
+    """Jobs of submitit, in one list with what is asked of them. All are lost, each once it was waited for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def submit_array(self, jobs: Sequence[Any]) -> list["PlayedSubmission"]:
+        return [self for _ in jobs]
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+    def result(self) -> None:
+        self.calls.append("result")
+        raise RuntimeError("a job was killed")
+
+
+def test_a_lost_job_is_told_once_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, submission = LocalLauncher(submitit_folder="."), PlayedSubmission()
+    monkeypatch.setattr(launcher, "executor", lambda: submission)
+    with pytest.raises(RuntimeError, match="a job was killed"):
+        launcher.run([object()] * 3)  # type: ignore[list-item]
+    assert submission.calls == ["wait"] * 3 + ["result"]
 
 
 @submitit

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from launched import begun, complete, ended, jobs_of_cells, prepare, shell_of
-from slurm_cluster import MISSING, SlurmCluster
+from slurm_cluster import MISSING, NODES, SlurmCluster
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,8 +45,9 @@ def test_a_sweep_ends_complete_though_jobs_are_killed(cluster: SlurmCluster, fol
             text = cluster.told("scontrol", "show", "job", job)
             for part in ("Partition=gpu", "TRES=cpu=8,mem=64G,node=1", "TresPerNode=gres:gpu:1", "TimeLimit=04:00:00"):
                 assert part in text, text
-            assert "CPUs=8 Tasks=1" in cluster.told("scontrol", "show", "step", f"{job}.0")
         assert {jobs[batch].environ()["CUDA_VISIBLE_DEVICES"] for batch in jobs} == {"0"}
+        commands = [process.cmdline() for node in NODES for process in cluster.machines[node].processes()]
+        assert {"--cpus-per-task=8" in line for line in commands if line[:1] == ["srun"]} == {True}
         cancelled, killed = jobs.values()
         cluster.told("scancel", f"{cancelled.environ()['SLURM_ARRAY_JOB_ID']}_{cancelled.environ()['SLURM_ARRAY_TASK_ID']}")
         killed.send_signal(signal.SIGKILL)
