@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from launched import ASKED, begun, complete, jobs_of_cells, prepare, shell_of
 from made_records import ENVIRONMENT, record
 from omegaconf import OmegaConf
 
-from hydra_plugins.opweave_launchers import LocalLauncher
+from hydra_plugins.opweave_launchers import LocalLauncher, OpweaveLauncher, RayLauncher
 from results.cell import Cell, Conditions, choose
 from results.store import Store, write_json
 from runners.checks import BadRequest
@@ -96,29 +97,45 @@ def test_a_job_that_slurm_has_no_more_in_its_queue_has_ended(
     assert {job for job in ("7_0", "7_1") if watcher.is_done(job, mode="cache")} == ended
 
 
-class PlayedSubmission:
-    """Jobs of submitit, in one list with what is asked of them. All are lost, each once it was waited for."""
+class PlayedCluster:
+    """Ray, or submitit's executor, whose jobs are all lost; and in one list what is asked of them."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def submit_array(self, jobs: Sequence[Any]) -> list["PlayedSubmission"]:
+    def submit_array(self, jobs: Sequence[Any]) -> list["PlayedCluster"]:
         return [self for _ in jobs]
 
-    def wait(self) -> None:
-        self.calls.append("wait")
+    def is_initialized(self) -> bool:
+        return True
 
-    def result(self) -> None:
+    def remote(self, _: Any = None) -> Any:
+        return self
+
+    __call__ = remote  # what ray.remote(...) makes is called with a function, and gives what has .remote
+
+    def wait(self, tasks: Sequence[Any] = ("one",), num_returns: int = 1) -> None:
+        self.calls += ["wait"] * num_returns
+
+    def result(self, _: Any = None) -> None:
         self.calls.append("result")
         raise RuntimeError("a job was killed")
 
+    get = result
 
-def test_a_lost_job_is_told_once_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher, submission = LocalLauncher(submitit_folder="."), PlayedSubmission()
-    monkeypatch.setattr(launcher, "executor", lambda: submission)
+
+@pytest.mark.parametrize("name", ["submitit", "ray"])
+def test_a_lost_job_is_told_once_all_have_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = PlayedCluster()
+    launcher: OpweaveLauncher = LocalLauncher(submitit_folder=".")
+    if name == "ray":
+        monkeypatch.setitem(sys.modules, "ray", played)
+        launcher = RayLauncher(OmegaConf.create(), OmegaConf.create())
+    else:
+        monkeypatch.setattr(launcher, "executor", lambda: played)
     with pytest.raises(RuntimeError, match="a job was killed"):
         launcher.run([object()] * 3)  # type: ignore[list-item]
-    assert submission.calls == ["wait"] * 3 + ["result"]
+    assert played.calls == ["wait"] * 3 + ["result"]
 
 
 @submitit

@@ -91,7 +91,7 @@ def test_a_sweep_ends_complete_though_a_node_is_killed(cluster: RayCluster, fold
         assert "over eager" in out and err.count("done on") == 2 and "launched again" not in err
 
 
-def test_a_job_that_waits_is_not_given_up_with_one_that_is_lost(cluster: RayCluster, folder: Path) -> None:
+def test_only_the_job_that_ray_gives_up_is_launched_again(cluster: RayCluster, folder: Path) -> None:
     with begun(folder, cluster.variables, *asked(cluster), "hydra.launcher.remote.max_retries=0", "batch=1,2,3") as process:
         batch, worker = next(iter(jobs_of_cells(folder, 2).items()))
         worker.send_signal(signal.SIGKILL)
