@@ -106,7 +106,7 @@ def test_only_two_names_are_installed(wheel: Path) -> None:
         (info,) = [top for top in tops if top.endswith(".dist-info")]
         assert tops == {"opweave", PLUGINS, info}
         assert {name for name in names if name.startswith(PLUGINS)} == {
-            f"{PLUGINS}/{name}.py" for name in ("opweave_sweeper", "opweave_ray_launcher")
+            f"{PLUGINS}/{name}.py" for name in ("opweave_sweeper", "opweave_launchers")
         }
         assert archive.read(f"{info}/top_level.txt").split() == [PLUGINS.encode(), b"opweave"]
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
