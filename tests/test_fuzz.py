@@ -182,7 +182,7 @@ def test_a_sweep_over_a_damaged_record_goes_on(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(CellProcess, "close", lambda self: None)
     monkeypatch.setattr(CellProcess, "ask", answered)
     cell = Cell(*(choose(*choice) for choice in CHOICES), Conditions(1, "cpu", "fp32"))
-    sweep = Sweep(Request((cell,), SweepOptions(folder, False, 60, None, 1, (0,), None)))
+    sweep = Sweep(Request((cell,), SweepOptions(folder, False, 60, None, rounds=1, max_load=1.0, gpus=(0,), output=None)))
     assert sweep.run() == 0
     (file,) = folder.glob("*.json")
     document = json.loads(file.read_text())

@@ -355,7 +355,7 @@ def asked_for(batches: Sequence[int], systems: Sequence[str]) -> Request:
         for batch in batches
         for system in systems
     )
-    return Request(cells, SweepOptions(Path("r"), False, 60, None, 1, (0,), None))
+    return Request(cells, SweepOptions(Path("r"), False, 60, None, rounds=1, max_load=1.0, gpus=(0,), output=None))
 
 
 @pytest.mark.slow

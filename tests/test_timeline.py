@@ -154,7 +154,7 @@ def test_a_call_without_an_operator_is_an_empty_timeline(
     assert found.bars == ()
     monkeypatch.setattr(showing, "ask", lambda *_: Shown(found.to_json()))
     file = tmp_path / "t.json"
-    request = Request((asked,), SweepOptions(tmp_path, False, 1.0, None, 0, (0,), file))
+    request = Request((asked,), SweepOptions(tmp_path, False, 1.0, None, rounds=0, max_load=1.0, gpus=(0,), output=file))
     assert showing.Timeline(asked.runner).run(request) == 0 and from_trace(json.loads(file.read_text())) == [found]
     assert capsys.readouterr().out == f"{file}: nasnet, eager, batch 1, cpu: 0 operators on 0 streams in 0.000 ms\n"
 
