@@ -5,6 +5,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from conf.text import first_line
 from systems.base import Loss, Prepared, PreparedModule, System, Unsupported
 from systems.training.step import ModuleStep, undone
 
@@ -39,4 +40,4 @@ def _traced(module: nn.Module, inputs: tuple[Tensor, ...]) -> torch.jit.ScriptMo
         try:
             return torch.jit.trace(module, copies, check_trace=False)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise Unsupported(f"torch.jit.trace refuses it: {str(error).strip().splitlines()[0]}") from error
+            raise Unsupported(f"torch.jit.trace refuses it: {first_line(error)}") from error
