@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A system may be this many times as far from the reference as eager is, by the precision of the arithmetic. In fp32 other
 # algorithms than eager's round more: Winograd's convolutions, some ten times as much. Lower precisions round what is stored
 # and multiplied, whatever the algorithm: another order of the same operators rounds differently from eager, not more. In
-# bf16 eager itself is off by a third of what other inputs do to Inception-v3's output, so that more would hide everything.
+# bf16 eager itself is off by half of what other inputs do to Inception-v3's output, so that more would hide everything.
 MULTIPLE = {"fp32": 16.0, "tf32": 4.0, "fp16": 2.0, "bf16": 1.0}
 FLOOR = 2.0  # units of rounding that any output may be off by, so that nothing has to be exact because eager happens to be
 DRAWS = 3
