@@ -192,7 +192,8 @@ def test_a_cpu_has_no_course() -> None:
 def test_a_gpu_has_warps_over_a_call(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     """The course is as long as the call's kernels, and has warps for as long as one of them runs."""
     seen: list[DeviceEvent] = []
-    monkeypatch.setattr(active_warps, "of_one_call", lambda call: seen.extend(trace.of_one_call(call)) or seen)
+    of_one_call = trace.of_one_call
+    monkeypatch.setattr(trace, "of_one_call", lambda call: seen.extend(of_one_call(call)) or seen)
     inputs = (torch.randn(2, 3, 64, 64, device="cuda"),)
     prepared = systems.load(cell(system).system.name, **cell(system).system.options).prepare(
         Branches().eval().cuda(), inputs

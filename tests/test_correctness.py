@@ -16,7 +16,7 @@ from results.record import Correctness
 from runners.cell import reference
 from runners.cell.measuring import measured
 from runners.cell.session import Session
-from runners.measurements.correctness import FLOOR, MULTIPLE, accepted, distance, measure
+from runners.measurements.correctness import FLOOR, MULTIPLE, NEAR, accepted, distance, measure
 
 GENERATOR = torch.Generator().manual_seed(0)
 WEIGHT = torch.randn(64, 64, generator=GENERATOR) / 8
@@ -167,6 +167,18 @@ def test_a_comparison_that_could_not_fail_is_unchecked(act: Callable[[Tensor], A
     module = Lambda(act)
     part = measure(module, module, draws(64, 64), "fp32")
     assert not part.is_correct and not part.is_checked and why in (part.reason or ""), part
+
+
+def test_where_rounding_may_hide_other_inputs_the_output_has_to_be_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that is nearer to the reference than half-way to the output of other inputs is no frozen one."""
+    monkeypatch.setitem(MULTIPLE, "fp32", 1e8)
+    module, data = Product(), draws(8, 64)
+    frozen = module(*data[0])
+    right, wrong = measure(module, module, data, "fp32"), measure(module, lambda x: frozen, data, "fp32")
+    assert right.is_correct and right.tolerance == NEAR * (right.input_effect or 0)
+    assert not wrong.is_correct and not wrong.is_checked and (wrong.relative_error or 0) < (wrong.tolerance or 0)
+    half = measure(module, lambda x: module(x) * (1 + 1.2 * NEAR * (right.input_effect or 0)), data, "fp32")
+    assert not half.is_correct and not half.is_checked
 
 
 def test_a_wrong_execution_is_incorrect_even_where_inputs_do_not_show() -> None:

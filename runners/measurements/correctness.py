@@ -2,7 +2,8 @@
 
 Eager's own error is the larger of two: its distance from the reference, and how far the reference moves with weights and
 inputs half a unit of rounding away. A system may have a multiple of it. Where other inputs move the output by no more than
-that, or eager's output is not finite, no wrong execution could be seen: the cell is `unchecked`.
+that, the system has to be nearer to the reference than to what they move it to; else, as where eager's output is not finite,
+no wrong execution could be seen: the cell is `unchecked`.
 tests/test_correctness.py and tests/test_training_runner.py keep tables of wrong executions (MUTANTS) that must be seen.
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # and multiplied, whatever the algorithm: another order of the same operators rounds differently from eager, not more. In
 # bf16 eager itself is off by half of what other inputs do to Inception-v3's output, so that more would hide everything.
 MULTIPLE = {"fp32": 16.0, "tf32": 4.0, "fp16": 2.0, "bf16": 1.0}
+NEAR = 0.5  # of what other inputs do to the output: with a smaller error it is not the output of other inputs
 FLOOR = 2.0  # units of rounding that any output may be off by, so that nothing has to be exact because eager happens to be
 DRAWS = 3
 
@@ -71,8 +73,14 @@ class Errors:
 
     @property
     def shows_effect(self) -> bool:
-        """Would that wrong execution be incorrect?"""
-        return self.effect.norm > self.tolerance.norm
+        """Would that wrong execution not have been ok?"""
+        return self.effect.norm > self.tolerance.norm or self.system.norm < NEAR * self.effect.norm
+
+    @property
+    def unseen(self) -> float:
+        """The largest error of the norm that is ok, where the effect shows."""
+        tolerance, effect = self.tolerance.norm, self.effect.norm
+        return tolerance if effect > tolerance else NEAR * effect
 
 
 def measure(
@@ -101,7 +109,7 @@ def measure(
     norm, element = largest(trial.errors.values(), by=0), largest(trial.errors.values(), by=1)
     reason = trial.reason or beyond(norm, element, f"of {precision}")
     is_correct, is_checked = reason is None, trial.is_checked
-    effect = max(trial.errors.values(), key=lambda e: e.effect.norm - e.tolerance.norm, default=None)
+    effect = max(trial.errors.values(), key=lambda e: (e.shows_effect, e.effect.norm - e.tolerance.norm), default=None)
     if is_correct and not (effect and effect.shows_effect):
         is_correct = is_checked = False
         reason = "its output holds no tensors to compare" if effect is None else _vacuous(effect)
@@ -110,7 +118,7 @@ def measure(
         reason=reason,
         relative_error=norm.system.norm if norm else None,
         rounding=norm.eager.norm if norm else None,
-        tolerance=norm.tolerance.norm if norm else None,
+        tolerance=(norm.unseen if is_correct and norm is effect else norm.tolerance.norm) if norm else None,
         inputs=trial.num_draws,
         is_checked=is_checked,
         reference=reference.precision,
