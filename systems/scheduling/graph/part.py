@@ -41,11 +41,16 @@ def part(
     examples_by_shape: Examples = {} if examples_of is None else examples_of
     num_used: dict[Any, int] = {}
 
-    def example(value: Any) -> Tensor:
+    def example_of(value: Any) -> Tensor:
+        made = example(value, program.device)
+        is_image = channels_last and made.dim() == 4
+        return made.contiguous(memory_format=torch.channels_last) if is_image else made
+
+    def shared(value: Any) -> Tensor:
         shape = (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else None
         same, nth = examples_by_shape.setdefault(shape, []), num_used.get(shape, 0)
         if nth == len(same):
-            same.append(_example(value, program.device, channels_last))
+            same.append(example_of(value))
         num_used[shape] = nth + 1
         return same[nth]
 
@@ -56,7 +61,7 @@ def part(
             return argument
         if argument not in inputs:
             inputs[argument] = Input(len(examples))
-            examples.append(example(program.value(argument)))
+            examples.append(shared(program.value(argument)))
         return inputs[argument]
 
     calls = [program.calls[v].map(inside) for v in operators]
@@ -79,7 +84,12 @@ def alone(name: str, target: str, call: Call, examples: Sequence[Tensor]) -> Pro
     return Program(graph, [call], [Output(0)], tree_structure([0]), tuple(examples))
 
 
-def _example(value: Any, device: torch.device, channels_last: bool) -> Tensor:
+def example(value: Any, device: torch.device) -> Tensor:
+    """A tensor of the shape, dtype and strides of `value`: random where it is of floating point, else zero.
+
+    Raises:
+        Unsupported: it is a number that an operator computes.
+    """
     if not isinstance(value, Tensor):
         raise Unsupported("an operator reads a number that another computes, so it cannot be measured alone")
     steps = zip(value.shape, value.stride(), strict=True)
@@ -90,5 +100,4 @@ def _example(value: Any, device: torch.device, channels_last: bool) -> Tensor:
         memory.normal_(generator=own)
     else:
         memory.zero_()
-    example = memory.as_strided(value.shape, value.stride())
-    return example.contiguous(memory_format=torch.channels_last) if channels_last and value.dim() == 4 else example
+    return memory.as_strided(value.shape, value.stride())

@@ -1,6 +1,6 @@
 """Replaces groups of operators of a program by one operator each, for every rewriting pass."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -115,6 +115,20 @@ def replace(
     moved_calls = [calls[key].map(moved) for key in order]
     rewritten = Program(graph, moved_calls, [moved(o) for o in outputs], program.output_spec, program.examples, derived)
     return rewritten, {v: place[owner[v], 0] for v in range(n)}
+
+
+def without(program: Program, unread: Collection[int]) -> Program:
+    """`program` without some operators. Raises KeyError where one of them is read."""
+    left = [v for v in range(len(program.graph)) if v not in set(unread)]
+    place = {v: i for i, v in enumerate(left)}
+
+    def moved(argument: Any) -> Any:
+        return Output(place[argument.operator], argument.index) if isinstance(argument, Output) else argument
+
+    operators = [Operator(i, program.graph.operators[v].name, program.graph.operators[v].target) for i, v in enumerate(left)]
+    graph = OperatorGraph(operators, [[place[u] for u in program.graph.predecessors[v]] for v in left])
+    calls, outputs = [program.calls[v].map(moved) for v in left], [moved(o) for o in program.outputs]
+    return Program(graph, calls, outputs, program.output_spec, program.examples, program.derived)
 
 
 def _topological(read: dict[Key, list[Key]]) -> list[Key]:

@@ -13,7 +13,7 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten, fastest
-from .patterns import cudnn_conv2d, name_convolution, name_operators
+from .patterns import addend_of, cudnn_conv2d, name_convolution, name_operators
 
 aten = torch.ops.aten
 MATCHED = (CONVOLUTION, cudnn_conv2d)
@@ -81,26 +81,13 @@ def _places(program: Program, device: str) -> list[_Place]:
         v = only_user(readers[u])
         chain: tuple[int, ...] = (u,)
         residual = None
-        if v is not None and program.calls[v].function is ADDITION and (addend := _addend(program, v, u)) is not None:
+        if v is not None and program.calls[v].function is ADDITION and (addend := addend_of(program, v, u)) is not None:
             chain, residual = (u, v), addend
             v = only_user(readers[v])
         if v is not None and program.calls[v].function in activations and not taken & {*chain, v}:
             places.append(_Place((*chain, v), residual))
             taken |= {*chain, v}
     return sorted(places, key=lambda place: place.operators)
-
-
-def _addend(program: Program, v: int, u: int) -> Output | Input | None:
-    """What addition v adds to the output of u, where it is a tensor of the same shape and layout."""
-    call = program.calls[v]
-    if call.kwargs:
-        return None
-    addends = [a for a in call.args if a != Output(u)]
-    if len(addends) != 1 or not isinstance(addends[0], Output | Input):
-        return None
-    x, addend = program.value(Output(u)), program.value(addends[0])
-    is_alike = (x.shape, x.dtype, x.stride()) == (addend.shape, addend.dtype, addend.stride())
-    return addends[0] if is_alike else None
 
 
 def _fused(program: Program, place: _Place, device: str) -> Call:

@@ -53,6 +53,19 @@ def product(call: Call, v: int) -> Product | None:
     return Product(v, x, weight, bias, along)
 
 
+def addend_of(program: Program, v: int, u: int) -> Output | Input | None:
+    """What addition v adds to the output of u, where it is a tensor of the same shape and layout."""
+    call = program.calls[v]
+    if call.kwargs:
+        return None
+    addends = [a for a in call.args if a != Output(u)]
+    if len(addends) != 1 or not isinstance(addends[0], Output | Input):
+        return None
+    x, addend = program.value(Output(u)), program.value(addends[0])
+    is_alike = (x.shape, x.dtype, x.stride()) == (addend.shape, addend.dtype, addend.stride())
+    return addends[0] if is_alike else None
+
+
 def is_reduction(program: Program, v: int) -> bool:
     """Does the operator read contiguous rows, and compute each of its own rows from the same one?"""
     call = program.calls[v]

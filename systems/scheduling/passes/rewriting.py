@@ -15,6 +15,7 @@ from .fold_batch_norm import fold_batch_norm
 from .fuse_convolution import fuse_convolution
 from .fuse_elementwise import fuse_elementwise
 from .fuse_reductions import fuse_reductions
+from .fuse_separable import fuse_separable
 from .merge_linears import merge_linears
 from .select_kernels import select_kernels
 from .select_products import select_products
@@ -35,13 +36,15 @@ class Pass:
     measures: bool = True
 
 
-# In the order in which they run. Nimble (Section 5, Appendix B) has no merge_linears, select_products and fuse_reductions.
+# In the order in which they run. Nimble (Section 5, Appendix B) has neither merge_linears nor select_products,
+# fuse_separable and fuse_reductions.
 PASSES = (
     Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(select_kernels, ("select_kernels", "select_layouts")),
     Pass(select_products, ("select_kernels",)),
     Pass(fuse_convolution, ("fuse_convolution",)),
+    Pass(fuse_separable, ("fuse_separable",)),
     Pass(fuse_reductions, ("fuse_reductions",)),
     Pass(fuse_elementwise, ("fuse_elementwise",), measures=False),
 )

@@ -1,0 +1,1 @@
+"""GPU kernels of our own, in Triton. Nothing here knows programs or schedules."""

@@ -1,0 +1,247 @@
+"""A pointwise convolution with what stands around it in one kernel: depthwise convolution, activations, bias, addition.
+
+Library kernels for these are short: at batch 1 a depthwise and a pointwise convolution take 2 to 6 us each on an H200, and
+as much again is lost between dependent kernels. Here each block computes the depthwise values that its tile of the product
+reads. Blocks of other output channels compute them again, so tiles that span all output channels cost least arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish")
+
+
+FEW_TAPS, SOME_TAPS = (
+    9,
+    25,
+)  # of a depthwise kernel: up to where unrolling it is best, and worth a trial; compiling takes longer
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the output [pixels, channels] is cut.
+
+    Args:
+        pixels, channels: of the output that a block computes; powers of two, 16 at least.
+        depth: input channels that it multiplies at a time; as those.
+        warps: of a block.
+        stages: of the software pipeline.
+        is_unrolled: the rows of a depthwise kernel are instructions one after the other, not passes of a loop.
+    """
+
+    pixels: int
+    channels: int
+    depth: int
+    warps: int
+    stages: int
+    is_unrolled: bool = True
+
+    def __str__(self) -> str:
+        rows = "" if self.is_unrolled else ", row by row"
+        return f"{self.pixels}x{self.channels}x{self.depth}, {self.warps} warps, {self.stages} stages{rows}"
+
+
+@dataclass(frozen=True)
+class Separable:
+    """out = after(bias + pointwise(between(depthwise(before(x)) + depthwise_bias)) + addend).
+
+    What a model lacks is left out: a depthwise convolution of kernel (1, 1) is none, an activation may be "none".
+
+    Args:
+        kernel, stride, padding, dilation: of the depthwise convolution, each (height, width). Without one the stride is
+            that of the pointwise convolution.
+        before, between, after: one of ACTIVATIONS each.
+        precision: of the product of fp32 tensors, "tf32" or "ieee".
+        is_channels_last: the layout of the output; else it is contiguous.
+        tile: how the output is cut.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    before: str
+    between: str
+    after: str
+    precision: str
+    is_channels_last: bool
+    tile: Tile
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.kernel != (1, 1)
+
+    def __str__(self) -> str:
+        words = [f"depthwise {self.kernel[0]}x{self.kernel[1]}"] if self.is_depthwise else []
+        words += [f"{name} {act}" for name in ("before", "between", "after") if (act := getattr(self, name)) != "none"]
+        words += ["channels_last"] * self.is_channels_last
+        return ", ".join(["pointwise", *words, self.precision, str(self.tile)])
+
+    def __call__(
+        self,
+        x: Tensor,
+        depthwise: Tensor | None,
+        depthwise_bias: Tensor | None,
+        pointwise: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+    ) -> Tensor:
+        """Args:
+            x: [N, C, H, W], of any strides.
+            depthwise: [kernel height * width, C], contiguous: neighbouring threads read neighbouring channels.
+            depthwise_bias: [C].
+            pointwise: [K, C, 1, 1], contiguous in memory.
+            bias: [K].
+            addend: of the output's shape and strides.
+
+        Returns:
+            [N, K, H', W'].
+
+        Raises:
+            Exception: what Triton raises where a tile takes more than a multiprocessor has.
+        """
+        n, c, h, w = x.shape
+        k = pointwise.shape[0]
+        height, width = (
+            (size + 2 * p - d * (kernel - 1) - 1) // s + 1
+            for size, p, d, kernel, s in zip((h, w), self.padding, self.dilation, self.kernel, self.stride, strict=True)
+        )
+        layout = torch.channels_last if self.is_channels_last else torch.contiguous_format
+        out = torch.empty((n, k, height, width), dtype=x.dtype, device=x.device, memory_format=layout)
+        tile = self.tile
+        grid = (triton.cdiv(n * height * width, tile.pixels), triton.cdiv(k, tile.channels))
+        _separable[grid](
+            x, depthwise, depthwise_bias, pointwise, bias, addend, out,
+            n * height * width, height, width, h, w, c, k,
+            *x.stride(), *out.stride(),
+            *self.kernel, *self.stride, *self.padding, *self.dilation,
+            self.before, self.between, self.after, self.precision,
+            tile.pixels, tile.channels, tile.depth, tile.is_unrolled,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return out
+
+
+def tiles(in_channels: int, out_channels: int, num_taps: int) -> list[Tile]:
+    """The tiles worth a trial, most promising first.
+
+    A depthwise value is computed once for each block of output channels, and all input channels at once where they fit:
+    on an H200 this is twice as fast as in several steps. Few pixels a block make enough blocks at batch 1.
+
+    Args:
+        num_taps: of the depthwise kernel; 1 where there is none.
+    """
+    depth, widest = power_of_two(in_channels), power_of_two(out_channels)
+    if num_taps > 1:
+        depth = min(depth, 256)
+        warps = 8 if depth >= 256 else 4
+        candidates = [Tile(16, channels, depth, warps, 1, num_taps <= FEW_TAPS) for channels in (32, 16, 64)]
+        if FEW_TAPS < num_taps <= SOME_TAPS:
+            candidates = [Tile(16, 64, depth, 8, 1), *candidates[:2]]
+    else:
+        shapes = ((16, 32, 128, 4), (32, 32, 64, 4), (16, 16, 256, 4), (64, 64, 32, 4))
+        candidates = [Tile(p, c, min(d, depth), w, 3 if depth > d else 1) for p, c, d, w in shapes]
+    return list(dict.fromkeys(t for t in candidates if t.channels <= widest))
+
+
+def power_of_two(size: int) -> int:
+    """The least one that is no smaller, 16 at least."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+@triton.jit
+def _activated(x, name: tl.constexpr):
+    if name == "relu":
+        x = tl.maximum(x, 0.0)
+    elif name == "relu6":
+        x = tl.minimum(tl.maximum(x, 0.0), 6.0)
+    elif name == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif name == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+    elif name == "hardswish":
+        x = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0
+    return x
+
+
+@triton.jit
+def _read(
+    x_ptr, y, x, is_pixel, is_c,
+    H: tl.constexpr, W: tl.constexpr, YS: tl.constexpr, XS: tl.constexpr, BEFORE: tl.constexpr,
+):  # fmt: skip
+    """Activated values of [pixels, channels]; 0 in the padding. x_ptr: of each pixel's sample and each channel."""
+    is_inside = is_pixel & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+    mask = is_inside[:, None] & is_c[None, :]
+    values = tl.load(x_ptr + (y * YS + x * XS)[:, None], mask=mask, other=0.0).to(tl.float32)
+    return tl.where(mask, _activated(values, BEFORE), 0.0)
+
+
+@triton.jit
+def _rounded(x):
+    """To the nearest TF32, as libraries do: a tensor core cuts off what it cannot hold, which doubles the error."""
+    if x.dtype == tl.float32:
+        x = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def _separable(
+    x_ptr, depthwise_ptr, depthwise_bias_ptr, pointwise_ptr, bias_ptr, addend_ptr, out_ptr,
+    M: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr,
+    XN: tl.constexpr, XC: tl.constexpr, XH: tl.constexpr, XW: tl.constexpr,
+    ON: tl.constexpr, OC: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    BEFORE: tl.constexpr, BETWEEN: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr,
+    IS_UNROLLED: tl.constexpr,
+):  # fmt: skip
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_pixel, is_channel = pixel < M, channel < K
+    sample, row, column = pixel // (HEIGHT * WIDTH), pixel // WIDTH % HEIGHT, pixel % WIDTH
+    top, left = row * SH - PH, column * SW - PW
+    sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
+    for first in range(0, C, DEPTH):
+        c = first + tl.arange(0, DEPTH)
+        is_c = c < C
+        x_c_ptr = x_ptr + c[None, :] * XC + (sample * XN)[:, None]
+        value = tl.full((PIXELS, DEPTH), 0.0, tl.float32)
+        if depthwise_ptr is None:
+            value = _read(x_c_ptr, top, left, is_pixel, is_c, H, W, XH, XW, BEFORE)
+        elif IS_UNROLLED:
+            for i in tl.static_range(KH):
+                for j in tl.static_range(KW):
+                    weight = tl.load(depthwise_ptr + (i * KW + j) * C + c, mask=is_c, other=0.0).to(tl.float32)
+                    read = _read(x_c_ptr, top + i * DH, left + j * DW, is_pixel, is_c, H, W, XH, XW, BEFORE)
+                    value += read * weight[None, :]
+        else:
+            for i in range(KH):
+                for j in tl.static_range(KW):
+                    weight = tl.load(depthwise_ptr + (i * KW + j) * C + c, mask=is_c, other=0.0).to(tl.float32)
+                    read = _read(x_c_ptr, top + i * DH, left + j * DW, is_pixel, is_c, H, W, XH, XW, BEFORE)
+                    value += read * weight[None, :]
+        if depthwise_bias_ptr is not None:
+            value += tl.load(depthwise_bias_ptr + c, mask=is_c, other=0.0).to(tl.float32)[None, :]
+        value = _activated(value, BETWEEN)
+        weights = tl.load(
+            pointwise_ptr + channel[None, :] * C + c[:, None], mask=is_c[:, None] & is_channel[None, :], other=0.0
+        )
+        factor = value.to(weights.dtype)
+        if PRECISION == "tf32":
+            factor, weights = _rounded(factor), _rounded(weights)
+        sums = tl.dot(factor, weights, sums, input_precision=PRECISION)
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+    place = (sample * ON + row * OH + column * OW)[:, None] + channel[None, :] * OC
+    mask = is_pixel[:, None] & is_channel[None, :]
+    if addend_ptr is not None:
+        sums += tl.load(addend_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + place, _activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,281 @@
+"""Puts in kernels of our own for pointwise convolutions and what stands around them, where they are faster."""
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conf.text import first_line
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.derived import Derived
+from systems.scheduling.graph.part import alone, example, part
+from systems.scheduling.graph.patterns import ADDITION, Convolution, convolution, only_user, users
+from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import Replacement, replace, without
+
+from .context import Context, Rewritten, fastest
+from .patterns import CONV2D_FUNCTIONS, addend_of, name_operators, shape_of
+
+aten = torch.ops.aten
+CUDNN_RELU, CUDNN_ADD_RELU = aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+NAMES: dict[object, str] = {
+    aten.relu.default: "relu",
+    aten.relu6.default: "relu6",
+    aten.silu.default: "silu",
+    aten.sigmoid.default: "sigmoid",
+    aten.hardswish.default: "hardswish",
+}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A pointwise convolution and what is fused with it.
+
+    Args:
+        operators: that one kernel replaces, in the order of capture; the last alone is read from outside.
+        x: what the kernel reads; before: the activation of it that others may read too, and that it computes itself.
+        depthwise: the convolution before, and the activation between.
+        addend: what is added, before the activation after.
+    """
+
+    operators: tuple[int, ...]
+    pointwise: Convolution
+    x: Output | Input
+    before: str
+    depthwise: Convolution | None
+    between: str
+    addend: Output | Input | None
+    after: str
+
+
+def fuse_separable(program: Program, context: Context) -> Rewritten:
+    """Replace each pointwise convolution, with a depthwise one and activations before it and a sum and an activation after
+    it, by one kernel of `systems.kernels.separable`, where that is faster (in none of the papers).
+
+    Invariants:
+        - Of the operators of a place only the last is read from outside, and a sum is fused only where its other addend is
+          computed before the place begins: so no parallelism is lost.
+        - An activation before a place may have other readers. The kernel computes it itself; where no reader is left, it
+          goes.
+
+    Each distinct place is measured separate, as the passes before leave it, and with each tile worth a trial.
+    """
+    if not _has_kernels(program.device):
+        return program, []
+    times_by_signature: dict[str, tuple[dict[str, float | None], dict[str, str]]] = {}
+    replacements: list[Replacement] = []
+    decisions: list[Decision] = []
+    for place in _places(program):
+        separate = part(program, place.operators)
+        signature = "; ".join(separate.signature(i) for i in range(len(place.operators)))
+        kernels, derived = _calls(program, place)
+        calls = {str(call.function.tile): call for call in kernels}  # type: ignore[attr-defined]
+        if signature not in times_by_signature:
+            times_by_signature[signature] = _times(program, place, separate, calls, context)
+        times, reasons = times_by_signature[signature]
+        chosen = fastest({name: t for name, t in times.items() if t is not None})
+        weights = [shape_of(conv.weight) for conv in (place.depthwise, place.pointwise) if conv]
+        words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
+        pattern = f"{words}: {name_operators(program, place.operators)}"
+        decisions.append(Decision("fuse_separable", pattern, place.operators, {**times}, chosen, reasons))
+        if chosen in calls:
+            name = "_".join(program.graph.operators[v].name for v in place.operators)
+            target = _target(calls[chosen])
+            replacements.append(
+                Replacement(place.operators, name, target, calls[chosen], {place.operators[-1]: None}, derived)
+            )
+    return _without_unread_activations(replace(program, replacements)[0]), decisions
+
+
+def _without_unread_activations(program: Program) -> Program:
+    readers = users(program)
+    return without(program, [v for v in range(len(program.graph)) if not readers[v] and _activation(program, v)])
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Does Triton run on this device? Its interpreter runs anywhere."""
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return (device.type == "cuda" or is_interpreted) and find_spec("triton") is not None
+
+
+def _times(
+    program: Program, place: _Place, separate: Program, calls: dict[str, Call], context: Context
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Milliseconds of a place by alternative, and why an alternative has none."""
+    times: dict[str, float | None] = {"separate": context.cost(context.later(separate))}
+    reasons: dict[str, str] = {}
+    for name, call in calls.items():
+        try:
+            times[name] = context.cost(_alone(program, call))
+        except Exception as error:  # whatever Triton raises of a tile that does not fit
+            times[name], reasons[name] = None, first_line(error)
+    return times, reasons
+
+
+def _alone(program: Program, call: Call) -> Program:
+    """The kernel as a program, over inputs of its own."""
+    references = list(dict.fromkeys(a for a in call.leaves() if isinstance(a, Output | Input)))
+    examples = [example(program.value(a), program.device) for a in references]
+    moved = call.map(lambda a: Input(references.index(a)) if isinstance(a, Output | Input) else a)
+    return alone("separable", _target(call), moved, examples)
+
+
+def _target(call: Call) -> str:
+    return f"opweave.separable[{call.function}]"
+
+
+def _places(program: Program) -> list[_Place]:
+    """The places in the order of capture. None shares an operator with another."""
+    readers = users(program)
+    taken: set[int] = set()
+    places: list[_Place] = []
+    for v in range(len(program.graph)):
+        if v not in taken and (place := _place(program, readers, v, taken)) is not None:
+            places.append(place)
+            taken.update(place.operators)
+    return places
+
+
+def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> _Place | None:
+    """The place of operator v, or None where it is no pointwise convolution that a kernel takes.
+
+    Args:
+        readers: of each operator.
+        taken: operators of other places.
+    """
+    parsed = _pointwise(program, v)
+    if parsed is None:
+        return None
+    pointwise, addend, after = parsed
+    operators, x = [v], pointwise.x
+
+    def own(reference: object) -> int | None:
+        """The operator that computes this for the place alone."""
+        if not isinstance(reference, Output) or reference.index is not None or reference.operator in taken:
+            return None
+        return None if only_user(readers[reference.operator]) is None else reference.operator
+
+    between, depthwise = "none", None
+    u = own(x)
+    if u is not None and (act := _activation(program, u)) and pointwise.stride == (1, 1):
+        w = own(program.calls[u].args[0])
+        if w is not None and (depthwise := _depthwise(program, w)):
+            operators, x, between = [w, u, *operators], depthwise.x, act
+    elif u is not None and pointwise.stride == (1, 1) and (depthwise := _depthwise(program, u)):
+        operators, x = [u, *operators], depthwise.x
+    before = "none"
+    if isinstance(x, Output) and x.operator not in taken and (act := _activation(program, x.operator)):
+        if own(x) is not None:
+            operators = [x.operator, *operators]
+        before, x = act, program.calls[x.operator].args[0]
+    if after == "none" and addend is None:
+        reader = only_user(readers[v])
+        if reader is not None and program.calls[reader].function is ADDITION:
+            other = addend_of(program, reader, v)
+            if other is not None and _is_computed_before(program, other, operators[0]):
+                operators, addend, v = [*operators, reader], other, reader
+                reader = only_user(readers[v])
+        if reader is not None and (act := _activation(program, reader)):
+            operators, after = [*operators, reader], act
+    if not isinstance(x, Output | Input) or not _is_plain(program.value(x)):
+        return None
+    return _Place(tuple(sorted(operators)), pointwise, x, before, depthwise, between, addend, after)
+
+
+def _pointwise(program: Program, v: int) -> tuple[Convolution, Output | Input | None, str] | None:
+    """Operator v as a pointwise convolution, what it adds, and its activation; None where it is none."""
+    call, addend, after = program.calls[v], None, "none"
+    conv: Convolution | None
+    if call.function is CUDNN_RELU:
+        conv, after = _vendors(call.args), "relu"
+    elif call.function is CUDNN_ADD_RELU:
+        x, weight, addend, alpha, *rest = call.args
+        if alpha != 1.0:
+            return None
+        conv, after = _vendors((x, weight, *rest)), "relu"
+    else:
+        conv = convolution(call, CONV2D_FUNCTIONS)
+    if conv is None or conv.groups != 1 or tuple(conv.weight.shape[2:]) != (1, 1) or any(conv.padding):
+        return None
+    is_taken = isinstance(call.produces, Tensor) and _is_plain(call.produces) and _lies_plainly(conv.weight)
+    return (conv, addend, after) if is_taken else None
+
+
+def _vendors(args: Sequence[Any]) -> Convolution:
+    x, weight, bias, stride, padding, dilation, groups = args
+    return Convolution(x, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def _depthwise(program: Program, v: int) -> Convolution | None:
+    """Operator v as a depthwise convolution with as many outputs as inputs, or None."""
+    conv = convolution(program.calls[v], CONV2D_FUNCTIONS)
+    if conv is None or conv.weight.dim() != 4 or conv.groups == 1 or not _lies_plainly(conv.weight):
+        return None
+    channels = conv.weight.shape[0]
+    return conv if conv.groups == channels and conv.weight.shape[1] == 1 else None
+
+
+def _activation(program: Program, v: int) -> str | None:
+    call = program.calls[v]
+    is_alone = len(call.args) == 1 and not call.kwargs and isinstance(call.args[0], Output | Input)
+    return NAMES.get(call.function) if is_alone else None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.dtype in DTYPES and tensor.numel() > 0
+
+
+def _lies_plainly(weight: Tensor) -> bool:
+    """Has a weight of one input channel, or of one pixel, its elements in order?"""
+    return weight.dtype in DTYPES and (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last))
+
+
+def _is_computed_before(program: Program, reference: Output | Input, v: int) -> bool:
+    return isinstance(reference, Input) or bool(program.graph.ancestors[v] >> reference.operator & 1)
+
+
+def _calls(program: Program, place: _Place) -> tuple[list[Call], tuple[Derived, ...]]:
+    """The kernel with each tile worth a trial, and the weights that were laid out for it."""
+    from systems.kernels.separable import Separable, tiles  # imports Triton
+
+    pointwise, depthwise = place.pointwise, place.depthwise
+    produces = program.calls[place.operators[-1]].produces
+    is_contiguous = produces.is_contiguous()
+    if not is_contiguous and not produces.is_contiguous(memory_format=torch.channels_last):
+        return [], ()
+    spatial = depthwise or pointwise
+    is_fp32 = pointwise.weight.dtype is torch.float32
+    precision = "tf32" if not is_fp32 or torch.backends.cudnn.allow_tf32 else "ieee"
+    kernel, stride, padding, dilation = map(
+        _pair, (spatial.weight.shape[2:], spatial.stride, spatial.padding, spatial.dilation)
+    )
+    taps = Derived.of(_taps, depthwise.weight) if depthwise else None
+    arguments = (
+        place.x,
+        taps.tensor if taps else None,
+        depthwise.bias if depthwise else None,
+        pointwise.weight,
+        pointwise.bias,
+        place.addend,
+    )
+    acts = place.before, place.between, place.after
+    kernels = [
+        Separable(kernel, stride, padding, dilation, *acts, precision, not is_contiguous, tile)
+        for tile in tiles(pointwise.weight.shape[1], pointwise.weight.shape[0], kernel[0] * kernel[1])
+    ]
+    return [Call(kernel, arguments, {}, produces) for kernel in kernels], (taps,) if taps else ()
+
+
+def _taps(weight: Tensor) -> Tensor:
+    """The weight of a depthwise convolution, [C, 1, height, width], as [height * width, C]."""
+    return weight.flatten(1).t().contiguous()
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    height, width = sizes
+    return int(height), int(width)

@@ -1,0 +1,212 @@
+"""Kernels of pointwise convolutions: against PyTorch in fp64, and in the programs in which the pass puts them.
+
+Without a GPU they run in Triton's interpreter.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.passes.context import Context
+from systems.scheduling.passes.fuse_separable import fuse_separable
+from systems.scheduling.passes.rewriting import Rewriting
+
+MODULE = "systems.kernels.separable"
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
+ACTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+    "hardswish": functional.hardswish,
+}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A device on which the kernels run; on a CPU in an import of their module that no other test sees."""
+    if request.param == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    yield request.param
+    if request.param == "cpu":
+        sys.modules.pop(MODULE, None)
+
+
+def kernels() -> ModuleType:
+    return import_module(MODULE)
+
+
+acts = st.sampled_from(sorted(ACTS))
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), before=acts, between=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
+def test_a_kernel_computes_what_pytorch_does(
+    device: str, data: st.DataObject, before: str, between: str, after: str, is_last: bool, reads_last: bool
+) -> None:
+    draw = data.draw
+    n, c, k, h, w = (draw(st.integers(1, most)) for most in (3, 40, 40, 9, 9))
+    kernel, stride, dilation = draw(pairs), draw(pairs), draw(pairs)
+    padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    if kernel == (1, 1):
+        padding, dilation, between = (0, 0), (1, 1), "none"
+    has_biases, has_addend = draw(st.booleans()), draw(st.booleans())
+    # Triton's interpreter multiplies no bf16.
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
+    assume(all(s + 2 * p > d * (f - 1) for s, p, d, f in zip((h, w), padding, dilation, kernel, strict=True)))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(device, dtype)
+
+    x = tensor(n, c, h, w).contiguous(memory_format=LAYOUTS[reads_last])
+    weight, pointwise = tensor(c, 1, *kernel), tensor(k, c, 1, 1) / c**0.5
+    biases = (tensor(c), tensor(k)) if has_biases else (None, None)
+    wide = [None if t is None else t.double() for t in (x, weight, biases[0], pointwise, biases[1])]
+    expected = ACTS[before](wide[0])
+    if kernel == (1, 1):
+        expected = functional.conv2d(expected, wide[3], wide[4], stride)
+    else:
+        expected = functional.conv2d(expected, wide[1], wide[2], stride, padding, dilation, c)
+        expected = functional.conv2d(ACTS[between](expected), wide[3], wide[4])
+    addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[is_last]) if has_addend else None
+    expected = ACTS[after](expected if addend is None else expected + addend.double())
+    tile = replace(draw(st.sampled_from(kernels().tiles(c, k, kernel[0] * kernel[1]))), is_unrolled=draw(st.booleans()))
+    numbers = kernel, stride, padding, dilation
+    separable = kernels().Separable(*numbers, before, between, after, "ieee", is_last, tile)
+    taps = None if kernel == (1, 1) else weight.flatten(1).t().contiguous()
+    out = separable(x, taps, biases[0] if taps is not None else None, pointwise, biases[1], addend)
+    assert out.dtype == dtype and out.is_contiguous(memory_format=LAYOUTS[is_last])
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
+
+
+def test_tf32_is_rounded_to_the_nearest(device: str) -> None:
+    """What a tensor core would cut off: without rounding a product of ones just below 2 is off by twice as much."""
+    values = torch.full((1, 16, 1, 1), 2.0 - 2.0**-12, device=device)
+    tile = kernels().Tile(16, 16, 16, 1, 1)
+    separable = kernels().Separable((1, 1), (1, 1), (0, 0), (1, 1), "none", "none", "none", "tf32", False, tile)
+    out = separable(values, None, None, torch.ones(16, 16, 1, 1, device=device), None, None)
+    assert (out == 32.0).all()
+
+
+class Block(nn.Module):
+    """Two separable branches of one activation, their sum, a residual block, and a strided pointwise convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.ModuleList(nn.Conv2d(12, 12, s, padding=s // 2, groups=12, bias=False) for s in (3, 5, 3))
+        self.pointwise = nn.ModuleList(nn.Conv2d(12, 12, 1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(12) for _ in range(3))
+        self.last = nn.Conv2d(12, 20, 1, stride=2)
+
+    def separable(self, i: int, x: Tensor) -> Tensor:
+        return self.norms[i](self.pointwise[i](self.depthwise[i](x)))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu()
+        y = self.separable(0, x) + self.separable(1, x)
+        z = (self.separable(2, y.sigmoid()) + y).relu()
+        return self.last(z)  # type: ignore[no-any-return]
+
+
+def rewritten(module: nn.Module, x: Tensor, cost: Callable[[Program], float]) -> tuple[Program, list[str], Tensor]:
+    """The program after the pass, what was chosen at each place, and eager's output."""
+    from systems.profiling.timing import Timer
+
+    with torch.no_grad():
+        expected = module(x)
+    program = capture(module, (x,))
+    folded, _ = Rewriting(fold_batch_norm=True).apply(program, Timer(torch.device(x.device.type)))
+    program, decisions = fuse_separable(folded, Context(cost, cost))
+    return program, [d.chosen for d in decisions], expected
+
+
+def favour(name: str) -> Callable[[Program], float]:
+    return lambda program: float(name not in program.graph.operators[0].target)
+
+
+def test_the_pass_leaves_what_the_model_computes(device: str) -> None:
+    torch.manual_seed(0)
+    module = Block().eval().to(device)
+    x = torch.randn(1, 12, 7, 7, device=device)
+    program, chosen, expected = rewritten(module, x, favour("separable"))
+    (out,) = program.run((x,))
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
+    targets = [o.target for o in program.graph.operators]
+    assert len(chosen) == 4 and "separate" not in chosen
+    # The relu that both branches read is gone; their sum stays, since neither branch is to wait for the other.
+    assert [t for t in targets if "separable" not in t] == ["aten.add.Tensor"]
+    assert sum("before relu" in t for t in targets) == 2 and sum("before sigmoid, after relu" in t for t in targets) == 1
+    with torch.no_grad():
+        module.depthwise[0].weight.mul_(2)
+    assert program.derived.refresh()
+    torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_not_faster_stays(device: str) -> None:
+    x = torch.randn(1, 12, 9, 9, device=device)
+    program, chosen, expected = rewritten(Block().eval().to(device), x, lambda _: 1.0)
+    assert chosen == ["separate"] * 4
+    torch.testing.assert_close(program.run((x,))[0], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_tile_that_fails_has_a_reason(device: str) -> None:
+    def cost(program: Program) -> float:
+        if "16x16x16" in program.graph.operators[0].target:
+            raise RuntimeError("out of resource: shared memory")
+        return 1.0
+
+    module, x = Block().eval().to(device), torch.randn(1, 12, 9, 9, device=device)
+    with torch.no_grad():
+        program = capture(module, (x,))
+    _, decisions = fuse_separable(program, Context(cost, cost))
+    failed = [d for d in decisions if "out of resource: shared memory" in d.reasons.values()]
+    assert failed and all(d.milliseconds[name] is None for d in failed for name in d.reasons)
+
+
+class Shared(nn.Module):
+    """What a fusion would take from others: the depthwise output and the activation after are read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.pointwise = nn.Conv2d(8, 8, 1)
+        self.grouped = nn.Conv2d(8, 8, 1, groups=2)
+        self.wide = nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        d = self.depthwise(x)
+        p = self.pointwise(d)
+        return d, p, p.relu(), self.wide(self.grouped(p))
+
+
+def test_what_others_read_is_not_fused(device: str) -> None:
+    module, x = Shared().eval().to(device), torch.randn(1, 8, 6, 6, device=device)
+    program, chosen, expected = rewritten(module, x, favour("separable"))
+    assert len(chosen) == 1
+    (target,) = [o.target for o in program.graph.operators if "separable" in o.target]
+    assert "depthwise" not in target and "after" not in target
+    torch.testing.assert_close(tuple(program.run((x,))), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_without_a_gpu_nothing_changes() -> None:
+    program = capture(Block().eval(), (torch.randn(1, 12, 9, 9),))
+    assert fuse_separable(program, Context(favour("separable"), favour("separable"))) == (program, [])
