@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.ios": SCHEDULER,
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
+    "systems.weave": SCHEDULER | {"systems.scheduling.passes", "systems.scheduling.decision"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
     "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},

@@ -1,14 +1,13 @@
 """Stages that a search has found, kept in the cache: a later preparation does not search again."""
 
-import hashlib
-import json
 from dataclasses import asdict
 from typing import Any
 
 from systems.cache import code_of
 from systems.profiling.measurements import Measurements
 from systems.profiling.timing import Timer
-from systems.scheduling.graph.program import Input, Output, Program
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.plans.merge import merge
 from systems.scheduling.plans.schedule import Search
 from systems.scheduling.plans.stages import Stage
@@ -28,13 +27,8 @@ class StoredStages:
 
     def __init__(self, program: Program, options: planning.Options):
         self.cache = Measurements(KIND, program.device)
-        operators = [
-            [program.signature(v), *(repr(a) for a in call.leaves() if isinstance(a, Output | Input))]
-            for v, call in enumerate(program.calls)
-        ]
         code = code_of(*(module.__name__ for module in CODE), Stage.__module__, merge.__module__, Timer.__module__)
-        key = json.dumps([operators, [repr(o) for o in program.outputs], asdict(options), code])
-        self.name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        self.name = digest([*structure(program), asdict(options), code])
 
     def read(self) -> tuple[list[Stage], Search] | None:
         """The stages, and the search that found them; None where there are none."""

@@ -50,7 +50,7 @@ class Timer:
 
     def known(self, signature: str, measure: Callable[[], float]) -> float:
         """The time of this signature: from the cache, else what `measure` returns."""
-        name = _name(signature)
+        name = name_of(signature)
         if name not in self.measurements:
             self.measurements[name] = measure()
             self.taken += 1
@@ -58,7 +58,7 @@ class Timer:
 
     def find(self, signature: str) -> float | None:
         """The time of this signature from the cache, which this process or another wrote; None where it has none."""
-        name = _name(signature)
+        name = name_of(signature)
         return self.measurements.number(name) if name in self.measurements else None
 
     def close(self) -> None:
@@ -67,7 +67,8 @@ class Timer:
         _first_graph.cache_clear()
 
 
-def _name(signature: str) -> str:
+def name_of(signature: str) -> str:
+    """What a time is kept under."""
     return sha256(signature.encode()).hexdigest()[:24]  # some are pages long
 
 

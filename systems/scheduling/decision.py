@@ -5,6 +5,7 @@ A `Decision` is of one place in a program. Files and tables hold `DecisionRow`s:
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 
 DIGITS = 5  # of a millisecond in a row: 10 ns
 
@@ -21,6 +22,7 @@ class Decision:
             is done without the decision.
         chosen: the alternative that was taken; one of `milliseconds` unless nothing was measured.
         reasons: why an alternative has no time, by its name.
+        place: equal for equal places of any program (`place_of`); empty where nothing was measured.
     """
 
     kind: str
@@ -29,6 +31,7 @@ class Decision:
     milliseconds: dict[str, float | None]
     chosen: str
     reasons: dict[str, str] = field(default_factory=dict)
+    place: str = ""
 
     @property
     def gain(self) -> float | None:
@@ -70,6 +73,16 @@ class DecisionRow:
             return cls(**document)  # type: ignore[arg-type]
         except TypeError as error:
             raise ValueError(f"not a decision: {error}") from error
+
+
+def place_of(kind: str, signature: str) -> str:
+    """The name of a place that is matched.
+
+    Args:
+        kind: of the decision.
+        signature: what is there, `Program.signature` of each operator.
+    """
+    return f"{kind} {sha256(signature.encode()).hexdigest()[:16]}"
 
 
 def rows(decisions: Iterable[Decision]) -> list[DecisionRow]:

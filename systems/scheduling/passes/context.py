@@ -1,9 +1,9 @@
 """What a rewriting pass is run with."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from systems.scheduling.decision import Decision
+from systems.scheduling.decision import Decision, place_of
 from systems.scheduling.graph.program import Program
 
 Cost = Callable[[Program], float]  # milliseconds of a program
@@ -24,14 +24,38 @@ class Context:
         later: makes of a part of the program what the later passes will, as far as they measure nothing. A pass that fuses
             operators compares with that, since a later one may fuse what it leaves separate.
         switches: those that are on.
+        choices: the alternative to take, by `Decision.place`; where there is none, the pass chooses by its own rule.
     """
 
     cost: Cost
     cost_at_once: Cost
     later: Callable[[Program], Program] = unchanged
     switches: frozenset[str] = frozenset()
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    def decide(
+        self,
+        kind: str,
+        pattern: str,
+        operators: tuple[int, ...],
+        signature: str,
+        milliseconds: Mapping[str, float | None],
+        reasons: Mapping[str, str] | None = None,
+        chosen: str | None = None,
+    ) -> Decision:
+        """The decision of one place. All but two parameters are `Decision`'s.
+
+        Args:
+            signature: of what is there, for `place_of`.
+            chosen: by the rule of the pass; the fastest where it has none.
+        """
+        place = place_of(kind, signature)
+        times = {name: t for name, t in milliseconds.items() if t is not None}
+        wanted = self.choices.get(place)
+        taken = wanted if wanted in times else chosen or fastest(times)
+        return Decision(kind, pattern, operators, {**milliseconds}, taken, {**(reasons or {})}, place)
 
 
-def fastest(milliseconds: dict[str, float]) -> str:
+def fastest(milliseconds: Mapping[str, float]) -> str:
     """The alternative that takes least; of equal ones the first, which is what is done without the pass."""
     return min(milliseconds, key=milliseconds.__getitem__)

@@ -12,7 +12,7 @@ from systems.scheduling.graph.patterns import ADDITION, CONVOLUTION, convolution
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
-from .context import Context, Rewritten, fastest
+from .context import Context, Rewritten
 from .patterns import addend_of, cudnn_conv2d, name_convolution, name_operators
 
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def fuse_convolution(program: Program, context: Context) -> Rewritten:
             times_by_signature[signature] = {"separate": separate_ms, "fused": fused_ms}
         times = times_by_signature[signature]
         pattern = f"{name_convolution(program, operators[0])} + {name_operators(program, operators[1:])}"
-        decisions.append(Decision("fuse_convolution", pattern, operators, {**times}, fastest(times)))
+        decisions.append(context.decide("fuse_convolution", pattern, operators, signature, times))
         if decisions[-1].chosen == "fused":
             name = "_".join(program.graph.operators[v].name for v in operators)
             replacements.append(Replacement(operators, name, f"opweave.fused_{name}", call, {operators[-1]: None}))

@@ -10,7 +10,7 @@ from systems.scheduling.graph.patterns import is_elementwise, is_reshape, only_u
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
-from .context import Context, Rewritten, fastest
+from .context import Context, Rewritten
 from .patterns import is_reduction, name_operators
 
 
@@ -46,7 +46,7 @@ def fuse_reductions(program: Program, context: Context) -> Rewritten:
             times_by_signature[signature] = {"separate": separate_ms, "fused": context.cost(fused)}
         times = times_by_signature[signature]
         pattern = _pattern(program, seed, members, len(separate.outputs))
-        decision = Decision("fuse_reductions", pattern, tuple(members), {**times}, fastest(times))
+        decision = context.decide("fuse_reductions", pattern, tuple(members), signature, times)
         decision_by_members[decision.operators] = decision
         if decision.chosen == "fused":
             group_of |= dict.fromkeys(members, members)

@@ -17,7 +17,7 @@ from systems.scheduling.graph.patterns import ADDITION, Convolution, convolution
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace, without
 
-from .context import Context, Rewritten, fastest
+from .context import Context, Rewritten
 from .patterns import CONV2D_FUNCTIONS, addend_of, name_operators, shape_of
 
 aten = torch.ops.aten
@@ -78,12 +78,11 @@ def fuse_separable(program: Program, context: Context) -> Rewritten:
         if signature not in times_by_signature:
             times_by_signature[signature] = _times(program, place, separate, calls, context)
         times, reasons = times_by_signature[signature]
-        chosen = fastest({name: t for name, t in times.items() if t is not None})
         weights = [shape_of(conv.weight) for conv in (place.depthwise, place.pointwise) if conv]
         words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
         pattern = f"{words}: {name_operators(program, place.operators)}"
-        decisions.append(Decision("fuse_separable", pattern, place.operators, {**times}, chosen, reasons))
-        if chosen in calls:
+        decisions.append(context.decide("fuse_separable", pattern, place.operators, signature, times, reasons))
+        if (chosen := decisions[-1].chosen) in calls:
             name = "_".join(program.graph.operators[v].name for v in place.operators)
             target = _target(calls[chosen])
             replacements.append(

@@ -18,7 +18,7 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as rewrite
 
-from .context import Context, Rewritten, fastest
+from .context import Context, Rewritten
 from .patterns import ADDMM, Product, product, shape_of
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def merge_linears(program: Program, context: Context) -> Rewritten:
             ascending = dict(sorted(separate_ms.items(), key=lambda item: item[1]))  # a gain is over the first
             times_by_signature[signature] = {**ascending, "merged": context.cost(_alone(program, merged))}
         times = times_by_signature[signature]
-        decisions.append(Decision("merge_linears", _pattern(program, fitting), operators, {**times}, fastest(times)))
+        decisions.append(context.decide("merge_linears", _pattern(program, fitting), operators, signature, times))
         if decisions[-1].chosen == "merged":
             split = Call(aten.split_with_sizes.default, (merged.product, merged.sizes, -1), {}, [*merged.outputs.values()])
             name, target = "split_with_sizes", "aten.split_with_sizes.default"

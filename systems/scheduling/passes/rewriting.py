@@ -1,6 +1,6 @@
 """The rewriting passes in the order in which they run, and the switches that turn them on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conf import nearest
@@ -82,15 +82,18 @@ class Rewriting:
         """Does one of the passes that run decide by measuring?"""
         return any(p.measures for p in self.passes)
 
-    def apply(self, program: Program, timer: Timer) -> Rewritten:
+    def apply(self, program: Program, timer: Timer, choices: Mapping[str, str] | None = None) -> Rewritten:
         """The program as the passes leave it, and their decisions in the order in which they were taken.
+
+        Args:
+            choices: those of `Context`.
 
         Invariant: the passes run one after the other, in the order of `PASSES`; the operators of a decision are those of the
         program that its pass was given.
         """
         decisions: list[Decision] = []
         for i, each in enumerate(self.passes):
-            program, taken = each.run(program, self._context(timer, i))
+            program, taken = each.run(program, self._context(timer, i, choices or {}))
             decisions += taken
         return program, decisions
 
@@ -99,7 +102,7 @@ class Rewriting:
         if any(isinstance(call.function, FusedKernel) for call in program.calls):
             program.run(program.examples)
 
-    def _context(self, timer: Timer, i: int) -> Context:
+    def _context(self, timer: Timer, i: int, choices: Mapping[str, str]) -> Context:
         """What the pass number i of those that run is given."""
         unmeasured = [p for p in self.passes[i + 1 :] if not p.measures]
 
@@ -108,5 +111,5 @@ class Rewriting:
                 program, _ = p.run(program, context)
             return program
 
-        context = Context(timer, timer.at_once, later, self.switches)
+        context = Context(timer, timer.at_once, later, self.switches, choices)
         return context

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.scheduling.decision import Decision
+from systems.scheduling.decision import Decision, place_of
 from systems.scheduling.graph.derived import Derived
 from systems.scheduling.graph.part import alone, part
 from systems.scheduling.graph.patterns import (
@@ -28,6 +28,7 @@ from .patterns import cudnn_conv2d, name_convolution, native_conv2d
 
 aten = torch.ops.aten
 POOLS = (aten.max_pool2d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default)
+KIND = "select_kernels"
 LAYOUTS = ("contiguous", "channels_last")  # by number
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "library": CONVOLUTION,
@@ -54,6 +55,7 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
     flexible = [_is_flexible(program, v) for v in range(len(program.graph))]
     milliseconds = _remembered(context.cost)
     times_by_convolution: dict[int, Times] = {}
+    usable_by_convolution: dict[int, Times] = {}
     costs = []  # of each operator, contiguous and channels_last
     for v, call in enumerate(program.calls):
         if not flexible[v]:
@@ -65,13 +67,16 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
                 for name, candidate in _candidates(program, v, layout)
                 if implementations or name == "library"
             }
-            best = [min((t for (_, at), t in times.items() if at == layout), default=inf) for layout in (0, 1)]
+            usable = _usable(program, v, times, context)
+            usable_by_convolution[v] = usable
+            best = [min((t for (_, at), t in usable.items() if at == layout), default=inf) for layout in (0, 1)]
             costs.append((best[0], best[1]))
         else:
             either = [milliseconds(_single(program, v, layout)) for layout in both]
             costs.append((either[0], either[1] if layouts else inf))
     assigned = _assign(program, flexible, costs, milliseconds) if layouts else [0] * len(costs)
-    return _apply(program, assigned, times_by_convolution), _decisions(program, assigned, times_by_convolution)
+    rewritten = _apply(program, assigned, usable_by_convolution)
+    return rewritten, _decisions(program, assigned, times_by_convolution, usable_by_convolution)
 
 
 def _remembered(cost: Cost) -> Cost:
@@ -233,11 +238,24 @@ def _to_channels_last(weight: Tensor) -> Tensor:
     return weight.contiguous(memory_format=torch.channels_last)
 
 
-def _decisions(program: Program, assigned: list[int], times_by_convolution: dict[int, Times]) -> list[Decision]:
+def _usable(program: Program, v: int, times: Times, context: Context) -> Times:
+    """The alternatives of convolution v that may be taken: all, or the one that `context` names."""
+    wanted = context.choices.get(place_of(KIND, program.signature(v)))
+    return {key: t for key, t in times.items() if _name(*key) == wanted} or times
+
+
+def _name(implementation: str, layout: int) -> str:
+    return f"{implementation} {LAYOUTS[layout]}"
+
+
+def _decisions(
+    program: Program, assigned: list[int], times_by_convolution: dict[int, Times], usable: dict[int, Times]
+) -> list[Decision]:
     """One for each convolution, in the order of capture."""
     decisions = []
     for v, times in times_by_convolution.items():
-        chosen = f"{_fastest(times, assigned[v])} {LAYOUTS[assigned[v]]}"
-        milliseconds: dict[str, float | None] = {f"{name} {LAYOUTS[layout]}": t for (name, layout), t in times.items()}
-        decisions.append(Decision("select_kernels", name_convolution(program, v), (v,), milliseconds, chosen))
+        chosen = _name(_fastest(usable[v], assigned[v]), assigned[v])
+        milliseconds: dict[str, float | None] = {_name(*key): t for key, t in times.items()}
+        place = place_of(KIND, program.signature(v))
+        decisions.append(Decision(KIND, name_convolution(program, v), (v,), milliseconds, chosen, place=place))
     return decisions

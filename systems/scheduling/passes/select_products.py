@@ -44,12 +44,15 @@ def select_products(program: Program, context: Context) -> Rewritten:
     transposed_by_weight: dict[int, Tensor] = {}  # by the identity of a weight, which several products may share
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
-    for equal in products_by_signature.values():
+    for signature, equal in products_by_signature.items():
         times = _measure(part(program, [equal[0].operator]), context.cost)
         best = fastest(times)
         chosen = best if times["library"] >= MIN_GAIN * times[best] else "library"
         pattern = _pattern(program, equal[0])
-        decisions += [Decision("select_products", pattern, (p.operator,), {**times}, chosen) for p in equal]
+        decisions += [
+            context.decide("select_products", pattern, (p.operator,), signature, times, chosen=chosen) for p in equal
+        ]
+        chosen = decisions[-1].chosen
         if chosen == "library":
             continue
         is_transposed, is_bias_apart = WAYS[chosen]

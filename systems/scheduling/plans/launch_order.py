@@ -48,9 +48,7 @@ def critical_path(graph: OperatorGraph, _memory_intensive: Sequence[bool], milli
     was captured first. Not in the paper: list scheduling's oldest rule (Hu, 1961; the upward rank of HEFT, Topcuoglu et al.,
     2002), for graphs whose kernels leave room for each other, where resources hold nothing up.
     """
-    rank = [0.0] * len(graph)
-    for v in reversed(range(len(graph))):
-        rank[v] = milliseconds[v] + max((rank[s] for s in graph.successors[v]), default=0.0)
+    rank = upward_ranks(graph, milliseconds)
     missing = _in_degrees(graph)
     ready = [(-rank[v], v) for v in range(len(graph)) if not missing[v]]
     heapify(ready)
@@ -60,6 +58,14 @@ def critical_path(graph: OperatorGraph, _memory_intensive: Sequence[bool], milli
         for s in _freed(graph, v, missing):
             heappush(ready, (-rank[s], s))
     return tuple(order)
+
+
+def upward_ranks(graph: OperatorGraph, milliseconds: Sequence[float]) -> list[float]:
+    """For each operator the longest chain from its beginning to the end (HEFT, Topcuoglu et al., 2002), in milliseconds."""
+    ranks = [0.0] * len(graph)
+    for v in reversed(range(len(graph))):
+        ranks[v] = milliseconds[v] + max((ranks[s] for s in graph.successors[v]), default=0.0)
+    return ranks
 
 
 ORDERS: dict[str, Order] = {

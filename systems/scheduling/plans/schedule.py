@@ -85,6 +85,7 @@ class Schedule:
         merges: groups of operators that run as one (`systems.scheduling.plans.lower`).
         search: what finding the schedule took, None where nothing was searched.
         decisions: the choices that the rewriting passes made before, equal ones as one row.
+        recipe: what its system needs to make the scheduled program out of the captured one again, as data for `json.dump`.
     """
 
     graph: OperatorGraph
@@ -96,6 +97,7 @@ class Schedule:
     merges: tuple[tuple[int, ...], ...] | None = None
     search: Search | None = None
     decisions: tuple[DecisionRow, ...] = ()
+    recipe: dict[str, object] | None = None
 
     @cached_property
     def stream_count(self) -> int:
@@ -160,6 +162,8 @@ class Schedule:
             document["merges"] = [list(group) for group in self.merges]
         if self.decisions:
             document["decisions"] = [row.to_json() for row in self.decisions]
+        if self.recipe is not None:
+            document["recipe"] = self.recipe
         return document
 
     @classmethod
@@ -182,6 +186,7 @@ class Schedule:
                 merges=None if merges is None else tuple(map(_naturals, merges)),
                 search=Search.from_json(document.get("search", {})),
                 decisions=tuple(DecisionRow.from_json(row) for row in document.get("decisions", ())),
+                recipe=document.get("recipe"),
             )
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise ValueError(f"not a schedule file: {type(error).__name__}: {error}") from error

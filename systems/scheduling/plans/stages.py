@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
 from .schedule import Schedule, Search
+from .stream_allocator import waits_between
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def to_schedule(
     return Schedule(graph, system, order, tuple(streams), tuple(waits), grouped, merges, search)
 
 
-def _between_barriers(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[list[int], list[tuple[int, int]]]:
+def _between_barriers(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[list[int], Sequence[tuple[int, int]]]:
     """The stream of each operator, and the waits.
 
     Invariant: when a group begins, all groups of the stage before have ended. The first operator of a group waits for the
@@ -70,17 +71,15 @@ def _between_barriers(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[li
     return streams, waits
 
 
-def _by_dependencies(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[list[int], list[tuple[int, int]]]:
+def _by_dependencies(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[list[int], Sequence[tuple[int, int]]]:
     """The stream of each operator, and the waits, where no stage waits for another.
 
     Invariants: no stream orders two independent groups, and every dependency is ordered by a stream or a wait. A group
     takes over a stream whose last operator its first operator depends on, directly if it can, and else gets a new stream.
-    An operator waits for a predecessor only if neither its stream nor another of its waits orders the two (RAW).
     """
     streams = [0] * len(graph)
-    waits: list[tuple[int, int]] = []
-    before = [0] * len(graph)  # bit mask of the operators that have ended when this one starts
-    place = {v: i for i, v in enumerate(v for stage in stages for group in stage.groups for v in group)}
+    order = [v for stage in stages for group in stage.groups for v in group]
+    place = {v: i for i, v in enumerate(order)}
     last: list[int] = []  # of each stream, the operator launched last on it
     for stage in stages:
         free = set(range(len(last)))
@@ -94,9 +93,5 @@ def _by_dependencies(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[lis
                 stream = len(last)
                 last.append(-1)
             for v in group:
-                _, reached = graph.reach([last[stream]] if last[stream] >= 0 else [], before)
-                latest_first = sorted(graph.predecessors[v], key=place.__getitem__, reverse=True)
-                needed, before[v] = graph.reach(latest_first, before, reached)
-                waits += [(u, v) for u in needed]
                 streams[v], last[stream] = stream, v
-    return streams, waits
+    return streams, waits_between(graph, order, streams)

@@ -36,3 +36,22 @@ def needed_waits(graph: OperatorGraph, streams: Sequence[int]) -> tuple[tuple[in
     schedule orders two operators exactly when one depends on the other, whatever the launch order.
     """
     return tuple((u, v) for u, v in graph.minimum_equivalent.edges if streams[u] != streams[v])
+
+
+def waits_between(graph: OperatorGraph, order: Sequence[int], streams: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The waits that order every dependency, for any streams and any topological launch order.
+
+    Invariant: an operator waits for a predecessor only if neither its stream nor another of its waits orders the two.
+    """
+    before = [0] * len(graph)  # bit mask of the operators that have ended when this one starts
+    place = {v: i for i, v in enumerate(order)}
+    last: dict[int, int] = {}  # of each stream, the operator launched last on it
+    waits: list[tuple[int, int]] = []
+    for v in order:
+        previous = [last[streams[v]]] if streams[v] in last else []
+        _, reached = graph.reach(previous, before)
+        latest_first = sorted(graph.predecessors[v], key=place.__getitem__, reverse=True)
+        needed, before[v] = graph.reach(latest_first, before, reached)
+        waits += [(u, v) for u in needed]
+        last[streams[v]] = v
+    return tuple(waits)

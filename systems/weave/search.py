@@ -1,0 +1,282 @@
+"""Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+from statistics import median
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from conf.text import first_line
+from systems.cache import JSON
+from systems.scheduling.decision import Decision
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.execution.scheduled import Scheduled
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.structure import digest
+from systems.scheduling.plans.lower import lower
+
+from .stream_plans import FIRST, STREAM_PLANS
+
+ROUNDS, LEAST_CALLS, ROUND_SECONDS = 5, 5, 0.02
+MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
+WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
+PRECISION = 2.0  # times the error of the passes' own decisions that a change may have
+
+Choices: TypeAlias = Mapping[str, str]
+Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the space.
+
+    Args:
+        stream_plan: a name in STREAM_PLANS.
+        choices: alternatives by `Decision.place`, where they are not the passes' own.
+    """
+
+    stream_plan: str = FIRST
+    choices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        return digest([self.stream_plan, self.choices])
+
+    def choose(self, place: str, alternative: str) -> "Candidate":
+        return replace(self, choices=tuple(sorted((dict(self.choices) | {place: alternative}).items())))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A change that was kept.
+
+    Args:
+        change: in words.
+        before_ms, after_ms: of a call, measured in turn.
+    """
+
+    change: str
+    before_ms: float
+    after_ms: float
+
+
+@dataclass
+class State:
+    """What a search knows, so that it can go on in another process.
+
+    Args:
+        best: the best so far.
+        ratios: by `Candidate.key`, over the best at that time; None where it failed.
+        gains: the changes that led to the best, in order.
+        seconds: spent so far.
+        is_complete: nothing is left to try.
+    """
+
+    best: Candidate = Candidate()
+    ratios: dict[str, float | None] = field(default_factory=dict)
+    gains: list[Gain] = field(default_factory=list)
+    seconds: float = 0.0
+    is_complete: bool = False
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            "best": {"stream_plan": self.best.stream_plan, "choices": [list(c) for c in self.best.choices]},
+            "ratios": {**self.ratios},
+            "gains": [[gain.change, gain.before_ms, gain.after_ms] for gain in self.gains],
+            "seconds": self.seconds,
+            "is_complete": self.is_complete,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> "State":
+        """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
+        best = document["best"]
+        choices = tuple((str(place), str(name)) for place, name in best["choices"])
+        if best["stream_plan"] not in STREAM_PLANS:
+            raise ValueError(f"there is no stream plan {best['stream_plan']}")
+        gains = [Gain(str(change), float(before), float(after)) for change, before, after in document["gains"]]
+        ratios = {str(key): ratio for key, ratio in document["ratios"].items()}
+        return cls(
+            Candidate(best["stream_plan"], choices), ratios, gains, float(document["seconds"]), document["is_complete"]
+        )
+
+
+class Search:
+    """An anytime search: `state` always holds the best so far.
+
+    Invariants:
+        - A change is kept only where the whole graph with it is faster than without it, both called in turn.
+        - No candidate is measured twice, in whatever process the search goes on.
+        - What is kept gives eager's output within PRECISION times the error of the passes' own decisions.
+
+    Args:
+        captured: the program before any pass, whose output is eager's.
+        rewrite: the program under given choices, and its decisions.
+        budget_s: seconds that the search may take, with those of `state`.
+        report: told what is tried.
+        keep: called with the state after every trial.
+    """
+
+    def __init__(
+        self,
+        captured: Program,
+        rewrite: Rewrite,
+        budget_s: float,
+        report: Callable[[str], None],
+        keep: Callable[[State], None],
+        state: State | None = None,
+    ):
+        self.rewrite, self.inputs, self.budget_s = rewrite, captured.examples, budget_s
+        self.report, self.keep, self.state = report, keep, state or State()
+        self.begin = perf_counter() - self.state.seconds
+        self.num_tried = 0
+        self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
+        self.reference = _tensors(captured.run(captured.examples))
+        self.most_error = 0.0
+
+    def run(self) -> State:
+        """Search until the budget is over or nothing is left; returns the state."""
+        if self.state.is_complete or self._is_over():
+            return self.state
+        with closing(self._prepare(Candidate())) as own:
+            least = max((torch.finfo(t.dtype).eps for t in self.reference if t.is_floating_point()), default=0.0)
+            self.most_error = PRECISION * max(self._error(own), least)
+        with closing(_Holder(self._prepare(self.state.best))) as holder:
+            while not self._is_over():
+                before = self.state.best
+                for change, candidate in self._changes():
+                    if self._is_over():
+                        return self.state
+                    self._try(change, candidate, holder)
+                if self.state.best == before:
+                    self.state.is_complete = True
+                    self.keep(self.state)
+                    break
+        return self.state
+
+    def _is_over(self) -> bool:
+        self.state.seconds = perf_counter() - self.begin
+        return self.state.seconds > self.budget_s
+
+    def _changes(self) -> Iterator[tuple[str, Candidate]]:
+        """Every change of the best so far, in words and as a candidate: first the stream plan, then each decision."""
+        for name in STREAM_PLANS:
+            yield f"stream plan: {name}", replace(self.state.best, stream_plan=name)
+        for decision, alternative in self._alternatives():
+            change = f"{decision.kind} at {decision.pattern}: {alternative} in the place of {decision.chosen}"
+            yield change, self.state.best.choose(decision.place, alternative)
+
+    def _alternatives(self) -> list[tuple[Decision, str]]:
+        """Decisions and other alternatives worth a trial; first those of the operators that take longest in all."""
+        members: dict[str, list[Decision]] = {}
+        for decision in self._rewritten(self.state.best)[1]:
+            if decision.place:
+                members.setdefault(decision.place, []).append(decision)
+        weighted = []
+        for equal in members.values():
+            first = equal[0]
+            own = first.milliseconds[first.chosen]
+            for name, t in first.milliseconds.items():
+                if own is not None and t is not None and name != first.chosen and t <= WORTH * own:
+                    weighted.append((-own * len(equal), t, first, name))
+        weighted.sort(key=lambda entry: entry[:2])
+        return [(decision, name) for _, _, decision, name in weighted]
+
+    def _try(self, change: str, candidate: Candidate, holder: "_Holder") -> None:
+        """Measure a candidate that was not measured before beside the best so far, and keep the faster."""
+        if candidate == self.state.best or candidate.key in self.state.ratios:
+            return
+        self.num_tried += 1
+        self.report(f"{self.state.seconds:.0f} of {self.budget_s:.0f} s, {len(self.state.gains)} gains: {change}")
+        ratio: float | None = None
+        try:
+            prepared = self._prepare(candidate)
+        except Exception as error:  # whatever a kernel or a capture raises: the others are not at fault
+            self.report(f"{change}: {first_line(error)}")
+        else:
+            before_ms, after_ms = self._in_turn(holder.executor, prepared)
+            if after_ms < MARGIN * before_ms:  # once more: of many that scatter one looks faster by chance
+                before_ms, after_ms = self._in_turn(holder.executor, prepared)
+            ratio = after_ms / before_ms
+            if ratio < MARGIN and self._is_precise(prepared, change):
+                holder.replace(prepared)
+                self.state.best = candidate
+                self.state.gains.append(Gain(change, before_ms, after_ms))
+            else:
+                prepared.close()
+        self.state.ratios[candidate.key] = ratio
+        self.state.seconds = perf_counter() - self.begin
+        self.keep(self.state)
+
+    def _is_precise(self, prepared: Scheduled, change: str) -> bool:
+        if (error := self._error(prepared)) <= self.most_error:
+            return True
+        self.report(f"{change}: dropped, its error {error:.1e} exceeds {self.most_error:.1e}")
+        return False
+
+    def _rewritten(self, candidate: Candidate) -> tuple[Program, list[Decision]]:
+        """The program of a candidate, and its decisions; the best so far and the last one are remembered."""
+        kept = (self.state.best.choices, candidate.choices)
+        self.programs = {choices: made for choices, made in self.programs.items() if choices in kept}
+        if candidate.choices not in self.programs:
+            self.programs[candidate.choices] = self.rewrite(dict(candidate.choices))
+        return self.programs[candidate.choices]
+
+    def _prepare(self, candidate: Candidate) -> Scheduled:
+        program, _ = self._rewritten(candidate)
+        return execute(*lower(program, STREAM_PLANS[candidate.stream_plan](program)))
+
+    def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
+        """Milliseconds of a call of each, of the round with the median ratio of those in which they take turns."""
+        rounds = [(_milliseconds(best, self.inputs), _milliseconds(other, self.inputs)) for _ in range(ROUNDS + 1)]
+        return sorted(rounds[1:], key=lambda each: each[1] / each[0])[ROUNDS // 2]
+
+    def _error(self, prepared: Scheduled) -> float:
+        """The largest relative error of an output against eager's."""
+        outputs = _tensors(prepared(*self.inputs))
+        return max((_distance(a, b) for a, b in zip(outputs, self.reference, strict=True)), default=0.0)
+
+
+class _Holder:
+    """The executor of the best so far, closed in the end or where another takes its place."""
+
+    def __init__(self, executor: Scheduled):
+        self.executor = executor
+
+    def replace(self, executor: Scheduled) -> None:
+        self.executor.close()
+        self.executor = executor
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def _milliseconds(prepared: Scheduled, inputs: tuple[Tensor, ...]) -> float:
+    """Of a call, from the host's launch to the end of the device's work: the median over a few."""
+    is_cuda = prepared.program.device.type == "cuda"
+    samples: list[float] = []
+    begin = perf_counter()
+    while len(samples) < LEAST_CALLS or perf_counter() - begin < ROUND_SECONDS:
+        start = perf_counter()
+        prepared(*inputs)
+        if is_cuda:
+            torch.cuda.synchronize()
+        samples.append((perf_counter() - start) * 1e3)
+    return median(samples)
+
+
+def _tensors(outputs: object) -> list[Tensor]:
+    return [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+
+
+def _distance(out: Tensor, reference: Tensor) -> float:
+    """||out - reference|| / ||reference||; infinite where `out` is not finite, and the reference is."""
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    apart, size = (out.to(wide) - reference.to(wide)).norm().item(), reference.to(wide).norm().item()
+    return apart / (size or 1.0) if isfinite(apart) else inf * (not torch.equal(out, reference))

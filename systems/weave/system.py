@@ -1,0 +1,135 @@
+"""Weave: of all rewriting decisions and stream plans here, those under which the whole graph is the fastest."""
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+from conf.text import first_line
+from systems.base import BadOption
+from systems.cache import code_of
+from systems.profiling.measurements import Measurements
+from systems.profiling.timing import Timer
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.structure import digest, structure
+from systems.scheduling.passes.rewriting import Rewriting
+from systems.scheduling.plans import schedule as schedules
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.scheduler import Scheduler
+
+from . import search, stream_plans
+from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, fingerprint
+from .search import Choices, Search, State
+from .stream_plans import STREAM_PLANS
+
+KIND = "weave"
+
+
+class Weave(Scheduler):
+    """A search, by the time of the whole graph, that begins with the passes' own decisions and Nimble's streams.
+
+    What a search knows lies in the cache after every trial, so that a later one goes on there.
+
+    Args:
+        budget_s: seconds that the search may take in all.
+        plan: a file of `runner=schedule system=weave output=FILE`, which is executed in the place of a search.
+        switches: those of `Rewriting`.
+
+    Raises:
+        BadOption: an option has another value, or the file is no plan of weave.
+    """
+
+    name = "weave"
+
+    def __init__(self, budget_s: float = 120.0, plan: str = "", **switches: bool):
+        super().__init__(**switches)
+        if not 0 <= budget_s < inf:
+            raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds")
+        self.budget_s = budget_s
+        self.file = Path(plan) if plan else None
+        self.file_schedule: Schedule | None = None
+        self.recipe: Recipe | None = None
+        if self.file:
+            self.file_schedule, self.recipe = _read(self.file)
+        self.state = State()  # of the program that is prepared
+
+    @property
+    def learns(self) -> bool:
+        return self.file is None
+
+    def plan(self, program: Program) -> Schedule:
+        """Of the program that `_rewritten` made last."""
+        if self.file_schedule is not None:
+            if self.file_schedule.graph != program.graph:
+                raise BadOption(f"system.plan={self.file} does not fit: the passes make other operators here")
+            return self.file_schedule
+        schedule = STREAM_PLANS[self.state.best.stream_plan](program)
+        found = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios))
+        recipe = self.recipe.to_json() if self.recipe else None
+        return replace(schedule, system=self.name, search=found, recipe=None if recipe is None else {**recipe})
+
+    def _rewritten(self, program: Program) -> tuple[Program, list[Decision]]:
+        if self.file is not None and self.recipe is not None:
+            return self._by_file(program, self.recipe)
+        state = self._searched(program)
+        timer = NotingTimer(program.device)
+        rewritten, decisions = self._apply(program, timer, dict(state.best.choices))
+        self.state = state
+        switches = tuple(sorted(self.rewriting.switches))
+        self.recipe = Recipe(fingerprint(program), switches, dict(state.best.choices), timer.times)
+        gains = [
+            Decision("weave", gain.change, (), {"before": gain.before_ms, "after": gain.after_ms}, "after")
+            for gain in state.gains
+        ]
+        return rewritten, [*decisions, *gains]
+
+    def _by_file(self, program: Program, recipe: Recipe) -> tuple[Program, list[Decision]]:
+        try:
+            recipe.check(program)
+            rewriting = Rewriting(**dict.fromkeys(recipe.switches, True))
+            return rewriting.apply(program, RecordedTimer(program.device, recipe.times), recipe.choices)
+        except Misfit as error:
+            raise BadOption(f"system.plan={self.file} does not fit: {error}") from error
+
+    def _apply(self, program: Program, timer: Timer, choices: Choices) -> tuple[Program, list[Decision]]:
+        try:
+            return self.rewriting.apply(program, timer, choices)
+        finally:
+            timer.close()  # also when it is interrupted, so that nothing is measured twice
+            self.num_measured += timer.taken
+
+    def _searched(self, program: Program) -> State:
+        """What the cache knows, after a search as long as the budget allows."""
+        cache = Measurements(KIND, program.device)
+        code = code_of(search.__name__, stream_plans.__name__)
+        name = digest([structure(program), sorted(self.rewriting.switches), code])
+        state = None
+        if name in cache:
+            try:
+                state = State.from_json(cache[name])
+            except (KeyError, TypeError, ValueError):
+                state = None  # it cannot be read, and is found anew
+
+        def rewrite(choices: Choices) -> tuple[Program, list[Decision]]:
+            rewritten, decisions = self._apply(program, Timer(program.device), choices)
+            self.rewriting.compile(rewritten)
+            return rewritten, decisions
+
+        def keep(state: State) -> None:
+            cache.add({name: {**state.to_json()}})
+
+        searching = Search(program, rewrite, self.budget_s, self.report, keep, state)
+        state = searching.run()
+        self.num_measured += searching.num_tried
+        return state
+
+
+def _read(file: Path) -> tuple[Schedule, Recipe]:
+    try:
+        schedule = Schedule.from_json(json.loads(file.read_text(encoding="utf-8")))
+        return schedule, Recipe.from_json(schedule.recipe)
+    except OSError as error:
+        raise BadOption(f"system.plan={file} cannot be read: {error.strerror or error}") from error
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadOption(f"system.plan={file} is no plan of weave: {first_line(error)}") from error

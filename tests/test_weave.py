@@ -1,0 +1,340 @@
+"""Weave: its search against every single change, what it keeps, its plan files, and its list schedules."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Run, command, environment
+from dags import dags
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import systems
+from systems.base import BadOption
+from systems.profiling.timing import Timer
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.launch_order import upward_ranks
+from systems.scheduling.plans.list_scheduling import list_schedule
+from systems.scheduling.plans.verify import verify
+from systems.weave import search
+from systems.weave.search import MARGIN, WORTH, Candidate, Search, State
+from systems.weave.stream_plans import STREAM_PLANS
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Conv2d(4, 8, 1), nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.a(x)).relu() + self.b(x).relu().sigmoid()  # type: ignore[no-any-return]
+
+
+PLACES = ("p", "q", "r")
+ALTERNATIVES = ("own", "other", "third")
+
+
+class Prepared:
+    """Stands in for an executor: a call takes what its candidate is given."""
+
+    def __init__(self, candidate: Candidate, milliseconds: float, output: Tensor):
+        self.candidate, self.milliseconds, self.output, self.is_closed = candidate, milliseconds, output, False
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return self.output
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Space:
+    """Costs of candidates drawn at random, and what a search prepares of them."""
+
+    def __init__(self, seed: int, wrong: Callable[[Candidate], bool] = lambda candidate: False):
+        self.seed, self.wrong = seed, wrong
+        self.program: Program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+        (self.output,) = self.program.run(self.program.examples)
+        self.prepared: list[Prepared] = []
+
+    def cost(self, candidate: Candidate) -> float:
+        generator = torch.Generator().manual_seed(self.seed + int(candidate.key[:8], 16))
+        return 0.5 + torch.rand(1, generator=generator).item()
+
+    def decisions(self, choices: dict[str, str]) -> list[Decision]:
+        own = [
+            Decision("kind", place, (i,), {"own": 1.0, "other": 1.2, "third": WORTH + 0.1}, "own", {}, place)
+            for i, place in enumerate(PLACES)
+        ]
+        return [replace(d, chosen=choices.get(d.place, "own")) for d in own]
+
+    def searching(
+        self, monkeypatch: pytest.MonkeyPatch, state: State | None = None, most: int = 10**6, **options: object
+    ) -> tuple[Search, list[dict]]:
+        kept: list[dict] = []
+
+        def prepare(candidate: Candidate) -> Prepared:
+            if len(self.prepared) >= most:
+                raise KeyboardInterrupt
+            output = self.output * 1.5 if self.wrong(candidate) else self.output
+            self.prepared.append(Prepared(candidate, self.cost(candidate), output))
+            return self.prepared[-1]
+
+        made = Search(
+            self.program,
+            lambda choices: (self.program, self.decisions(dict(choices))),
+            1e6,
+            lambda message: None,
+            lambda state: kept.append(json.loads(json.dumps(state.to_json()))),
+            state,
+        )
+        monkeypatch.setattr(made, "_prepare", prepare)
+        monkeypatch.setattr(search, "_milliseconds", lambda prepared, inputs: prepared.milliseconds)
+        return made, kept
+
+
+def neighbours(space: Space, best: Candidate) -> list[Candidate]:
+    """Every single change that is worth a trial: the oracle of `Search._changes`."""
+    plans = [replace(best, stream_plan=name) for name in STREAM_PLANS]
+    others = [
+        best.choose(place, name)
+        for place in PLACES
+        for name in ALTERNATIVES[:2]
+        if dict(best.choices).get(place, "own") != name
+    ]
+    return [candidate for candidate in plans + others if candidate != best]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_single_change_of_what_it_found_is_faster(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    space = Space(seed)
+    searching, kept = space.searching(monkeypatch)
+    state = searching.run()
+    best = space.cost(state.best)
+    assert state.is_complete and best <= space.cost(Candidate())
+    # A candidate that an earlier best beat is slower than the present one too: costs of this space do not scatter.
+    assert all(space.cost(other) >= MARGIN * best for other in neighbours(space, state.best))
+    keys = [p.candidate.key for p in space.prepared[2:]]
+    assert len(keys) == len(set(keys)) and all(p.is_closed for p in space.prepared)
+    assert [g.before_ms > g.after_ms for g in state.gains] == [True] * len(state.gains)
+    assert State.from_json(kept[-1]) == state
+
+
+@pytest.mark.parametrize("most", [3, 5, 9, 14])
+def test_a_killed_search_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    space = Space(3)
+    whole = space.searching(monkeypatch)[0].run()
+    space.prepared.clear()
+    killed, kept = space.searching(monkeypatch, most=most)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    tried = [p.candidate.key for p in space.prepared[2:]]
+    space.prepared.clear()
+    rest, _ = space.searching(monkeypatch, State.from_json(kept[-1]))
+    assert rest.run().best == whole.best
+    assert set(tried).isdisjoint(p.candidate.key for p in space.prepared[2:]) and len(tried) == most - 2
+
+
+def test_what_costs_precision_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Space(2).searching(monkeypatch)[0].run()
+    assert right.best != Candidate()
+    space = Space(2, wrong=lambda candidate: candidate != Candidate())
+    state = space.searching(monkeypatch)[0].run()
+    assert state.best == Candidate() and state.gains == []
+
+
+def test_what_fails_is_no_end_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(2)
+    searching, _ = space.searching(monkeypatch)
+    prepare = searching._prepare
+
+    def failing(candidate: Candidate) -> Prepared:
+        if candidate.stream_plan == "sequential":
+            raise RuntimeError("no such kernel")
+        return prepare(candidate)  # type: ignore[return-value]
+
+    monkeypatch.setattr(searching, "_prepare", failing)
+    state = searching.run()
+    assert state.is_complete and None in state.ratios.values() and state.best.stream_plan != "sequential"
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_it_prepares_a_module_and_searches_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Branches().eval(), torch.randn(2, 4, 8, 8)
+    system = systems.load("weave", budget_s=20.0)
+    system.learn(module, (x,))
+    assert system.state.is_complete and set(system.state.ratios) >= {
+        Candidate(name).key for name in STREAM_PLANS if name != "nimble"
+    }
+    again = systems.load("weave", budget_s=20.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Search, "_try", lambda *_: pytest.fail("it was measured before"))
+        prepared = again.prepare(module, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(x), module(x), rtol=1e-4, atol=1e-5)
+    assert prepared.schedule.system == "weave" and prepared.schedule.search.measured == len(system.state.ratios)
+    prepared.close()
+
+
+@pytest.fixture
+def plan_file(folder: Path, run: Run) -> Path:
+    """A plan for a model of TINY, by the command line."""
+    done = run(
+        "runner=schedule",
+        "model=custom",
+        "model.factory=tiny:make",
+        "system=weave",
+        "system.budget_s=5",
+        "device=cpu",
+        "output=plan.json",
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "plan.json"
+
+
+ASKED = (
+    "model=custom",
+    "model.factory=tiny:make",
+    "device=cpu",
+    "runner=latency",
+    "runner.samples=3",
+    "rounds=0",
+    "results=r",
+)
+
+
+def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
+    plan_file: Path, folder: Path, run: Run
+) -> None:
+    planned = json.loads(plan_file.read_text())
+    assert planned["system"] == "weave" and planned["recipe"]["times"] and "structure" in planned["recipe"]["fingerprint"]
+    elsewhere = str(folder / "other-cache")  # where nothing is known
+    done = run(*ASKED, "system=weave", "system.plan=plan.json", OPWEAVE_CACHE=elsewhere)
+    assert done.returncode == 0, done.stderr
+    (record,) = [json.loads(file.read_text()) for file in (folder / "r").glob("*.json")]
+    assert record["status"] == "ok" and record["schedule"]["streams"] == planned["streams"]
+    assert not list(Path(elsewhere).glob("times-*.json"))  # nothing was measured
+    wrong = {
+        "times": (lambda d: d["recipe"].update(times={}), "times lacks"),
+        "torch": (lambda d: d["recipe"]["fingerprint"].update(torch="0.1"), "torch is '0.1' in the plan"),
+        "structure": (lambda d: d["recipe"]["fingerprint"].update(structure="x"), "structure is 'x'"),
+        "edges": (lambda d: d["edges"].pop(), "other operators here"),
+        "recipe": (lambda d: d.pop("recipe"), "is no plan of weave"),
+        "choices": (lambda d: d["recipe"].update(choices=[]), "is no plan of weave"),
+    }
+    for name, (change, message) in wrong.items():
+        document = json.loads(json.dumps(planned))
+        change(document)
+        (folder / f"{name}.json").write_text(json.dumps(document))
+        with pytest.raises(BadOption, match=message):
+            _prepare_tiny(folder, folder / f"{name}.json")
+    done = run(*ASKED, "batch=3", "system=weave", "system.plan=plan.json")
+    assert done.returncode == 2 and "system.plan=plan.json does not fit: inputs is" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def _prepare_tiny(folder: Path, file: Path) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("tiny_of_weave", folder / "tiny.py")
+    assert spec and spec.loader
+    tiny = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tiny)
+    torch.manual_seed(0)
+    module, inputs = tiny.make(1)[:2]
+    systems.load("weave", plan=str(file)).prepare(module.eval(), inputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget_s": -1.0}, "budget_s is -1"),
+        ({"plan": "nowhere.json"}, "cannot be read"),
+        ({"fuse_separable": 2}, "fuse_separable"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        systems.load("weave", **options)
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_loses_nothing_that_was_measured(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    asked = command(
+        "runner=schedule", "model=squeezenet", "system=weave", "system.budget_s=300", "device=cpu", "output=plan.json"
+    )
+    with subprocess.Popen(
+        asked, cwd=folder, env=environment(OPWEAVE_CACHE=str(cache)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            state = _await_state(cache, 3)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert state is not None and not (folder / "plan.json").exists()
+    done = subprocess.run(
+        [*asked[:-2], "device=cpu", "output=plan.json", "system.budget_s=0"],
+        cwd=folder,
+        env=environment(OPWEAVE_CACHE=str(cache)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    planned = json.loads((folder / "plan.json").read_text())
+    assert planned["search"]["measured"] >= len(state["ratios"]) >= 3
+
+
+def _await_state(cache: Path, least: int) -> dict | None:
+    end = time.monotonic() + 200
+    while time.monotonic() < end:
+        for file in cache.glob("weave-*.json"):
+            for entry in json.loads(file.read_text())["measured"].values():
+                if len(entry["ratios"]) >= least:
+                    return entry  # type: ignore[no-any-return]
+        time.sleep(0.1)
+    return None
+
+
+@given(graph=dags(), k=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_a_list_schedule_is_valid_and_within_grahams_bound(graph: OperatorGraph, k: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    milliseconds = (torch.rand(len(graph), generator=generator) + 0.01).tolist()
+    schedule = list_schedule(graph, milliseconds, k)
+    verify(graph, schedule)
+    assert schedule.stream_count <= k
+    ends: dict[int, float] = {}
+    before = schedule.happens_before()
+    for v in schedule.order:
+        ends[v] = milliseconds[v] + max((ends[u] for u in ends if before[v] >> u & 1), default=0.0)
+    longest, busy = max(upward_ranks(graph, milliseconds), default=0.0), sum(milliseconds)
+    assert max(ends.values(), default=0.0) <= (busy / k + (1 - 1 / k) * longest) * (1 + 1e-9)
+
+
+@given(graph=dags(), k=st.integers(1, 6))
+def test_no_wait_of_a_list_schedule_can_be_left_out(graph: OperatorGraph, k: int) -> None:
+    schedule = list_schedule(graph, [1.0] * len(graph), k)
+    needed = graph.minimum_equivalent.edges
+    for wait in schedule.waits:
+        rest = replace(schedule, waits=tuple(w for w in schedule.waits if w != wait)).happens_before()
+        assert any(not rest[v] >> u & 1 for u, v in needed), f"{wait} orders nothing"
+
+
+def test_a_timer_of_a_recipe_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from systems.weave.recipe import Misfit, NotingTimer, RecordedTimer
+
+    noting = NotingTimer(torch.device("cpu"))
+    monkeypatch.setattr(Timer, "find", None)
+    assert noting.known("a", lambda: 2.0) == 2.0
+    recorded = RecordedTimer(torch.device("cpu"), noting.times)
+    assert recorded.known("a", lambda: pytest.fail("measured")) == 2.0
+    with pytest.raises(Misfit, match="times lacks b"):
+        recorded.known("b", lambda: 1.0)
