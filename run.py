@@ -1,129 +1,30 @@
 """The command line: python run.py model=nasnet system=nimble batch=1 (see --help)."""
 
-import io
 import os
-import re
-import sys
-import warnings
-from contextlib import redirect_stderr
-from importlib.metadata import version
-
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-
-from conf import FOLDER, GROUPS, folders
-from runners.checks import BadRequest
-from runners.execute import execute
-from runners.request.composition import Composition, composing, current
-from runners.request.explain import check_arguments, explain
-from runners.request.request import Request
-from runners.request.resolve import resolve
-
-# conf/hydra/launcher/ has presets under the names that the launchers' own plugins gave their schemas. To be held to those is
-# what Hydra warns of, and what is wanted.
-warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
-
-BAD_REQUEST = 2
-INTERRUPTED = 130
-SWEEP = ("-m", "--multirun")
-SINGLE = (bool, int, float, str, QuotedString, type(None))
-EMPTY = "''"
+import signal
+from types import FrameType
 
 
-@hydra.main(version_base="1.3", config_path=str(FOLDER), config_name="config")
-def compose(config: DictConfig) -> None:
-    """Hydra's task for a single cell. It only resolves; the request runs outside of Hydra, so that errors there are ours."""
-    current().requests.append(resolve(config, HydraConfig.get().runtime.choices).decided())
+def end(number: int, frame: FrameType | None) -> None:
+    """End the process at once, with the status that a shell gives to one that this signal has ended."""
+    os._exit(128 + number)
 
 
-def swept(arguments: list[str]) -> list[str]:
-    """Of a sweep each single value of a model's, system's or runner's option as a sweep over that one value.
-
-    Hydra applies what is no sweep before the swept file is chosen, which may be the only one that has the option.
-    """
-    if not any(argument in SWEEP or argument.startswith("experiment=") for argument in arguments):
-        return arguments
-    parser = OverridesParser.create()
-    rewritten = []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        try:
-            is_option = (
-                "." in key
-                and key.partition(".")[0] in GROUPS
-                and isinstance(parser.parse_override(argument).value(), SINGLE)
-            )
-        except HydraException:  # what is wrong with it is told of what was written
-            is_option = False
-        rewritten.append(f"{key}=choice({value or EMPTY})" if is_option else argument)
-    return rewritten
-
-
-def search_path(arguments: list[str]) -> list[str]:
-    """The override by which Hydra looks into the user's own folder of configs too. Raises BadRequest."""
-    own = [str(folder) for folder in folders()[1:]]
-    if not own or any(argument.startswith("hydra.searchpath=") for argument in arguments):
-        return []
-    if not os.path.isdir(own[0]):
-        raise BadRequest(f"OPWEAVE_CONF={own[0]} is no folder")
-    quoted = own[0].replace("\\", "\\\\").replace('"', '\\"')
-    return [f'hydra.searchpath=["file://{quoted}"]']
-
-
-def composed() -> Composition:
-    """What the command line asks for; nothing to run where it asks Hydra for something else. Raises BadRequest."""
-    if "--version" in sys.argv[1:]:
-        print(f"opweave {version('opweave')}")
-        sys.exit(0)
-    check_arguments(sys.argv[1:])
-    # argparse takes overrides on one side of a flag alone, so the flag goes first wherever it was written.
-    overrides = swept(sys.argv[1:]) + search_path(sys.argv[1:])
-    sys.argv[1:] = sorted(overrides, key=lambda argument: argument not in SWEEP)
-    errors = io.StringIO()
-    try:
-        with redirect_stderr(errors), composing() as composition:
-            compose()
-    except BadRequest:
-        raise
-    except Exception as error:  # only composing went on in there, so whatever it is, it is about the request
-        raise BadRequest(explain(error)) from error
-    except SystemExit as end:
-        if end.code:  # argparse has printed its usage and then what is wrong
-            raise BadRequest(errors.getvalue().rpartition("error: ")[2] or "see --help") from end
-        raise
-    sys.stderr.write(errors.getvalue())
-    return composition
-
-
-def run(composition: Composition) -> int:
-    """Run what was composed; returns the exit status. Raises BadRequest."""
-    if composition.run_elsewhere is not None:
-        return composition.run_elsewhere()
-    if not composition.requests:
-        return 0
-    if any(re.match("hydra/launcher=(?!basic)", argument) for argument in sys.argv):
-        raise BadRequest("hydra/launcher is for sweeps: add -m")
-    return execute(Request.joined(composition.requests))
+def end_at_interrupts() -> None:
+    """Have an interrupt end the process without a word, unless it is ignored, as in a shell's background."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
 
 
 def main() -> None:
-    """Compose and run; whatever is wrong with the request is one line and exit status 2."""
-    is_traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions on, rather than printing and exiting
+    """Run the command line. Before and after it there is nothing that an interrupt would have to put in order."""
+    end_at_interrupts()
+    from runners.command import main  # its libraries take most of a second, in which an interrupt would be a traceback
+
     try:
-        sys.exit(run(composed()))
-    except BadRequest as error:
-        if is_traceback_wanted:
-            raise
-        print(f"opweave: {error}", file=sys.stderr)
-        sys.exit(BAD_REQUEST)
-    except KeyboardInterrupt:
-        print("opweave: interrupted; the same command goes on where this one stopped", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        main()
+    finally:
+        end_at_interrupts()
 
 
 if __name__ == "__main__":

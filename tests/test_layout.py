@@ -20,7 +20,7 @@ FLOOR = {"conf", "systems.base", "systems.notice", "systems.cache", "systems.pre
 SCHEDULER = FLOOR | {"systems.scheduling.scheduler", "systems.profiling", GRAPH, PLANS, EXECUTION}
 COMPILER = FLOOR | {"systems.compilers"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "run": {"conf", "runners.checks", "runners.execute", "runners.request"},
+    "run": {"runners.command"},
     "hydra_plugins": {"runners.checks", "runners.request", "runners.sweep"},
     "conf": set(),
     "models": {"conf"},
@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"runners.showings"},
     "runners.sweep": {"conf", "results", "runners"},
     "runners.showings": {"conf", "results", "models", "systems", "runners"},
+    "runners.command": {"conf", "runners.checks", "runners.execute", "runners.request"},
     "runners.execute": {"runners.checks", "runners.request", "runners.showings", "runners.sweep"},
 }
 
