@@ -80,7 +80,7 @@ def kept(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
 
 
 def jobs_of_cells(folder: Path, count: int = 1, within: float = 120.0) -> dict[int, psutil.Process]:
-    """By batch, the launcher's process that makes its model, or made it last: the parent of the cell's own.
+    """By batch, the launcher's process that makes its model, or made it last.
 
     Args:
         count: of batches, to wait for.
@@ -91,8 +91,9 @@ def jobs_of_cells(folder: Path, count: int = 1, within: float = 120.0) -> dict[i
         lines = (folder / "made").read_text().splitlines() if (folder / "made").exists() else []
         cells = {int(line.split()[0]): int(line.split()[1]) for line in lines}
         if len(cells) >= count:
-            parents = {batch: psutil.Process(cell).parent() for batch, cell in cells.items()}
-            return {batch: parent for batch, parent in parents.items() if parent is not None}
+            # Between the two is the cell's keeper.
+            jobs = {batch: psutil.Process(cell).parents()[1:2] for batch, cell in cells.items()}
+            return {batch: job[0] for batch, job in jobs.items() if job}
         time.sleep(0.05)
     raise AssertionError(f"models of {count} batches were not made")
 

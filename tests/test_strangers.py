@@ -1,7 +1,8 @@
 """What a user's own model does to the process that it runs in ends that cell alone, and in one line."""
 
+import ctypes
 import os
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from runners.showings.asking import check_output
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.lane import lock_folder
 
-STRANGE = """
-import os, subprocess, sys, time
+STRANGE = '''
+import ctypes, os, signal, sys, time
 
 def junk(batch):
     for fd in range(3, 64):
@@ -55,19 +56,41 @@ def last_words(batch):
     sys.stderr.flush()
     os._exit(3)
 
+def sleeps(batch):
+    os.closerange(3, 64)
+    time.sleep(60)
+
 def daemon(batch):
+    """A process that has forgotten where it comes from: its session, its parents, its environment."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            subprocess.run(["sleep", "1234.5"])
+            with open("daemon", "w") as file:
+                file.write(str(os.getpid()))
+            os.execve("/bin/sleep", ["sleep", "600"], {})
         os._exit(0)
     os.wait()
+    while not os.path.exists("daemon") or not os.path.getsize("daemon"):
+        time.sleep(0.01)
 
-def leaves_a_daemon(batch):
+def daemon_of_one_that_exits(batch):
     daemon(batch)
-    time.sleep(0.5)
     os._exit(1)
-"""
+
+def daemon_of_one_that_is_killed(batch):
+    daemon(batch)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def daemon_of_one_that_crashes(batch):
+    daemon(batch)
+    ctypes.string_at(0)
+
+def daemon_of_one_that_kills_its_group(batch):
+    daemon(batch)
+    os.killpg(0, signal.SIGTERM)
+'''
+
+PR_GET_CHILD_SUBREAPER = 37
 
 
 @pytest.fixture
@@ -93,6 +116,7 @@ SAYS = {
     "deep": "no answer: [[",
     "closes": "ended with",
     "last_words": "last words: yyy",
+    "sleeps": "its process closed the descriptor of its answers",
 }
 SHORT = ("junk", "megabyte")
 
@@ -105,18 +129,24 @@ def test_whatever_a_factory_does_is_one_short_line(ask: Callable[[str], Answer],
     assert len(answer.reason) < 2 * MOST_LETTERS
 
 
-def sleepers() -> list[psutil.Process]:
-    return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "1234.5"]]
+ENDS = {
+    "daemon": "returned None",
+    "daemon_of_one_that_is_killed": "its process was killed by SIGKILL",
+    "daemon_of_one_that_exits": "its process ended with status 1",
+    "daemon_of_one_that_crashes": "its process was killed by SIGSEGV",
+    "daemon_of_one_that_kills_its_group": "its process was killed by SIGTERM",
+}
 
 
-@pytest.mark.parametrize("function", ["daemon", "leaves_a_daemon"])
-def test_a_daemon_ends_with_its_cell(ask: Callable[[str], Answer], function: str) -> None:
-    """One whose starter lives, and one whose worker has ended before it."""
-    assert isinstance(ask(function), Failed | Refused)
-    deadline = time.monotonic() + 10
-    while (left := sleepers()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+@pytest.mark.parametrize("function", [f if n < 2 else pytest.param(f, marks=pytest.mark.slow) for n, f in enumerate(ENDS)])
+def test_a_daemon_ends_with_its_cell(ask: Callable[[str], Answer], tmp_path: Path, function: str) -> None:
+    """One whose starter lives, and one whose starter has ended before it. The process that asks stays what it is."""
+    answer = ask(function)
+    assert isinstance(answer, Failed | Refused) and ENDS[function] in answer.reason, answer
+    assert not psutil.pid_exists(int((tmp_path / "daemon").read_text()))
+    is_subreaper = ctypes.c_int(-1)
+    assert ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper)) == 0 and is_subreaper.value == 0
 
 
 def test_locks_lie_in_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The process of one cell. Commands come as lines on standard input, answers go to the file descriptor given.
 
-python -m runners.cell.worker ANSWERS_FD PARENT_PID VISIBLE_DEVICE
+python -m runners.cell.worker ANSWERS_FD VISIBLE_DEVICE
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from conf.text import first_line
 from results.cell import Cell, Choice
 from results.words import one_line
 from runners.machine.installation import module_name
-from runners.machine.tether import adopt_orphans, die_with_parent
 from runners.measurements.registry import plan
 from systems.preparing import collector_off
 
@@ -225,8 +224,6 @@ def reason_of(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]))
-    adopt_orphans()
     os.set_inheritable(int(sys.argv[1]), False)  # what the cell starts cannot hold the answers open
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as channel:
-        Worker(channel, sys.argv[3]).serve()
+        Worker(channel, sys.argv[2]).serve()

@@ -6,27 +6,21 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends (Linux).
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends (Linux).
 
     The request survives exec, but children do not inherit it. On other systems a worker ends with its standard input.
 
     Args:
         parent: the parent's process id.
+        number: of the signal.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # the parent ended before the kernel took the request
             os._exit(1)
-
-
-def adopt_orphans() -> None:
-    """Have descendants whose parent ends become children of this process (Linux), so that none is lost sight of."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 if __name__ == "__main__":

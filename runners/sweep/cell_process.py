@@ -9,29 +9,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from uuid import uuid4
 
 import psutil
 
 from results.words import one_line
 from runners.cell.messages import Answer, Command, Failed, NoMessage, Phase, answer_to, encoded
 from runners.machine.installation import IMPORT_PATH, module_name
-from runners.machine.tether import adopt_orphans
 
 from .host_memory import GIB, host_memory, out_of_memory_kills
 
-MARK = "OPWEAVE_CELL_PROCESS"  # in the environment of a worker and of all that it starts
 MOST_BYTES = 2**30  # of an answer
 TAIL_BYTES, MOST_LAST_WORDS = 2**16, 300  # of what a process has printed, and letters of it in a reason
 MOST_SILENCE = 1.0  # seconds of waiting before the process is looked after
+MOST_LAST_SECONDS = 10.0  # from the end of the answers to that of the process
 LOOK_SECONDS = 0.25  # between two looks at the memory of a process that has a limit
 
 
 class CellProcess:
     """Starts the worker of one cell; `ask` sends it a command and waits for its answer.
 
-    The worker leads a process group of its own, so that what it has started ends with it, even where its parent has ended.
+    `process` is the worker's keeper, by which the worker and what it has started end with this process, and by whatever end.
     """
 
     def __init__(self, device: str, visible_device: str, cores: Collection[int] = ()):
@@ -40,12 +37,11 @@ class CellProcess:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORT_PATH, os.getcwd(), environment.get("PYTHONPATH")]))
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's order, so that both mean the same GPU by a number
         environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
-        environment[MARK] = self.mark = uuid4().hex
-        adopt_orphans()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         read_end, write_end = os.pipe()
+        keeper = [sys.executable, "-m", module_name("runners.machine.keeper"), str(os.getpid()), ",".join(map(str, cores))]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module_name("runners.cell.worker"), str(write_end), str(os.getpid()), visible_device],
+            [*keeper, sys.executable, "-m", module_name("runners.cell.worker"), str(write_end), visible_device],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,
@@ -53,8 +49,6 @@ class CellProcess:
             env=environment,
             start_new_session=True,
         )
-        if cores:
-            os.sched_setaffinity(self.process.pid, cores)  # long before it imports what starts threads
         os.close(write_end)
         self.answers = read_end
         self.pending = b""
@@ -133,15 +127,8 @@ class CellProcess:
         return answer
 
     def kill(self) -> None:
-        """End the process and all that it has started; whoever waits for its answer hears of its end."""
-        tree = self._tree()  # while it can be told: children that lead groups of their own are found by their parents alone
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            self.process.kill()
-        for process in tree[1:]:
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or is another user's
-                process.kill()
+        """Have the worker end with all that it has started; whoever waits for its answer hears of its end."""
+        self.process.terminate()
 
     def tell(self, command: Command) -> bool:
         """Send a command; False where the worker is no more."""
@@ -160,7 +147,6 @@ class CellProcess:
         self.open = False
         self.kill()
         self.process.wait()
-        self._end_orphans()
         if self.process.stdin is not None:
             try:
                 self.process.stdin.close()
@@ -169,35 +155,22 @@ class CellProcess:
         os.close(self.answers)
         self.output.close()
 
-    def _end_orphans(self) -> None:
-        """End what the worker has left behind: daemons of its, which are descendants of this process since it ended."""
-        while orphans := [child for child in psutil.Process().children(recursive=True) if self._is_of_worker(child)]:
-            for orphan in orphans:
-                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    orphan.kill()
-                with suppress(ChildProcessError):  # of one whose parent is another orphan
-                    os.waitpid(orphan.pid, 0)
-
-    def _is_of_worker(self, process: psutil.Process) -> bool:
-        """Does the process live, with the worker's mark in its environment?"""
-        try:
-            return process.environ().get(MARK) == self.mark
-        except (psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or is another user's
-            return False
-
     def _tree(self) -> list[psutil.Process]:
-        """The worker, then its descendants; none once it has ended, when its number may be another's."""
+        """The worker and what it has started; nothing once it has ended, when its keeper's number may be another's."""
         if self.process.poll() is not None:
             return []
         try:
-            worker = psutil.Process(self.process.pid)
-            return [worker, *worker.children(recursive=True)]
+            return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:  # another thread has closed it meanwhile
             return []
 
     def _ended(self) -> Failed:
         """What stands for the answer of a process that ended without one, with its last words."""
-        code = self.process.wait()
+        try:
+            code = self.process.wait(MOST_LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.close()
+            return Failed("failed", "its process closed the descriptor of its answers")
         size = os.fstat(self.output.fileno()).st_size
         tail = os.pread(self.output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
         words = next(filter(None, (one_line(line, MOST_LAST_WORDS) for line in reversed(tail.splitlines()))), "")
