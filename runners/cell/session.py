@@ -18,6 +18,7 @@ from models.calibration import calibrate
 from results.cell import Cell
 from results.record import Correctness, Limits, Samples
 from results.warning import Warning
+from results.words import one_line
 from runners.measurements import correctness
 from systems.base import Prepared, Unsupported
 from systems.notice import Notice
@@ -172,7 +173,7 @@ class Session:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", Notice)
             yield
-        texts = [str(warning.message) for warning in caught if issubclass(warning.category, Notice)]
+        texts = [one_line(str(warning.message)) for warning in caught if issubclass(warning.category, Notice)]
         self.notices += tuple(Warning("notice", {"text": text}) for text in dict.fromkeys(texts))
         for warning in caught:
             if not issubclass(warning.category, Notice):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from results.document import part_from_json
 from results.record import Limits as LimitsPart
 from results.record import Record, now
+from results.words import one_line
 
 from .base import DASH, Column, Measurement, Part, Row
 from .subject import Subject
@@ -25,7 +26,7 @@ def of_model(session: Subject) -> LimitsPart:
     try:
         limits = _measured(session, None if session.is_rewritten else session.program)
     except Unsupported as error:
-        limits = LimitsPart(None, None, reason=str(error))
+        limits = LimitsPart(None, None, reason=one_line(str(error)))
     return replace(limits, macs=_macs(session))
 
 

@@ -18,6 +18,7 @@ from results.cell import Cell
 from results.document import cell_to_json
 from results.record import Record, now
 from results.record import SmEfficiency as SmEfficiencyPart
+from results.words import one_line
 from runners.checks import one_of
 from runners.machine.installation import module_name
 
@@ -116,7 +117,7 @@ def profiled(cell: Cell, is_captured: bool, metrics: Sequence[str]) -> str:
         text = log.read_text() if log.exists() else ""
         if run.returncode != 0:
             last = [line for line in "\n".join((run.stdout, run.stderr, text)).splitlines() if line.strip()] or ["no output"]
-            raise CountersUnavailable(f"Nsight Compute failed: {last[-1].strip()}")
+            raise CountersUnavailable(f"Nsight Compute failed: {one_line(last[-1])}")
         return text
 
 
