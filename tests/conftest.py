@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -196,6 +197,44 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
         model, system = document["cell"]["model"], document["cell"]["system"]
         documents[f"{model['options'].get('factory', model['name'])} {system['choice']}"] = document
     return documents
+
+
+def heed_interrupts() -> None:
+    """Tests may have been started in the background, where a shell has its processes ignore an interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def living(folder: Path) -> list[str]:
+    """The processes that work in `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def soon(condition: Callable[[], Any], within: float = 120.0) -> bool:
+    """Does `condition` come true `within` so many seconds?"""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def worker_of(keeper: int) -> psutil.Process:
+    """The process of a cell, once its keeper has started it.
+
+    Args:
+        keeper: id of a process.
+    """
+    while not (workers := psutil.Process(keeper).children()):
+        time.sleep(0.005)
+    return workers[0]
 
 
 def gone(processes: Iterable[int], within: float) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import ROOT, gone
+from conftest import ROOT, gone, worker_of
 from made_records import cell, record
 from scipy.stats import bootstrap
 
@@ -26,6 +26,7 @@ from results.cell import Cell, Conditions, choose
 from results.record import Record
 from results.statistics import describe, spread
 from results.warning import Warning
+from results.words import one_line
 from runners.cell import calls
 from runners.cell.measuring import measured
 from runners.cell.messages import Check, Checked, Failed, Round
@@ -182,7 +183,8 @@ def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: py
 
     def warned(self: Eager, *given: Any) -> Any:
         warnings.warn("nothing is kept", category=Notice, stacklevel=1)
-        warnings.warn("nothing is kept", category=Notice, stacklevel=1)
+        warnings.warn("nothing\n is \x1b[31mkept", category=Notice, stacklevel=1)
+        warnings.warn("long" + "x" * 2**20, category=Notice, stacklevel=1)
         warnings.warn("what a library says", category=DeprecationWarning, stacklevel=1)
         return prepare(self, *given)
 
@@ -190,7 +192,7 @@ def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: py
     with pytest.warns(DeprecationWarning, match="what a library says"):
         result = measure(small())
     of_the_cell = [warning for warning in result.warnings if warning.kind != "busy_cpu"]  # of tests that run beside
-    assert of_the_cell == [Warning("notice", {"text": "nothing is kept"})]
+    assert of_the_cell == [Warning("notice", {"text": text}) for text in ("nothing is kept", one_line("long" + "x" * 2**20))]
 
 
 def test_what_a_system_learns_is_timed_and_its_notices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,14 +228,16 @@ def test_no_worker_outlives_a_killed_parent() -> None:
         "from results.cell import Cell, Conditions, choose; from runners.cell.messages import Ahead\n"
         "chosen = choose('model', 'custom'), choose('system', 'nimble'), choose('runner', 'latency')\n"
         "p = CellProcess('cpu', '0'); p.tell(Ahead(Cell(*chosen, Conditions(1, 'cpu'))))\n"
-        "print(p.process.pid, flush=True); time.sleep(60)\n"
+        "import psutil\n"
+        "while not (worker := psutil.Process(p.process.pid).children()): time.sleep(0.01)\n"
+        "print(p.process.pid, worker[0].pid, flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    worker = int(process.stdout.readline())
+    keeper_and_worker = [int(number) for number in process.stdout.readline().split()]
     process.kill()
     process.wait()
-    assert gone([worker], within=5)
+    assert len(keeper_and_worker) == 2 and gone(keeper_and_worker, within=5)
 
 
 def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
@@ -271,9 +275,9 @@ def test_gpus_measured_at_once_have_cores_of_their_own() -> None:
     assert shares(1) == [[]] and shares(len(cores) + 1) == [[]] * (len(cores) + 1)
     shared = shares(len(cores)) if len(cores) > 1 else [[*cores]]
     assert all(shared) and sorted(c for share in shared for c in share) == sorted(cores)
-    worker = CellProcess("cpu", "0", shared[-1])
-    assert psutil.Process(worker.process.pid).cpu_affinity() == shared[-1]
-    worker.close()
+    process = CellProcess("cpu", "0", shared[-1])
+    assert worker_of(process.process.pid).cpu_affinity() == shared[-1]
+    process.close()
 
 
 @pytest.mark.parametrize("siblings", ["{0},{1}\n", None])
@@ -300,7 +304,7 @@ def test_waiting_for_another_sweep_is_said_once(capsys: pytest.CaptureFixture[st
 
 def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None:
     killed = CellProcess("cpu", "0")
-    killed.kill()
+    worker_of(killed.process.pid).kill()
     answer = killed.ask(Round(), timeout=10)
     assert isinstance(answer, Failed) and answer.status == "failed" and "SIGKILL" in answer.reason
     slow = CellProcess("cpu", "0")
@@ -313,7 +317,7 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told(monkeypatch: pytest.Mo
     monkeypatch.setattr("runners.sweep.cell_process.out_of_memory_kills", lambda: kills)
     itself, of_its_own = CellProcess("cpu", "0"), CellProcess("cpu", "0")
     kills += 1
-    itself.kill()
+    worker_of(itself.process.pid).kill()
     answer = itself.ask(Round(), timeout=10)
     assert isinstance(answer, Failed) and answer.status == "out_of_memory"
     assert "the kernel killed its process for want of memory" in answer.reason

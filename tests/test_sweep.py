@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Run, command, environment, gone
+from conftest import Run, command, environment, gone, heed_interrupts, living, soon
 
 from results.cell import Cell, Conditions, choose
 from results.comparison import speedup
@@ -133,11 +132,6 @@ def sweep(run: Run, folder: Path) -> Run:
     return lambda *arguments: run("-m", *ASKED, *arguments, TMPDIR=str(folder / "tmp"))
 
 
-def heed_interrupts() -> None:
-    """Tests may have been started in the background, where a shell has its processes ignore an interrupt."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture
 def begin(folder: Path) -> Callable[..., "subprocess.Popen[str]"]:
     """Starts a sweep over ASKED and goes on."""
@@ -176,28 +170,6 @@ def made(folder: Path) -> int:
     """How many times the model was made since the log of it was last removed."""
     log = folder / "made"
     return len(log.read_text().splitlines()) if log.exists() else 0
-
-
-def living(folder: Path) -> list[str]:
-    """The processes that work in `folder`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
-def soon(condition: Callable[[], Any], within: float = 120.0) -> bool:
-    """Does `condition` come true `within` so many seconds?"""
-    deadline = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> None:
