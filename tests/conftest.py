@@ -76,6 +76,7 @@ number = 3
 
 # Files whose few tests take longest go first, so that the workers of a run end together.
 LONG = (
+    "test_kills",
     *("test_sweep", "test_plot", "test_select_products", "test_cli", "test_readme", "test_results", "test_tvm"),
     *("test_reproduce", "test_wheel", "test_runners", "test_tensorrt", "test_fuse_reductions", "test_onnx", "test_report"),
     *("test_rewriting", "test_launchers", "test_models_networks", "test_systems", "test_measuring", "test_merge_linears"),
