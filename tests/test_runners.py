@@ -230,6 +230,7 @@ def test_no_worker_outlives_a_killed_parent() -> None:
         "p = CellProcess('cpu', '0'); p.tell(Ahead(Cell(*chosen, Conditions(1, 'cpu'))))\n"
         "import psutil\n"
         "while not (worker := psutil.Process(p.process.pid).children()): time.sleep(0.01)\n"
+        "worker[0].suspend()  # so that it does not see the end of its commands\n"
         "print(p.process.pid, worker[0].pid, flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True)

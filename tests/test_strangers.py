@@ -81,13 +81,17 @@ def daemon_of_one_that_is_killed(batch):
     daemon(batch)
     os.kill(os.getpid(), signal.SIGKILL)
 
+def daemon_of_one_that_is_terminated(batch):
+    daemon(batch)
+    os.kill(os.getpid(), signal.SIGTERM)
+
 def daemon_of_one_that_crashes(batch):
     daemon(batch)
     ctypes.string_at(0)
 
 def daemon_of_one_that_kills_its_group(batch):
     daemon(batch)
-    os.killpg(0, signal.SIGTERM)
+    os.killpg(0, signal.SIGKILL)
 '''
 
 PR_GET_CHILD_SUBREAPER = 37
@@ -133,8 +137,9 @@ ENDS = {
     "daemon": "returned None",
     "daemon_of_one_that_is_killed": "its process was killed by SIGKILL",
     "daemon_of_one_that_exits": "its process ended with status 1",
+    "daemon_of_one_that_is_terminated": "its process was killed by SIGTERM",
     "daemon_of_one_that_crashes": "its process was killed by SIGSEGV",
-    "daemon_of_one_that_kills_its_group": "its process was killed by SIGTERM",
+    "daemon_of_one_that_kills_its_group": "its process was killed by SIGKILL",
 }
 
 
