@@ -14,9 +14,11 @@ from typing import TypeAlias
 
 import yaml
 
-from conf.names import nearest
+from conf.meaning import comments, listed
+from conf.names import nearest, not_one_of
 
-__all__ = ["FOLDER", "GROUPS", "Options", "Value", "choices", "folders", "mistake", "nearest", "options"]
+__all__ = ["FOLDER", "GROUPS", "Options", "Value", "choices", "comments", "folders", "kind", "listed", "meanings"]
+__all__ += ["mistake", "nearest", "not_one_of", "options"]
 
 FOLDER = Path(__file__).resolve().parent
 GROUPS = ("model", "system", "runner", "experiment")
@@ -48,7 +50,20 @@ def options(group: str, choice: str) -> Options:
         KeyError: no file has that name.
         ValueError: the defaults list has an entry of a form that is not in use here.
     """
-    return dict(_options(group, choice, folders()))
+    return {key: value for key, (value, _) in _keys(group, choice, folders()).items()}
+
+
+def meanings(group: str, choice: str) -> dict[str, str]:
+    """The comment beside each option of `group=choice`, that of its `defaults` list where its file has none.
+
+    Raises as `options`.
+    """
+    return {key: comment for key, (_, comment) in _keys(group, choice, folders()).items()}
+
+
+def kind(default: object) -> str | None:
+    """What the values of a key with this default are; None where any may be right."""
+    return KINDS.get(type(default))
 
 
 def mistake(group: str, defaults: Mapping[str, object], values: Mapping[str, object]) -> str | None:
@@ -67,7 +82,7 @@ def mistake(group: str, defaults: Mapping[str, object], values: Mapping[str, obj
             return f"{group}.{key}={value} is not a single value"
         is_number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
         if default is not None and type(value) is not type(default) and not is_number:
-            return f"{group}.{key}={value} is not {KINDS.get(type(default), type(default).__name__)}"
+            return f"{group}.{key}={value} is not {kind(default) or type(default).__name__}"
     return None
 
 
@@ -78,24 +93,27 @@ def _choices(group: str, searched: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _options(group: str, choice: str, searched: tuple[Path, ...]) -> tuple[tuple[str, Value], ...]:
+def _keys(group: str, choice: str, searched: tuple[Path, ...]) -> dict[str, tuple[Value, str]]:
+    """The value of each key, and the comment beside it."""
     file = next((f for folder in searched if (f := folder / group / f"{choice}.yaml").is_file()), None)
     if file is None:
         raise KeyError(f"conf/{group} has no {choice}")
-    document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    merged: Options = {}
+    text = file.read_text(encoding="utf-8")
+    document, beside = yaml.safe_load(text) or {}, comments(text)
+    merged: dict[str, tuple[Value, str]] = {}
     entries = document.pop("defaults", [])
     if "_self_" not in entries:  # Hydra puts the file itself last
         entries = [*entries, "_self_"]
     for entry in entries:
         if entry == "_self_":
-            merged |= document
+            own = {key: (value, beside.get(key, "")) for key, value in document.items()}
         elif isinstance(entry, str):  # another choice of the same group
-            merged |= dict(_options(group, entry, searched))
+            own = _keys(group, entry, searched)
         else:
             ((key, value),) = entry.items()
             other, at, package = str(key).removeprefix("override ").strip().partition("@")
             if not other.startswith("/") or (at and package != "_here_"):
                 raise ValueError(f"{file}: the defaults list holds {key!r}, which is not of the form /group@_here_")
-            merged |= dict(_options(other.removeprefix("/"), str(value), searched))
-    return tuple(merged.items())
+            own = _keys(other.removeprefix("/"), str(value), searched)
+        merged |= {key: (value, comment or merged.get(key, (None, ""))[1]) for key, (value, comment) in own.items()}
+    return merged

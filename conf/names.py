@@ -1,9 +1,9 @@
 """The name that was probably meant."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
-CUTOFF = 0.5  # of difflib's similarity, 0 to 1
+CUTOFF = 0.6  # of the likeness
 
 
 def nearest(name: str, valid: Iterable[str], *, count: int = 1, otherwise: str = "there is none") -> str:
@@ -16,6 +16,29 @@ def nearest(name: str, valid: Iterable[str], *, count: int = 1, otherwise: str =
         otherwise: the hint where there are no valid names.
     """
     names = sorted(valid)
-    if close := get_close_matches(name, names, n=count, cutoff=CUTOFF):
-        return f"did you mean {' or '.join(close)}?"
+    likeness = {other: _likeness(name, other) for other in names}
+    close = sorted((other for other in names if likeness[other] >= CUTOFF), key=lambda other: -likeness[other])
+    if close:
+        return f"did you mean {' or '.join(close[:count])}?"
     return f"there is {', '.join(names)}" if names else otherwise
+
+
+def not_one_of(key: str, value: object, valid: Iterable[object]) -> str | None:
+    """What is wrong with a value that is none of the valid ones, in one line, with the nearest of them where one is near.
+
+    None where it is one of them.
+    """
+    if value in (values := tuple(valid)):
+        return None
+    names = [str(each) for each in values]
+    hint = nearest(str(value), names)
+    return f"{key}={value} is not one of {', '.join(names)}{f': {hint}' if hint.startswith('did you mean') else ''}"
+
+
+def _likeness(name: str, other: str) -> float:
+    """From 0 to 1, whatever the case; of two names of one group (system.r, ios/table1) that of what follows it."""
+    name, other = name.lower(), other.lower()
+    group = max(other.rfind("."), other.rfind("/")) + 1
+    if name.startswith(other[:group]):
+        name, other = name[group:], other[group:]
+    return SequenceMatcher(None, other, name, autojunk=False).ratio()

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from conf import not_one_of
 from models.registry import BadModel, images, register
 
+SIZES = ("small", "large")
 NODES, NEIGHBOURS, REWIRING = 32, 4, 0.75
 
 
@@ -98,8 +100,8 @@ class RandWire(nn.Module):
 @register(images(224))
 def randwire(training: bool, *, size: str = "small") -> nn.Module:
     """RandWire-WS in the small regime (C = 78) or, with `size="large"`, the regular one at C = 154 (tables 2 and 4)."""
-    if size not in ("small", "large"):
-        raise BadModel(f"option size of model randwire is small or large, not {size!r}")
+    if wrong := not_one_of("model.size", size, SIZES):
+        raise BadModel(wrong)
     return RandWire(78, regular=False, seed=SEED) if size == "small" else RandWire(154, regular=True, seed=SEED)
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torchvision import models as torchvision
 from torchvision.models.squeezenet import Fire
 
+from conf import not_one_of
 from models.registry import BadModel, images, register
 
 
@@ -88,8 +89,8 @@ def squeezenet(training: bool, *, bypass: str = "none") -> nn.Module:
         bypass: of the paper's Figure 2. "simple" is around the fire modules whose input and output have equal channels,
             "complex" around all of them, as in IOS's network.
     """
-    if bypass not in BYPASSES:
-        raise BadModel(f"option bypass of model squeezenet is one of {', '.join(BYPASSES)}, not {bypass!r}")
+    if wrong := not_one_of("model.bypass", bypass, BYPASSES):
+        raise BadModel(wrong)
     network = torchvision.squeezenet1_0(weights=None)
     for i, layer in enumerate(network.features):
         if isinstance(layer, Fire) and (bypass == "complex" or (bypass == "simple" and len({*channels(layer)}) == 1)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from conf import nearest
+from conf import not_one_of
 from results.words import one_line
 
 MOST_LETTERS = 2000  # of a refusal: it may name every choice there is
@@ -45,11 +45,8 @@ def not_negative(key: str, value: float) -> None:
 
 def one_of(key: str, value: object, valid: Iterable[str]) -> None:
     """Raise BadRequest unless `value` is one of the names, with the nearest of them where one is near."""
-    names = tuple(valid)
-    if value not in names:
-        hint = nearest(str(value), names)
-        near = f": {hint}" if hint.startswith("did you mean") else ""
-        raise BadRequest(f"{key}={value} is not one of {', '.join(names)}{near}")
+    if wrong := not_one_of(key, value, valid):
+        raise BadRequest(wrong)
 
 
 def existing_part(key: str, path: Path) -> Path:

@@ -21,12 +21,15 @@ from runners.checks import BadRequest
 from runners.execute import execute
 from runners.request.composition import Composition, composing, current
 from runners.request.explain import check_arguments, explain
+from runners.request.help import register
 from runners.request.request import Request
 from runners.request.resolve import resolve
 
 # conf/hydra/launcher/ has presets under the names that the launchers' own plugins gave their schemas. To be held to those is
 # what Hydra warns of, and what is wanted.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+
+register()
 
 BAD_REQUEST = 2
 INTERRUPTED = 130

@@ -15,6 +15,7 @@ import torch
 from conftest import environment, records
 from torch import nn
 
+import conf
 import models
 from models import loading, registry
 from models.calibration import calibrate
@@ -35,9 +36,7 @@ def test_every_name_is_registered_where_the_table_says() -> None:
 
 
 def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
-    from omegaconf import OmegaConf
-
-    files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (ROOT / "conf/model").glob("*.yaml")}
+    files = {choice: conf.options("model", choice) for choice in conf.choices("model")}
     assert files.pop("custom") == {"name": "custom", "factory": None}
     assert files.pop("squeezenet_bypass") == {"name": "squeezenet", "bypass": "complex"}
     assert files == {name: {"name": name} | registry.find(name).options({}) for name in models.names()}
@@ -56,8 +55,8 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
         ("bert", 1, {"sequence": "long"}, "option sequence of model bert must be an integer (default 128), not 'long'"),
         ("bert", 1, {"sequence": 0}, "option sequence of model bert must be at least 1, not 0"),
         ("bert", 1, {"hidden": 100}, "must be a multiple of heads (12), not 100"),
-        ("randwire", 1, {"size": "huge"}, "small or large, not 'huge'"),
-        ("squeezenet", 1, {"bypass": "long"}, "one of none, simple, complex, not 'long'"),
+        ("randwire", 1, {"size": "huge"}, "model.size=huge is not one of small, large"),
+        ("squeezenet", 1, {"bypass": "long"}, "model.bypass=long is not one of none, simple, complex"),
     ],
 )
 def test_a_bad_request_is_one_line(name: str, batch: int, options: dict[str, object], message: str) -> None:

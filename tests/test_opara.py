@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("cache_folder")
     ("option", "right"), [("resource", "shared_memory"), ("launch_order", "breadth_first"), ("classify", "measured, table")]
 )
 def test_wrong_options_are_told(option: str, right: str) -> None:
-    with pytest.raises(BadOption, match=rf"system\.{option} is wrong, not one of .*{right}"):
+    with pytest.raises(BadOption, match=rf"system\.{option}=wrong is not one of .*{right}"):
         Opara(**{option: "wrong"})
 
 

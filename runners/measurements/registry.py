@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-from conf import nearest
 from results.cell import Choice
-from runners.checks import BadRequest
+from runners.checks import BadRequest, one_of
 from runners.discovery import classes_of
 
 from .base import Composition, Measurement, options_of
@@ -64,8 +63,7 @@ def plan(runner: Choice) -> Plan:
     listed = runner.get("measurements")
     names = [runner.name] if listed is None else str(listed).split()
     for name in names:
-        if name not in measurements():
-            raise BadRequest(f"runner={runner.choice} asks for {name!r}, no measurement: {nearest(name, measurements())}")
+        one_of("runner.measurements", name, measurements())
     if len(set(names)) < len(names):
         raise BadRequest(f"runner.measurements={listed} names one of them twice")
     composition = compositions().get(runner.name, Composition)

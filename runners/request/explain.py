@@ -9,6 +9,7 @@ import yaml
 from conf import FOLDER, GROUPS, choices, nearest, options
 from runners.checks import BadRequest
 
+CHOSEN = ("model", "system", "runner")
 LAUNCHER = "hydra/launcher"
 
 
@@ -78,6 +79,11 @@ def choices_with(key: str) -> list[str]:
     return [choice for choice, keys in keys_by_choice(group).items() if key in keys]
 
 
+def settable_keys() -> list[str]:
+    """The top keys that the command line is for."""
+    return [key for key in top_keys() if key != "exhibit"]
+
+
 def known_keys(like: str) -> list[str]:
     """The keys that `like` may stand for: of its group if it names one, of every group if it has a dot or stands in one."""
     group, dot, _ = like.partition(".")
@@ -85,6 +91,6 @@ def known_keys(like: str) -> list[str]:
     if dot and group in keys_by_group:
         return keys_by_group[group]
     if dot:
-        return [key for keys in keys_by_group.values() for key in keys] + top_keys()
+        return [key for keys in keys_by_group.values() for key in keys] + settable_keys()
     same = [key for keys in keys_by_group.values() for key in keys if key.partition(".")[2] == like]
-    return same or top_keys()
+    return same or settable_keys()

@@ -15,12 +15,11 @@ from runners.checks import BadRequest, at_least, check_writable, is_positive, on
 from runners.measurements import registry as measurements
 from runners.showings import registry as showings
 
-from .explain import explain, top_keys, unknown_key
+from .explain import CHOSEN, explain, top_keys, unknown_key
 from .request import Request, SweepOptions
 
 ALGORITHMS = ("heuristic", "timed")
 DEVICES = ("auto", "cpu", "cuda")
-CHOSEN = ("model", "system", "runner")
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 NOT_OURS = ("hydra", "exhibit")  # of a composed config, what says nothing of what to run
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from conf import not_one_of
 from conf.text import first_line
 from systems.base import BadOption
 from systems.profiling.timing import Timer
@@ -61,8 +62,8 @@ class Ios(Scheduler):
     ):
         super().__init__(**switches)
         for option, value, valid in (("strategy", strategy, STRATEGIES), ("units", units, KINDS)):
-            if value not in valid:
-                raise BadOption(f"system.{option} is {value}, not one of {', '.join(valid)}")
+            if wrong := not_one_of(f"system.{option}", value, valid):
+                raise BadOption(wrong)
         for option, number, least in (("r", r, 0), ("s", s, 0), ("max_part_size", max_part_size, 2)):
             if number < least:
                 raise BadOption(f"system.{option} is {number}, and must be at least {least}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conf import not_one_of
 from conf.text import first_line
 from systems.base import BadOption, Compilation, Prepared, System, Unsupported
 from systems.cache import Cache
@@ -43,8 +44,8 @@ class OnnxRuntime(System):
     name = "onnxruntime"
 
     def __init__(self, mode: str = "sequential", cuda_graph: bool = False):
-        if mode not in MODES:
-            raise BadOption(f"system.mode is {mode}, not one of {', '.join(MODES)}")
+        if wrong := not_one_of("system.mode", mode, MODES):
+            raise BadOption(wrong)
         if cuda_graph and mode == "parallel":
             raise BadOption("system.mode=parallel runs operators on several threads, and a CUDA Graph is captured from one")
         self.mode, self.cuda_graph = mode, cuda_graph

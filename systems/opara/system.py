@@ -2,6 +2,7 @@
 
 from time import perf_counter
 
+from conf import not_one_of
 from systems.base import BadOption
 from systems.profiling.intensity import METHODS, memory_intensive
 from systems.profiling.profiler import profile
@@ -39,8 +40,8 @@ class Opara(Scheduler):
             ("launch_order", launch_order, ORDERS),
             ("classify", classify, METHODS),
         ):
-            if value not in valid:
-                raise BadOption(f"system.{option} is {value}, not one of {', '.join(valid)}")
+            if wrong := not_one_of(f"system.{option}", value, valid):
+                raise BadOption(wrong)
         self.resource, self.launch_order, self.classify = resource, launch_order, classify
 
     @property

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from conf import not_one_of
 from conf.text import first_line
 from systems.base import BadOption, Compilation, Loss, Prepared, PreparedModule, System, Unsupported
 from systems.cache import JSON, Cache, code_of
@@ -108,8 +109,8 @@ class TorchCompile(System):
         budget_s: float = 480.0,
     ):
         for option, value, valid in (("mode", mode, MODES), ("layout", layout, LAYOUTS)):
-            if value not in valid:
-                raise BadOption(f"system.{option} is {value}, not one of {', '.join(valid)}")
+            if wrong := not_one_of(f"system.{option}", value, valid):
+                raise BadOption(wrong)
         if not 0 <= budget_s < float("inf"):
             raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds")
         self.variant, self.best, self.budget_s = Variant(mode, layout, freezing), best, budget_s

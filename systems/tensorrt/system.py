@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from conf import not_one_of
 from systems.base import BadOption, Compilation, Prepared, System, Unsupported
 from systems.cache import JSON, Artefact, Cache, code_of
 from systems.compilers.compiled import Captured, Compiled, bytes_outside_torch, empty_outputs
@@ -66,8 +67,8 @@ class TensorRT(System):
     name = "tensorrt"
 
     def __init__(self, fp16: bool = False, cuda_graph: bool = False, optimization_level: int = 3):
-        if optimization_level not in LEVELS:
-            raise BadOption(f"system.optimization_level is {optimization_level}, not one of {', '.join(map(str, LEVELS))}")
+        if wrong := not_one_of("system.optimization_level", optimization_level, LEVELS):
+            raise BadOption(wrong)
         self.fp16, self.cuda_graph, self.optimization_level = fp16, cuda_graph, optimization_level
 
     def unsupported(self, device: str) -> str | None:
