@@ -43,6 +43,7 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("system.multi_stream=maybe", "true or false"),
     ("runner.samples=0", "positive integer"),
     ("runner.measurements=latencies", "did you mean latency?"),
+    ("runner=training runner.measurements=energy", "is not one of active_warps, correctness, kernels, latency,"),
     ("runner=energy runner.energy_s=0", "above 0 and up to 20"),
     ("runner=training runner.optimizer=adam", "did you mean adamw?"),
     ("system.name=ios", "choose another system"),

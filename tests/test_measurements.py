@@ -92,7 +92,7 @@ def test_columns_have_one_order() -> None:
 
 
 def test_a_runner_that_does_not_exist_has_no_plan() -> None:
-    with pytest.raises(BadRequest, match="no measurement"):
+    with pytest.raises(BadRequest, match="runner=latenci is not one of"):
         plan(Choice("latenci", "latenci"))
 
 

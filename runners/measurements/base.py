@@ -128,9 +128,14 @@ class Composition:
     learns: ClassVar[bool] = True
 
 
+def names_of(kind: type) -> set[str]:
+    """The names of an options' dataclass."""
+    return {field.name for field in fields(kind)}
+
+
 def options_of(kind: type, runner: Choice) -> object:
     """An options' dataclass with the values of a runner. Raises BadRequest as the dataclass does."""
-    return kind(**{field.name: runner.options[field.name] for field in fields(kind)})
+    return kind(**{name: runner.options[name] for name in names_of(kind)})
 
 
 def number_or_dash(value: float | None, form: str) -> str:

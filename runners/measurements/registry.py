@@ -7,7 +7,7 @@ from results.cell import Choice
 from runners.checks import BadRequest, one_of
 from runners.discovery import classes_of
 
-from .base import Composition, Measurement, options_of
+from .base import Composition, Measurement, names_of, options_of
 
 PACKAGE = __package__
 ALWAYS = "correctness"  # of every cell
@@ -62,8 +62,9 @@ def plan(runner: Choice) -> Plan:
     """What `runner` makes. Raises BadRequest for a name that is no measurement's, and as the options do."""
     listed = runner.get("measurements")
     names = [runner.name] if listed is None else str(listed).split()
+    possible = [name for name, kind in measurements().items() if runner.options.keys() >= names_of(kind.Options)]
     for name in names:
-        one_of("runner.measurements", name, measurements())
+        one_of("runner" if listed is None else "runner.measurements", name, possible)
     if len(set(names)) < len(names):
         raise BadRequest(f"runner.measurements={listed} names one of them twice")
     composition = compositions().get(runner.name, Composition)
