@@ -50,7 +50,12 @@ def unknown_key(key: str) -> str:
     if owners := choices_with(key):
         group = key.partition(".")[0]
         return f"there is no key {key!r} with the {group} that was chosen: it is one of {group}={', '.join(owners)}"
-    return f"there is no key {key!r}: {nearest(key, known_keys(key))}"
+    hint = nearest(key, known_keys(key))
+    if (meant := hint.removeprefix("did you mean ").removesuffix("?")) == hint and "." not in key:
+        hint = nearest(key, settable_keys())  # all keys there are would be too many to name
+    owners = choices_with(meant)
+    owned = f" It is of {meant.partition('.')[0]}={', '.join(owners)}" if owners else ""
+    return f"there is no key {key!r}: {hint}{owned}"
 
 
 @cache
@@ -74,7 +79,7 @@ def group_keys(group: str) -> list[str]:
 def choices_with(key: str) -> list[str]:
     """The choices of its group that have `key`; none for what is no key of any."""
     group = key.partition(".")[0]
-    if group not in GROUPS or group == "experiment":
+    if group not in CHOSEN:
         return []
     return [choice for choice, keys in keys_by_choice(group).items() if key in keys]
 
@@ -85,12 +90,10 @@ def settable_keys() -> list[str]:
 
 
 def known_keys(like: str) -> list[str]:
-    """The keys that `like` may stand for: of its group if it names one, of every group if it has a dot or stands in one."""
+    """The keys that `like` may stand for: those of its group if it names one, those of its name if it names none, or all."""
     group, dot, _ = like.partition(".")
-    keys_by_group = {g: group_keys(g) for g in GROUPS if g != "experiment"}
+    keys_by_group = {g: group_keys(g) for g in CHOSEN}
     if dot and group in keys_by_group:
         return keys_by_group[group]
-    if dot:
-        return [key for keys in keys_by_group.values() for key in keys] + settable_keys()
-    same = [key for keys in keys_by_group.values() for key in keys if key.partition(".")[2] == like]
-    return same or settable_keys()
+    keys = [key for keys in keys_by_group.values() for key in keys]
+    return [key for key in keys if not dot and key.partition(".")[2] == like] or keys + settable_keys()
