@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run, command, environment, records
+from completion import completions
+from conftest import ROOT, Run, command, environment, records
 
 from results.cell import choose
 from results.store import PARTIAL
@@ -216,6 +217,12 @@ def test_help_says_what_there_is(run: Run) -> None:
         "reference/zoo",
     ):
         assert word in done.stdout
+
+
+def test_a_shell_completes_what_there_is() -> None:
+    programs = Path(sys.executable).parent
+    assert completions("python run.py", "model=na", programs, ROOT) == ["model=nasnet", "model=nasnet_large"]
+    assert "system.multi_stream=" in completions("python run.py", "system.", programs, ROOT)
 
 
 def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:

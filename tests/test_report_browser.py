@@ -6,10 +6,12 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT, Run
 from reports import made, records
 
 from scripts.page import content
@@ -87,6 +89,41 @@ def test_a_browser_shows_the_whole_page_from_a_file(browser: Browser, tmp_path: 
     )  # wide tables scroll by themselves
     assert browser.run("return performance.getEntriesByType('resource').length") == 0
     assert [entry for entry in browser.ask("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"] == []
+
+
+LONG = "a_name_without_a_blank_" * 20
+WIDTHS = """
+document.querySelectorAll('details').forEach((one) => { one.open = true; });
+return [window.innerWidth, document.documentElement.scrollWidth, document.querySelectorAll('.scroll, figure').length];
+"""
+
+
+def check_widths(browser: Browser, page: Path) -> None:
+    """The page has no sideways scrolling in a window of usual width; what is wider scrolls in its own box."""
+    browser.ask("/url", {"url": page.as_uri()})
+    for width in (1300, 1024):
+        browser.ask("/window/rect", {"width": width, "height": 900})
+        inner, whole, boxes = browser.run(WIDTHS)
+        assert width - 40 < inner <= width and whole <= inner and boxes > 5
+
+
+def test_no_page_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
+    page, (schedule,) = made(), made().schedules
+    (section,) = page.sections
+    long = [replace(section, title=LONG, environment=[("host", LONG)], refused={"latency": LONG})]
+    page = replace(page, title=LONG, sections=long, schedules=[replace(schedule, title=LONG)])
+    (tmp_path / "report.html").write_text(page.html(), encoding="utf-8")
+    check_widths(browser, tmp_path / "report.html")
+
+
+@pytest.mark.slow
+def test_the_page_of_all_committed_records_does_not_scroll_sideways(browser: Browser, tmp_path: Path, script: Run) -> None:
+    reference, page = ROOT / "results" / "reference", tmp_path / "report.html"
+    folders = sorted({file.parent for file in reference.glob("**/*.json") if not file.name.endswith(".schedule.json")})
+    schedules = sorted(reference.glob("**/*.schedule.json"))[::10]
+    done = script("report", "--results", *map(str, folders), "--schedules", *map(str, schedules), "--output", str(page))
+    assert done.returncode == 0, done.stderr
+    check_widths(browser, page)
 
 
 @pytest.mark.parametrize("name", ["latency, ms", "over eager", "batch", "model", "status", "error"])

@@ -14,6 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 import yaml
+from completion import completions
 from conftest import ROOT, TINY, environment, records
 
 sys.path.append(str(ROOT))
@@ -178,6 +179,10 @@ def test_the_command_writes_a_schedule(python: Path, place: Path) -> None:
     done = used([str(python.parent / "opweave"), *arguments], place)
     assert done.returncode == 0, done.stderr
     assert json.loads((place / "schedule.json").read_text())["streams"] > 1
+
+
+def test_a_shell_completes_the_command(python: Path, place: Path) -> None:
+    assert completions("opweave", "model=na", python.parent, place) == ["model=nasnet", "model=nasnet_large"]
 
 
 @pytest.mark.slow
