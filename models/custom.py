@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from conf import Options, nearest
+from conf.text import named_line
 from models.model import Model
 from models.registry import NUM_NEAREST, BadModel
 
@@ -40,7 +41,7 @@ def load(batch: int, *, training: bool, device: str | torch.device, options: Opt
     try:
         product = make(batch)
     except (Exception, SystemExit) as error:
-        raise BadModel(f"factory {factory} raised {_line(error)}") from error
+        raise BadModel(f"factory {factory} raised {named_line(error)}") from error
     module, inputs = _checked(product, factory)
     module = module.train(training).to(device)
     return Model("custom", module, tuple(tensor.to(device) for tensor in inputs))
@@ -59,9 +60,9 @@ def _import(factory: str) -> Callable[[int], object]:
     except ModuleNotFoundError as error:
         if error.name and (path == error.name or path.startswith(f"{error.name}.")):
             raise BadModel(f"factory {factory}: there is no module {error.name} in {os.getcwd()} or installed") from error
-        raise BadModel(f"factory {factory}: importing {path} raised {_line(error)}") from error
+        raise BadModel(f"factory {factory}: importing {path} raised {named_line(error)}") from error
     except (Exception, SystemExit) as error:
-        raise BadModel(f"factory {factory}: importing {path} raised {_line(error)}") from error
+        raise BadModel(f"factory {factory}: importing {path} raised {named_line(error)}") from error
     try:
         make = getattr(module, attribute)
     except AttributeError as error:
@@ -99,9 +100,3 @@ def _kind(value: object) -> str:
     """The type of a value as a message names it: "a Linear", "an int", "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def _line(error: BaseException) -> str:
-    """An error's type and message in one line."""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

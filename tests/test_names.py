@@ -59,7 +59,7 @@ def test_a_slip_of_one_letter_is_understood() -> None:
     chance, understood, all_of_them = random.Random(0), 0, 0
     for asked, (names, hint) in ASKED.items():
         for name in (name for name in names if len(name) > 1):
-            for wrong in slips(name, chance) + slips(name, chance):
+            for wrong in slips(name, chance):
                 if wrong in names:
                     continue
                 line = hint(wrong)
@@ -69,7 +69,7 @@ def test_a_slip_of_one_letter_is_understood() -> None:
                 if len(name) >= LEAST_LETTERS:
                     all_of_them += 1
                     understood += meant is not None and meant[1] == name
-    assert all_of_them > 1000 and understood >= SHARE * all_of_them, (understood, all_of_them)
+    assert all_of_them > 500 and understood >= SHARE * all_of_them, (understood, all_of_them)
 
 
 @pytest.mark.parametrize("asked", ASKED)

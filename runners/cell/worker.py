@@ -15,7 +15,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import IO, TYPE_CHECKING
 
-from conf.text import first_line
+from conf.text import first_line, words_of
 from results.cell import Cell, Choice
 from results.words import one_line
 from runners.machine.installation import module_name
@@ -211,9 +211,10 @@ def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
             return Refused(reason_of(error))
         if isinstance(error, Unsupported):
             return Failed("unsupported", reason_of(error))
-        traceback.print_exc()
+        with suppress(Exception):  # an error's message may itself be one
+            traceback.print_exc()
         is_known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-        if is_known or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)):
+        if is_known or (isinstance(error, RuntimeError) and any(words in words_of(error) for words in NO_MEMORY)):
             return Failed("out_of_memory", reason_of(error))
         return Failed("failed", f"{type(error).__name__}: {reason_of(error)}")
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from conf import nearest
+from conf.text import named_line
 from systems.base import BadOption
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
@@ -54,17 +55,12 @@ def _import(path: str) -> Callable[[Program], object]:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise BadOption(f"system.plan={path}: there is no module {error.name} in {os.getcwd()} or installed") from error
-        raise BadOption(f"system.plan={path}: importing {module_name} raised {_line(error)}") from error
+        raise BadOption(f"system.plan={path}: importing {module_name} raised {named_line(error)}") from error
     except (Exception, SystemExit) as error:
-        raise BadOption(f"system.plan={path}: importing {module_name} raised {_line(error)}") from error
+        raise BadOption(f"system.plan={path}: importing {module_name} raised {named_line(error)}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         hint = nearest(attribute, public, otherwise="it has no functions")
         raise BadOption(f"system.plan={path}: module {module_name} has no function {attribute!r}; {hint}")
     return function
-
-
-def _line(error: BaseException) -> str:
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,0 +1,56 @@
+"""Whatever is asked: a right request is composed, a wrong one is one line and status 2, and no record is lost."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from made_requests import asked
+
+import run as program
+from results.store import read_record
+from runners.checks import MOST_LETTERS, BadRequest
+from runners.request.request import Request
+
+PROCESSES = 8  # requests that are real processes too
+
+
+def answer(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """The line in which a command line is refused; None where cells are composed of it. Nothing is run."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["run.py", *arguments])
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        try:
+            assert Request.joined(program.composed().requests).cells
+        except BadRequest as error:
+            return str(error)
+    return None
+
+
+@pytest.mark.parametrize("number", [10, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_request_is_composed_or_refused_in_a_line(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    refused = 0
+    for seed in range(number):
+        request = asked(seed)
+        line = answer(request.arguments, monkeypatch)
+        assert request.is_right is None or request.is_right == (line is None), (seed, request.arguments, line)
+        if line is not None:
+            refused += 1
+            assert line.isprintable() and 10 < len(line) <= MOST_LETTERS + 1, (seed, request.arguments, line)
+    assert refused > number / 2 and os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_refused_request_ends_its_process_with_status_2(run: Run, folder: Path) -> None:
+    done = run("model=custom", "model.factory=tiny:make", "system=eager", "runner=latency", "runner.samples=3", "results=r")
+    assert done.returncode == 0, done.stderr
+    (record,) = (folder / "r").iterdir()
+    whole, before = record.read_bytes(), sorted(os.listdir(folder))
+    for seed in [seed for seed in range(1000) if asked(seed).is_right is False][:PROCESSES]:
+        done = run(*asked(seed).arguments, *([] if "results" in str(asked(seed)) else ["results=r"]))
+        assert done.returncode == 2 and "Traceback" not in done.stderr, (asked(seed), done.stderr)
+        assert done.stdout == "" and len(done.stderr.splitlines()) == 1 and done.stderr.startswith("opweave: ")
+        assert sorted(os.listdir(folder)) == before and record.read_bytes() == whole and read_record(record).is_ok
