@@ -50,6 +50,7 @@ def shell(folder: Path) -> Iterator[dict[str, str]]:
         yield shell_of(folder, RAY_TMPDIR=short, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
 
 
+@pytest.mark.slow
 @ray
 def test_a_sweep_on_ray_ends_complete_though_a_worker_is_killed(folder: Path, shell: dict[str, str]) -> None:
     with begun(folder, shell, *RAY, *SMALL_RAY, "system=eager,torchscript", "batch=1,2", "rounds=1") as process:
@@ -63,6 +64,7 @@ def test_a_sweep_on_ray_ends_complete_though_a_worker_is_killed(folder: Path, sh
         assert "over eager" in out and err.count("done on") == 2 and "validated against" not in err
 
 
+@pytest.mark.slow
 @submitit
 def test_a_sweep_through_submitit_ends_complete_though_a_job_is_killed(folder: Path, shell: dict[str, str]) -> None:
     with begun(folder, shell, "hydra/launcher=submitit_local", "system=eager,torchscript", "batch=1", "rounds=1") as process:

@@ -43,6 +43,7 @@ def test_a_small_run_takes_no_whole_runs_place(tmp_path: Path) -> None:
         assert read_verdicts(file) == [expected]
 
 
+@pytest.mark.slow
 def test_a_figure_of_nimble(tmp_path: Path) -> None:
     """Two systems of Figure 7 on a small network of its: records, pictures and figures, and no verdict on a GPU's claim."""
     request = "nimble/figure7", "system=eager,nimble", "runner=latency"  # of what it measures, what gives a ratio

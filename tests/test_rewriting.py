@@ -223,7 +223,11 @@ def test_the_vendors_kernels_stay_away(forward: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["googlenet", "squeezenet", "nasnet", "efficientnet_b0_cifar10", "bert", "resnet50_cifar10"]
+    "model",
+    [
+        *("googlenet", "squeezenet", "efficientnet_b0_cifar10", "bert", "resnet50_cifar10"),
+        pytest.param("nasnet", marks=pytest.mark.slow),
+    ],
 )
 def test_folding_and_vendor_kernels_on_whole_models(model: str) -> None:
     loaded = models.load(model, 1, **({"sequence": 16} if model == "bert" else {}))

@@ -246,6 +246,7 @@ def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_starte
     assert "out_of_memory: took more than memory_gib=0.001" in refused.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin: Callable[..., Any], folder: Path) -> None:
     asked = ["system=eager,torchscript", "rounds=10"]  # some 3 s of rounds
 

@@ -1,6 +1,7 @@
 """Weave: its search against every single change, what it keeps, its plan files, and its list schedules."""
 
 import json
+import random
 import signal
 import subprocess
 import time
@@ -67,8 +68,7 @@ class Space:
         self.prepared: list[Prepared] = []
 
     def cost(self, candidate: Candidate) -> float:
-        generator = torch.Generator().manual_seed(self.seed + int(candidate.key[:8], 16))
-        return 0.5 + torch.rand(1, generator=generator).item()
+        return 0.5 + random.Random(f"{self.seed} {candidate.key}").random()
 
     def decisions(self, choices: dict[str, str]) -> list[Decision]:
         own = [
