@@ -234,6 +234,7 @@ class Limits:
         source: "kernels" on a GPU, "host" on a CPU.
         macs: multiply-accumulates of a call; None for a custom model.
         reason: why there are none.
+        sm_area_ms: of a GPU, the sum over kernels of the share of SMs held, times the time.
         rewritten: the limits of the operators that rewriting passes made of the model's.
         when: the time of measuring.
     """
@@ -246,6 +247,7 @@ class Limits:
     source: str | None = None
     macs: int | None = None
     reason: str | None = None
+    sm_area_ms: float | None = None
     rewritten: Limits | None = None
     when: str | None = None
 

@@ -258,6 +258,7 @@ def test_any_graph_computes_what_it_did(moves: list[tuple[int, int, int]]) -> No
     )
 
 
+@pytest.mark.slow
 def test_the_transformers_of_the_zoo_are_fused_at_each_norm() -> None:
     """GPT-2's layer norms come after sums that are passed on, T5's root mean squares are five operators each."""
     for name, norms in (("gpt2", 25), ("t5", 32)):

@@ -17,7 +17,14 @@ FLOORS = ("conf", "models", "systems", "runners", "results", "scripts", "hydra_p
 # a file; the longest name counts. Those of `systems` stand in the order of their floors.
 GRAPH, PLANS, EXECUTION = (f"systems.scheduling.{name}" for name in ("graph", "plans", "execution"))
 FLOOR = {"conf", "systems.base", "systems.notice", "systems.cache", "systems.preparing"}
-SCHEDULER = FLOOR | {"systems.scheduling.scheduler", "systems.profiling", GRAPH, PLANS, EXECUTION}
+SCHEDULER = FLOOR | {
+    "systems.scheduling.scheduler",
+    "systems.scheduling.module",
+    "systems.profiling",
+    GRAPH,
+    PLANS,
+    EXECUTION,
+}
 COMPILER = FLOOR | {"systems.compilers"}
 MAY_IMPORT: dict[str, set[str]] = {
     "run": {"runners.command"},
@@ -42,12 +49,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.kernels": set(),
     "systems.scheduling.passes": FLOOR | {"systems.scheduling.decision", "systems.profiling", "systems.kernels", GRAPH},
     "systems.scheduling.scheduler": FLOOR | {"systems.scheduling", "systems.profiling"},
+    "systems.scheduling.module": FLOOR | {"systems.scheduling"},
     "systems.scheduling": set(),
     "systems.nimble": SCHEDULER,
     "systems.ios": SCHEDULER,
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
-    "systems.weave": SCHEDULER | {"systems.scheduling.passes", "systems.scheduling.decision"},
+    "systems.weave": SCHEDULER | {"systems.registry", "systems.scheduling.passes", "systems.scheduling.decision"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
     "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},

@@ -159,7 +159,7 @@ def test_an_arena_gives_the_smallest_range_that_is_large_enough() -> None:
     assert arena.take(100, cpu) is large and arena.take(101, cpu) is larger
 
 
-@pytest.mark.parametrize("model", ["mobilenet_v2_cifar10", "googlenet"])
+@pytest.mark.parametrize("model", ["mobilenet_v2_cifar10", pytest.param("googlenet", marks=pytest.mark.slow)])
 def test_real_models_with_every_pass(model: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its rounding would hide a wrong kernel

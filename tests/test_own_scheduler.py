@@ -41,6 +41,7 @@ def own(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own
 
 
+@pytest.mark.slow
 def test_it_runs_in_a_sweep_and_by_itself(own: Path, folder: Path, run: Run) -> None:
     done = run(*CELL, "-m", "system=nimble,wide", "system.fold_batch_norm=true", OPWEAVE_CONF=str(own))
     assert done.returncode == 0, done.stderr

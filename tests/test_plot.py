@@ -8,6 +8,7 @@ from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import matplotlib
 
@@ -101,9 +102,14 @@ def name_of(record: Record) -> tuple[str, str]:
     return record.cell.model.name, record.cell.system.label
 
 
+laid_out = WeakSet[Figure]()  # a test looks at a figure several times, and laying it out takes half a second
+
+
 def texts(figure: Figure) -> list[Text]:
-    """The words that a figure shows, drawn, without the ticks that lie outside of an axis."""
-    figure.canvas.draw()
+    """The words that a figure shows, once it is laid out, without the ticks that lie outside of an axis."""
+    if figure not in laid_out:
+        figure.draw_without_rendering()
+        laid_out.add(figure)
     found = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]  # type: ignore[attr-defined]
     hidden: set[int] = set()
     for axes in figure.axes:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import models
 from systems.base import Unsupported
 from systems.opara.demand import RESOURCES, demand
-from systems.profiling import intensity, profiler, trace
+from systems.profiling import intensity, limits, profiler, trace
 from systems.profiling.measurements import Measurements
 from systems.profiling.profile import Capacity, Kernel, OperatorProfile, Profile
 from systems.profiling.profiler import by_operator, from_entry, profile, to_entry
@@ -280,7 +280,7 @@ def test_a_gpus_capacity_is_read_by_cudas_own_names(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(cuda_streams, "cudart", stand_in)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    assert profiler._capacity(torch.device("cuda", 0)) == HOPPER
+    assert profiler.capacity_of(torch.device("cuda", 0)) == HOPPER
 
 
 SIZES = st.integers(0, 1 << 40)
@@ -418,3 +418,22 @@ def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch,
     with pytest.warns(UserWarning, match="cannot be written"):
         cache.add({"a": 1})
     assert cache["a"] == 1
+
+
+def test_the_sm_area_of_kernels() -> None:
+    """HOPPER has 132 SMs: a kernel of one block holds one, of many all, of 33 resident twos 17 of them."""
+    one = Kernel("one", 2.0, (1, 1, 1), (128, 1, 1), 32, 0)
+    many = Kernel("many", 3.0, (10_000, 1, 1), (1024, 1, 1), 32, 0)
+    pairs = Kernel("pairs", 1.0, (33, 1, 1), (1024, 1, 1), 32, 0)
+    assert HOPPER.resident_blocks(pairs) == 2
+    area = [limits.sm_area(kernels, HOPPER) for kernels in ([one], [many], [pairs], [one, many, pairs], [])]
+    assert area == pytest.approx([2.0 / 132, 3.0, 17 / 132, 2.0 / 132 + 3.0 + 17 / 132, 0.0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpus_sm_area_lies_between_nothing_and_the_sum() -> None:
+    module, x = torch.nn.Conv2d(8, 8, 3).cuda().eval(), torch.randn(1, 8, 16, 16, device="cuda")
+    with torch.no_grad():
+        measured = limits.measure(module, (x,))
+    assert measured.sm_area_ms is not None and 0 < measured.sm_area_ms < measured.busy_ms

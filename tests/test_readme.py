@@ -24,6 +24,7 @@ def cells_of(table: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
+@pytest.mark.slow
 def test_table_and_chart_are_what_the_results_give() -> None:
     run = subprocess.run(
         [sys.executable, "scripts/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -8,8 +8,8 @@ import pytest
 from conftest import Run
 from made_requests import asked
 
-import run as program
 from results.store import read_record
+from runners import command as program
 from runners.checks import MOST_LETTERS, BadRequest
 from runners.request.request import Request
 

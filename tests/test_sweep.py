@@ -221,6 +221,7 @@ def test_cells_that_go_wrong_are_recorded_and_the_sweep_goes_on(sweep: Run, fold
     assert living(folder) == []
 
 
+@pytest.mark.slow
 def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_started(sweep: Run, folder: Path) -> None:
     asked = ["system=eager,torchscript", "batch=6,7", "rounds=1", "timeout=60"]
     done = sweep(*asked, "memory_gib=1.2")
@@ -414,6 +415,7 @@ def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Cal
     assert kept(folder) == {}
 
 
+@pytest.mark.slow
 def test_two_sweeps_at_once_lose_nothing_and_measure_nothing_twice(begin: Callable[..., Any], folder: Path) -> None:
     both = [begin("system=eager,torchscript", "rounds=2"), begin("system=torchscript,eager", "rounds=2")]
     told = [process.communicate(timeout=240) for process in both]

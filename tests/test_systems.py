@@ -20,7 +20,6 @@ ON_CPU = [
     ("nimble", {}, "squeezenet"),
     ("nimble", {}, "googlenet"),
     ("nimble", {}, "efficientnet_b0_cifar10"),
-    ("nimble", {}, "nasnet"),
     ("nimble", {"multi_stream": False}, "resnet18"),
     ("ios", FUSED, "squeezenet"),
     ("opara", FUSED, "mobilenet_v2_cifar10"),
@@ -30,14 +29,14 @@ ON_GPU = [(s, {}, m) for s in ("cuda_graph", "nimble") for m in ZOO]
 ON_GPU += [(s, FUSED, m) for s in ("ios", "opara") for m in ("squeezenet", "googlenet")]
 COMPILED = [("torch_compile", {"mode": "default", "layout": "channels_last"}, "squeezenet")]
 ON_GPU += COMPILED
-COMPILED += [("torch_compile", {}, "mobilenet_v2_cifar10")]  # on a CPU, where C++ is compiled for a minute
+LONG = [*COMPILED, ("torch_compile", {}, "mobilenet_v2_cifar10"), ("nimble", {}, "nasnet")]  # C++ is compiled for a minute
 
 
 @pytest.mark.parametrize(
     ("system", "options", "model", "device"),
     [
         *((s, o, m, "cpu") for s, o, m in ON_CPU),
-        *(pytest.param(s, o, m, "cpu", marks=pytest.mark.slow) for s, o, m in COMPILED),
+        *(pytest.param(s, o, m, "cpu", marks=pytest.mark.slow) for s, o, m in LONG),
         *(pytest.param(s, o, m, "cuda", marks=GPU) for s, o, m in ON_GPU),
     ],
 )

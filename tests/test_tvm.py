@@ -65,8 +65,7 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], tol
 @pytest.mark.parametrize(
     ("model", "options", "device"),
     [
-        ("squeezenet", {}, "cpu"),
-        *(pytest.param(model, {}, "cpu", marks=pytest.mark.slow) for model in ("resnet18", "nasnet")),
+        *(pytest.param(model, {}, "cpu", marks=pytest.mark.slow) for model in ("squeezenet", "resnet18", "nasnet")),
         *(pytest.param("squeezenet", {"cuda_graph": captured}, "cuda", marks=GPU) for captured in (False, True)),
         *(pytest.param(model, {"cuda_graph": True}, "cuda", marks=GPU) for model in ("nasnet", "bert", "t5")),
     ],

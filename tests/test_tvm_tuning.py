@@ -74,6 +74,7 @@ class TestLog:
         assert (tmp_path / RECORDS).read_bytes().endswith(b'["trial 1"]\n')
 
 
+@pytest.mark.slow
 def test_a_candidate_is_timed_once_all_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On cores that are not busy compiling the next."""
     import tvm

@@ -49,7 +49,7 @@ def scheduled(monkeypatch: pytest.MonkeyPatch) -> Scheduled:
         ("squeezenet", 39, 8),
         ("inception_v3", 121, 11),
         ("googlenet", 82, 9),
-        ("randwire", 111, 3),
+        pytest.param("randwire", 111, 3, marks=pytest.mark.slow),
     ],
 )
 def test_units_and_blocks_of_the_zoo(model: str, units: int, blocks: int) -> None:

@@ -65,6 +65,10 @@ def _busy(record: Record, form: str) -> str:
     return _distance(record, record.limits.executed.busy_ms if record.limits else None, form)
 
 
+def _area(record: Record, form: str) -> str:
+    return _distance(record, record.limits.executed.sm_area_ms if record.limits else None, form)
+
+
 class Limits(Measurement):
     """How fast any schedule of these operators could be."""
 
@@ -81,6 +85,7 @@ class Limits(Measurement):
     )
     rows = (
         Row("critical path of the operators", lambda record: _critical_path(record, DISTANCE)),
+        Row("SM area of the kernels", lambda record: _area(record, DISTANCE)),
         Row("sum of the operators", lambda record: _busy(record, DISTANCE)),
     )
 

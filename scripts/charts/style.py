@@ -69,6 +69,7 @@ LOOKS = {
     "ios_fused": Look("#6c2400", (5, 1, 0), "xxxxx"),
     "opara": Look("#3b0f8f", "X"),
     "opara_fused": Look("#3b0f8f", (4, 1, 0), "....."),
+    "weave": Look("#9900ff", (8, 1, 0)),
 }
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")

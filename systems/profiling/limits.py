@@ -1,7 +1,9 @@
 """How fast a model could run at all: its critical path, beside the time that its operators keep the device busy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
+from math import ceil
 from statistics import median
 
 from torch import Tensor, nn
@@ -11,7 +13,9 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
 
-from .profiler import host_times, launched
+from .profile import Capacity, Kernel
+from .profiler import capacity_of, host_times, kernel_of_event, launched
+from .trace import DeviceEvent, KernelEvent
 
 PASSES = 5
 
@@ -26,6 +30,8 @@ class Limits:
         operators: How many there are.
         kernels: Kernels and copies of one run; 0 on a CPU.
         width: The most operators of which none depends on another.
+        sm_area_ms: The sum over kernels of the share of SMs that it holds, at its own time: no schedule of these kernels is
+            faster, as far as a full SM takes no further block. None on a CPU.
         source: "kernels", where an operator's time is that of its kernels and copies (on a GPU); "host", where it is that of
             its call (on a CPU).
     """
@@ -36,6 +42,7 @@ class Limits:
     kernels: int
     width: int
     source: str
+    sm_area_ms: float | None = None
 
     def to_json(self) -> dict[str, JSON]:
         return asdict(self)
@@ -52,13 +59,13 @@ def measure(module: nn.Module, inputs: tuple[Tensor, ...], program: Program | No
     """
     program = program or capture(module, inputs)
     if inputs[0].is_cuda:
-        times, num_kernels = kernel_times(program, inputs)
-        source = "kernels"
+        passes = launched(program, inputs, PASSES)
+        times, num_kernels, source = kernel_times(passes), sum(map(len, passes[0])), "kernels"
+        area_ms = median(sm_area(_kernels(operators), capacity_of(program.device)) for operators in passes)
     else:
-        times, num_kernels = host_times(program, inputs), 0
-        source = "host"
+        times, num_kernels, source, area_ms = host_times(program, inputs), 0, "host", None
     graph = program.graph
-    return Limits(critical_path(graph, times), sum(times), len(graph), num_kernels, graph.width, source)
+    return Limits(critical_path(graph, times), sum(times), len(graph), num_kernels, graph.width, source, area_ms)
 
 
 def critical_path(graph: OperatorGraph, times: Sequence[float]) -> float:
@@ -72,8 +79,27 @@ def critical_path(graph: OperatorGraph, times: Sequence[float]) -> float:
     return max(finish, default=0.0)
 
 
-def kernel_times(program: Program, inputs: Sequence[Tensor]) -> tuple[list[float], int]:
-    """Milliseconds of the kernels and copies that each operator launches, and how many all operators launch in one run."""
-    passes = launched(program, inputs, PASSES)
-    times = [median(sum(e.duration_us for e in events) / 1e3 for events in runs) for runs in zip(*passes, strict=True)]
-    return times, sum(len(events) for launches in passes for events in launches) // PASSES
+def sm_area(kernels: Iterable[Kernel], capacity: Capacity) -> float:
+    """Milliseconds of a device whose SMs are all held, as long as these kernels hold some of them, added up.
+
+    A kernel holds as many SMs as its blocks fill, one beside the other as they fit, and all where there are more.
+    """
+    area_ms = 0.0
+    for kernel in kernels:
+        held = ceil(kernel.num_blocks / max(1, capacity.resident_blocks(kernel)))
+        area_ms += kernel.milliseconds * min(1.0, held / capacity.num_multiprocessors)
+    return area_ms
+
+
+def _kernels(operators: Sequence[Sequence[DeviceEvent]]) -> list[Kernel]:
+    """The kernels of one pass, without its copies."""
+    return [kernel_of_event(e) for e in chain.from_iterable(operators) if isinstance(e, KernelEvent)]
+
+
+def kernel_times(passes: Sequence[Sequence[Sequence[DeviceEvent]]]) -> list[float]:
+    """Milliseconds of the kernels and copies that each operator launches, the median over passes.
+
+    Args:
+        passes: What `launched` returns.
+    """
+    return [median(sum(e.duration_us for e in events) / 1e3 for events in runs) for runs in zip(*passes, strict=True)]

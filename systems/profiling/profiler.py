@@ -48,7 +48,7 @@ def profile(program: Program, measure: bool = True) -> Profile | None:
         operators = _known(program, signatures, cache)
         assert operators is not None, "what was measured is in the cache"
     name = torch.cuda.get_device_name(device) if on_cuda else str(device)
-    return Profile(name, signatures, operators, _capacity(device) if on_cuda else None, is_fresh)
+    return Profile(name, signatures, operators, capacity_of(device) if on_cuda else None, is_fresh)
 
 
 def _known(program: Program, signatures: Sequence[str], cache: Measurements) -> tuple[OperatorProfile, ...] | None:
@@ -176,11 +176,12 @@ def _labelled_run(program: Program, inputs: Sequence[Tensor], label: str) -> Non
 
 
 def _operator(events: Sequence[DeviceEvent]) -> OperatorProfile:
-    kernels = tuple(_kernel(e) for e in events if isinstance(e, KernelEvent))
+    kernels = tuple(kernel_of_event(e) for e in events if isinstance(e, KernelEvent))
     return OperatorProfile(sum(e.duration_us for e in events) / 1e3, kernels)
 
 
-def _kernel(event: KernelEvent) -> Kernel:
+def kernel_of_event(event: KernelEvent) -> Kernel:
+    """Raises ValueError where the trace does not say what the kernel takes."""
     if event.registers is None or event.shared_memory is None:
         raise ValueError(f"the trace does not say what {event.name} takes of a multiprocessor")
     percent = event.occupancy_percent
@@ -195,7 +196,8 @@ def _kernel(event: KernelEvent) -> Kernel:
     )
 
 
-def _capacity(device: torch.device) -> Capacity:
+def capacity_of(device: torch.device) -> Capacity:
+    """What a GPU says of itself."""
     from systems.scheduling.execution.cuda_streams import checked as succeeded
     from systems.scheduling.execution.cuda_streams import cudart  # which is absent where there is no CUDA
 

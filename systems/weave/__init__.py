@@ -1,1 +1,1 @@
-"""Weave, a scheduler of our own: a search over rewriting decisions and stream plans, by the time of the whole graph."""
+"""Weave, a scheduler of our own. As a library: `from systems.weave.module import Axis, Weave`."""

@@ -1,0 +1,264 @@
+"""A scheduler as a library: a module in the place of a module, ready for several shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from systems.base import BadOption, Loss
+from systems.scheduling.execution.arena import Arena
+from systems.scheduling.execution.scheduled import Scheduled
+from systems.scheduling.execution.training_step import TrainingStep
+from systems.scheduling.graph.program import describe
+from systems.scheduling.scheduler import Scheduler
+
+OTHERWISE = ("refuse", "module")
+Shape = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A size that a call may have smaller than what was prepared, as a batch or a sequence: what lacks is filled up.
+
+    Whether the filling changes what remains is the model's affair: a mask has to hide it where elements see each other.
+
+    Args:
+        inputs: the dimension with this size, by the number of the input.
+        outputs: likewise, by the number of the output among all tensors that the module returns; they are cut to size.
+        fill: what to fill with, by the number of the input; 0 where there is none.
+    """
+
+    inputs: Mapping[int, int]
+    outputs: Mapping[int, int]
+    fill: Mapping[int, float] = field(default_factory=dict)
+
+
+class ScheduledModule(nn.Module):
+    """`ScheduledModule(module, scheduler).prepare(example_inputs)`, then call it like `module`: each call replays a schedule
+    made ahead of time.
+
+    Its parameters, buffers and submodules are those of `module` itself, under the same names. So it can stand wherever the
+    module does: in a larger module, in an optimizer, in a checkpoint. The next call uses new weights that are written in
+    place. Further calls of `prepare` make further shapes ready; all shapes share one arena of device memory. So calls must
+    not run at the same time; a call on another stream waits for the last one.
+
+    Args:
+        module: in eval form for inference, in training form for steps of training.
+        system: that schedules it.
+        axes: sizes that are filled up to the nearest prepared one.
+        otherwise: what a call of an unprepared shape does: "refuse", or run the "module" itself.
+
+    Raises:
+        BadOption: `otherwise` is neither.
+    """
+
+    def __init__(self, module: nn.Module, system: Scheduler, axes: Sequence[Axis] = (), otherwise: str = "refuse"):
+        super().__init__()
+        if otherwise not in OTHERWISE:
+            raise BadOption(f"otherwise is {otherwise}, not one of {', '.join(OTHERWISE)}")
+        # Not a submodule: the names in state_dict are to stay the module's own.
+        self.__dict__["module"] = module
+        for own in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[own] = getattr(module, own)
+        self.__dict__["training"] = module.training
+        self.system, self.axes, self.otherwise = system, tuple(axes), otherwise
+        self.prepared: dict[Shape, Scheduled] = {}
+        self.addresses: dict[Shape, list[tuple[Tensor, int]]] = {}
+        self.arena = Arena()
+        self.lock = threading.Lock()
+        self.last: torch.cuda.Event | None = None
+
+    def prepare(self, example_inputs: Tensor | Sequence[Tensor], training: bool = False, **training_arguments: Any) -> Any:
+        """Make calls with inputs of these shapes, dtypes and device ready.
+
+        The module is captured in eval form, whatever form it is in. The module, its statistics and the random state stay as
+        they are.
+
+        Args:
+            example_inputs: of the shapes, dtypes and device that calls will have.
+            training: make one step of training ready instead.
+            training_arguments: `optimizer`, `loss` (a function of the module's output and the target) and `example_target`.
+
+        Returns:
+            This module, or for training a function `step(*inputs, target) -> loss`.
+
+        Raises:
+            Unsupported: the module cannot be captured.
+            TypeError: the inputs are no tensors.
+            ValueError: they lack a dimension that an axis names.
+        """
+        inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+        if not inputs or not all(isinstance(x, Tensor) for x in inputs):
+            raise TypeError("example_inputs is a tensor or a sequence of tensors")
+        if training:
+            return self._prepare_training(inputs, **training_arguments)
+        if training_arguments:
+            raise TypeError(f"{', '.join(training_arguments)}: for training=True alone")
+        for axis in self.axes:
+            if strange := [i for i, dim in axis.inputs.items() if i >= len(inputs) or dim >= inputs[i].dim()]:
+                raise ValueError(f"input {strange[0]} has no dimension {axis.inputs[strange[0]]}, which an axis names")
+        shape = _shape(inputs)
+        if shape in self.prepared:
+            self.prepared.pop(shape).close()
+        with _preserved_random_state(inputs), _eval_form(self.module):
+            self.prepared[shape] = self.system.prepare(self.module, inputs, arena=self.arena)
+        self.addresses[shape] = [(t, t.data_ptr()) for t in (*self.parameters(), *self.buffers())]
+        return self
+
+    def _prepare_training(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        example_target: Tensor,
+    ) -> TrainingStep:
+        return self.system.prepare_training(self.module, optimizer, loss, inputs, example_target)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The module's output, in eval form and without gradients.
+
+        Raises:
+            ValueError: inputs of these shapes, dtypes or device were not prepared.
+            RuntimeError: the module is in training form, or its weights have moved since.
+        """
+        if self.training:
+            raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
+        shape = self._nearest(inputs) if all(isinstance(x, Tensor) for x in inputs) else None
+        if shape is None and self.otherwise == "module":
+            with torch.no_grad():
+                return self.module(*inputs)
+        if shape is None:
+            ready = "; ".join(_names(shape) for shape in self.prepared) or "nothing"
+            raise ValueError(
+                f"called with {', '.join(map(describe, inputs))}, prepared for {ready}: prepare these inputs too"
+            )
+        sizes = [_size(axis, inputs) for axis in self.axes]
+        inputs = _filled(inputs, shape, self.axes)
+        with self.lock, self._after_last_call(inputs):
+            out = _cut(self.prepared[shape](*inputs), self.axes, sizes)
+        # Checked after the launch, so that the check overlaps the GPU's work.
+        if any(t.data_ptr() != address for t, address in self.addresses[shape]):
+            raise RuntimeError("a parameter or buffer of the module has moved since prepare: prepare again")
+        return out
+
+    def _nearest(self, inputs: Sequence[Tensor]) -> Shape | None:
+        """The prepared shape of the fewest elements into which the inputs go; None where there is none."""
+        own = _shape(inputs)
+        if own in self.prepared:
+            return own
+        fitting = [shape for shape in self.prepared if _fits(own, shape, self.axes)]
+        return min(fitting, key=lambda shape: sum(size.numel() for size, _, _ in shape), default=None)
+
+    @contextmanager
+    def _after_last_call(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """On a GPU, wait for the last call of any shape, since all shapes share one arena (WAR)."""
+        if not inputs[0].is_cuda:
+            yield
+            return
+        stream = torch.cuda.current_stream(inputs[0].device)
+        if self.last is not None:
+            stream.wait_event(self.last)
+        yield
+        self.last = stream.record_event(self.last)
+
+    def train(self, mode: bool = True) -> ScheduledModule:
+        self.module.train(mode)
+        self.__dict__["training"] = mode
+        return self
+
+    def close(self) -> None:
+        """Give back threads and device memory; the module stays as it is."""
+        for prepared in self.prepared.values():
+            prepared.close()
+        self.prepared.clear()
+        self.addresses.clear()
+        self.arena = Arena()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """The module's own attributes, where this wrapper has none of that name."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+
+def _shape(inputs: Sequence[Tensor]) -> Shape:
+    return tuple((x.shape, x.dtype, x.device) for x in inputs)
+
+
+def _size(axis: Axis, inputs: Sequence[Tensor]) -> int:
+    return next(inputs[i].shape[dim] for i, dim in axis.inputs.items())
+
+
+def _fits(own: Shape, shape: Shape, axes: Sequence[Axis]) -> bool:
+    """Do inputs go into a prepared shape: of the same sizes, but for axes along which they are all as much smaller?"""
+    if [(len(size), *rest) for size, *rest in own] != [(len(size), *rest) for size, *rest in shape]:
+        return False
+    widened = [list(size) for size, _, _ in own]
+    for axis in axes:
+        sizes = {
+            (own[i][0][dim], shape[i][0][dim]) for i, dim in axis.inputs.items() if i < len(own) and dim < len(own[i][0])
+        }
+        if len(sizes) != 1 or (pair := sizes.pop())[0] > pair[1]:
+            return False
+        for i, dim in axis.inputs.items():
+            widened[i][dim] = pair[1]
+    return widened == [list(size) for size, _, _ in shape]
+
+
+def _filled(inputs: Sequence[Tensor], shape: Shape, axes: Sequence[Axis]) -> tuple[Tensor, ...]:
+    """The inputs with what they lack of a prepared shape."""
+    if _shape(inputs) == shape:
+        return tuple(inputs)
+    fills = {i: axis.fill.get(i, 0) for axis in axes for i in axis.inputs}
+    filled = []
+    for i, (x, (size, dtype, device)) in enumerate(zip(inputs, shape, strict=True)):
+        if x.shape != size:
+            whole = torch.full(size, fills[i], dtype=dtype, device=device)
+            whole[tuple(slice(0, length) for length in x.shape)] = x
+            x = whole
+        filled.append(x)
+    return tuple(filled)
+
+
+def _cut(outputs: Any, axes: Sequence[Axis], sizes: Sequence[int]) -> Any:
+    """The outputs, each cut to the sizes that the call had along the axes."""
+    leaves, spec = tree_flatten(outputs)
+    for axis, size in zip(axes, sizes, strict=True):
+        for i, dim in axis.outputs.items():
+            leaves[i] = leaves[i].narrow(dim, 0, size)
+    return tree_unflatten(leaves, spec) if axes else outputs
+
+
+def _names(shape: Shape) -> str:
+    return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}" for size, dtype, device in shape)
+
+
+@contextmanager
+def _eval_form(module: nn.Module) -> Iterator[None]:
+    training = [m for m in module.modules() if m.training]
+    for m in training:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+def _preserved_random_state(inputs: Sequence[Tensor]) -> Any:
+    return torch.random.fork_rng(devices=sorted({x.device.index or 0 for x in inputs if x.is_cuda}))

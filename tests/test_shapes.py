@@ -1,0 +1,130 @@
+"""A module that is ready for several shapes: which of them a call takes, what is filled up and cut, what is refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from systems.base import BadOption
+from systems.scheduling.module import Axis, ScheduledModule
+from systems.weave.module import Weave
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+class Attention(nn.Module):
+    """Masked attention over a sequence, and its mean: the length is in two inputs and in one output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        scores = (self.query(x) @ x.transpose(1, 2)).masked_fill(~mask[:, None, :], float("-inf"))
+        tokens = scores.softmax(-1) @ self.value(x)
+        kept = tokens * mask[:, :, None]
+        return {"mean": kept.sum(1) / mask.sum(1, keepdim=True), "tokens": tokens}
+
+
+BATCH = Axis(inputs={0: 0, 1: 0}, outputs={0: 0, 1: 0}, fill={1: True})
+LENGTH = Axis(inputs={0: 1, 1: 1}, outputs={1: 1})
+PREPARED = [(1, 4), (1, 8), (4, 4), (4, 8)]  # batch and length
+
+
+def data(batch: int, length: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, length, 6, device=device), torch.ones(batch, length, dtype=torch.bool, device=device)
+
+
+def woven(device: str = "cpu", **options: object) -> Weave:
+    module = Weave(Attention().eval().to(device), axes=[BATCH, LENGTH], budget_s=0.0, **options)
+    for batch, length in PREPARED:
+        module.prepare(data(batch, length, device))
+    return module
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_every_smaller_shape_is_answered_as_by_the_module(device: str) -> None:
+    module = woven(device)
+    for batch in (1, 3, 4):
+        for length in (1, 4, 6, 8):
+            inputs = data(batch, length, device)
+            with torch.no_grad():
+                expected = module.module(*inputs)
+            out = module(*inputs)
+            torch.testing.assert_close(out["mean"], expected["mean"], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(out["tokens"], expected["tokens"], rtol=1e-4, atol=1e-5)
+    module.close()
+
+
+def test_the_nearest_prepared_shape_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = woven()
+    taken: list[tuple[int, int]] = []
+    executor = type(next(iter(module.prepared.values())))
+    call = executor.__call__
+
+    def noting(self: object, *inputs: Tensor) -> object:
+        taken.append((inputs[0].shape[0], inputs[0].shape[1]))
+        return call(self, *inputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor, "__call__", noting)
+    for asked, nearest in {(1, 4): (1, 4), (1, 3): (1, 4), (1, 5): (1, 8), (2, 2): (4, 4), (3, 8): (4, 8)}.items():
+        module(*data(*asked))
+        assert taken.pop() == nearest
+    module.close()
+
+
+def test_an_unprepared_shape_is_refused_or_runs_the_module() -> None:
+    module = woven()
+    with pytest.raises(ValueError, match="prepare these inputs too"):
+        module(*data(5, 4))
+    with pytest.raises(ValueError, match="prepare these inputs too"):
+        module(data(2, 4)[0], data(1, 4)[1])  # not as much smaller in both
+    with pytest.raises(ValueError, match="prepare these inputs too"):
+        module(data(1, 4)[0].double(), data(1, 4)[1])
+    with pytest.raises(ValueError, match="called with a int, a int, prepared for"):
+        module(1, 2)
+    module.close()
+    module = woven(otherwise="module")
+    inputs = data(5, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(module(*inputs)["tokens"], module.module(*inputs)["tokens"])
+    module.close()
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(BadOption, match="otherwise is pad"):
+        Weave(Attention().eval(), otherwise="pad")
+    with pytest.raises(BadOption, match="budget_s"):
+        Weave(Attention().eval(), budget_s=-1.0)
+    with pytest.raises(ValueError, match="input 2 has no dimension 0"):
+        Weave(Attention().eval(), axes=[Axis({2: 0}, {})], budget_s=0.0).prepare(data(1, 4))
+
+
+def test_all_shapes_share_one_arena() -> None:
+    module = woven()
+    assert isinstance(module, ScheduledModule)
+    assert module.state_dict().keys() == Attention().state_dict().keys()
+    with torch.no_grad():
+        module.query.weight.zero_()
+        inputs = data(3, 5)
+        torch.testing.assert_close(module(*inputs)["tokens"], module.module(*inputs)["tokens"], rtol=1e-4, atol=1e-5)
+    module.close()
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=5, unique=True),
+    asked=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+)
+def test_the_nearest_shape_by_trying_all(sizes: list[tuple[int, int]], asked: tuple[int, int]) -> None:
+    module = ScheduledModule(nn.Identity(), None, [Axis({0: 0}, {}), Axis({0: 1}, {})])  # type: ignore[arg-type]
+    module.prepared = {((torch.Size(s), torch.float32, torch.device("cpu")),): None for s in sizes}  # type: ignore[misc]
+    nearest = module._nearest([torch.zeros(asked)])
+    fitting = [s for s in sizes if s[0] >= asked[0] and s[1] >= asked[1]]
+    if asked in sizes:
+        assert nearest is not None and nearest[0][0] == torch.Size(asked)
+    elif not fitting:
+        assert nearest is None
+    else:
+        assert nearest is not None and nearest[0][0].numel() == min(a * b for a, b in fitting)
