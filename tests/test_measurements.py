@@ -101,6 +101,7 @@ def fenced(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_a_measurement_is_added_by_the_steps_of_the_page(tmp_path: Path) -> None:
     """In a copy of the project: a file, a config file, and then the command line."""
     project = tmp_path / "project"

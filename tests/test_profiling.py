@@ -46,6 +46,7 @@ def kind_of(model: str, method: str, **options: Any) -> dict[str, set[bool]]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_the_papers_table() -> None:
     """What the paper names: Conv, Sgemm, Embedding and Arange on one side, Relu, Add, To and Ones on the other."""
     found = kind_of("t5", "table", sequence=8, decoder_sequence=8)

@@ -203,6 +203,7 @@ def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> Non
     assert speedup(record_of(new["nimble"]), record_of(new["eager"])) is None  # not measured in turn any more
 
 
+@pytest.mark.slow
 def test_cells_that_go_wrong_are_recorded_and_the_sweep_goes_on(sweep: Run, folder: Path) -> None:
     done = sweep("system=torchscript", "batch=2,3,4,5,1", "timeout=12")
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -198,6 +198,7 @@ def tuned_as_timed(
     return prepared.compilation, timed.measured, said
 
 
+@pytest.mark.slow
 def test_a_candidate_is_used_where_it_beats_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     found, measured, said = tuned_as_timed(4, 300.0, 1.0, 0.5, monkeypatch)
     assert measured == [2, 2, 2] and (found.functions, found.tuned, found.trials) == (2, 2, 4)

@@ -47,7 +47,7 @@ def scheduled(monkeypatch: pytest.MonkeyPatch) -> Scheduled:
     ("model", "units", "blocks"),
     [
         ("squeezenet", 39, 8),
-        ("inception_v3", 121, 11),
+        pytest.param("inception_v3", 121, 11, marks=pytest.mark.slow),
         ("googlenet", 82, 9),
         pytest.param("randwire", 111, 3, marks=pytest.mark.slow),
     ],

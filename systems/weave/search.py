@@ -132,18 +132,19 @@ class Search:
         keep: Callable[[State], None],
         state: State | None = None,
     ):
-        self.rewrite, self.inputs, self.budget_s = rewrite, captured.examples, budget_s
+        self.captured, self.rewrite, self.inputs, self.budget_s = captured, rewrite, captured.examples, budget_s
         self.report, self.keep, self.state = report, keep, state or State()
         self.begin = perf_counter() - self.state.seconds
         self.num_tried = 0
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
-        self.reference = _tensors(captured.run(captured.examples))
+        self.reference: list[Tensor] = []
         self.most_error = 0.0
 
     def run(self) -> State:
         """Search until the budget is over or nothing is left; returns the state."""
         if self.state.is_complete or self._is_over():
             return self.state
+        self.reference = _tensors(self.captured.run(self.inputs))
         with closing(self._prepare(Candidate())) as own:
             least = max((torch.finfo(t.dtype).eps for t in self.reference if t.is_floating_point()), default=0.0)
             self.most_error = PRECISION * max(self._error(own), least)
@@ -279,4 +280,6 @@ def _distance(out: Tensor, reference: Tensor) -> float:
     """||out - reference|| / ||reference||; infinite where `out` is not finite, and the reference is."""
     wide = torch.complex128 if reference.is_complex() else torch.float64
     apart, size = (out.to(wide) - reference.to(wide)).norm().item(), reference.to(wide).norm().item()
-    return apart / (size or 1.0) if isfinite(apart) else inf * (not torch.equal(out, reference))
+    if isfinite(apart):
+        return apart / (size or 1.0)
+    return 0.0 if torch.equal(out, reference) else inf
