@@ -102,6 +102,12 @@ def test_wrong_settings_are_refused() -> None:
         Weave(Attention().eval(), axes=[Axis({2: 0}, {})], budget_s=0.0).prepare(data(1, 4))
 
 
+def test_what_lacks_is_filled_with_what_was_named() -> None:
+    module = Weave(nn.ReLU().eval(), axes=[Axis({0: 1}, {}, fill={0: 7})], budget_s=0.0).prepare(torch.zeros(2, 4))
+    assert module(torch.ones(2, 3)).tolist() == [[1, 1, 1, 7]] * 2
+    module.close()
+
+
 def test_all_shapes_share_one_arena() -> None:
     module = woven()
     assert isinstance(module, ScheduledModule)

@@ -25,6 +25,7 @@ from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
+from systems.scheduling.passes.rewriting import SWITCHES, Rewriting
 from systems.scheduling.plans.launch_order import upward_ranks
 from systems.scheduling.plans.list_scheduling import list_schedule
 from systems.scheduling.plans.schedule import Schedule
@@ -338,3 +339,36 @@ def test_a_timer_of_a_recipe_measures_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert recorded.known("a", lambda: pytest.fail("measured")) == 2.0
     with pytest.raises(Misfit, match="times lacks b"):
         recorded.known("b", lambda: 1.0)
+
+
+class Everything(nn.Module):
+    """A place for each pass that measures on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.LayerNorm(32)
+        self.query, self.key = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convolution(x).relu().flatten(2)  # [N, 8, 64]
+        x = x.unflatten(2, (2, 32)).flatten(1, 2)  # [N, 16, 32]
+        x = self.norm(x.sigmoid() + 1)
+        return self.query(x).tanh() + self.key(x).tanh()  # type: ignore[no-any-return]
+
+
+KINDS = ("merge_linears", "select_kernels", "select_products", "fuse_convolution", "fuse_reductions")
+
+
+def test_passes_take_the_alternatives_that_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Everything().eval(), torch.randn(2, 8, 8, 8)
+    program, rewriting = capture(module, (x,)), Rewriting(**dict.fromkeys(SWITCHES, True))
+    timer = Timer(torch.device("cpu"))
+    monkeypatch.setattr(timer, "known", lambda signature, measure: 1.0)  # so that every place stays as it is
+    _, decisions = rewriting.apply(program, timer)
+    other_by_kind = {d.kind: (d.place, name) for d in decisions if d.place for name in d.milliseconds if name != d.chosen}
+    assert set(other_by_kind) == {*KINDS}
+    for kind, (place, name) in other_by_kind.items():
+        rewritten, changed = rewriting.apply(program, timer, {place: name})
+        assert {d.chosen for d in changed if d.place == place} == {name}, kind
+        with torch.no_grad():
+            torch.testing.assert_close(rewritten.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
