@@ -65,9 +65,9 @@ class Weave(Scheduler):
                 raise BadOption(f"system.plan={self.file} does not fit: the passes make other operators here")
             return self.file_schedule
         schedule = STREAM_PLANS[self.state.best.stream_plan](program)
-        found = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios))
+        spent = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios))
         recipe = self.recipe.to_json() if self.recipe else None
-        return replace(schedule, system=self.name, search=found, recipe=None if recipe is None else {**recipe})
+        return replace(schedule, system=self.name, search=spent, recipe=None if recipe is None else {**recipe})
 
     def _rewritten(self, program: Program) -> tuple[Program, list[Decision]]:
         if self.file is not None and self.recipe is not None:
