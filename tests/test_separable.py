@@ -18,8 +18,10 @@ from torch.nn import functional
 
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import Replacement
+from systems.scheduling.graph.rewrite import replace as replace_operators
+from systems.scheduling.passes import fuse_convolution, fuse_separable
 from systems.scheduling.passes.context import Context
-from systems.scheduling.passes.fuse_separable import fuse_separable
 from systems.scheduling.passes.rewriting import Rewriting
 
 MODULE = "systems.kernels.separable"
@@ -135,7 +137,7 @@ def rewritten(module: nn.Module, x: Tensor, cost: Callable[[Program], float]) ->
         expected = module(x)
     program = capture(module, (x,))
     folded, _ = Rewriting(fold_batch_norm=True).apply(program, Timer(torch.device(x.device.type)))
-    program, decisions = fuse_separable(folded, Context(cost, cost))
+    program, decisions = fuse_separable.fuse_separable(folded, Context(cost, cost))
     return program, [d.chosen for d in decisions], expected
 
 
@@ -177,7 +179,7 @@ def test_a_tile_that_fails_has_a_reason(device: str) -> None:
     module, x = Block().eval().to(device), torch.randn(1, 12, 9, 9, device=device)
     with torch.no_grad():
         program = capture(module, (x,))
-    _, decisions = fuse_separable(program, Context(cost, cost))
+    _, decisions = fuse_separable.fuse_separable(program, Context(cost, cost))
     failed = [d for d in decisions if "out of resource: shared memory" in d.reasons.values()]
     assert failed and all(d.milliseconds[name] is None for d in failed for name in d.reasons)
 
@@ -209,4 +211,70 @@ def test_what_others_read_is_not_fused(device: str) -> None:
 
 def test_without_a_gpu_nothing_changes() -> None:
     program = capture(Block().eval(), (torch.randn(1, 12, 9, 9),))
-    assert fuse_separable(program, Context(favour("separable"), favour("separable"))) == (program, [])
+    assert fuse_separable.fuse_separable(program, Context(favour("separable"), favour("separable"))) == (program, [])
+
+
+@pytest.mark.parametrize("act", ["relu", "relu6", "silu", "sigmoid", "hardswish"])
+def test_what_is_no_number_stays_none(device: str, act: str) -> None:
+    x = torch.randn(1, 16, 2, 2, device=device)
+    x[0, 3, 1, 0] = torch.nan
+    numbers = (1, 1), (1, 1), (0, 0), (1, 1)
+    separable = kernels().Separable(*numbers, act, "none", act, "ieee", False, kernels().Tile(16, 16, 16, 1, 1))
+    out = separable(x, None, None, torch.ones(16, 16, 1, 1, device=device), None, None)
+    assert out.isnan().equal(ACTS[act](x).isnan().any(1, keepdim=True).expand(1, 16, 2, 2))
+
+
+def test_an_activation_that_there_is_not_is_refused(device: str) -> None:
+    numbers = (1, 1), (1, 1), (0, 0), (1, 1)
+    with pytest.raises(ValueError, match="no activation gelu"):
+        kernels().Separable(*numbers, "gelu", "none", "none", "ieee", False, kernels().Tile(16, 16, 16, 1, 1))
+
+
+class Sums(nn.Module):
+    """Two separable convolutions, each with a sum and an activation: one adds its input, one another branch's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise, self.pointwise = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 1)
+        self.other, self.branch = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (self.pointwise(self.depthwise(x)) + x).relu()
+        side = self.branch(y)  # captured first: the sum is then of the pointwise convolution, which is the later one
+        return (side + self.pointwise(self.other(y))).relu()
+
+
+def test_no_branch_waits_for_what_the_vendors_kernel_adds() -> None:
+    """cuDNN's convolution + sum + relu takes its depthwise convolution in only where the addend is there before that begins.
+
+    The program is a CPU's with cuDNN's kernels in it, and does not run.
+    """
+    program = capture(Sums().eval(), (torch.randn(1, 8, 6, 6),))
+    vendors = [
+        Replacement(p.operators, "fused", "fused", fuse_convolution._fused(program, p, "cuda"), {p.operators[-1]: None})
+        for p in fuse_convolution._places(program, "cuda")
+    ]
+    assert len(vendors) == 2
+    places = fuse_separable._places(replace_operators(program, vendors)[0])
+    assert [(len(p.operators), p.depthwise is not None, p.after) for p in places] == [(2, True, "relu"), (1, False, "relu")]
+
+
+class Twice(nn.Module):
+    """Three equal pointwise convolutions, of which two read an activation and one its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.relu()
+        return self.first(y), self.second(x), self.second(y)
+
+
+def test_places_that_differ_in_what_they_compute_before_are_measured_apart(device: str) -> None:
+    """Their operators are equal where the activation before has other readers."""
+    module, x = Twice().eval().to(device), torch.randn(1, 8, 6, 6, device=device)
+    with torch.no_grad():
+        program = capture(module, (x,))
+    _, decisions = fuse_separable.fuse_separable(program, Context(favour("separable"), favour("separable")))
+    assert len(decisions) == 3 and len({d.place for d in decisions}) == 2

@@ -1,8 +1,7 @@
 """A pointwise convolution with what stands around it in one kernel: depthwise convolution, activations, bias, addition.
 
-Library kernels for these are short: at batch 1 a depthwise and a pointwise convolution take 2 to 6 us each on an H200, and
-as much again is lost between dependent kernels. Here each block computes the depthwise values that its tile of the product
-reads. Blocks of other output channels compute them again, so tiles that span all output channels cost least arithmetic.
+At batch 1 library kernels for these are so short that the gaps between them count as much. Here each block computes
+the depthwise values that its tile of the product reads. Blocks of other output channels compute them again.
 """
 
 from __future__ import annotations
@@ -15,12 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish")
-
-
-FEW_TAPS, SOME_TAPS = (
-    9,
-    25,
-)  # of a depthwise kernel: up to where unrolling it is best, and worth a trial; compiling takes longer
+FEW_TAPS = 9  # of a depthwise kernel, up to which its rows are unrolled
+SOME_TAPS = 25  # up to which that is worth a trial: it takes longer to compile
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Separable:
     Args:
         kernel, stride, padding, dilation: of the depthwise convolution, each (height, width). Without one the stride is
             that of the pointwise convolution.
-        before, between, after: one of ACTIVATIONS each.
+        before, between, after: one of ACTIVATIONS each. Raises ValueError for another.
         precision: of the product of fp32 tensors, "tf32" or "ieee".
         is_channels_last: the layout of the output; else it is contiguous.
         tile: how the output is cut.
@@ -72,6 +67,11 @@ class Separable:
     precision: str
     is_channels_last: bool
     tile: Tile
+
+    def __post_init__(self) -> None:
+        for name in (self.before, self.between, self.after):
+            if name not in ACTIVATIONS:
+                raise ValueError(f"there is no activation {name}")
 
     @property
     def is_depthwise(self) -> bool:
@@ -131,8 +131,8 @@ class Separable:
 def tiles(in_channels: int, out_channels: int, num_taps: int) -> list[Tile]:
     """The tiles worth a trial, most promising first.
 
-    A depthwise value is computed once for each block of output channels, and all input channels at once where they fit:
-    on an H200 this is twice as fast as in several steps. Few pixels a block make enough blocks at batch 1.
+    A depthwise value is computed once for each block of output channels, and all input channels at once where they fit.
+    Few pixels a block make enough blocks at batch 1.
 
     Args:
         num_taps: of the depthwise kernel; 1 where there is none.
@@ -156,17 +156,22 @@ def power_of_two(size: int) -> int:
 
 
 @triton.jit
+def _between_0_and_6(x):
+    return tl.minimum(tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL), 6.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _activated(x, name: tl.constexpr):
     if name == "relu":
-        x = tl.maximum(x, 0.0)
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif name == "relu6":
-        x = tl.minimum(tl.maximum(x, 0.0), 6.0)
+        x = _between_0_and_6(x)
     elif name == "silu":
         x = x / (1.0 + tl.exp(-x))
     elif name == "sigmoid":
         x = 1.0 / (1.0 + tl.exp(-x))
     elif name == "hardswish":
-        x = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0
+        x = x * _between_0_and_6(x + 3.0) / 6.0
     return x
 
 

@@ -119,15 +119,17 @@ def replace(
 
 def without(program: Program, unread: Collection[int]) -> Program:
     """`program` without some operators. Raises KeyError where one of them is read."""
-    left = [v for v in range(len(program.graph)) if v not in set(unread)]
-    place = {v: i for i, v in enumerate(left)}
+    remaining = [v for v in range(len(program.graph)) if v not in set(unread)]
+    place = {v: i for i, v in enumerate(remaining)}
 
     def moved(argument: Any) -> Any:
         return Output(place[argument.operator], argument.index) if isinstance(argument, Output) else argument
 
-    operators = [Operator(i, program.graph.operators[v].name, program.graph.operators[v].target) for i, v in enumerate(left)]
-    graph = OperatorGraph(operators, [[place[u] for u in program.graph.predecessors[v]] for v in left])
-    calls, outputs = [program.calls[v].map(moved) for v in left], [moved(o) for o in program.outputs]
+    operators = [
+        Operator(i, program.graph.operators[v].name, program.graph.operators[v].target) for i, v in enumerate(remaining)
+    ]
+    graph = OperatorGraph(operators, [[place[u] for u in program.graph.predecessors[v]] for v in remaining])
+    calls, outputs = [program.calls[v].map(moved) for v in remaining], [moved(o) for o in program.outputs]
     return Program(graph, calls, outputs, program.output_spec, program.examples, program.derived)
 
 

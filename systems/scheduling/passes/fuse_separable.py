@@ -72,7 +72,7 @@ def fuse_separable(program: Program, context: Context) -> Rewritten:
     decisions: list[Decision] = []
     for place in _places(program):
         separate = part(program, place.operators)
-        signature = "; ".join(separate.signature(i) for i in range(len(place.operators)))
+        signature = "; ".join([*(separate.signature(i) for i in range(len(place.operators))), f"before: {place.before}"])
         kernels, derived = _calls(program, place)
         calls = {str(call.function.tile): call for call in kernels}  # type: ignore[attr-defined]
         if signature not in times_by_signature:
@@ -93,7 +93,8 @@ def fuse_separable(program: Program, context: Context) -> Rewritten:
 
 def _without_unread_activations(program: Program) -> Program:
     readers = users(program)
-    return without(program, [v for v in range(len(program.graph)) if not readers[v] and _activation(program, v)])
+    unread = [v for v in range(len(program.graph)) if not readers[v] and _activation(program, v)]
+    return _without_unread_activations(without(program, unread)) if unread else program
 
 
 def _has_kernels(device: torch.device) -> bool:
@@ -172,6 +173,8 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
         if own(x) is not None:
             operators = [x.operator, *operators]
         before, x = act, program.calls[x.operator].args[0]
+    if addend is not None and not _is_computed_before(program, addend, operators[0]):
+        operators, x, before, between, depthwise = [v], pointwise.x, "none", "none", None
     if after == "none" and addend is None:
         reader = only_user(readers[v])
         if reader is not None and program.calls[reader].function is ADDITION:
@@ -226,7 +229,8 @@ def _activation(program: Program, v: int) -> str | None:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.dtype in DTYPES and tensor.numel() > 0
+    """Does a kernel take it? Its places are numbered in 32 bits."""
+    return tensor.dim() == 4 and tensor.dtype in DTYPES and 0 < tensor.numel() < 2**31
 
 
 def _lies_plainly(weight: Tensor) -> bool:
