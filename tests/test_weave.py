@@ -372,3 +372,20 @@ def test_passes_take_the_alternatives_that_they_are_told(monkeypatch: pytest.Mon
         assert {d.chosen for d in changed if d.place == place} == {name}, kind
         with torch.no_grad():
             torch.testing.assert_close(rewritten.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_search_has_spent_is_kept_though_it_tried_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the passes' own measuring takes the whole budget: the process that is timed must not search then."""
+    space = Space(0)
+    searching, kept = space.searching(monkeypatch)
+    prepare = searching._prepare
+
+    def slow(candidate: Candidate) -> Prepared:
+        searching.begin -= 2e6
+        return prepare(candidate)  # type: ignore[return-value]
+
+    monkeypatch.setattr(searching, "_prepare", slow)
+    assert searching.run().ratios == {} and kept[-1]["seconds"] > searching.budget_s
+    space.prepared.clear()
+    space.searching(monkeypatch, State.from_json(kept[-1]))[0].run()
+    assert space.prepared == []

@@ -120,7 +120,7 @@ class Search:
         rewrite: the program under given choices, and its decisions.
         budget_s: seconds that the search may take, with those of `state`.
         report: told what is tried.
-        keep: called with the state after every trial.
+        keep: called with the state after every trial, and in the end.
     """
 
     def __init__(
@@ -144,6 +144,15 @@ class Search:
         """Search until the budget is over or nothing is left; returns the state."""
         if self.state.is_complete or self._is_over():
             return self.state
+        try:
+            self._search()
+        finally:  # also when it is interrupted: what a search has spent is spent
+            self.state.seconds = perf_counter() - self.begin
+            self.keep(self.state)
+        return self.state
+
+    def _search(self) -> None:
+        """Try one change after another, as long as there is time."""
         self.reference = _tensors(self.captured.run(self.inputs))
         with closing(self._prepare(Candidate())) as own:
             least = max((torch.finfo(t.dtype).eps for t in self.reference if t.is_floating_point()), default=0.0)
@@ -153,13 +162,11 @@ class Search:
                 before = self.state.best
                 for change, candidate in self._changes():
                     if self._is_over():
-                        return self.state
+                        return
                     self._try(change, candidate, holder)
                 if self.state.best == before:
                     self.state.is_complete = True
-                    self.keep(self.state)
-                    break
-        return self.state
+                    return
 
     def _is_over(self) -> bool:
         self.state.seconds = perf_counter() - self.begin
@@ -223,8 +230,8 @@ class Search:
 
     def _rewritten(self, candidate: Candidate) -> tuple[Program, list[Decision]]:
         """The program of a candidate, and its decisions; the best so far and the last one are remembered."""
-        kept = (self.state.best.choices, candidate.choices)
-        self.programs = {choices: made for choices, made in self.programs.items() if choices in kept}
+        remembered = (self.state.best.choices, candidate.choices)
+        self.programs = {choices: made for choices, made in self.programs.items() if choices in remembered}
         if candidate.choices not in self.programs:
             self.programs[candidate.choices] = self.rewrite(dict(candidate.choices))
         return self.programs[candidate.choices]

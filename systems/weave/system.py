@@ -32,7 +32,7 @@ class Weave(Scheduler):
     What a search knows lies in the cache after every trial, so that a later one goes on there.
 
     Args:
-        budget_s: seconds that the search may take in all.
+        budget_s: seconds that the search may take in all. What passes measure counts, and is not cut short.
         plan: a file of `runner=schedule system=weave output=FILE`, which is executed in the place of a search.
         switches: those of `Rewriting`.
 
