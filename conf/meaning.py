@@ -13,15 +13,15 @@ NOTE = re.compile(r" \([^()]*\)")
 
 def comments(text: str) -> dict[str, str]:
     """The comment beside each key of a YAML document, inner keys too; "" where there is none."""
-    found: dict[str, str] = {}
+    comment_by_key: dict[str, str] = {}
     last = ""
     for line in text.splitlines():
         if match := KEY.match(line):
             last = match[1]
-            found.setdefault(last, match[2] or "")
+            comment_by_key.setdefault(last, match[2] or "")
         elif last and (match := MORE.match(line)):
-            found[last] = f"{found[last]} {match[1]}".lstrip()
-    return found
+            comment_by_key[last] = f"{comment_by_key[last]} {match[1]}".lstrip()
+    return comment_by_key
 
 
 def listed(comment: str) -> tuple[str, ...]:

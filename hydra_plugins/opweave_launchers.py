@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,9 @@ class OpweaveLauncher(Launcher):
             jobs.append(Job(self.hydra_context, self.task_function, config))
         return self.run(jobs)
 
+    @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Sequence[JobReturn]:
-        raise NotImplementedError
+        """Hand the jobs over; returns once all of them have ended."""
 
 
 class RayLauncher(OpweaveLauncher):

@@ -86,8 +86,8 @@ def sm_area(kernels: Iterable[Kernel], capacity: Capacity) -> float:
     """
     area_ms = 0.0
     for kernel in kernels:
-        held = ceil(kernel.num_blocks / max(1, capacity.resident_blocks(kernel)))
-        area_ms += kernel.milliseconds * min(1.0, held / capacity.num_multiprocessors)
+        num_held = ceil(kernel.num_blocks / max(1, capacity.resident_blocks(kernel)))
+        area_ms += kernel.milliseconds * min(1.0, num_held / capacity.num_multiprocessors)
     return area_ms
 
 
