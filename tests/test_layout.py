@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.training": {"systems.base"},
     GRAPH: {"conf", "systems.base", "systems.preparing", "systems.training"},
     "systems.scheduling.decision": set(),
-    PLANS: {"systems.scheduling.decision", GRAPH},
+    PLANS: {"systems.scheduling.decision", "systems.kernels", GRAPH},
     EXECUTION: {"conf", "systems.base", "systems.preparing", "systems.training", GRAPH, PLANS},
     "systems.profiling": FLOOR | {GRAPH, PLANS, EXECUTION},
     "systems.kernels": set(),

@@ -240,7 +240,7 @@ def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
             _prepared_tiny(folder, folder / f"{name}.json")
     done = run(*ASKED, "batch=3", "system=weave", "system.plan=plan.json")
     assert done.returncode == 2 and "system.plan=plan.json does not fit: inputs is" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert len([line for line in done.stderr.splitlines() if not line.startswith("[")]) == 1  # the rest is progress
 
 
 def _prepared_tiny(folder: Path, file: Path) -> Any:
@@ -260,7 +260,7 @@ def _prepared_tiny(folder: Path, file: Path) -> Any:
     [
         ({"budget_s": -1.0}, "budget_s is -1"),
         ({"plan": "nowhere.json"}, "cannot be read"),
-        ({"fuse_separable": 2}, "fuse_separable"),
+        ({"fuse_in_triton": 2}, "fuse_in_triton"),
     ],
 )
 def test_wrong_options_are_refused(options: dict, message: str) -> None:

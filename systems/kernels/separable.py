@@ -1,4 +1,4 @@
-"""A pointwise convolution with what stands around it in one kernel: depthwise convolution, activations, bias, addition.
+"""A depthwise convolution and a pointwise one, with activations, bias and addition, in one kernel.
 
 At batch 1 library kernels for these are so short that the gaps between them count as much. Here each block computes
 the depthwise values that its tile of the product reads. Blocks of other output channels compute them again.
@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish")
+from .kernel import Kernel
+from .tile import activated, check_activations, let_consumers_launch, power_of_two, rounded, wait_for_producers
+
 FEW_TAPS = 9  # of a depthwise kernel, up to which its rows are unrolled
 SOME_TAPS = 25  # up to which that is worth a trial: it takes longer to compile
 
@@ -43,14 +45,11 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Separable:
+class Separable(Kernel):
     """out = after(bias + pointwise(between(depthwise(before(x)) + depthwise_bias)) + addend).
 
-    What a model lacks is left out: a depthwise convolution of kernel (1, 1) is none, an activation may be "none".
-
     Args:
-        kernel, stride, padding, dilation: of the depthwise convolution, each (height, width). Without one the stride is
-            that of the pointwise convolution.
+        kernel, stride, padding, dilation: of the depthwise convolution, each (height, width).
         before, between, after: one of ACTIVATIONS each. Raises ValueError for another.
         precision: of the product of fp32 tensors, "tf32" or "ieee".
         is_channels_last: the layout of the output; else it is contiguous.
@@ -69,24 +68,18 @@ class Separable:
     tile: Tile
 
     def __post_init__(self) -> None:
-        for name in (self.before, self.between, self.after):
-            if name not in ACTIVATIONS:
-                raise ValueError(f"there is no activation {name}")
-
-    @property
-    def is_depthwise(self) -> bool:
-        return self.kernel != (1, 1)
+        check_activations(self.before, self.between, self.after)
 
     def __str__(self) -> str:
-        words = [f"depthwise {self.kernel[0]}x{self.kernel[1]}"] if self.is_depthwise else []
+        words = [f"{self.kernel[0]}x{self.kernel[1]}"]
         words += [f"{name} {act}" for name in ("before", "between", "after") if (act := getattr(self, name)) != "none"]
         words += ["channels_last"] * self.is_channels_last
-        return ", ".join(["pointwise", *words, self.precision, str(self.tile)])
+        return ", ".join([*words, self.precision, str(self.tile)])
 
     def __call__(
         self,
         x: Tensor,
-        depthwise: Tensor | None,
+        depthwise: Tensor,
         depthwise_bias: Tensor | None,
         pointwise: Tensor,
         bias: Tensor | None,
@@ -122,8 +115,8 @@ class Separable:
             *x.stride(), *out.stride(),
             *self.kernel, *self.stride, *self.padding, *self.dilation,
             self.before, self.between, self.after, self.precision,
-            tile.pixels, tile.channels, tile.depth, tile.is_unrolled,
-            num_warps=tile.warps, num_stages=tile.stages,
+            tile.pixels, tile.channels, tile.depth, tile.is_unrolled, self.is_early,
+            num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.is_early,
         )  # fmt: skip
         return out
 
@@ -135,44 +128,14 @@ def tiles(in_channels: int, out_channels: int, num_taps: int) -> list[Tile]:
     Few pixels a block make enough blocks at batch 1.
 
     Args:
-        num_taps: of the depthwise kernel; 1 where there is none.
+        num_taps: of the depthwise kernel, height * width.
     """
-    depth, widest = power_of_two(in_channels), power_of_two(out_channels)
-    if num_taps > 1:
-        depth = min(depth, 256)
-        warps = 8 if depth >= 256 else 4
-        candidates = [Tile(16, channels, depth, warps, 1, num_taps <= FEW_TAPS) for channels in (32, 16, 64)]
-        if FEW_TAPS < num_taps <= SOME_TAPS:
-            candidates = [Tile(16, 64, depth, 8, 1), *candidates[:2]]
-    else:
-        shapes = ((16, 32, 128, 4), (32, 32, 64, 4), (16, 16, 256, 4), (64, 64, 32, 4))
-        candidates = [Tile(p, c, min(d, depth), w, 3 if depth > d else 1) for p, c, d, w in shapes]
-    return list(dict.fromkeys(t for t in candidates if t.channels <= widest))
-
-
-def power_of_two(size: int) -> int:
-    """The least one that is no smaller, 16 at least."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
-@triton.jit
-def _between_0_and_6(x):
-    return tl.minimum(tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL), 6.0, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _activated(x, name: tl.constexpr):
-    if name == "relu":
-        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    elif name == "relu6":
-        x = _between_0_and_6(x)
-    elif name == "silu":
-        x = x / (1.0 + tl.exp(-x))
-    elif name == "sigmoid":
-        x = 1.0 / (1.0 + tl.exp(-x))
-    elif name == "hardswish":
-        x = x * _between_0_and_6(x + 3.0) / 6.0
-    return x
+    depth, widest = min(power_of_two(in_channels), 256), power_of_two(out_channels)
+    warps = 8 if depth >= 256 else 4
+    candidates = [Tile(16, channels, depth, warps, 1, num_taps <= FEW_TAPS) for channels in (32, 16, 64)]
+    if FEW_TAPS < num_taps <= SOME_TAPS:
+        candidates = [Tile(16, 64, depth, 8, 1), *candidates[:2]]
+    return [t for t in candidates if t.channels <= widest]
 
 
 @triton.jit
@@ -184,15 +147,7 @@ def _read(
     is_inside = is_pixel & (y >= 0) & (y < H) & (x >= 0) & (x < W)
     mask = is_inside[:, None] & is_c[None, :]
     values = tl.load(x_ptr + (y * YS + x * XS)[:, None], mask=mask, other=0.0).to(tl.float32)
-    return tl.where(mask, _activated(values, BEFORE), 0.0)
-
-
-@triton.jit
-def _rounded(x):
-    """To the nearest TF32, as libraries do: a tensor core cuts off what it cannot hold, which doubles the error."""
-    if x.dtype == tl.float32:
-        x = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
-    return x
+    return tl.where(mask, activated(values, BEFORE), 0.0)
 
 
 @triton.jit
@@ -206,8 +161,9 @@ def _separable(
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     BEFORE: tl.constexpr, BETWEEN: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr,
-    IS_UNROLLED: tl.constexpr,
+    IS_UNROLLED: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_producers(IS_EARLY)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     is_pixel, is_channel = pixel < M, channel < K
@@ -219,9 +175,7 @@ def _separable(
         is_c = c < C
         x_c_ptr = x_ptr + c[None, :] * XC + (sample * XN)[:, None]
         value = tl.full((PIXELS, DEPTH), 0.0, tl.float32)
-        if depthwise_ptr is None:
-            value = _read(x_c_ptr, top, left, is_pixel, is_c, H, W, XH, XW, BEFORE)
-        elif IS_UNROLLED:
+        if IS_UNROLLED:
             for i in tl.static_range(KH):
                 for j in tl.static_range(KW):
                     weight = tl.load(depthwise_ptr + (i * KW + j) * C + c, mask=is_c, other=0.0).to(tl.float32)
@@ -235,18 +189,19 @@ def _separable(
                     value += read * weight[None, :]
         if depthwise_bias_ptr is not None:
             value += tl.load(depthwise_bias_ptr + c, mask=is_c, other=0.0).to(tl.float32)[None, :]
-        value = _activated(value, BETWEEN)
+        value = activated(value, BETWEEN)
         weights = tl.load(
             pointwise_ptr + channel[None, :] * C + c[:, None], mask=is_c[:, None] & is_channel[None, :], other=0.0
         )
         factor = value.to(weights.dtype)
         if PRECISION == "tf32":
-            factor, weights = _rounded(factor), _rounded(weights)
+            factor, weights = rounded(factor), rounded(weights)
         sums = tl.dot(factor, weights, sums, input_precision=PRECISION)
+    let_consumers_launch(IS_EARLY)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     place = (sample * ON + row * OH + column * OW)[:, None] + channel[None, :] * OC
     mask = is_pixel[:, None] & is_channel[None, :]
     if addend_ptr is not None:
         sums += tl.load(addend_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + place, _activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)

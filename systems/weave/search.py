@@ -19,7 +19,9 @@ from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest
+from systems.scheduling.plans.launch_early import early_operators
 from systems.scheduling.plans.lower import lower
+from systems.scheduling.plans.schedule import Schedule
 
 from .stream_plans import FIRST, STREAM_PLANS
 
@@ -39,14 +41,21 @@ class Candidate:
     Args:
         stream_plan: a name in STREAM_PLANS.
         choices: alternatives by `Decision.place`, where they are not the passes' own.
+        is_early: kernels of our own that follow another in a stream are launched early.
     """
 
     stream_plan: str = FIRST
     choices: tuple[tuple[str, str], ...] = ()
+    is_early: bool = False
 
     @property
     def key(self) -> str:
-        return digest([self.stream_plan, self.choices])
+        return digest([self.stream_plan, self.choices, self.is_early])
+
+    def schedule(self, program: Program) -> Schedule:
+        """The schedule of the program that its choices make."""
+        schedule = STREAM_PLANS[self.stream_plan](program)
+        return replace(schedule, early=early_operators(program, schedule)) if self.is_early else schedule
 
     def choose(self, place: str, alternative: str) -> "Candidate":
         return replace(self, choices=tuple(sorted((dict(self.choices) | {place: alternative}).items())))
@@ -86,7 +95,11 @@ class State:
 
     def to_json(self) -> dict[str, JSON]:
         return {
-            "best": {"stream_plan": self.best.stream_plan, "choices": [list(c) for c in self.best.choices]},
+            "best": {
+                "stream_plan": self.best.stream_plan,
+                "choices": [list(c) for c in self.best.choices],
+                "is_early": self.best.is_early,
+            },
             "ratios": {**self.ratios},
             "gains": [[gain.change, gain.before_ms, gain.after_ms] for gain in self.gains],
             "seconds": self.seconds,
@@ -102,9 +115,8 @@ class State:
             raise ValueError(f"there is no stream plan {best['stream_plan']}")
         gains = [Gain(str(change), float(before), float(after)) for change, before, after in document["gains"]]
         ratios = {str(key): ratio for key, ratio in document["ratios"].items()}
-        return cls(
-            Candidate(best["stream_plan"], choices), ratios, gains, float(document["seconds"]), document["is_complete"]
-        )
+        candidate = Candidate(best["stream_plan"], choices, best["is_early"] is True)
+        return cls(candidate, ratios, gains, float(document["seconds"]), document["is_complete"])
 
 
 class Search:
@@ -173,9 +185,13 @@ class Search:
         return self.state.seconds > self.budget_s
 
     def _changes(self) -> Iterator[tuple[str, Candidate]]:
-        """Every change of the best so far, in words and as a candidate: first the stream plan, then each decision."""
+        """Every change of the best so far, in words and as a candidate: the stream plan, early launches, each decision."""
         for name in STREAM_PLANS:
             yield f"stream plan: {name}", replace(self.state.best, stream_plan=name)
+        best = self.state.best
+        program, _ = self._rewritten(best)
+        if early_operators(program, replace(best, is_early=False).schedule(program)):
+            yield f"early launches: {'no' if best.is_early else 'yes'}", replace(best, is_early=not best.is_early)
         for decision, alternative in self._alternatives():
             change = f"{decision.kind} at {decision.pattern}: {alternative} in the place of {decision.chosen}"
             yield change, self.state.best.choose(decision.place, alternative)
@@ -238,7 +254,7 @@ class Search:
 
     def _prepare(self, candidate: Candidate) -> Scheduled:
         program, _ = self._rewritten(candidate)
-        return execute(*lower(program, STREAM_PLANS[candidate.stream_plan](program)))
+        return execute(*lower(program, candidate.schedule(program)))
 
     def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
         """Milliseconds of a call of each, of the round with the median ratio of those in which they take turns."""

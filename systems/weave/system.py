@@ -21,7 +21,6 @@ from systems.scheduling.scheduler import Scheduler
 from . import search, stream_plans
 from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, fingerprint
 from .search import Choices, Search, State
-from .stream_plans import STREAM_PLANS
 
 KIND = "weave"
 
@@ -64,7 +63,7 @@ class Weave(Scheduler):
             if self.file_schedule.graph != program.graph:
                 raise BadOption(f"system.plan={self.file} does not fit: the passes make other operators here")
             return self.file_schedule
-        schedule = STREAM_PLANS[self.state.best.stream_plan](program)
+        schedule = self.state.best.schedule(program)
         spent = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios))
         recipe = self.recipe.to_json() if self.recipe else None
         return replace(schedule, system=self.name, search=spent, recipe=None if recipe is None else {**recipe})

@@ -14,8 +14,8 @@ from .context import Context, Rewritten
 from .fold_batch_norm import fold_batch_norm
 from .fuse_convolution import fuse_convolution
 from .fuse_elementwise import fuse_elementwise
+from .fuse_in_triton import fuse_in_triton
 from .fuse_reductions import fuse_reductions
-from .fuse_separable import fuse_separable
 from .merge_linears import merge_linears
 from .select_kernels import select_kernels
 from .select_products import select_products
@@ -37,14 +37,14 @@ class Pass:
 
 
 # In the order in which they run. Nimble (Section 5, Appendix B) has neither merge_linears nor select_products,
-# fuse_separable and fuse_reductions.
+# fuse_in_triton and fuse_reductions.
 PASSES = (
     Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(select_kernels, ("select_kernels", "select_layouts")),
     Pass(select_products, ("select_kernels",)),
     Pass(fuse_convolution, ("fuse_convolution",)),
-    Pass(fuse_separable, ("fuse_separable",)),
+    Pass(fuse_in_triton, ("fuse_in_triton",)),
     Pass(fuse_reductions, ("fuse_reductions",)),
     Pass(fuse_elementwise, ("fuse_elementwise",), measures=False),
 )

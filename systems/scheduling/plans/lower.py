@@ -1,4 +1,4 @@
-"""Carries out the merges of a schedule: what an executor runs."""
+"""Carries out the merges and the early launches of a schedule: what an executor runs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,22 +8,23 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as rewrite
 
+from .launch_early import launch_early
 from .merge import merge
 from .schedule import Schedule
 
 
 def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
-    """The program and the schedule with the operators of every merge as one operator.
+    """The program and the schedule with the operators of every merge as one operator, and kernels that are launched early.
 
     Invariant: the lowered schedule keeps the launch order, the streams and the waits of what it merges; a wait within a
     merge falls away.
 
     Raises:
-        ValueError: the operators of a merge cannot be merged in this program.
+        ValueError: the operators of a merge cannot be merged in this program, or an operator cannot be launched early.
     """
     replacements = [_merged(program, operators) for operators in schedule.merges or ()]
     if not replacements:
-        return program, schedule
+        return launch_early(program, schedule.early), schedule
     lowered, place = rewrite(program, replacements)
     order = tuple(dict.fromkeys(place[v] for v in schedule.order))
     streams = {place[v]: s for v, s in enumerate(schedule.streams)}
@@ -31,7 +32,8 @@ def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
     stages = tuple(
         tuple(tuple(dict.fromkeys(place[v] for v in group)) for group in stage) for stage in schedule.stages or ()
     )
-    return lowered, replace(
+    early = tuple(dict.fromkeys(place[v] for v in schedule.early))
+    return launch_early(lowered, early), replace(
         schedule,
         graph=lowered.graph,
         order=order,
@@ -39,6 +41,7 @@ def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
         waits=tuple(waits),
         stages=stages,
         merges=(),
+        early=early,
     )
 
 

@@ -86,6 +86,7 @@ class Schedule:
         search: what finding the schedule took, None where nothing was searched.
         decisions: the choices that the rewriting passes made before, equal ones as one row.
         recipe: what its system needs to make the scheduled program out of the captured one again, as data for `json.dump`.
+        early: operators that are launched while the one before them in their stream ends (`plans.launch_early`).
     """
 
     graph: OperatorGraph
@@ -98,6 +99,7 @@ class Schedule:
     search: Search | None = None
     decisions: tuple[DecisionRow, ...] = ()
     recipe: dict[str, object] | None = None
+    early: tuple[int, ...] = ()
 
     @cached_property
     def stream_count(self) -> int:
@@ -160,6 +162,8 @@ class Schedule:
             document["stages"] = [[list(group) for group in stage] for stage in self.stages]
         if self.merges is not None:
             document["merges"] = [list(group) for group in self.merges]
+        if self.early:
+            document["early"] = list(self.early)
         if self.decisions:
             document["decisions"] = [row.to_json() for row in self.decisions]
         if self.recipe is not None:
@@ -187,6 +191,7 @@ class Schedule:
                 search=Search.from_json(document.get("search", {})),
                 decisions=tuple(DecisionRow.from_json(row) for row in document.get("decisions", ())),
                 recipe=document.get("recipe"),
+                early=_naturals(document.get("early", ())),
             )
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise ValueError(f"not a schedule file: {type(error).__name__}: {error}") from error

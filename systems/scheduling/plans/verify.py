@@ -37,7 +37,7 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
     What operators change in place is proved from `graph.state`, whichever dependencies the graph has: each writer comes
     after all that touch the state before it in the order of capture, and before all that touch it later.
 
-    Stages hold every operator once, in the launch order; no operator is in two merges.
+    Stages hold every operator once, in the launch order; no operator is in two merges, or launched early twice.
 
     Raises:
         InvalidSchedule: The message names the two operators of the first violation.
@@ -66,6 +66,10 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
         raise InvalidSchedule(f"a merge of {min(outside)}, of operators 0..{n - 1}")
     if twice := [v for v in merged if merged.count(v) > 1]:
         raise InvalidSchedule(f"operator {graph.label(twice[0])} is merged twice")
+    if outside := set(schedule.early) - set(range(n)):
+        raise InvalidSchedule(f"an early launch of {min(outside)}, of operators 0..{n - 1}")
+    if len(set(schedule.early)) < len(schedule.early):
+        raise InvalidSchedule("an operator is launched early twice")
     before = schedule.happens_before()
     _verify_state(graph, before)
     for u, v in graph.edges:

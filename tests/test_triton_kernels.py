@@ -1,4 +1,4 @@
-"""Kernels of pointwise convolutions: against PyTorch in fp64, and in the programs in which the pass puts them.
+"""Kernels of convolutions: against PyTorch in fp64, and in the programs in which the pass puts them.
 
 Without a GPU they run in Triton's interpreter.
 """
@@ -20,11 +20,11 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as replace_operators
-from systems.scheduling.passes import fuse_convolution, fuse_separable
+from systems.scheduling.passes import fuse_convolution, fuse_in_triton
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-MODULE = "systems.kernels.separable"
+MODULES = ("systems.kernels.tile", "systems.kernels.separable", "systems.kernels.dense")
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -40,18 +40,24 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A device on which the kernels run; on a CPU in an import of their module that no other test sees."""
+    """A device on which the kernels run; on a CPU in an import of their modules that no other test sees."""
     if request.param == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-        monkeypatch.delitem(sys.modules, MODULE, raising=False)
+        for module in MODULES:
+            monkeypatch.delitem(sys.modules, module, raising=False)
     yield request.param
     if request.param == "cpu":
-        sys.modules.pop(MODULE, None)
+        for module in MODULES:
+            sys.modules.pop(module, None)
 
 
 def kernels() -> ModuleType:
-    return import_module(MODULE)
+    return import_module("systems.kernels.separable")
+
+
+def dense_kernels() -> ModuleType:
+    return import_module("systems.kernels.dense")
 
 
 acts = st.sampled_from(sorted(ACTS))
@@ -67,8 +73,6 @@ def test_a_kernel_computes_what_pytorch_does(
     n, c, k, h, w = (draw(st.integers(1, most)) for most in (3, 40, 40, 9, 9))
     kernel, stride, dilation = draw(pairs), draw(pairs), draw(pairs)
     padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
-    if kernel == (1, 1):
-        padding, dilation, between = (0, 0), (1, 1), "none"
     has_biases, has_addend = draw(st.booleans()), draw(st.booleans())
     # Triton's interpreter multiplies no bf16.
     dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
@@ -82,31 +86,88 @@ def test_a_kernel_computes_what_pytorch_does(
     weight, pointwise = tensor(c, 1, *kernel), tensor(k, c, 1, 1) / c**0.5
     biases = (tensor(c), tensor(k)) if has_biases else (None, None)
     wide = [None if t is None else t.double() for t in (x, weight, biases[0], pointwise, biases[1])]
-    expected = ACTS[before](wide[0])
-    if kernel == (1, 1):
-        expected = functional.conv2d(expected, wide[3], wide[4], stride)
-    else:
-        expected = functional.conv2d(expected, wide[1], wide[2], stride, padding, dilation, c)
-        expected = functional.conv2d(ACTS[between](expected), wide[3], wide[4])
+    expected = functional.conv2d(ACTS[before](wide[0]), wide[1], wide[2], stride, padding, dilation, c)
+    expected = functional.conv2d(ACTS[between](expected), wide[3], wide[4])
     addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[is_last]) if has_addend else None
     expected = ACTS[after](expected if addend is None else expected + addend.double())
     tile = replace(draw(st.sampled_from(kernels().tiles(c, k, kernel[0] * kernel[1]))), is_unrolled=draw(st.booleans()))
     numbers = kernel, stride, padding, dilation
     separable = kernels().Separable(*numbers, before, between, after, "ieee", is_last, tile)
-    taps = None if kernel == (1, 1) else weight.flatten(1).t().contiguous()
-    out = separable(x, taps, biases[0] if taps is not None else None, pointwise, biases[1], addend)
+    out = separable(x, fuse_in_triton._taps(weight), biases[0], pointwise, biases[1], addend)
     assert out.dtype == dtype and out.is_contiguous(memory_format=LAYOUTS[is_last])
     tolerance = 16 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), before=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
+def test_a_dense_kernel_computes_what_pytorch_does(
+    device: str, data: st.DataObject, before: str, after: str, is_last: bool, reads_last: bool
+) -> None:
+    draw = data.draw
+    n, c, k, h, w = (draw(st.integers(1, most)) for most in (3, 40, 40, 9, 9))
+    kernel, stride, dilation = draw(pairs), draw(pairs), draw(pairs)
+    padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    has_bias, has_addend = draw(st.booleans()), draw(st.booleans())
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
+    assume(all(s + 2 * p > d * (f - 1) for s, p, d, f in zip((h, w), padding, dilation, kernel, strict=True)))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(device, dtype)
+
+    x = tensor(n, c, h, w).contiguous(memory_format=LAYOUTS[reads_last])
+    weight = tensor(k, c, *kernel) / (c * kernel[0] * kernel[1]) ** 0.5
+    bias = tensor(k) if has_bias else None
+    wide_bias = None if bias is None else bias.double()
+    expected = functional.conv2d(ACTS[before](x.double()), weight.double(), wide_bias, stride, padding, dilation)
+    addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[is_last]) if has_addend else None
+    expected = ACTS[after](expected if addend is None else expected + addend.double())
+    num_pixels, num_taps = expected.numel() // k, kernel[0] * kernel[1]
+    tile = draw(st.sampled_from(dense_kernels().tiles(num_pixels, k, c, num_taps, draw(st.integers(1, 40)))))
+    dense = dense_kernels().Dense(kernel, stride, padding, dilation, before, after, "ieee", is_last, tile)
+    tickets = torch.zeros(tile.num_blocks(num_pixels, k), dtype=torch.int32, device=device) if tile.splits > 1 else None
+    tolerance = 16 * torch.finfo(dtype).eps
+    for _ in range(2):  # the tickets are ready for another call
+        out = dense(x, fuse_in_triton._rows(weight), bias, addend, tickets)
+        assert out.dtype == dtype and out.is_contiguous(memory_format=LAYOUTS[is_last])
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
+
+
+@given(
+    num_pixels=st.integers(1, 10**6),
+    channels=st.tuples(st.integers(1, 4096), st.integers(1, 4096)),
+    num_taps=st.integers(1, 49),
+    num_cores=st.integers(1, 200),
+)
+def test_tiles_cover_the_output_and_every_part_of_a_sum(
+    num_pixels: int, channels: tuple[int, int], num_taps: int, num_cores: int
+) -> None:
+    tiles = dense_kernels().tiles(num_pixels, *channels, num_taps, num_cores)
+    assert tiles and len(set(map(str, tiles))) == len(tiles)
+    for tile in tiles:
+        blocks = len(range(0, num_pixels, tile.pixels)) * len(range(0, channels[0], tile.channels))
+        assert tile.num_blocks(num_pixels, channels[0]) == blocks
+        assert tile.splits == 1 or tile.splits * tile.depth <= max(channels[1], tile.depth) * num_taps
+
+
 def test_tf32_is_rounded_to_the_nearest(device: str) -> None:
     """What a tensor core would cut off: without rounding a product of ones just below 2 is off by twice as much."""
     values = torch.full((1, 16, 1, 1), 2.0 - 2.0**-12, device=device)
+    ones = torch.ones(16, 1, 3, 3, device=device).flatten(1).t().contiguous()
     tile = kernels().Tile(16, 16, 16, 1, 1)
-    separable = kernels().Separable((1, 1), (1, 1), (0, 0), (1, 1), "none", "none", "none", "tf32", False, tile)
-    out = separable(values, None, None, torch.ones(16, 16, 1, 1, device=device), None, None)
-    assert (out == 32.0).all()
+    separable = kernels().Separable((3, 3), (1, 1), (1, 1), (1, 1), "none", "none", "none", "tf32", False, tile)
+    assert (separable(values, ones, None, torch.ones(16, 16, 1, 1, device=device), None, None) == 32.0).all()
+    tile = dense_kernels().DenseTile(16, 16, 16, 1, 1)
+    dense = dense_kernels().Dense((1, 1), (1, 1), (0, 0), (1, 1), "none", "none", "tf32", False, tile)
+    assert (dense(values, torch.ones(16, 16, device=device), None, None, None) == 32.0).all()
+
+
+def test_a_weight_is_rounded_to_the_nearest_and_keeps_what_is_no_number() -> None:
+    weight = torch.tensor([2.0 - 2.0**-12, 1.0 + 2.0**-12, torch.inf, -torch.inf, -1.0 - 3 * 2.0**-12])
+    all_ones = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # as a GPU writes it
+    rows = fuse_in_triton._rounded_rows(torch.cat([weight, all_ones]).view(1, 6, 1, 1))
+    assert rows[0, :5].tolist() == [2.0, 1.0, torch.inf, -torch.inf, -1.0 - 2.0**-10] and rows[0, 5].isnan()
 
 
 class Block(nn.Module):
@@ -137,7 +198,7 @@ def rewritten(module: nn.Module, x: Tensor, cost: Callable[[Program], float]) ->
         expected = module(x)
     program = capture(module, (x,))
     folded, _ = Rewriting(fold_batch_norm=True).apply(program, Timer(torch.device(x.device.type)))
-    program, decisions = fuse_separable.fuse_separable(folded, Context(cost, cost))
+    program, decisions = fuse_in_triton.fuse_in_triton(folded, Context(cost, cost))
     return program, [d.chosen for d in decisions], expected
 
 
@@ -149,13 +210,14 @@ def test_the_pass_leaves_what_the_model_computes(device: str) -> None:
     torch.manual_seed(0)
     module = Block().eval().to(device)
     x = torch.randn(1, 12, 7, 7, device=device)
-    program, chosen, expected = rewritten(module, x, favour("separable"))
+    program, chosen, expected = rewritten(module, x, favour("opweave"))
     (out,) = program.run((x,))
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
     targets = [o.target for o in program.graph.operators]
     assert len(chosen) == 4 and "separate" not in chosen
     # The relu that both branches read is gone; their sum stays, since neither branch is to wait for the other.
-    assert [t for t in targets if "separable" not in t] == ["aten.add.Tensor"]
+    assert [t for t in targets if "opweave" not in t] == ["aten.add.Tensor"]
+    assert [t.split("[")[0] for t in targets if "opweave" in t] == ["opweave.separable"] * 3 + ["opweave.dense"]
     assert sum("before relu" in t for t in targets) == 2 and sum("before sigmoid, after relu" in t for t in targets) == 1
     with torch.no_grad():
         module.depthwise[0].weight.mul_(2)
@@ -179,7 +241,7 @@ def test_a_tile_that_fails_has_a_reason(device: str) -> None:
     module, x = Block().eval().to(device), torch.randn(1, 12, 9, 9, device=device)
     with torch.no_grad():
         program = capture(module, (x,))
-    _, decisions = fuse_separable.fuse_separable(program, Context(cost, cost))
+    _, decisions = fuse_in_triton.fuse_in_triton(program, Context(cost, cost))
     failed = [d for d in decisions if "out of resource: shared memory" in d.reasons.values()]
     assert failed and all(d.milliseconds[name] is None for d in failed for name in d.reasons)
 
@@ -202,32 +264,39 @@ class Shared(nn.Module):
 
 def test_what_others_read_is_not_fused(device: str) -> None:
     module, x = Shared().eval().to(device), torch.randn(1, 8, 6, 6, device=device)
-    program, chosen, expected = rewritten(module, x, favour("separable"))
-    assert len(chosen) == 1
-    (target,) = [o.target for o in program.graph.operators if "separable" in o.target]
-    assert "depthwise" not in target and "after" not in target
+    program, chosen, expected = rewritten(module, x, favour("opweave"))
+    assert len(chosen) == 2
+    targets = [o.target for o in program.graph.operators if "opweave" in o.target]
+    assert all("dense" in t and "after" not in t for t in targets) and "1x1" in targets[0] and "3x3" in targets[1]
     torch.testing.assert_close(tuple(program.run((x,))), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_without_a_gpu_nothing_changes() -> None:
     program = capture(Block().eval(), (torch.randn(1, 12, 9, 9),))
-    assert fuse_separable.fuse_separable(program, Context(favour("separable"), favour("separable"))) == (program, [])
+    assert fuse_in_triton.fuse_in_triton(program, Context(favour("opweave"), favour("opweave"))) == (program, [])
 
 
 @pytest.mark.parametrize("act", ["relu", "relu6", "silu", "sigmoid", "hardswish"])
-def test_what_is_no_number_stays_none(device: str, act: str) -> None:
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_what_is_no_number_stays_none(device: str, act: str, precision: str) -> None:
     x = torch.randn(1, 16, 2, 2, device=device)
-    x[0, 3, 1, 0] = torch.nan
+    x.view(torch.int32)[0, 3, 1, 0] = 0x7FFFFFFF  # the NaN that a GPU writes
+    expected = ACTS[act](x).isnan().any(1, keepdim=True).expand(1, 16, 2, 2)
+    taps, ones = torch.ones(1, 16, device=device), torch.ones(16, 16, device=device)
     numbers = (1, 1), (1, 1), (0, 0), (1, 1)
-    separable = kernels().Separable(*numbers, act, "none", act, "ieee", False, kernels().Tile(16, 16, 16, 1, 1))
-    out = separable(x, None, None, torch.ones(16, 16, 1, 1, device=device), None, None)
-    assert out.isnan().equal(ACTS[act](x).isnan().any(1, keepdim=True).expand(1, 16, 2, 2))
+    tile = kernels().Tile(16, 16, 16, 1, 1)
+    separable = kernels().Separable(*numbers, act, "none", act, precision, False, tile)
+    assert separable(x, taps, None, ones.view(16, 16, 1, 1), None, None).isnan().equal(expected)
+    dense = dense_kernels().Dense(*numbers, act, act, precision, False, dense_kernels().DenseTile(16, 16, 16, 1, 1))
+    assert dense(x, ones, None, None, None).isnan().equal(expected)
 
 
 def test_an_activation_that_there_is_not_is_refused(device: str) -> None:
     numbers = (1, 1), (1, 1), (0, 0), (1, 1)
     with pytest.raises(ValueError, match="no activation gelu"):
         kernels().Separable(*numbers, "gelu", "none", "none", "ieee", False, kernels().Tile(16, 16, 16, 1, 1))
+    with pytest.raises(ValueError, match="no activation gelu"):
+        dense_kernels().Dense(*numbers, "none", "gelu", "ieee", False, dense_kernels().DenseTile(16, 16, 16, 1, 1))
 
 
 class Sums(nn.Module):
@@ -255,8 +324,12 @@ def test_no_branch_waits_for_what_the_vendors_kernel_adds() -> None:
         for p in fuse_convolution._places(program, "cuda")
     ]
     assert len(vendors) == 2
-    places = fuse_separable._places(replace_operators(program, vendors)[0])
-    assert [(len(p.operators), p.depthwise is not None, p.after) for p in places] == [(2, True, "relu"), (1, False, "relu")]
+    places = fuse_in_triton._places(replace_operators(program, vendors)[0])
+    assert [(p.conv.weight.shape[2], len(p.operators), p.depthwise is not None, p.after) for p in places] == [
+        (1, 2, True, "relu"),
+        (3, 1, False, "none"),
+        (1, 1, False, "relu"),
+    ]
 
 
 class Twice(nn.Module):
@@ -276,5 +349,5 @@ def test_places_that_differ_in_what_they_compute_before_are_measured_apart(devic
     module, x = Twice().eval().to(device), torch.randn(1, 8, 6, 6, device=device)
     with torch.no_grad():
         program = capture(module, (x,))
-    _, decisions = fuse_separable.fuse_separable(program, Context(favour("separable"), favour("separable")))
+    _, decisions = fuse_in_triton.fuse_in_triton(program, Context(favour("opweave"), favour("opweave")))
     assert len(decisions) == 3 and len({d.place for d in decisions}) == 2

@@ -1,4 +1,4 @@
-"""Puts in kernels of our own for pointwise convolutions and what stands around them, where they are faster."""
+"""Puts in kernels of our own for convolutions and what stands around them, where they are faster."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -17,11 +17,13 @@ from systems.scheduling.graph.patterns import ADDITION, Convolution, convolution
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace, without
 
-from .context import Context, Rewritten
+from .context import Context, Rewritten, fastest
 from .patterns import CONV2D_FUNCTIONS, addend_of, name_operators, shape_of
 
 aten = torch.ops.aten
 CUDNN_RELU, CUDNN_ADD_RELU = aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default
+SEPARATE = "separate"  # the alternative that leaves a place as it is
+WORTH = 0.95  # of the time of what is there, that a kernel has to stay below in its place
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NAMES: dict[object, str] = {
     aten.relu.default: "relu",
@@ -34,17 +36,18 @@ NAMES: dict[object, str] = {
 
 @dataclass(frozen=True)
 class _Place:
-    """A pointwise convolution and what is fused with it.
+    """A convolution and what is fused with it.
 
     Args:
         operators: that one kernel replaces, in the order of capture; the last alone is read from outside.
+        conv: the convolution, of one group.
         x: what the kernel reads; before: the activation of it that others may read too, and that it computes itself.
-        depthwise: the convolution before, and the activation between.
+        depthwise: the convolution before a pointwise one, and the activation between.
         addend: what is added, before the activation after.
     """
 
     operators: tuple[int, ...]
-    pointwise: Convolution
+    conv: Convolution
     x: Output | Input
     before: str
     depthwise: Convolution | None
@@ -53,15 +56,18 @@ class _Place:
     after: str
 
 
-def fuse_separable(program: Program, context: Context) -> Rewritten:
-    """Replace each pointwise convolution, with a depthwise one and activations before it and a sum and an activation after
-    it, by one kernel of `systems.kernels.separable`, where that is faster (in none of the papers).
+def fuse_in_triton(program: Program, context: Context) -> Rewritten:
+    """Replace each convolution, with an activation before it and a sum and an activation after it, by one kernel of
+    `systems.kernels`, where that is faster; a pointwise one with the depthwise one before it (in none of the papers).
 
     Invariants:
         - Of the operators of a place only the last is read from outside, and a sum is fused only where its other addend is
           computed before the place begins: so no parallelism is lost.
         - An activation before a place may have other readers. The kernel computes it itself; where no reader is left, it
           goes.
+
+        - A place of which no operator goes is taken only where it is at least 1 / WORTH times as fast alone. Beside others
+          a kernel of many blocks takes longer: it holds more SMs.
 
     Each distinct place is measured separate, as the passes before leave it, and with each tile worth a trial.
     """
@@ -70,18 +76,20 @@ def fuse_separable(program: Program, context: Context) -> Rewritten:
     times_by_signature: dict[str, tuple[dict[str, float | None], dict[str, str]]] = {}
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
+    cores = _num_cores(program.device)
     for place in _places(program):
         separate = part(program, place.operators)
         signature = "; ".join([*(separate.signature(i) for i in range(len(place.operators))), f"before: {place.before}"])
-        kernels, derived = _calls(program, place)
+        kernels, derived = _calls(program, place, cores)
         calls = {str(call.function.tile): call for call in kernels}  # type: ignore[attr-defined]
         if signature not in times_by_signature:
             times_by_signature[signature] = _times(program, place, separate, calls, context)
         times, reasons = times_by_signature[signature]
-        weights = [shape_of(conv.weight) for conv in (place.depthwise, place.pointwise) if conv]
+        weights = [shape_of(conv.weight) for conv in (place.depthwise, place.conv) if conv]
         words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
         pattern = f"{words}: {name_operators(program, place.operators)}"
-        decisions.append(context.decide("fuse_separable", pattern, place.operators, signature, times, reasons))
+        own = _own_choice(times, is_kernel_saved=len(place.operators) > 1)
+        decisions.append(context.decide("fuse_in_triton", pattern, place.operators, signature, times, reasons, own))
         if (chosen := decisions[-1].chosen) in calls:
             name = "_".join(program.graph.operators[v].name for v in place.operators)
             target = _target(calls[chosen])
@@ -89,6 +97,13 @@ def fuse_separable(program: Program, context: Context) -> Rewritten:
                 Replacement(place.operators, name, target, calls[chosen], {place.operators[-1]: None}, derived)
             )
     return _without_unread_activations(replace(program, replacements)[0]), decisions
+
+
+def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
+    """The alternative that the pass takes by its own rule."""
+    measured = {name: t for name, t in times.items() if t is not None}
+    best = fastest(measured)
+    return best if is_kernel_saved or measured[best] < WORTH * measured[SEPARATE] else SEPARATE
 
 
 def _without_unread_activations(program: Program) -> Program:
@@ -107,7 +122,7 @@ def _times(
     program: Program, place: _Place, separate: Program, calls: dict[str, Call], context: Context
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """Milliseconds of a place by alternative, and why an alternative has none."""
-    times: dict[str, float | None] = {"separate": context.cost(context.later(separate))}
+    times: dict[str, float | None] = {SEPARATE: context.cost(context.later(separate))}
     reasons: dict[str, str] = {}
     for name, call in calls.items():
         try:
@@ -122,11 +137,11 @@ def _alone(program: Program, call: Call) -> Program:
     references = list(dict.fromkeys(a for a in call.leaves() if isinstance(a, Output | Input)))
     examples = [example(program.value(a), program.device) for a in references]
     moved = call.map(lambda a: Input(references.index(a)) if isinstance(a, Output | Input) else a)
-    return alone("separable", _target(call), moved, examples)
+    return alone("triton", _target(call), moved, examples)
 
 
 def _target(call: Call) -> str:
-    return f"opweave.separable[{call.function}]"
+    return f"opweave.{type(call.function).__name__.lower()}[{call.function}]"
 
 
 def _places(program: Program) -> list[_Place]:
@@ -142,17 +157,17 @@ def _places(program: Program) -> list[_Place]:
 
 
 def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> _Place | None:
-    """The place of operator v, or None where it is no pointwise convolution that a kernel takes.
+    """The place of operator v, or None where it is no convolution that a kernel takes.
 
     Args:
         readers: of each operator.
         taken: operators of other places.
     """
-    parsed = _pointwise(program, v)
+    parsed = _dense(program, v)
     if parsed is None:
         return None
-    pointwise, addend, after = parsed
-    operators, x = [v], pointwise.x
+    conv, addend, after = parsed
+    operators, x = [v], conv.x
 
     def own(reference: object) -> int | None:
         """The operator that computes this for the place alone."""
@@ -161,12 +176,12 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
         return None if only_user(readers[reference.operator]) is None else reference.operator
 
     between, depthwise = "none", None
-    u = own(x)
-    if u is not None and (act := _activation(program, u)) and pointwise.stride == (1, 1):
+    u = own(x) if _is_pointwise(conv) and conv.stride == (1, 1) else None
+    if u is not None and (act := _activation(program, u)):
         w = own(program.calls[u].args[0])
         if w is not None and (depthwise := _depthwise(program, w)):
             operators, x, between = [w, u, *operators], depthwise.x, act
-    elif u is not None and pointwise.stride == (1, 1) and (depthwise := _depthwise(program, u)):
+    elif u is not None and (depthwise := _depthwise(program, u)):
         operators, x = [u, *operators], depthwise.x
     before = "none"
     if isinstance(x, Output) and x.operator not in taken and (act := _activation(program, x.operator)):
@@ -174,7 +189,7 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
             operators = [x.operator, *operators]
         before, x = act, program.calls[x.operator].args[0]
     if addend is not None and not _is_computed_before(program, addend, operators[0]):
-        operators, x, before, between, depthwise = [v], pointwise.x, "none", "none", None
+        operators, x, before, between, depthwise = [v], conv.x, "none", "none", None
     if after == "none" and addend is None:
         reader = only_user(readers[v])
         if reader is not None and program.calls[reader].function is ADDITION:
@@ -186,11 +201,11 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
             operators, after = [*operators, reader], act
     if not isinstance(x, Output | Input) or not _is_plain(program.value(x)):
         return None
-    return _Place(tuple(sorted(operators)), pointwise, x, before, depthwise, between, addend, after)
+    return _Place(tuple(sorted(operators)), conv, x, before, depthwise, between, addend, after)
 
 
-def _pointwise(program: Program, v: int) -> tuple[Convolution, Output | Input | None, str] | None:
-    """Operator v as a pointwise convolution, what it adds, and its activation; None where it is none."""
+def _dense(program: Program, v: int) -> tuple[Convolution, Output | Input | None, str] | None:
+    """Operator v as a convolution of one group, what it adds, and its activation; None where it is none."""
     call, addend, after = program.calls[v], None, "none"
     conv: Convolution | None
     if call.function is CUDNN_RELU:
@@ -202,10 +217,14 @@ def _pointwise(program: Program, v: int) -> tuple[Convolution, Output | Input | 
         conv, after = _vendors((x, weight, *rest)), "relu"
     else:
         conv = convolution(call, CONV2D_FUNCTIONS)
-    if conv is None or conv.groups != 1 or tuple(conv.weight.shape[2:]) != (1, 1) or any(conv.padding):
+    if conv is None or conv.groups != 1 or conv.weight.dim() != 4:
         return None
     is_taken = isinstance(call.produces, Tensor) and _is_plain(call.produces) and _lies_plainly(conv.weight)
     return (conv, addend, after) if is_taken else None
+
+
+def _is_pointwise(conv: Convolution) -> bool:
+    return tuple(conv.weight.shape[2:]) == (1, 1) and not any(conv.padding)
 
 
 def _vendors(args: Sequence[Any]) -> Convolution:
@@ -242,41 +261,78 @@ def _is_computed_before(program: Program, reference: Output | Input, v: int) -> 
     return isinstance(reference, Input) or bool(program.graph.ancestors[v] >> reference.operator & 1)
 
 
-def _calls(program: Program, place: _Place) -> tuple[list[Call], tuple[Derived, ...]]:
+def _calls(program: Program, place: _Place, num_cores: int) -> tuple[list[Call], tuple[Derived, ...]]:
     """The kernel with each tile worth a trial, and the weights that were laid out for it."""
-    from systems.kernels.separable import Separable, tiles  # imports Triton
-
-    pointwise, depthwise = place.pointwise, place.depthwise
     produces = program.calls[place.operators[-1]].produces
     is_contiguous = produces.is_contiguous()
     if not is_contiguous and not produces.is_contiguous(memory_format=torch.channels_last):
         return [], ()
-    spatial = depthwise or pointwise
-    is_fp32 = pointwise.weight.dtype is torch.float32
+    is_fp32 = place.conv.weight.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cudnn.allow_tf32 else "ieee"
-    kernel, stride, padding, dilation = map(
-        _pair, (spatial.weight.shape[2:], spatial.stride, spatial.padding, spatial.dilation)
-    )
-    taps = Derived.of(_taps, depthwise.weight) if depthwise else None
-    arguments = (
-        place.x,
-        taps.tensor if taps else None,
-        depthwise.bias if depthwise else None,
-        pointwise.weight,
-        pointwise.bias,
-        place.addend,
-    )
+    if place.depthwise is not None:
+        return _separable_calls(place, place.depthwise, produces, precision)
+    return _dense_calls(program, place, produces, precision, num_cores)
+
+
+def _separable_calls(
+    place: _Place, depthwise: Convolution, produces: Tensor, precision: str
+) -> tuple[list[Call], tuple[Derived, ...]]:
+    from systems.kernels.separable import Separable, tiles  # imports Triton
+
+    weight = place.conv.weight
+    numbers = _numbers(depthwise)
+    taps = Derived.of(_taps, depthwise.weight)
+    arguments = place.x, taps.tensor, depthwise.bias, weight, place.conv.bias, place.addend
     acts = place.before, place.between, place.after
     kernels = [
-        Separable(kernel, stride, padding, dilation, *acts, precision, not is_contiguous, tile)
-        for tile in tiles(pointwise.weight.shape[1], pointwise.weight.shape[0], kernel[0] * kernel[1])
+        Separable(*numbers, *acts, precision, not produces.is_contiguous(), tile)
+        for tile in tiles(weight.shape[1], weight.shape[0], depthwise.weight[0, 0].numel())
     ]
-    return [Call(kernel, arguments, {}, produces) for kernel in kernels], (taps,) if taps else ()
+    return [Call(each, arguments, {}, produces) for each in kernels], (taps,)
+
+
+def _dense_calls(
+    program: Program, place: _Place, produces: Tensor, precision: str, num_cores: int
+) -> tuple[list[Call], tuple[Derived, ...]]:
+    from systems.kernels.dense import Dense, tiles  # imports Triton
+
+    conv = place.conv
+    is_rounded = precision == "tf32" and conv.weight.dtype is torch.float32
+    rows = Derived.of(_rounded_rows if is_rounded else _rows, conv.weight)
+    num_pixels = produces.numel() // produces.shape[1]
+    calls = []
+    for tile in tiles(num_pixels, produces.shape[1], conv.weight.shape[1], conv.weight[0, 0].numel(), num_cores):
+        kernel = Dense(*_numbers(conv), place.before, place.after, precision, not produces.is_contiguous(), tile)
+        num_blocks = tile.num_blocks(num_pixels, produces.shape[1])
+        tickets = torch.zeros(num_blocks, dtype=torch.int32, device=program.device) if tile.splits > 1 else None
+        calls.append(Call(kernel, (place.x, rows.tensor, conv.bias, place.addend, tickets), {}, produces))
+    return calls, (rows,)
+
+
+def _numbers(conv: Convolution) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
+    return _pair(conv.weight.shape[2:]), _pair(conv.stride), _pair(conv.padding), _pair(conv.dilation)
+
+
+def _num_cores(device: torch.device) -> int:
+    """Multiprocessors of the GPU; in Triton's interpreter those of a small one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def _taps(weight: Tensor) -> Tensor:
     """The weight of a depthwise convolution, [C, 1, height, width], as [height * width, C]."""
     return weight.flatten(1).t().contiguous()
+
+
+def _rows(weight: Tensor) -> Tensor:
+    """The weight of a convolution, [K, C, height, width], as [K, height * width * C]."""
+    return weight.permute(0, 2, 3, 1).flatten(1).contiguous()
+
+
+def _rounded_rows(weight: Tensor) -> Tensor:
+    """`_rows`, each number rounded to the nearest that TF32 holds."""
+    rows = _rows(weight)
+    nearest = ((rows.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(rows.isnan(), rows, nearest)
 
 
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:

@@ -1,0 +1,220 @@
+"""A convolution whose output channels read all input channels, with activations, bias and addition, in one kernel.
+
+The convolution is a matrix product that reads its left factor out of the image (implicit GEMM). At batch 1 it has few
+outputs and a long sum, so the sum can be split among blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .kernel import Kernel
+from .tile import activated, check_activations, let_consumers_launch, power_of_two, rounded, wait_for_producers
+
+
+@dataclass(frozen=True)
+class DenseTile:
+    """How the output [pixels, channels] is cut, and the sum of each element.
+
+    Args:
+        pixels, channels: of the output that a block computes; powers of two, 16 at least.
+        depth: products that it adds at a time; as those.
+        warps: of a block.
+        stages: of the software pipeline.
+        splits: blocks that share a sum. The last of them to end adds up the parts, in their order.
+    """
+
+    pixels: int
+    channels: int
+    depth: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+    def num_blocks(self, num_pixels: int, num_channels: int) -> int:
+        """Of an output of so many pixels and channels; those that share a sum counted once."""
+        return -(-num_pixels // self.pixels) * -(-num_channels // self.channels)
+
+    def __str__(self) -> str:
+        splits = f", split by {self.splits}" if self.splits > 1 else ""
+        return f"{self.pixels}x{self.channels}x{self.depth}, {self.warps} warps, {self.stages} stages{splits}"
+
+
+@dataclass(frozen=True)
+class Dense(Kernel):
+    """out = after(bias + convolution(before(x)) + addend), of one group.
+
+    Args:
+        kernel, stride, padding, dilation: each (height, width).
+        before, after: one of ACTIVATIONS each. Raises ValueError for another.
+        precision: of the product of fp32 tensors, "tf32" or "ieee".
+        is_channels_last: the layout of the output; else it is contiguous.
+        tile: how the output is cut.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    before: str
+    after: str
+    precision: str
+    is_channels_last: bool
+    tile: DenseTile
+
+    def __post_init__(self) -> None:
+        check_activations(self.before, self.after)
+
+    def __str__(self) -> str:
+        words = [f"{name} {act}" for name in ("before", "after") if (act := getattr(self, name)) != "none"]
+        words += ["channels_last"] * self.is_channels_last
+        return ", ".join([f"{self.kernel[0]}x{self.kernel[1]}", *words, self.precision, str(self.tile)])
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None, tickets: Tensor | None
+    ) -> Tensor:
+        """Args:
+            x: [N, C, H, W], of any strides.
+            weight: [K, kernel height * width * C], contiguous, rounded to TF32 where that is the precision.
+            bias: [K].
+            addend: of the output's shape and strides.
+            tickets: [blocks without splits] int32, zeros, of this call alone; None without splits.
+
+        Returns:
+            [N, K, H', W'].
+        """
+        n, c, h, w = x.shape
+        k = weight.shape[0]
+        height, width = (
+            (size + 2 * p - d * (kernel - 1) - 1) // s + 1
+            for size, p, d, kernel, s in zip((h, w), self.padding, self.dilation, self.kernel, self.stride, strict=True)
+        )
+        layout = torch.channels_last if self.is_channels_last else torch.contiguous_format
+        out = torch.empty((n, k, height, width), dtype=x.dtype, device=x.device, memory_format=layout)
+        tile = self.tile
+        m = n * height * width
+        grid = (triton.cdiv(m, tile.pixels), triton.cdiv(k, tile.channels), tile.splits)
+        parts = None
+        if tile.splits > 1:
+            parts = torch.empty((*grid, tile.pixels, tile.channels), dtype=torch.float32, device=x.device)
+        _dense[grid](
+            x, weight, bias, addend, out, parts, tickets,
+            m, height, width, h, w, c, k, *x.stride(), *out.stride(),
+            *self.kernel, *self.stride, *self.padding, *self.dilation, tile.splits,
+            self.before, self.after, self.precision, c < tile.depth,
+            tile.pixels, tile.channels, tile.depth, self.is_early,
+            num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.is_early,
+        )  # fmt: skip
+        return out
+
+
+# Outputs and products of a block that were among the fastest on an H200, of batch 1 and of larger ones.
+SMALL = ((32, 32, 32), (16, 32, 64), (64, 32, 64), (32, 16, 32), (16, 16, 64), (64, 64, 32))
+LARGE = ((64, 64, 32), (128, 64, 32), (64, 128, 32), (128, 128, 32))
+MOST_SPLITS = 8  # of a sum
+
+
+def tiles(num_pixels: int, out_channels: int, in_channels: int, num_taps: int, num_cores: int) -> list[DenseTile]:
+    """The tiles worth a trial: small ones, their sums split into no more blocks than there are cores, and large ones where
+    even those have two blocks a core.
+
+    Args:
+        num_pixels: of the output, of all samples.
+        num_taps: of the kernel, height * width.
+        num_cores: multiprocessors of the GPU.
+    """
+    widest = power_of_two(num_pixels), power_of_two(out_channels), power_of_two(in_channels * num_taps)
+    candidates = []
+    for pixels, channels, depth in dict.fromkeys((*SMALL, *LARGE)):
+        tile = DenseTile(pixels, channels, depth, warps=8 if pixels * channels > 4096 else 4, stages=3)
+        num_blocks = tile.num_blocks(num_pixels, out_channels)
+        is_large = (pixels, channels, depth) in LARGE
+        if (pixels > widest[0] or channels > widest[1] or depth > widest[2]) or num_blocks > 16 * num_cores:
+            continue
+        if is_large and num_blocks < 2 * num_cores and (pixels, channels, depth) not in SMALL:
+            continue
+        steps = -(-in_channels // depth) * num_taps if in_channels >= depth else -(-in_channels * num_taps // depth)
+        splits = max(1, min(num_cores // num_blocks, steps // 2, MOST_SPLITS))
+        candidates.append(replace(tile, splits=splits))
+    return candidates or [DenseTile(16, 16, 16, warps=4, stages=3)]
+
+
+# Sizes are arguments and not constants, so that a tile is compiled once for many convolutions. Only what says how memory is
+# aligned is specialised.
+UNALIGNED = ["M", "HEIGHT", "WIDTH", "H", "W", "KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW", "SPLITS"]
+
+
+@triton.jit(do_not_specialize=UNALIGNED)
+def _dense(
+    x_ptr, weight_ptr, bias_ptr, addend_ptr, out_ptr, parts_ptr, tickets_ptr,
+    M, HEIGHT, WIDTH, H, W, C, K, XN, XC, XH, XW, ON, OC, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW, SPLITS,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, IS_FLAT: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, IS_EARLY: tl.constexpr,
+):  # fmt: skip
+    wait_for_producers(IS_EARLY)
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_pixel, is_channel = pixel < M, channel < K
+    sample, row, column = pixel // (HEIGHT * WIDTH), pixel // WIDTH % HEIGHT, pixel % WIDTH
+    top, left = row * SH - PH, column * SW - PW
+    total = KH * KW * C  # products of a sum
+    steps_per_tap = (C + DEPTH - 1) // DEPTH
+    all_steps = (total + DEPTH - 1) // DEPTH if IS_FLAT else KH * KW * steps_per_tap
+    steps = (all_steps + SPLITS - 1) // SPLITS
+    begin = tl.program_id(2) * steps
+    end = tl.minimum(begin + steps, all_steps)
+    x_pixel_ptr = x_ptr + sample * XN + top * XH + left * XW
+    weight_channel_ptr = weight_ptr + channel * total
+    sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
+    for step in range(begin, end):
+        if IS_FLAT:  # a step takes in channels of several taps
+            at = step * DEPTH + tl.arange(0, DEPTH)
+            tap, c = at // C, at % C
+            i, j = tap // KW * DH, tap % KW * DW
+            y, z = top[:, None] + i[None, :], left[:, None] + j[None, :]
+            is_read = (y >= 0) & (y < H) & (z >= 0) & (z < W) & is_pixel[:, None] & (at < total)[None, :]
+            pointers = x_pixel_ptr[:, None] + (i * XH + j * XW + c * XC)[None, :]
+        else:
+            tap = step // steps_per_tap
+            c = step % steps_per_tap * DEPTH + tl.arange(0, DEPTH)
+            at = tap * C + c
+            i, j = tap // KW * DH, tap % KW * DW
+            y, z = top + i, left + j
+            is_read = ((y >= 0) & (y < H) & (z >= 0) & (z < W) & is_pixel)[:, None] & (c < C)[None, :]
+            pointers = (x_pixel_ptr + (i * XH + j * XW))[:, None] + (c * XC)[None, :]
+        values = tl.load(pointers, mask=is_read, other=0.0)
+        if BEFORE != "none":
+            values = tl.where(is_read, activated(values.to(tl.float32), BEFORE), 0.0).to(values.dtype)
+        if PRECISION == "tf32":
+            values = rounded(values)
+        is_product = at < total if IS_FLAT else c < C
+        is_weight = is_channel[None, :] & is_product[:, None]
+        weights = tl.load(weight_channel_ptr[None, :] + at[:, None], mask=is_weight, other=0.0)
+        sums = tl.dot(values, weights, sums, input_precision=PRECISION)
+    let_consumers_launch(IS_EARLY)
+    is_last = True
+    if parts_ptr is not None:
+        block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        inner = tl.arange(0, PIXELS)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        part_ptr = parts_ptr + block * (SPLITS * PIXELS * CHANNELS) + inner
+        tl.store(part_ptr + tl.program_id(2) * (PIXELS * CHANNELS), sums)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        is_last = tl.atomic_add(tickets_ptr + block, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
+            for s in range(SPLITS):
+                sums += tl.load(part_ptr + s * (PIXELS * CHANNELS), volatile=True)
+            tl.store(tickets_ptr + block, 0)
+    if is_last:
+        if bias_ptr is not None:
+            sums += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+        place = (sample * ON + row * OH + column * OW)[:, None] + channel[None, :] * OC
+        mask = is_pixel[:, None] & is_channel[None, :]
+        if addend_ptr is not None:
+            sums += tl.load(addend_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,61 @@
+"""What kernels share within a tile: activations, rounding to TF32, and the launch before the kernel before has ended."""
+
+import triton
+import triton.language as tl
+
+ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish")
+
+
+@triton.jit
+def _between_0_and_6(x):
+    return tl.minimum(tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL), 6.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def activated(x, name: tl.constexpr):
+    if name == "relu":
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif name == "relu6":
+        x = _between_0_and_6(x)
+    elif name == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif name == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+    elif name == "hardswish":
+        x = x * _between_0_and_6(x + 3.0) / 6.0
+    return x
+
+
+@triton.jit
+def rounded(x):
+    """To the nearest TF32, as libraries do: a tensor core cuts off what it cannot hold, which doubles the error."""
+    if x.dtype == tl.float32:
+        nearest = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, nearest, x)  # the addition would carry some NaNs over into zeros
+    return x
+
+
+@triton.jit
+def wait_for_producers(is_early: tl.constexpr):
+    """Every block waits before it reads or writes: so what a kernel before the last one wrote is there too."""
+    if is_early:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_consumers_launch(is_early: tl.constexpr):
+    """Blocks of the next kernel may take up an SM once all of this one's have come here."""
+    if is_early:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def power_of_two(size: int) -> int:
+    """The least one that is no smaller, 16 at least: a tensor core takes no less."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def check_activations(*names: str) -> None:
+    """Raise ValueError for a name that is none of ACTIVATIONS."""
+    for name in names:
+        if name not in ACTIVATIONS:
+            raise ValueError(f"there is no activation {name}")

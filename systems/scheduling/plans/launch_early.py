@@ -1,0 +1,54 @@
+"""Kernels of our own that are launched while the kernel before them ends (programmatic dependent launch)."""
+
+from collections.abc import Collection
+from dataclasses import replace as changed
+
+import torch
+
+from systems.kernels.kernel import EARLY_CAPABILITY, Kernel
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import Replacement, replace
+
+from .schedule import Schedule
+
+
+def early_operators(program: Program, schedule: Schedule) -> tuple[int, ...]:
+    """The operators that can be launched early, in their launch order: kernels of our own that follow another in a stream.
+
+    The gap between the two shrinks. Blocks that wait take up SMs meanwhile, which other streams may want.
+    """
+    if not _launches_early(program.device):
+        return ()
+    early = []
+    last_by_stream: dict[int, int] = {}
+    for v in schedule.order:
+        before = last_by_stream.get(schedule.streams[v])
+        if before is not None and all(isinstance(program.calls[u].function, Kernel) for u in (before, v)):
+            early.append(v)
+        last_by_stream[schedule.streams[v]] = v
+    return tuple(early)
+
+
+def launch_early(program: Program, operators: Collection[int]) -> Program:
+    """The program with kernels that are launched early; no operator comes, goes or moves.
+
+    Invariant: a block of such a kernel reads and writes nothing before it has waited for the kernel before it, which has
+    waited likewise. So its work still begins after all that stand before it in its stream have ended.
+
+    Raises:
+        ValueError: an operator is no kernel of this project, or the device launches none early.
+    """
+    if operators and not _launches_early(program.device):
+        raise ValueError(f"{program.device} launches no kernel early")
+    replacements = []
+    for v in operators:
+        operator, call = program.graph.operators[v], program.calls[v]
+        if not isinstance(call.function, Kernel):
+            raise ValueError(f"operator {program.graph.label(v)} is launched early, and is no kernel of this project")
+        new = changed(call, function=changed(call.function, is_early=True))
+        replacements.append(Replacement((v,), operator.name, operator.target, new, {v: None}))
+    return replace(program, replacements)[0]
+
+
+def _launches_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY_CAPABILITY
