@@ -82,7 +82,7 @@ class ScheduleSummary:
         streams, waits: of the schedule.
         width: the largest number of operators that do not depend on each other.
         search: what finding it took.
-        decisions: what rewriting passes decided before it, in their order.
+        decisions: what rewriting passes decided before it, in their order; then what the scheduler itself did, of its kind.
     """
 
     system: str
@@ -95,7 +95,7 @@ class ScheduleSummary:
     decisions: tuple[DecisionRow, ...] = ()
 
     def decided(self, kind: str) -> tuple[DecisionRow, ...]:
-        """The decisions of one pass."""
+        """The decisions of one pass, or of the scheduler."""
         return tuple(row for row in self.decisions if row.kind == kind)
 
 

@@ -54,7 +54,11 @@ def test_rows_are_json() -> None:
 
 
 def test_one_table_shows_decisions_of_any_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(width=100).print(decision_table(rows([merge(0), merge(4), FOLD, Decision("mine", "x", (0,), {"a": 1.0}, "a")])))
+    mine = Decision("mine", "x", (0,), {"a": 1.0, "b": 2.0}, "a")
+    alone = Decision("ios", "conv2d", (0,), {"in turn": 1.0}, "in turn")  # nothing else could have been chosen
+    table = decision_table(rows([merge(0), merge(4), FOLD, mine, alone]))
+    assert table.row_count == 3 and decision_table(rows([alone])).row_count == 0
+    Console(width=100).print(table)
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["merge_linears", "1x8", "2", "merged", "3.00x"] in lines
     assert ["fold_batch_norm", "conv2d", "+", "batch_norm", "1", "folded", "–"] in lines

@@ -12,11 +12,16 @@ import models
 import systems
 from runners.measurements.correctness import relative_error
 from systems.base import BadOption
+from systems.ios.stage_timer import StageTimer
 from systems.ios.system import STRATEGIES
+from systems.ios.units import find_units
+from systems.profiling.timing import Timer
+from systems.scheduling.decision import Decision, rows
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.merge import merge
+from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -177,6 +182,56 @@ def test_a_search_tells_of_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (part.milliseconds < part.sequential_milliseconds) == (part.width > 1)
     plain = systems.load("ios", strategy="sequential").schedule(module, (x,)).search
     assert [part.width for part in plain.parts] == [part.width for part in parts]
+
+
+@pytest.mark.parametrize("strategy", ["both", "parallel", "merge"])
+def test_a_stage_is_a_decision_whose_alternatives_took_what_was_measured(strategy: str) -> None:
+    """Measured for real; then each stage is looked up by its operators among the measurements that the cache keeps."""
+    module, x = nn.Sequential(Branches(), nn.MaxPool2d(1), Branches()).eval(), torch.randn(2, 8, 12, 12)
+    schedule = systems.load("ios", strategy=strategy).schedule(module, (x,))
+    program = capture(module, (x,))
+    kept = Timer(program.device)
+    timer, units = StageTimer(program, kept), find_units(program, "auto")
+
+    def concurrent(groups: list[tuple[int, ...]]) -> float:
+        return timer.concurrent([[group] for group in groups], [timer.number([group]) for group in groups])
+
+    decisions = []
+    assert schedule.stages is not None and schedule.merges is not None
+    for groups in schedule.stages:
+        operators = tuple(sorted(sum(groups, ())))
+        inside = [unit for unit in units if set(unit) <= set(operators)]
+        milliseconds: dict[str, float | None] = {"in turn": sum(concurrent([unit]) for unit in inside)}
+        is_merged = operators in schedule.merges
+        if strategy != "merge" and len(inside) > 1:
+            milliseconds["concurrent"] = concurrent(inside if is_merged else list(groups))
+        if strategy != "parallel" and (is_merged or (len(groups) == len(inside) > 1)):
+            merged = timer.merged(inside)
+            milliseconds |= {} if merged is None else {"merged": merged}
+        chosen = "in turn" if len(inside) == 1 else "merged" if is_merged else "concurrent"
+        decisions.append(Decision("ios", "", operators, milliseconds, chosen))
+    assert kept.taken == 0
+    found = [(d.count, d.num_operators, d.chosen, d.milliseconds) for d in schedule.decisions]
+    assert found == [(d.count, d.num_operators, d.chosen, d.milliseconds) for d in rows(decisions)]
+    for d in schedule.decisions:
+        ways = {name: t for name, t in d.milliseconds.items() if name != "in turn" and t is not None}
+        assert not ways or d.milliseconds[d.chosen] == min(ways.values())
+    total = sum(part.milliseconds or 0.0 for part in schedule.search.parts)  # type: ignore[union-attr]
+    assert sum(d.count * (d.milliseconds[d.chosen] or 0.0) for d in schedule.decisions) == pytest.approx(total, rel=1e-3)
+
+
+def test_decisions_of_stages_follow_those_of_passes_and_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the cache with the stages, and in a schedule file; a record's limits of the rewritten model do not count them."""
+    monkeypatch.setattr("systems.ios.stage_timer.milliseconds", _model_of_a_device)
+    module, x = Normed().eval(), torch.randn(2, 8, 12, 12)
+    fused = systems.load("ios", fold_batch_norm=True)
+    schedule = fused.schedule(module, (x,))
+    assert [d.kind for d in schedule.decisions] == ["fold_batch_norm"] + ["ios"] * (len(schedule.decisions) - 1)
+    assert schedule.decisions[1].pattern == "3x conv2d + relu"
+    assert fused.schedule(module, (x,)) == schedule  # from the cache
+    read = Schedule.from_json(json.loads(json.dumps(schedule.to_json(model="m", batch=2, device="cpu"))))
+    assert read.decisions == schedule.decisions
+    assert not systems.load("ios", strategy="greedy").schedule(module, (x,)).decisions  # nothing was measured
 
 
 def test_a_bounded_search_measures_less_and_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

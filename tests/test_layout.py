@@ -20,6 +20,7 @@ FLOOR = {"conf", "systems.base", "systems.notice", "systems.cache", "systems.pre
 SCHEDULER = FLOOR | {
     "systems.scheduling.scheduler",
     "systems.scheduling.module",
+    "systems.scheduling.decision",
     "systems.profiling",
     GRAPH,
     PLANS,
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.ios": SCHEDULER,
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
-    "systems.weave": SCHEDULER | {"systems.registry", "systems.scheduling.passes", "systems.scheduling.decision"},
+    "systems.weave": SCHEDULER | {"systems.registry", "systems.scheduling.passes"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
     "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},

@@ -258,6 +258,15 @@ def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_model
         assert replace(limits, rewritten=None, when=None) == known
 
 
+@pytest.mark.usefixtures("cache_folder")
+def test_what_a_scheduler_itself_decides_does_not_rewrite_the_model() -> None:
+    asked = Cell(choose("model", "squeezenet"), choose("system", "ios"), choose("runner", "latency"), Conditions(1, "cpu"))
+    session = Session(asked, "0", lambda _: None)
+    session.prepare()
+    assert session.schedule is not None and {d.kind for d in session.schedule.decisions} == {"ios"}
+    assert not session.is_rewritten
+
+
 ALONE = {
     "latency": {"latency"},
     "throughput": {"throughput"},

@@ -121,7 +121,8 @@ class Session:
     @property
     def is_rewritten(self) -> bool:
         """Have passes made other operators of the model's?"""
-        return self.schedule is not None and bool(self.schedule.decisions)
+        schedule = self.schedule
+        return schedule is not None and any(row.kind != schedule.system for row in schedule.decisions)
 
     @property
     def is_captured(self) -> bool:

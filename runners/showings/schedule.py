@@ -51,8 +51,8 @@ class Schedule(Showing):
         milliseconds = document["search"]["seconds"] * 1e3
         print(f"{output}: {operators}, width {document['width']}, {streams}, {waits}, found in {milliseconds:.1f} ms")
         decisions: list[DecisionRow] = part_from_json(document.get("decisions", []), list[DecisionRow])
-        if decisions:
-            Console(markup=False).print(decision_table(decisions))
+        if (table := decision_table(decisions)).row_count:
+            Console(markup=False).print(table)
         return 0
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
@@ -81,12 +81,17 @@ class Schedule(Showing):
 
 
 def decision_table(decisions: Sequence[DecisionRow]) -> Table:
-    """Decisions as a table; the gain is how many times as fast the chosen alternative is as the first one measured."""
+    """Decisions as a table; the gain is how many times as fast the chosen alternative is as the first one measured.
+
+    A row of one alternative, such as IOS's of a stage of one operator, is left to the file.
+    """
     table = Table(title="Decisions")
     for column in ("kind", "pattern", "count", "chosen", "gain"):
         is_text = column in ("kind", "pattern", "chosen")
         table.add_column(column, justify="left" if is_text else "right", no_wrap=column != "pattern", overflow="fold")
     for row in decisions:
+        if len(row.milliseconds) == 1:
+            continue
         gain = DASH if row.gain is None else f"{row.gain:.2f}x"
         table.add_row(row.kind, row.pattern, str(row.count), row.chosen, gain)
     return table

@@ -1,11 +1,13 @@
 """IOS's search over a whole model: units, blocks, the stages of each block, and what each stage costs (IOS, Section 4)."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from systems.base import BadOption
 from systems.profiling.timing import Timer
+from systems.scheduling.decision import Decision, DecisionRow, place_of, rows
 from systems.scheduling.graph.program import Input, Output, Program
 from systems.scheduling.plans.merge import mergeable
 from systems.scheduling.plans.schedule import BlockSearch, Search
@@ -17,6 +19,9 @@ from .search import Groups, find_schedule
 from .stage_timer import StageTimer, Unit
 from .units import find_units
 from .windows import WINDOW_TRANSITIONS, UnitStage, improve
+
+KIND = "ios"  # of its decisions
+IN_TURN, CONCURRENT, MERGED = "in turn", "concurrent", "merged"  # alternatives of a decision
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,42 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class StageCost:
-    """Milliseconds of a stage by the better of its two ways of parallelisation, and whether that is the merge."""
+    """Milliseconds of a stage by each of its two ways of parallelisation; infinite where it cannot, or must not, be done so.
 
-    milliseconds: float
-    is_merged: bool
+    Args:
+        concurrent: the groups at once.
+        merged: all units as one operator.
+    """
+
+    concurrent: float
+    merged: float
+
+    @property
+    def milliseconds(self) -> float:
+        """By the better of the two."""
+        return min(self.merged, self.concurrent)
+
+    @property
+    def is_merged(self) -> bool:
+        return self.merged < self.concurrent
 
 
-def find_stages(
-    program: Program, options: Options, timer: Timer, report: Callable[[str], None]
-) -> tuple[list[Stage], Search]:
+@dataclass(frozen=True)
+class StagePlan:
+    """The stages of a model.
+
+    Args:
+        stages: first to last.
+        search: its size.
+        decisions: how each stage runs, equal ones as one row; none where nothing was measured.
+    """
+
+    stages: list[Stage]
+    search: Search
+    decisions: tuple[DecisionRow, ...] = ()
+
+
+def find_stages(program: Program, options: Options, timer: Timer, report: Callable[[str], None]) -> StagePlan:
     """The stages of a model, block after block.
 
     Invariant: stages of one block hold no unit of another, so the blocks' best stages are the best of the model within its
@@ -75,7 +107,7 @@ def find_stages(
         report: hears which block is searched, and how many stages were measured.
 
     Returns:
-        The stages, and the size of the search, without its seconds and its number of measurements.
+        The stages. Their search lacks its seconds and its number of measurements.
 
     Raises:
         BadOption: a block has too many transitions for these options.
@@ -93,11 +125,12 @@ class _Planner:
         self.timer = StageTimer(program, timer, lambda count: report(f"scheduling: {count} stages measured"))
         self.solutions: dict[Hashable, BlockPlan] = {}  # by what a part of the units computes: cells of a network repeat
 
-    def plan(self) -> tuple[list[Stage], Search]:
+    def plan(self) -> StagePlan:
         cut = find_blocks(self.graph, self.options.max_part_size)
         blocks = [sorted(sum(parts, ())) for parts in cut.blocks]
         stages: list[Stage] = []
         parts: list[BlockSearch] = []
+        decisions: list[Decision] = []
         states = transitions = 0
         if self.options.searches:
             for number, (block, pieces) in enumerate(zip(blocks, cut.blocks, strict=True), 1):
@@ -105,7 +138,9 @@ class _Planner:
                 plan = self._plan_block(pieces)
                 stages += map(self._operator_stage, plan.stages)
                 states, transitions = states + plan.states, transitions + plan.transitions
-                parts.append(self._block_search(block, plan))
+                decided = [self._decision(stage) for stage in plan.stages]
+                parts.append(self._block_search(block, plan.transitions, decided))
+                decisions += decided
         else:
             one_by_one = [(i,) for i in range(len(self.units))]
             levels = greedy(self.graph) if self.options.strategy == "greedy" else one_by_one
@@ -120,21 +155,45 @@ class _Planner:
             splits=cut.splits,
             parts=tuple(parts),
         )
-        return stages, search
+        return StagePlan(stages, search, tuple(rows(decisions)))
 
     def _operator_stage(self, stage: UnitStage) -> Stage:
         """The same stage in operators; the groups of a merged one become one group."""
         groups = tuple(tuple(sorted(v for i in group for v in self.units[i])) for group in stage.groups)
         return Stage((tuple(sorted(sum(groups, ()))),), True) if stage.is_merged else Stage(groups)
 
-    def _block_search(self, block: Sequence[int], plan: BlockPlan) -> BlockSearch:
-        one_by_one = [[self.units[v]] for v in block]
+    def _decision(self, stage: UnitStage) -> Decision:
+        """What a stage of the plan takes by each way that was open to it, and its units in turn, each measured alone."""
+        groups = [[self.units[i] for i in group] for group in stage.groups]
+        numbers = [self.timer.number(group) for group in groups]
+        one_by_one = [[unit] for group in groups for unit in group]
+        milliseconds: dict[str, float | None] = {
+            IN_TURN: sum(self.timer.concurrent([g], [self.timer.number(g)]) for g in one_by_one)
+        }
+        chosen = IN_TURN
+        if len(one_by_one) > 1:
+            cost = self.stage_cost(groups, numbers)
+            ways = {CONCURRENT: cost.concurrent, MERGED: cost.merged}
+            milliseconds |= {way: t for way, t in ways.items() if t < inf}
+            chosen = MERGED if stage.is_merged else CONCURRENT
+        operators = self._operator_stage(stage).operators
+        return Decision(
+            KIND, self._in_words(groups), operators, milliseconds, chosen, place=place_of(KIND, self.timer.name(numbers))
+        )
+
+    def _in_words(self, groups: Sequence[Sequence[Unit]]) -> str:
+        """Groups by the names of their operators, equal ones counted: "max_pool2d | 2x conv2d + relu"."""
+        names = [[self.program.graph.operators[v].name for unit in group for v in unit] for group in groups]
+        counts = Counter(" + ".join(group) for group in names)
+        return " | ".join(f"{count}x {group}" if count > 1 else group for group, count in sorted(counts.items()))
+
+    def _block_search(self, block: Sequence[int], transitions: int, decisions: Sequence[Decision]) -> BlockSearch:
         return BlockSearch(
             units=len(block),
             width=subgraph(self.graph, block).width,
-            transitions=plan.transitions,
-            milliseconds=self._total(plan.stages),
-            sequential_milliseconds=sum(self.timer.concurrent([g], [self.timer.number(g)]) for g in one_by_one),
+            transitions=transitions,
+            milliseconds=sum(d.milliseconds[d.chosen] or 0.0 for d in decisions),
+            sequential_milliseconds=sum(d.milliseconds[IN_TURN] or 0.0 for d in decisions),
         )
 
     def _plan_block(self, pieces: Sequence[Sequence[int]]) -> BlockPlan:
@@ -221,7 +280,7 @@ class _Planner:
             merged = self.timer.merged([group[0] for group in groups]) or inf
         if self.options.runs_groups_at_once or (single_units and len(groups) == 1):
             concurrent = self.timer.concurrent(groups, numbers)
-        return StageCost(min(merged, concurrent), merged < concurrent)
+        return StageCost(concurrent, merged)
 
 
 class _StageCosts:

@@ -57,16 +57,16 @@ class StageTimer:
             stage = part(self.program, members, examples_of=self.examples)
             return milliseconds(stage, streams, self.seconds, warm_up_runs, self._lower_bound(groups, numbers))
 
-        return self._known(self._name(numbers), measure)
+        return self._known(self.name(numbers), measure)
 
     def _lower_bound(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> float:
         """The longest of the groups, or of one group the longest unit, as far as these were measured."""
         parts = numbers if len(groups) > 1 else [self.number([unit]) for unit in groups[0]] if len(groups[0]) > 1 else []
-        return max((self.timer.find(self._name([n])) or 0.0 for n in parts), default=0.0)
+        return max((self.timer.find(self.name([n])) or 0.0 for n in parts), default=0.0)
 
     def is_known(self, numbers: Sequence[int]) -> bool:
         """Was a stage of the groups with these numbers measured before?"""
-        return self.timer.find(self._name(numbers)) is not None
+        return self.timer.find(self.name(numbers)) is not None
 
     def merged(self, units: Sequence[Unit]) -> float | None:
         """Milliseconds of the units as one operator; None where they cannot be merged."""
@@ -80,7 +80,7 @@ class StageTimer:
 
         return self._known("merged " + " | ".join(map(self._signature, units)), measure)
 
-    def _name(self, numbers: Sequence[int]) -> str:
+    def name(self, numbers: Sequence[int]) -> str:
         """The name of a stage's measurement, the same in whichever order its groups stand."""
         return " | ".join(sorted(self.digests[n] for n in numbers))
 

@@ -6,6 +6,7 @@ from typing import Any
 from systems.cache import code_of
 from systems.profiling.measurements import Measurements
 from systems.profiling.timing import Timer
+from systems.scheduling.decision import DecisionRow
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.plans.merge import merge
@@ -27,17 +28,23 @@ class StoredStages:
 
     def __init__(self, program: Program, options: planning.Options):
         self.cache = Measurements(KIND, program.device)
-        code = code_of(*(module.__name__ for module in CODE), Stage.__module__, merge.__module__, Timer.__module__)
+        used = (Stage.__module__, merge.__module__, Timer.__module__, DecisionRow.__module__)
+        code = code_of(*(module.__name__ for module in CODE), *used)
         self.name = digest([*structure(program), asdict(options), code])
 
-    def read(self) -> tuple[list[Stage], Search] | None:
-        """The stages, and the search that found them; None where there are none."""
+    def read(self) -> planning.StagePlan | None:
+        """None where there is none."""
         if self.name not in self.cache:
             return None
         entry: Any = self.cache[self.name]
         stages = [Stage(tuple(map(tuple, groups)), is_merged) for groups, is_merged in entry["stages"]]
-        return stages, Search.from_json(entry["search"])
+        decisions = tuple(map(DecisionRow.from_json, entry["decisions"]))
+        return planning.StagePlan(stages, Search.from_json(entry["search"]), decisions)
 
-    def write(self, stages: list[Stage], search: Search) -> None:
-        entry: Any = {"stages": [[s.groups, s.is_merged] for s in stages], "search": search.to_json()}
+    def write(self, plan: planning.StagePlan) -> None:
+        entry: Any = {
+            "stages": [[s.groups, s.is_merged] for s in plan.stages],
+            "search": plan.search.to_json(),
+            "decisions": [row.to_json() for row in plan.decisions],
+        }
         self.cache.add({self.name: entry})

@@ -13,12 +13,12 @@ from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.lower import lower
-from systems.scheduling.plans.schedule import Schedule, Search
-from systems.scheduling.plans.stages import Stage, to_schedule
+from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.stages import to_schedule
 from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler
 
-from .planning import Options, find_stages
+from .planning import KIND, Options, StagePlan, find_stages
 from .stored import StoredStages
 from .units import KINDS
 
@@ -45,7 +45,7 @@ class Ios(Scheduler):
         BadOption: an option has another value, or the file is no schedule.
     """
 
-    name = "ios"
+    name = KIND
 
     def __init__(
         self,
@@ -91,8 +91,9 @@ class Ios(Scheduler):
                 raise BadOption(f"system.schedule={self.file} does not fit this model: {error}") from error
             return self.file_schedule
         stored = StoredStages(program, self.options) if self.options.searches else None
-        stages, search = (stored and stored.read()) or self._search(program, stored)
-        return to_schedule(program.graph, self.name, stages, search, self.barriers)
+        found = (stored and stored.read()) or self._search(program, stored)
+        schedule = to_schedule(program.graph, self.name, found.stages, found.search, self.barriers)
+        return replace(schedule, decisions=found.decisions)
 
     def execute(self, program: Program, schedule: Schedule, arena: Arena | None = None) -> Scheduled:
         if self.capture or program.device.type != "cuda":
@@ -101,18 +102,19 @@ class Ios(Scheduler):
 
         return StreamExecutor(*lower(program, schedule))
 
-    def _search(self, program: Program, stored: StoredStages | None) -> tuple[list[Stage], Search]:
+    def _search(self, program: Program, stored: StoredStages | None) -> StagePlan:
         begin = perf_counter()
         timer = Timer(program.device)
         try:
-            stages, search = find_stages(program, self.options, timer, self.report)
+            found = find_stages(program, self.options, timer, self.report)
         finally:
             timer.close()  # also when it is interrupted, so that nothing is measured twice
         self.num_measured += timer.taken
-        search = replace(search, seconds=perf_counter() - begin, measured=timer.taken)
+        search = replace(found.search, seconds=perf_counter() - begin, measured=timer.taken)
+        found = replace(found, search=search)
         if stored:
-            stored.write(stages, search)
-        return stages, search
+            stored.write(found)
+        return found
 
 
 def _read(file: Path) -> Schedule:

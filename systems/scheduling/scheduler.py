@@ -50,7 +50,7 @@ class Scheduler(System):
 
     @abstractmethod
     def plan(self, program: Program) -> Schedule:
-        """The schedule of a program. The caller adds the `decisions` of the passes."""
+        """The schedule of a program. Its own decisions are of the kind `name`; the caller adds those of the passes."""
 
     def plan_without_running(self, program: Program) -> Schedule:
         """The schedule as far as it is known without running the model; that of `plan` unless a scheduler overrides this."""
@@ -72,7 +72,7 @@ class Scheduler(System):
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """The schedule alone; no operator runs but those that passes, or a search, measure. Raises as `prepare`."""
         program, decisions = self._rewritten(_captured(module, inputs))
-        return replace(self.plan_without_running(program), decisions=tuple(rows(decisions)))
+        return self._explained(self.plan_without_running(program), decisions)
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
         """As every system's.
@@ -152,7 +152,7 @@ class Scheduler(System):
         self.num_measured = 0
         program, decisions = self._rewritten(program)
         self.rewriting.compile(program)
-        schedule = replace(self.plan(program), decisions=tuple(rows(decisions)))
+        schedule = self._explained(self.plan(program), decisions)
         if self.num_measured:
             warnings.warn(
                 f"learned in place: the cache lacked {self.num_measured} measurements, which this process has made",
@@ -160,6 +160,11 @@ class Scheduler(System):
                 stacklevel=3,
             )
         return self.execute(program, schedule, arena)
+
+    def _explained(self, schedule: Schedule, decisions: Sequence[Decision]) -> Schedule:
+        """The schedule with what passes decided before it, and then its scheduler. One of a file holds other passes' too."""
+        own = (row for row in schedule.decisions if row.kind == self.name)
+        return replace(schedule, decisions=(*rows(decisions), *own))
 
     def _rewritten(self, program: Program) -> tuple[Program, list[Decision]]:
         """The program as the passes leave it, and their decisions."""

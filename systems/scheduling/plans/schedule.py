@@ -84,7 +84,7 @@ class Schedule:
         stages: groups of operators by stage, for schedulers that have stages.
         merges: groups of operators that run as one (`systems.scheduling.plans.lower`).
         search: what finding the schedule took, None where nothing was searched.
-        decisions: the choices that the rewriting passes made before, equal ones as one row.
+        decisions: what the rewriting passes chose before, and then the scheduler itself, equal choices as one row.
         recipe: what its system needs to make the scheduled program out of the captured one again, as data for `json.dump`.
         early: operators that are launched while the one before them in their stream ends (`plans.launch_early`).
     """

@@ -21,6 +21,11 @@ class Stage:
     groups: tuple[tuple[int, ...], ...]
     is_merged: bool = False
 
+    @property
+    def operators(self) -> tuple[int, ...]:
+        """Ascending."""
+        return tuple(sorted(v for group in self.groups for v in group))
+
 
 def greedy(graph: OperatorGraph) -> list[tuple[int, ...]]:
     """Every operator in the earliest stage it can be in (IOS, Section 6.1): the operators of each stage, a group each."""
