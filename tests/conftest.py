@@ -1,5 +1,6 @@
 """What tests share: settings, and for the command line small models of their own and runs of the real program."""
 
+import gc
 import importlib
 import json
 import os
@@ -82,6 +83,14 @@ LONG = (
     *("test_rewriting", "test_launchers", "test_models_networks", "test_systems", "test_measuring", "test_merge_linears"),
     *("test_timeline_picture", "test_training", "test_own_scheduler", "test_zoo_graphs", "test_tvm_tuning"),
 )
+
+
+gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
