@@ -93,6 +93,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries tell of what is left at the end
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: names.get(item.path.stem, len(LONG)))

@@ -19,6 +19,7 @@ from results.cell import choose
 from results.store import PARTIAL
 from runners.cell.messages import Check, Refused
 from runners.cell.worker import Worker, guarded
+from runners.command import main
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import InvalidSchedule, verify
 
@@ -111,6 +112,23 @@ BAD_FACTORIES = [
 ]
 
 
+@pytest.fixture
+def request_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The program in this process, for requests that end before any other starts: half of such a run is a process's start."""
+
+    def request_here(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", command(*arguments)[1:])
+        for variable, value in environment(HYDRA_FULL_ERROR="").items():  # the program sets it for itself
+            monkeypatch.setenv(variable, value)
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capfd.readouterr()
+        return subprocess.CompletedProcess(sys.argv, int(end.value.code or 0), told.out, told.err)
+
+    return request_here
+
+
 def refused(done: "subprocess.CompletedProcess[str]", folder: Path, before: list[str]) -> str:
     """The one line of a request that was refused with nothing written, but for what Python keeps of the factory's module."""
     lines = done.stderr.strip().splitlines()
@@ -120,11 +138,21 @@ def refused(done: "subprocess.CompletedProcess[str]", folder: Path, before: list
     return lines[0]
 
 
-@pytest.mark.parametrize(("request_", "says"), BAD_REQUESTS, ids=[r for r, _ in BAD_REQUESTS])
-def test_a_bad_request_is_one_line(run: Run, folder: Path, request_: str, says: str) -> None:
-    before = sorted(os.listdir(folder))
+def with_device(request_: str) -> list[str]:
     arguments = [request_] if " " in request_ and "{" in request_ else request_.split()
-    assert says in refused(run(*arguments, "device=cpu" if "device" not in request_ else "seed=0"), folder, before)
+    return [*arguments, "device=cpu" if "device" not in request_ else "seed=0"]
+
+
+@pytest.mark.parametrize(("request_", "says"), BAD_REQUESTS, ids=[r for r, _ in BAD_REQUESTS])
+def test_a_bad_request_is_one_line(request_here: Run, folder: Path, request_: str, says: str) -> None:
+    before = sorted(os.listdir(folder))
+    assert says in refused(request_here(*with_device(request_)), folder, before)
+
+
+@pytest.mark.parametrize(("request_", "says"), BAD_REQUESTS[::15], ids=[r for r, _ in BAD_REQUESTS[::15]])
+def test_a_bad_request_is_one_line_of_a_process(run: Run, folder: Path, request_: str, says: str) -> None:
+    before = sorted(os.listdir(folder))
+    assert says in refused(run(*with_device(request_)), folder, before)
 
 
 @pytest.mark.parametrize(("factory", "says"), BAD_FACTORIES, ids=[f for f, _ in BAD_FACTORIES])
@@ -155,14 +183,14 @@ def test_a_wrong_option_of_a_system_is_one_line(run: Run, folder: Path) -> None:
     assert "multiple of heads" in refused(done, folder, before)
 
 
-def test_an_option_that_all_swept_systems_have_is_taken_for_each(run: Run, folder: Path) -> None:
+def test_an_option_that_all_swept_systems_have_is_taken_for_each(request_here: Run, folder: Path) -> None:
     """Though the system of conf/config.yaml has it not. What is refused is then the batch, and not the option."""
     before = sorted(os.listdir(folder))
     options = ["capture=false", "schedule='a b, (c).json'", "schedule="]
     for system, option in [("sequential,ios", option) for option in options]:
-        done = run("-m", "model=squeezenet", f"system={system}", f"system.{option}", "batch=0")
+        done = request_here("-m", "model=squeezenet", f"system={system}", f"system.{option}", "batch=0")
         assert "batch" in refused(done, folder, before)
-    done = run("-m", "model=squeezenet", "system=eager,ios", "system.capture=false")
+    done = request_here("-m", "model=squeezenet", "system=eager,ios", "system.capture=false")
     assert "no key 'system.capture'" in refused(done, folder, before)
 
 
