@@ -114,7 +114,7 @@ BAD_FACTORIES = [
 
 @pytest.fixture
 def request_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """The program in this process, for a request that ends before another starts; half of such a run is a process's start."""
+    """The program in this process, for a request that starts no other; half of such a run is a process's start."""
 
     def request_here(*arguments: str) -> "subprocess.CompletedProcess[str]":
         monkeypatch.chdir(folder)
