@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import ROOT, gone, worker_of
+from conftest import ROOT, gone, soon, worker_of
 from made_records import cell, record
 from scipy.stats import bootstrap
 
@@ -34,9 +34,11 @@ from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
 from runners.measurements import kernels, latency, sm_efficiency, throughput
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
+from runners.request.request import SweepOptions
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.cores import shares
 from runners.sweep.host_memory import host_memory
+from runners.sweep.lane import Lane, Processes
 from runners.sweep.progress import Progress
 from systems.notice import Notice
 from systems.profiling.trace import covered
@@ -333,6 +335,40 @@ def test_the_options_of_a_system_are_tried_in_a_process() -> None:
     process = CellProcess("cpu", "0")
     assert process.ask(Check("system", choose("system", "eager"), 1), timeout=120) == Checked(None)
     process.close()
+
+
+def test_what_is_tried_leaves_the_process_as_it_was_or_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the first cell can be measured in it: each model is made in a fork, which nothing outlives."""
+    (tmp_path / "tried.py").write_text(
+        "import os, signal\n"
+        "import torch\n"
+        "def make(batch):\n"
+        "    open('made', 'a').write(f'{os.getpid()} ')\n"
+        "    return torch.nn.ReLU(), (torch.ones(batch),)\n"
+        "def exits(batch):\n"
+        "    print('a word', flush=True)\n"
+        "    os._exit(7)\n"
+        "def killed(batch): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    check = {
+        name: Check("model", choose("model", "custom", factory=f"tried:{name}"), 1) for name in ("make", "exits", "killed")
+    }
+    process = CellProcess("cpu", "0")
+    first, second = (process.ask(check["make"], timeout=120) for _ in range(2))
+    assert isinstance(first, Checked) and first == second and first.sources
+    worker = worker_of(process.process.pid)
+    made = [int(number) for number in (tmp_path / "made").read_text().split()]
+    assert len({worker.pid, *made}) == 3 and soon(lambda: not worker.children())
+    options = SweepOptions(tmp_path, False, 60, None, rounds=0, max_load=1.0, gpus=None, output=None)
+    lane = Lane("cpu", "0", (), 1, options, Processes(), Progress(1), ahead=process)
+    assert lane.start_or_take(()) is process
+    answer = process.ask(check["exits"], timeout=120)
+    assert isinstance(answer, Failed) and answer.status == "failed"
+    assert answer.reason == "its process ended with status 7; its last words: a word"
+    process = CellProcess("cpu", "0")
+    answer = process.ask(check["killed"], timeout=120)
+    assert isinstance(answer, Failed) and "was killed by SIGKILL" in answer.reason
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of shares of a page")

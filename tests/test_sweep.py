@@ -399,7 +399,10 @@ def test_a_cell_that_cannot_take_part_in_rounds_is_known_by_data(
 ) -> None:
     played(monkeypatch, lambda command: Failed("failed", "it ended") if isinstance(command, Round) else None)
     sweep = Sweep(asked_for((1,), ("eager", "torchscript")))
+    assert sweep.tried.process is not None
     assert sweep.run() == 0
+    first = next(pid for pid, do, system, _ in overheard if (do, system) == ("Learn", "eager"))
+    assert first == sweep.tried.process.process.pid  # the model was tried in forks of it
     records = list(sweep.store.read().records.values())
     assert all(r.warnings[-1] == Warning("no_ratio", {"status": "failed", "reason": "it ended"}) for r in records)
     told = len(overheard)

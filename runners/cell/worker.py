@@ -19,6 +19,7 @@ from conf.text import first_line, words_of
 from results.cell import Cell, Choice
 from results.words import one_line
 from runners.machine.installation import module_name
+from runners.machine.keeper import end_as
 from runners.measurements.registry import plan
 from systems.preparing import collector_off
 
@@ -65,8 +66,26 @@ class Worker:
                 with collector_off():
                     import_ahead(command.cell.model)
                     build_ahead(command.cell)
+            elif isinstance(command, messages.Check):
+                self.check_in_a_fork(command)
             else:
                 self.write(guarded(self.carry_out, command))  # type: ignore[arg-type]
+
+    def check_in_a_fork(self, command: messages.Check) -> None:
+        """Answer from a fork, so that a cell may be measured in this process, which has only imported PyTorch.
+
+        It ends as its fork does, where that ends in any other way than with an answer.
+        """
+        self.report("importing PyTorch")
+        with collector_off():
+            import_ahead()
+        if fork := os.fork():
+            if status := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
+                end_as(status)
+            return
+        self.write(guarded(self.carry_out, command))
+        sys.stdout.flush()
+        os._exit(0)
 
     def write(self, message: Answer | Phase) -> None:
         self.answers.write(encoded(message))
@@ -111,7 +130,6 @@ class Worker:
         return session
 
     def _check(self, command: messages.Check) -> Answer:
-        self.report("importing PyTorch")
         with collector_off():
             if command.group == "model":
                 import_ahead(command.choice)
@@ -164,8 +182,8 @@ class Worker:
         return messages.Done(measuring.profiled(self.session, command.record))
 
 
-def import_ahead(model: Choice) -> None:
-    """Import PyTorch and the libraries of a model that will come, whatever the system.
+def import_ahead(model: Choice | None = None) -> None:
+    """Import PyTorch, and the libraries of a model that will come, whatever the system.
 
     What cannot be imported is an error where it is measured.
     """
@@ -174,7 +192,7 @@ def import_ahead(model: Choice) -> None:
     from . import session as _imported  # noqa: F401
 
     with suppress(ImportError):
-        if model.name in registry.names():  # a custom one is imported where what it raises has a cell to go to
+        if model and model.name in registry.names():  # a custom one is imported where what it raises has a cell to go to
             registry.find(model.name)
 
 

@@ -1,6 +1,7 @@
 """Has models and systems try the options that they were given, so that a wrong one ends a sweep before it measures."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import conf
 from results.cell import Cell, Choice
@@ -11,11 +12,21 @@ from runners.request.request import Request
 from .cell_process import CellProcess
 
 
-def sources_by_choice(request: Request) -> dict[Choice, str]:
-    """Digests of the sources of custom models and custom schedulers.
+@dataclass(frozen=True)
+class Tried:
+    """What trying the options has left.
 
-    Only options that are not conf/'s own are tried, since that needs PyTorch. Raises BadRequest.
+    Args:
+        sources: digests of the files of custom models and custom schedulers.
+        process: one for the first cell, which has imported PyTorch; None where nothing was tried, or cells are on a GPU.
     """
+
+    sources: dict[Choice, str] = field(default_factory=dict)
+    process: CellProcess | None = None
+
+
+def tried(request: Request) -> Tried:
+    """Try the options that are not conf/'s own, since that needs PyTorch. Raises BadRequest."""
     commands = {
         choice: Check(group, choice, cell.batch)
         for cell in request.cells
@@ -23,7 +34,7 @@ def sources_by_choice(request: Request) -> dict[Choice, str]:
         if choice.name == "custom" or not is_as_in_conf(group, choice)
     }
     if not commands:
-        return {}
+        return Tried()
     sources = {}
     process = CellProcess("cpu", "0")
     try:
@@ -36,9 +47,13 @@ def sources_by_choice(request: Request) -> dict[Choice, str]:
             assert isinstance(answer, Checked)
             if answer.sources is not None:
                 sources[choice] = answer.sources
-    finally:
+    except BaseException:
         process.close()
-    return sources
+        raise
+    if request.cells[0].device == "cpu":
+        return Tried(sources, process)
+    process.close()  # it sees no GPU
+    return Tried(sources)
 
 
 def sources_of(cell: Cell, sources: Mapping[Choice, str]) -> str | None:

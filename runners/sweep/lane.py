@@ -55,10 +55,13 @@ class Processes:
 
     def start(self, device: str, gpu: str, cores: Sequence[int]) -> CellProcess:
         process = CellProcess(device, gpu, cores)
+        self.add(process)
+        return process
+
+    def add(self, process: CellProcess) -> None:
         self.alive.add(process)
         if self.is_ending:  # set before the others were killed, so this one is either among those or seen here
             process.kill()
-        return process
 
     def close(self, process: CellProcess) -> None:
         process.close()
@@ -83,6 +86,7 @@ class Lane:
         options: SweepOptions,
         processes: Processes,
         progress: Progress,
+        ahead: CellProcess | None = None,
     ):
         """Nothing is started yet.
 
@@ -94,10 +98,11 @@ class Lane:
             options: of the sweep.
             processes: those of all lanes.
             progress: told what the cells are at.
+            ahead: a process for the first cell; one is started if None.
         """
         self.device, self.gpu, self.cores, self.num_lanes = device, gpu, cores, num_lanes
         self.options, self.processes, self.progress = options, processes, progress
-        self._ahead: CellProcess | None = None
+        self._ahead = ahead
 
     @contextmanager
     def exclusive(self, cell: Cell) -> Iterator[None]:

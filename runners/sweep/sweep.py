@@ -14,7 +14,7 @@ from runners.machine.device import visible
 from runners.request.request import Request
 from runners.roots import roots
 
-from .checking import sources_by_choice, sources_of
+from .checking import sources_of, tried
 from .cores import shares
 from .group_run import GroupRun
 from .lane import Lane, Processes
@@ -37,9 +37,10 @@ class Sweep:
         self.store = Store(self.options.results)
         is_on_gpu = request.cells[0].device == "cuda"
         self.gpus = [visible(gpu) for gpu in self.options.gpus or (0,)] if is_on_gpu else ["0"]
-        sources = sources_by_choice(request)
+        self.tried = tried(request)
         self.environments: dict[Cell, Environment] = {
-            cell: environment.identity(cell, roots(cell), self.gpus[0], sources_of(cell, sources)) for cell in request.cells
+            cell: environment.identity(cell, roots(cell), self.gpus[0], sources_of(cell, self.tried.sources))
+            for cell in request.cells
         }
         self.ids = {cell: identity(cell, where) for cell, where in self.environments.items()}
         try:
@@ -66,8 +67,10 @@ class Sweep:
         processes = Processes()
         with Progress(len(self.request.cells)) as progress, ThreadPoolExecutor(len(self.gpus)) as pool:
             device, count = self.request.cells[0].device, len(self.gpus)
+            if self.tried.process:
+                processes.add(self.tried.process)
             lanes = [
-                Lane(device, gpu, cores, count, self.options, processes, progress)
+                Lane(device, gpu, cores, count, self.options, processes, progress, self.tried.process)
                 for gpu, cores in zip(self.gpus, shares(count), strict=True)
             ]
             jobs = [pool.submit(self._run_lane, lane) for lane in lanes]
