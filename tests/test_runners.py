@@ -34,8 +34,9 @@ from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
 from runners.measurements import kernels, latency, sm_efficiency, throughput
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
-from runners.request.request import SweepOptions
+from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
+from runners.sweep.checking import Tried, tried
 from runners.sweep.cores import shares
 from runners.sweep.host_memory import host_memory
 from runners.sweep.lane import Lane, Processes
@@ -331,10 +332,12 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told(monkeypatch: pytest.Mo
     of_its_own.close()
 
 
-def test_the_options_of_a_system_are_tried_in_a_process() -> None:
-    process = CellProcess("cpu", "0")
-    assert process.ask(Check("system", choose("system", "eager"), 1), timeout=120) == Checked(None)
-    process.close()
+def test_the_options_of_a_gpus_cell_are_tried_in_a_process_that_ends(tmp_path: Path) -> None:
+    """It sees no GPU, so that no cell can be measured in it."""
+    chosen = choose("model", "squeezenet"), choose("system", "nimble", multi_stream=False), choose("runner", "latency")
+    options = SweepOptions(tmp_path, False, 120, None, rounds=0, max_load=1.0, gpus=None, output=None)
+    assert tried(Request((Cell(*chosen, Conditions(1, "cuda")),), options)) == Tried({}, None)
+    assert not [p for p in psutil.Process().children() if "runners.machine.keeper" in p.cmdline()]
 
 
 def test_what_is_tried_leaves_the_process_as_it_was_or_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
