@@ -15,7 +15,7 @@ FLOORS = ("conf", "models", "systems", "runners", "results", "scripts", "hydra_p
 
 # What the files of a room may import beside their own room; a room stands for those within it too. A room is a folder or
 # a file; the longest name counts. Those of `systems` stand in the order of their floors.
-GRAPH, PLANS, EXECUTION = (f"systems.scheduling.{name}" for name in ("graph", "plans", "execution"))
+GRAPH, PLANS, EXECUTION, SIMULATE = (f"systems.scheduling.{name}" for name in ("graph", "plans", "execution", "simulate"))
 FLOOR = {"conf", "systems.base", "systems.notice", "systems.cache", "systems.preparing"}
 SCHEDULER = FLOOR | {
     "systems.scheduling.scheduler",
@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     PLANS: {"systems.scheduling.decision", "systems.kernels", GRAPH},
     EXECUTION: {"conf", "systems.base", "systems.preparing", "systems.training", GRAPH, PLANS},
     "systems.profiling": FLOOR | {GRAPH, PLANS, EXECUTION},
+    SIMULATE: {"conf", "systems.base", "systems.profiling", GRAPH, PLANS},
     "systems.kernels": set(),
     "systems.scheduling.passes": FLOOR | {"systems.scheduling.decision", "systems.profiling", "systems.kernels", GRAPH},
     "systems.scheduling.scheduler": FLOOR | {"systems.scheduling", "systems.profiling"},

@@ -1,0 +1,1 @@
+"""How long a schedule takes, predicted without a GPU."""

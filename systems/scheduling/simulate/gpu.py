@@ -1,0 +1,89 @@
+"""A GPU as the simulator knows it: a file of conf/gpu."""
+
+from dataclasses import dataclass, fields
+from math import inf
+
+import conf
+from systems.base import BadOption
+from systems.profiling.profile import Capacity
+
+GROUP = "gpu"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a file of conf/gpu says; the comments there say where each value is from.
+
+    Args:
+        name: Of the file.
+        device: As CUDA names it.
+        multiprocessors: Streaming multiprocessors (SMs) of the device.
+        threads, registers, shared_memory, blocks: That one SM holds at most; shared memory in bytes.
+        reserved_shared_memory: Bytes that CUDA takes for itself from each block's shared memory.
+        l2_bytes: Of the L2 cache.
+        clock_mhz: Of an SM, the highest under load.
+        bandwidth_gb_s: Of device memory, in 1e9 bytes a second.
+        fp32_tflops: Peak arithmetic outside matrix units, in 1e12 operations a second.
+        tf32_tflops: Peak dense TF32 arithmetic; `fp32_tflops` where the matrix units take no TF32.
+    """
+
+    name: str
+    device: str
+    multiprocessors: int
+    threads: int
+    registers: int
+    shared_memory: int
+    blocks: int
+    reserved_shared_memory: int
+    l2_bytes: int
+    clock_mhz: float
+    bandwidth_gb_s: float
+    fp32_tflops: float
+    tf32_tflops: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str):
+                continue
+            least = 0 if field.name == "reserved_shared_memory" else 1 if field.type is int else 5e-324
+            if not least <= value < inf:
+                raise BadOption(f"{GROUP}.{field.name} is {value}: it is a number of at least {least:g}")
+
+    @property
+    def capacity(self) -> Capacity:
+        """What one SM shares among the blocks on it."""
+        return Capacity(
+            threads=self.threads,
+            registers=self.registers,
+            shared_memory=self.shared_memory,
+            blocks=self.blocks,
+            reserved_shared_memory=self.reserved_shared_memory,
+            num_multiprocessors=self.multiprocessors,
+        )
+
+
+def load(name: str, **changed: conf.Value) -> Gpu:
+    """The GPU of conf/gpu/NAME.yaml.
+
+    Args:
+        changed: Values in the place of the file's, for a what-if.
+
+    Raises:
+        BadOption: There is no such file, or a value is of the wrong kind or size.
+    """
+    if wrong := conf.not_one_of(GROUP, name, conf.choices(GROUP)):
+        raise BadOption(wrong)
+    values = conf.options(GROUP, name)
+    if wrong := conf.mistake(GROUP, values, changed):
+        raise BadOption(wrong)
+    if missing := [field.name for field in fields(Gpu) if field.name not in values]:
+        raise BadOption(f"conf/{GROUP}/{name}.yaml lacks {missing[0]}")
+    if unknown := sorted(set(values) - {field.name for field in fields(Gpu)}):
+        raise BadOption(f"conf/{GROUP}/{name}.yaml has {unknown[0]}, which no GPU has")
+    return Gpu(**{**values, **changed})  # type: ignore[arg-type]
+
+
+def find(device: str) -> Gpu | None:
+    """The GPU that CUDA calls `device`; None where conf/gpu has none of that name."""
+    return next((gpu for gpu in map(load, conf.choices(GROUP)) if gpu.device == device), None)
