@@ -46,7 +46,8 @@ NUMBERS = ("batch", "seed", "rounds", "timeout", "max_load", "max_cells", "force
 NAMES = ("precision", "layout", "algorithms", "device")
 MODELS = tuple(name for name in conf.choices("model") if name != "custom")
 SYSTEMS = tuple(name for name in conf.choices("system") if name != "custom")
-RUNNERS = tuple(name for name in conf.choices("runner") if name not in ("schedule", "timeline", "list", "cache"))
+SHOWINGS = ("cache", "calibrate", "list", "profile", "schedule", "timeline")
+RUNNERS = tuple(name for name in conf.choices("runner") if name not in SHOWINGS)
 FORMS = ("key", "choice", "option", "value", "value", "group", "flag", "delete", "add", "sweep", "bytes")
 
 

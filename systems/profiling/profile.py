@@ -21,12 +21,14 @@ class Kernel:
     """One kernel of an operator.
 
     Args:
-        milliseconds: That it takes with the device for itself.
+        milliseconds: That it takes with the device for itself, in the sequence of its program's operators.
         grid: Blocks in each dimension.
         block: Threads of a block in each dimension.
         registers: Of a thread.
         shared_memory: Bytes of a block, static and dynamic together: the trace tells their sum only.
         achieved_occupancy: 0 to 1, as the profiler estimates it from the blocks an SM gets; None where it does not.
+        warm_ms: That it takes right after itself, with what it reads in L2 where that holds it; None where nobody looked.
+        cold_ms: That it takes with other data in L2.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Kernel:
     registers: int
     shared_memory: int
     achieved_occupancy: float | None = None
+    warm_ms: float | None = None
+    cold_ms: float | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -194,7 +198,10 @@ def operator_of(entry: object) -> OperatorProfile:
 def kernel_of(entry: object) -> Kernel:
     """Read one kernel of a profile's document; raises as `operator_of`."""
     whole = mapping(entry)
-    occupancy = whole["achieved_occupancy"]
+    occupancy, warm_ms, cold_ms = (
+        None if value is None else number(value)
+        for value in (whole["achieved_occupancy"], whole.get("warm_ms"), whole.get("cold_ms"))
+    )
     return Kernel(
         name=checked(whole["name"], str),
         milliseconds=number(whole["milliseconds"]),
@@ -202,7 +209,9 @@ def kernel_of(entry: object) -> Kernel:
         block=_dim3(whole["block"]),
         registers=checked(whole["registers"], int),
         shared_memory=checked(whole["shared_memory"], int),
-        achieved_occupancy=None if occupancy is None else number(occupancy),
+        achieved_occupancy=occupancy,
+        warm_ms=warm_ms,
+        cold_ms=cold_ms,
     )
 
 

@@ -80,7 +80,7 @@ class Scheduler(System):
         Args:
             arena: on a GPU, memory to share with other schedules whose calls never overlap with this one's.
         """
-        return self._prepared(_captured(module, inputs), arena)
+        return self.prepare_program(_captured(module, inputs), arena)
 
     def prepare_training(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
@@ -136,19 +136,20 @@ class Scheduler(System):
             i: x for i, x in enumerate(tensors) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")
         }
         program = _captured(module, tuple(tensors))
-        prepared = self._prepared(program.bind(weights))
+        prepared = self.prepare_program(program.bind(weights))
 
         def call(*arguments: Tensor) -> Any:
             nonlocal weights, prepared
             if any(arguments[i] is not weight for i, weight in weights.items()):
                 weights = {i: weight for i, weight in weights.items() if arguments[i] is weight}
                 prepared.close()
-                prepared = self._prepared(program.bind(weights))
+                prepared = self.prepare_program(program.bind(weights))
             return prepared(*(x for i, x in enumerate(arguments) if i not in weights))
 
         return call
 
-    def _prepared(self, program: Program, arena: Arena | None = None) -> Scheduled:
+    def prepare_program(self, program: Program, arena: Arena | None = None) -> Scheduled:
+        """As `prepare`, from a program that was captured before."""
         self.num_measured = 0
         program, decisions = self._rewritten(program)
         self.rewriting.compile(program)

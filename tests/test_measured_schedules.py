@@ -1,0 +1,154 @@
+"""Schedules that are drawn, and sets of measured ones with their files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import systems
+from runners.cell.measured_schedules import PreparedSchedules
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.lower import lower
+from systems.scheduling.plans.schedule import sequential
+from systems.scheduling.plans.verify import verify
+from systems.scheduling.scheduler import Scheduler
+from systems.scheduling.simulate.measured_set import MeasuredSet
+from systems.scheduling.simulate.random_schedules import random_merges, random_schedule, random_schedules
+from tests.dags import dags
+
+Damage = Callable[[dict], object]
+Run = Callable[..., CompletedProcess[str]]
+
+
+class Inception(torch.nn.Module):
+    """Three convolutions of one input, of which some merge, and their concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = torch.nn.ModuleList(torch.nn.Conv2d(3, c, k, padding=k // 2) for c, k in ((4, 1), (2, 3), (3, 5)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.relu(branch(x)) for branch in self.branches], 1)
+
+
+@settings(deadline=None)
+@given(dags(), st.integers(0, 2**32), st.floats(0, 1))
+def test_what_is_drawn_is_valid(graph: OperatorGraph, seed: int, share: float) -> None:
+    verify(graph, random_schedule(graph, Random(seed), share))
+
+
+@settings(deadline=None)
+@given(dags(), st.integers(0, 2**32))
+def test_a_seed_draws_the_same_again(graph: OperatorGraph, seed: int) -> None:
+    assert random_schedules(graph, 5, seed) == random_schedules(graph, 5, seed)
+
+
+def test_the_last_one_is_sequential_and_schedules_differ() -> None:
+    graph = OperatorGraph.from_edges(40, [(0, v) for v in range(1, 40)])
+    drawn = random_schedules(graph, 40, 0)
+    ordered = [sum(mask.bit_count() for mask in schedule.happens_before()) for schedule in drawn]
+    assert ordered[-1] == 40 * 39 / 2  # every two of 40 are ordered
+    assert ordered[0] < ordered[-1] / 2 and len(set(ordered)) > 20
+
+
+def test_merges_are_those_that_an_executor_carries_out() -> None:
+    module, x = Inception().eval(), torch.randn(1, 3, 8, 8)
+    program = capture(module, (x,))
+    drawn = {random_merges(program, Random(seed)) for seed in range(20)}
+    assert len(drawn) > 2  # several subsets, and none at all
+    for merges in drawn - {()}:
+        plain = sequential(program.graph)
+        merged, _ = lower(program, type(plain)(plain.graph, "merged", plain.order, plain.streams, (), merges=merges))
+        (out,) = merged.run((x,))
+        torch.testing.assert_close(out, module(x))
+
+
+@pytest.fixture(scope="module")
+def measured() -> MeasuredSet:
+    program = capture(Inception().eval(), (torch.randn(1, 3, 8, 8),))
+    schedulers = {name: scheduler for name in ("nimble", "nimble_fused") if isinstance(scheduler := _load(name), Scheduler)}
+    prepared = PreparedSchedules("inception", 1, program, schedulers, num_random=5, num_merged=2)
+    prepared.measure()
+    prepared.measure()
+    prepared.profile()
+    prepared.close()
+    return prepared.result()
+
+
+def _load(name: str) -> systems.base.System:
+    if name == "nimble_fused":
+        return systems.load("nimble", fold_batch_norm=True, merge_linears=True)
+    return systems.load(name)
+
+
+def test_each_schedule_is_measured_twice_and_each_program_profiled(measured: MeasuredSet) -> None:
+    assert [s.name for s in measured.schedules] == ["nimble", "nimble_fused", *["random"] * 5]
+    assert all(len(s.replay_ms) == 2 and min(*s.replay_ms, s.call_ms) > 0 for s in measured.schedules)
+    assert {s.program for s in measured.schedules if s.name == "random"} > {"captured"}
+    for name, program in measured.programs.items():
+        assert len(program.profile.operators) == len(program.graph), name
+        assert any(o.bytes_written for o in program.profile.operators)
+    for schedule in measured.schedules:
+        verify(measured.programs[schedule.program].graph, schedule.schedule)
+
+
+@pytest.mark.parametrize("name", ["set.json", "set.json.gz"])
+def test_a_file_holds_all_of_a_set(measured: MeasuredSet, tmp_path: Path, name: str) -> None:
+    measured.write(tmp_path / name)
+    assert MeasuredSet.read(tmp_path / name) == measured
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d.pop("programs"),
+        lambda d: d.update(batch="1"),
+        lambda d: d["programs"]["captured"]["operators"][0].__setitem__(2, 10**6),
+        lambda d: d["programs"]["captured"]["edges"].append([3, 1]),
+        lambda d: d["schedules"][0].update(program="other"),
+        lambda d: d["schedules"][0].update(replay_ms=["fast"]),
+        lambda d: d["schedules"][0].update(waits=[[1]]),
+    ],
+)
+def test_a_damaged_file_is_none(measured: MeasuredSet, damage: Damage) -> None:
+    document = measured.to_json()
+    damage(document)
+    with pytest.raises(ValueError):
+        MeasuredSet.from_json(document)
+
+
+def test_a_file_of_another_kind_is_none(tmp_path: Path) -> None:
+    (file := tmp_path / "x.json.gz").write_bytes(b"\x1f\x8bnothing")
+    with pytest.raises(ValueError, match="no set of measured schedules"):
+        MeasuredSet.read(file)
+
+
+def test_the_runner_writes_a_set(run: Run, folder: Path) -> None:
+    asked = ["runner=profile", "model=custom", "model.factory=tiny:make", "device=cpu", "system=nimble"]
+    done = run(*asked, "runner.schedules=greedy nimble", "runner.random_schedules=2", "output=tiny.json.gz")
+    assert done.returncode == 0, done.stderr
+    assert [s.name for s in MeasuredSet.read(folder / "tiny.json.gz").schedules] == ["nimble", "greedy", "random", "random"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["runner=profile", "runner.schedules=nimbel"], "did you mean nimble"),
+        (["runner=profile", "runner.random_schedules=-1"], "not an integer of at least 0"),
+        (["-m", "runner=profile", "batch=1,2"], "writes one file"),
+    ],
+)
+def test_a_wrong_request_is_one_line(run: Run, asked: list[str], words: str) -> None:
+    done = run(*asked, "device=cpu")
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_cpu_is_not_calibrated(run: Run) -> None:
+    done = run("runner=calibrate", "device=cpu")
+    assert done.returncode == 0 and "a GPU is calibrated" in done.stderr
