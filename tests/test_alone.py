@@ -27,7 +27,8 @@ def states() -> dict[str, list[DeviceEvent]]:
     """Warm takes 1 us a kernel but for the first of a row, cold 9, in sequence without a graph 5."""
     found: dict[str, list[DeviceEvent]] = {}
     for v, signature in enumerate(SIGNATURES):
-        found[f"in sequence 0 {v}"] = [kernel(name, 5.0) for name in KERNELS[signature]]
+        for i in range(REPEATS):
+            found[f"in sequence {i} {v}"] = [kernel(name, 5.0) for name in KERNELS[signature]]
         if v < 2:
             for i in range(REPEATS + 1):
                 found[f"warm {i} {v}"] = [kernel(name, 1.0 if i else 7.0) for name in KERNELS[signature]]
@@ -59,9 +60,15 @@ def test_states_that_differ_in_their_kernels_are_unknown() -> None:
     assert found["relu"].kernels[0].warm_ms is not None
 
 
+def test_a_trace_that_has_lost_its_durations_is_no_profile() -> None:
+    """CUPTI's events lose them once another profiler has begun."""
+    with pytest.raises(ValueError, match="took no time"):
+        combined(SIGNATURES, [run([0] * 5)], states())
+
+
 def test_a_copy_has_no_blocks() -> None:
     copied = states()
-    copied["in sequence 0 1"] = [DeviceEvent("Memcpy DtoD", "gpu_memcpy", 0.0, 5.0)]
+    copied |= {f"in sequence {i} 1": [DeviceEvent("Memcpy DtoD", "gpu_memcpy", 0.0, 5.0)] for i in range(REPEATS)}
     found = combined(SIGNATURES, [], copied)
     assert found["relu"].kernels[0].num_blocks == 0 and found["relu"].milliseconds == 0.005
 

@@ -6,7 +6,7 @@ from one captured graph: neither the host nor another kernel holds it up.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import median
@@ -46,7 +46,8 @@ def operators_alone(program: Program, turn: Turn = nullcontext) -> dict[str, Ope
         with turn():
             times = [OperatorProfile(milliseconds) for milliseconds in host_times(program, program.examples)]
         return _by_signature(signatures, times)
-    return combined(signatures, *_traced(program, {s: v for v, s in reversed([*enumerate(signatures)])}, turn))
+    first_by_signature = {s: v for v, s in reversed([*enumerate(signatures)])}
+    return combined(signatures, *_traced(program, list(first_by_signature.values()), turn))
 
 
 def combined(
@@ -57,8 +58,11 @@ def combined(
     Args:
         signatures: Of all operators, in the order of capture.
         sequence: What each replay of all of them ran, in order.
-        states: What "STATE REPEAT OPERATOR" launched: each operator once in sequence, and the first of each signature in
-            both other states.
+        states: What "STATE REPEAT OPERATOR" launched: each operator in sequence, and the first of each signature in both
+            other states.
+
+    Raises:
+        ValueError: A kernel took no time: its trace is damaged.
     """
     alone = {s: _in_states(states, v) for v, s in enumerate(signatures) if f"warm 0 {v}" in states}
     launches = [states[f"in sequence 0 {v}"] for v in range(len(signatures))]
@@ -66,11 +70,16 @@ def combined(
     # Where operators launch other kernels under capture, their times are those of the pass without a graph.
     replays = [run for run in sequence if [e.name for e in run] == names]
     operators, place = [], 0
-    for signature, events in zip(signatures, launches, strict=True):
+    for v, (signature, events) in enumerate(zip(signatures, launches, strict=True)):
         is_same = len(alone[signature]) == len(events)
         kernels = []
         for i, event in enumerate(events):
-            seen_ms = [run[place + i].duration_us / 1e3 for run in replays] or [event.duration_us / 1e3]
+            seen_ms = [run[place + i].duration_us / 1e3 for run in replays]
+            if not seen_ms:
+                runs = (states[f"in sequence {repeat} {v}"] for repeat in range(REPEATS))
+                seen_ms = [run[i].duration_us / 1e3 for run in runs if len(run) == len(events)]
+            if min(seen_ms) <= 0:
+                raise ValueError(f"the trace says that {event.name} took no time")
             warm_ms, cold_ms = alone[signature][i] if is_same else (None, None)
             kernels.append(replace(_kernel(event), milliseconds=median(seen_ms), warm_ms=warm_ms, cold_ms=cold_ms))
         place += len(events)
@@ -119,9 +128,12 @@ def _kernel(event: DeviceEvent) -> Kernel:
 
 @torch.no_grad()
 def _traced(
-    program: Program, first_by_signature: dict[str, int], turn: Turn
+    program: Program, distinct: Sequence[int], turn: Turn
 ) -> tuple[list[list[DeviceEvent]], dict[str, list[DeviceEvent]]]:
-    """The events of each replay of the sequence, and those of each "STATE REPEAT OPERATOR"."""
+    """The events of each replay of the sequence, and those of each "STATE REPEAT OPERATOR".
+
+    Each profiler's events are read before the next one begins: afterwards they have lost their durations.
+    """
     with turn():
         other = torch.zeros(OTHER_BYTES // 4, device=program.device)
         for _ in range(WARM_UP_PASSES):
@@ -134,32 +146,50 @@ def _traced(
                     torch.cuda._sleep(trace.QUEUE_CYCLES)  # the profiler launches a graph more slowly than the GPU runs it
                     executor.replay()  # type: ignore[attr-defined]
                 torch.cuda.synchronize()
+            by_launch: dict[int | None, list[DeviceEvent]] = {}
+            for event in trace.on_device(trace.exported(replayed)):
+                by_launch.setdefault(event.correlation, []).append(event)
         finally:
             executor.close()
         with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as launched:
-            _labelled(program, set(first_by_signature.values()), lambda: other.max())
+            for i in range(REPEATS):
+                _in_sequence(program, f"{LABEL}in sequence {i} ")
+            _in_both_states(program, set(distinct), lambda: other.max())
             torch.cuda.synchronize()
-    by_launch: dict[int | None, list[DeviceEvent]] = {}
-    for event in trace.on_device(trace.exported(replayed)):
-        by_launch.setdefault(event.correlation, []).append(event)
     return list(by_launch.values()), trace.launched_under(trace.exported(launched), LABEL)
 
 
-def _labelled(program: Program, distinct: set[int], flush: Callable[[], object]) -> None:
-    """Run all operators in the order of capture, and those of `distinct` again in both other states."""
+def _in_sequence(program: Program, label: str) -> None:
+    """Run all operators in the order of capture, operator v under the label `label` + v."""
+    for v, run in _each(program):
+        with record_function(f"{label}{v}"):
+            run()
+
+
+def _in_both_states(program: Program, distinct: set[int], flush: Callable[[], object]) -> None:
+    """Run all operators in the order of capture, and those of `distinct` several times warm and cold."""
+    for v, run in _each(program):
+        if v not in distinct:
+            run()
+            continue
+        for i in range(REPEATS + 1):
+            with record_function(f"{LABEL}warm {i} {v}"):
+                run()
+        for i in range(REPEATS):
+            flush()
+            with record_function(f"{LABEL}cold {i} {v}"):
+                run()
+
+
+def _each(program: Program) -> Iterator[tuple[int, Callable[[], None]]]:
+    """Each operator, and what runs it; between two of them what nobody reads any more is dropped."""
     values: list[Any] = [None] * len(program.graph)
     last = program.last_consumers()
     for v in range(len(program.graph)):
-        with record_function(f"{LABEL}in sequence 0 {v}"):
-            output = program.execute(v, values, program.examples)
-        if v in distinct:
-            for i in range(REPEATS + 1):
-                with record_function(f"{LABEL}warm {i} {v}"):
-                    program.execute(v, values, program.examples)
-            for i in range(REPEATS):
-                flush()
-                with record_function(f"{LABEL}cold {i} {v}"):
-                    program.execute(v, values, program.examples)
-        values[v] = output
+
+        def run(v: int = v) -> None:
+            values[v] = program.execute(v, values, program.examples)
+
+        yield v, run
         for u in last[v]:
             values[u] = None
