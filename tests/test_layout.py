@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
     "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},
+    "systems.serving": FLOOR,
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},

@@ -1,0 +1,70 @@
+"""What a scheduler hands to an engine for one iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .request import Request, Sampling
+from .slots import Region
+
+
+@dataclass(frozen=True)
+class Row:
+    """The tokens of one request in one iteration.
+
+    Args:
+        request_id: whose tokens they are.
+        region: where its keys and values lie.
+        begin: the place of the first token in the region; those before it are stored there.
+        tokens: token ids to feed; all of the prompt, one, or a chunk.
+        num_padding: places at the region's start that hold padding, which no other place attends to.
+        num_useful: of `tokens`, those that a request needs; the others are padding, or of a finished request.
+        draw: which of the request's random numbers samples its next token.
+        sampling: how it does.
+    """
+
+    request_id: int
+    region: Region
+    begin: int
+    tokens: tuple[int, ...]
+    num_padding: int
+    num_useful: int
+    draw: int
+    sampling: Sampling
+
+    @property
+    def num_context(self) -> int:
+        """Places of the region that are filled after this iteration."""
+        return self.begin + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one iteration. id: batches of a scheduler count from 0."""
+
+    id: int
+    rows: tuple[Row, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def num_useful(self) -> int:
+        return sum(row.num_useful for row in self.rows)
+
+
+def row_of(request: Request, region: Region, num_tokens: int, num_padding: int = 0) -> Row:
+    """The next tokens of a request; its padding comes before its first."""
+    is_first = request.num_fed == 0
+    tokens = ((0,) * num_padding if is_first else ()) + request.fed_next(num_tokens)
+    return Row(
+        request_id=request.id,
+        region=region,
+        begin=0 if is_first else num_padding + request.num_fed,
+        tokens=tokens,
+        num_padding=num_padding,
+        num_useful=0 if request.is_complete else num_tokens,
+        draw=len(request.generated),
+        sampling=request.sampling,
+    )

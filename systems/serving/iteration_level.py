@@ -1,0 +1,162 @@
+"""Iteration-level scheduling: Algorithm 2 of the dissertation (section 4.3.2), which is Orca's.
+
+Invariants:
+- A batch has at most `max_batch_size` requests, and each request is in at most one batch in flight.
+- A request that has started holds `max_tokens` slots until it finishes. So no started request waits for slots, and there
+  is no deadlock.
+- Iteration-level FCFS: of two requests the earlier has run at least as many iterations, while both are unfinished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .batch import Batch, row_of
+from .request import Delivery, Request, State
+from .scheduler import Scheduler
+from .slots import Region, Slots
+
+
+@dataclass(frozen=True)
+class Part:
+    """A request's part of a batch.
+
+    Args:
+        request: whose it is.
+        region: its slots, reserved now or before.
+        num_tokens: to feed.
+    """
+
+    request: Request
+    region: Region
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `select` chose.
+
+    Args:
+        parts: by arrival.
+        slots: the book after their reservations.
+        is_fragmented: a request waits for slots that are free, but lie in pieces.
+    """
+
+    parts: tuple[Part, ...]
+    slots: Slots
+    is_fragmented: bool
+
+
+def select(pool: Iterable[Request], slots: Slots, max_batch_size: int, max_num_batched_tokens: int = 0) -> Selection:
+    """Algorithm 2, lines 17 to 28. It changes nothing.
+
+    Args:
+        pool: every unfinished request.
+        slots: the K/V manager's book.
+        max_batch_size: the chapter's max_bs.
+        max_num_batched_tokens: of an iteration; a longer prompt goes in chunks (Sarathi-Serve, OSDI 2024). 0: no limit.
+            A started request behind a prompt has always its token: prompts are fed in the order of arrival.
+    """
+    parts: list[Part] = []
+    budget = max_num_batched_tokens or float("inf")
+    idle = sorted((r for r in pool if r.state is not State.RUNNING), key=lambda r: (r.arrival_s, r.id))
+    for request in idle:
+        if len(parts) == max_batch_size or budget <= 0:
+            break
+        region = request.region
+        if region is None:  # the initiation phase: reserve, or let nobody overtake
+            reservation = slots.reserved(request.max_tokens)
+            if reservation is None:
+                return Selection(tuple(parts), slots, slots.num_free >= request.max_tokens)
+            slots, region = reservation
+        num_tokens = int(min(request.num_tokens - request.num_fed, budget))
+        budget -= num_tokens
+        parts.append(Part(request, region, num_tokens))
+    return Selection(tuple(parts), slots, False)
+
+
+class IterationLevel(Scheduler):
+    """Algorithm 2, lines 1 to 15: the loop's state between two events.
+
+    Args:
+        slots: the K/V manager's book, all free.
+        max_batch_size: requests of a batch, at most.
+        num_workers: stages of the engine's pipeline, each of which has a batch.
+        is_prefetching: one batch more than workers is in flight, which hides the scheduler's time (section 4.4).
+        max_num_batched_tokens: as `select` takes it.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        max_batch_size: int,
+        num_workers: int = 1,
+        is_prefetching: bool = False,
+        max_num_batched_tokens: int = 0,
+    ):
+        super().__init__()
+        self.slots, self.max_batch_size = slots, max_batch_size
+        self.num_in_flight_max = num_workers + is_prefetching
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.pool: dict[int, Request] = {}
+        self.num_batches = 0
+        self.num_fragmented = 0  # selections that a request waited in, for slots in one piece
+
+    @property
+    def num_reserved(self) -> int:
+        return self.slots.num_reserved
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(request.state is State.INITIATION for request in self.pool.values())
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.pool)
+
+    def add(self, request: Request) -> None:
+        self.pool[request.id] = request
+
+    def cancel(self, request_id: int) -> list[Delivery]:
+        if (request := self.pool.get(request_id)) is not None:
+            request.is_cancelled = True
+            if request.state is not State.RUNNING:
+                self._remove(request)
+        return []
+
+    def next_batch(self) -> Batch | None:
+        if self.is_full:
+            return None
+        selection = select(self.pool.values(), self.slots, self.max_batch_size, self.max_num_batched_tokens)
+        self.num_fragmented += selection.is_fragmented
+        if not selection.parts:
+            return None
+        self.slots = selection.slots
+        rows = tuple(row_of(part.request, part.region, part.num_tokens) for part in selection.parts)
+        for part in selection.parts:
+            part.request.region, part.request.state = part.region, State.RUNNING
+            part.request.num_fed += part.num_tokens
+        self.num_in_flight += 1
+        self.num_batches += 1
+        return Batch(self.num_batches - 1, rows)
+
+    def take_back(self, batch: Batch, tokens: Sequence[int]) -> list[Delivery]:
+        self.num_in_flight -= 1
+        deliveries = []
+        for row, token in zip(batch.rows, tokens, strict=True):
+            request = self.pool[row.request_id]
+            request.state = State.INCREMENT
+            is_accepted = request.accept(token)
+            if is_accepted:
+                deliveries.append(Delivery(request.id, (token,), request.is_complete))
+            if request.is_complete:
+                self._remove(request)
+        return deliveries
+
+    def _remove(self, request: Request) -> None:
+        """It finishes: its slots are free."""
+        if request.region is not None:
+            self.slots = self.slots.released(request.region)
+        request.state, request.region = State.FINISHED, None
+        del self.pool[request.id]

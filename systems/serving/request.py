@@ -1,0 +1,130 @@
+"""A request for the life that it has in the server, and what is delivered of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .slots import Region
+
+
+class State(Enum):
+    """Of a request (dissertation, section 2.5 and Algorithm 2)."""
+
+    INITIATION = "initiation"  # it has never been scheduled
+    RUNNING = "running"  # it is in a batch in flight
+    INCREMENT = "increment"  # it has been scheduled, and waits for its next iteration
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from logits.
+
+    Args:
+        temperature: 0 takes the largest logit.
+        top_p: the least likely tokens beyond this share of probability are left out; 1 leaves out none.
+        seed: of the request's own random numbers.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """What a client asks for, and how far it is.
+
+    A request's stream is its prompt followed by what it has generated. The last generated token is never fed to the model.
+
+    Args:
+        id: unique in a server.
+        prompt: token ids.
+        max_new_tokens: tokens to generate (the chapter's max_gen_tokens).
+        arrival_s: when it arrived, on the server's clock.
+        stop_tokens: ids that end the generation early.
+        num_fed: tokens of the stream that the model has taken.
+        region: where its keys and values lie; None before it is scheduled.
+        is_cancelled: its client wants no more of it.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    arrival_s: float = 0.0
+    sampling: Sampling = Sampling()
+    stop_tokens: frozenset[int] = frozenset()
+    state: State = State.INITIATION
+    generated: list[int] = field(default_factory=list)
+    num_fed: int = 0
+    region: Region | None = None
+    is_cancelled: bool = False
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that it can have after processing: the slots that it reserves."""
+        return len(self.prompt) + self.max_new_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the stream."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def is_complete(self) -> bool:
+        """Has it all its tokens, or is it cancelled?"""
+        stopped = bool(self.generated) and self.generated[-1] in self.stop_tokens
+        return self.is_cancelled or stopped or len(self.generated) >= self.max_new_tokens
+
+    def fed_next(self, count: int) -> tuple[int, ...]:
+        """The next tokens to feed. A request that is complete repeats its last token: static batches compute such rows."""
+        last = self.generated[-1] if self.generated else self.prompt[-1]
+        return tuple(self._token(at, last) for at in range(self.num_fed, self.num_fed + count))
+
+    def _token(self, at: int, last: int) -> int:
+        if at < len(self.prompt):
+            return self.prompt[at]
+        return self.generated[at - len(self.prompt)] if at < self.num_tokens else last
+
+    def accept(self, token: int) -> bool:
+        """Append a sampled token, unless it is of a place that the stream has already or of a complete request."""
+        is_next = self.num_fed == self.num_tokens and not self.is_complete
+        if is_next:
+            self.generated.append(token)
+        return is_next
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Tokens that go to a client. is_last: the request is finished."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    is_last: bool
+
+
+def refusal(request: Request, num_slots: int, num_positions: int, vocabulary: int) -> str | None:
+    """Why a request can never be served, in one line, or None. Let in, it would block the queue for ever.
+
+    Args:
+        request: before it is scheduled.
+        num_slots: of the K/V manager.
+        num_positions: the longest sequence that the model takes.
+        vocabulary: token ids are below it.
+    """
+    if not request.prompt:
+        return "the prompt is empty: it needs one token at least"
+    if request.max_new_tokens < 1:
+        return f"max_tokens={request.max_new_tokens} is not a positive number of tokens to generate"
+    if wrong := [token for token in request.prompt if not 0 <= token < vocabulary]:
+        return f"token id {wrong[0]} is not in the vocabulary of {vocabulary}"
+    length = f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} to generate"
+    if request.max_tokens > num_positions:
+        return f"{length} are more than the model's {num_positions} positions"
+    if request.max_tokens > num_slots:
+        return f"{length} are more than the {num_slots} K/V slots"
+    sampling = request.sampling
+    if not 0 <= sampling.temperature < float("inf") or not 0 < sampling.top_p <= 1:
+        return f"temperature={sampling.temperature} is below 0, or top_p={sampling.top_p} is not above 0 and up to 1"
+    return None
