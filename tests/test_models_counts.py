@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+import conf
 import models
 from models.darts import AMOEBANET, DARTS, CellType, Genotype
 
 TORCHVISION = "torchvision documentation, table of classification weights"
+TABLE_4_1 = "the dissertation, table 4.1; gpt_counts() above for the operations"
 NIMBLE = "Nimble (Kwon et al. 2020), table 1"
 
 
@@ -28,7 +30,7 @@ class Figure:
     parameters: float
     macs: float
     source: str
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, conf.Value] = field(default_factory=dict)
     published: tuple[float, float] | None = None
     difference: str = ""
 
@@ -54,6 +56,16 @@ def t5_small_macs(sequence: int) -> int:
 def gpt2_macs(sequence: int) -> int:
     """12 layers of width 768, 50257 tokens (Radford et al. 2019, table 2)."""
     return transformer_macs(12, 768, 4 * 768, sequence) + sequence * 768 * 50257
+
+
+def gpt_counts(layers: int, hidden: int, vocabulary: int) -> tuple[int, int]:
+    """Parameters of a GPT with 2048 positions, without biases and norms, and multiply-accumulates of 64 tokens."""
+    parameters = 12 * layers * hidden**2 + (vocabulary + 2048) * hidden
+    return parameters, transformer_macs(layers, hidden, 4 * hidden, 64) + 64 * hidden * vocabulary
+
+
+def gpt_options(choice: str) -> dict[str, conf.Value]:
+    return {key: value for key, value in conf.options("model", choice).items() if key != "name"}
 
 
 def inverted_residuals(size: int, blocks: list[tuple[int, ...]], head: int, classes: int, squeeze: bool) -> tuple[int, int]:
@@ -231,6 +243,14 @@ FIGURES = [
         published=(117e6, gpt2_macs(128)),
         difference="Radford et al. 2019, table 2, says 117 M, which the README takes back: 124 M.",
     ),
+    Figure("gpt", *gpt_counts(4, 128, 512), source="gpt_counts() above: it is ours"),
+    *(
+        Figure("gpt", parameters, gpt_counts(layers, hidden, 50257)[1], TABLE_4_1, gpt_options(choice))
+        for choice, parameters, layers, hidden in [
+            *[("gpt_13b", 13e9, 40, 5120), ("gpt_101b", 101e9, 80, 10240)],
+            *[("gpt_175b", 175e9, 96, 12288), ("gpt_341b", 341e9, 120, 15360)],
+        ]
+    ),
     Figure("resnet50_cifar10", *resnet50_cifar10(), source="resnet50_cifar10() above, from torchvision's ResNet-50"),
     Figure("mobilenet_v2_cifar10", *MOBILENET_V2_CIFAR10, source="inverted_residuals() above"),
     Figure("efficientnet_b0_cifar10", *EFFICIENTNET_B0_CIFAR10, source="inverted_residuals() above"),
@@ -246,7 +266,7 @@ def counts(name: str, *, training: bool = False, **options: str) -> models.Count
     return models.count(model.module, model.inputs)
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: "_".join([figure.model, *figure.options.values()]))
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: "_".join([figure.model, *map(str, figure.options.values())]))
 def test_counts_are_the_published_ones(figure: Figure) -> None:
     measured = counts(figure.model, **figure.options)
     assert close(measured.parameters, figure.parameters), figure.source

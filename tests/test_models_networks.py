@@ -20,6 +20,7 @@ CHEAP = {
     "efficientnet_b0": {},
     "efficientnet_b0_cifar10": {},
     "googlenet": {},
+    "gpt": {"sequence": 16},
     "inception_v3": {},
     "mobilenet_v2": {},
     "mobilenet_v2_cifar10": {},

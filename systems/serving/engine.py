@@ -1,0 +1,226 @@
+"""An engine runs iterations: it takes a batch, and gives back a token for each of its rows.
+
+Invariant: batches come back in the order in which they were submitted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from .attention import split
+from .batch import Batch
+from .layout import Layout, LayoutBuffer
+from .sampling import sampled
+
+ATTENTIONS = ("split", "fused")
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+AttentionOf: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class DecoderShape(Protocol):
+    """What an engine needs to know of a decoder's size."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+
+
+class Decoder(Protocol):
+    """A module whose operators, all but attention, take the tokens of any requests side by side: models.gpt.GPT is one."""
+
+    @property
+    def shape(self) -> DecoderShape: ...
+    def hidden(self, tokens: Tensor, places: Tensor, attention: AttentionOf) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A batch that has come back. tokens: one for each row."""
+
+    batch: Batch
+    tokens: list[int]
+
+
+class Engine(ABC):
+    """Runs iterations.
+
+    num_workers: stages of its pipeline, each of which has a batch.
+    """
+
+    num_workers = 1
+
+    @property
+    @abstractmethod
+    def num_in_flight(self) -> int:
+        """Batches that have not come back."""
+
+    @abstractmethod
+    def submit(self, batch: Batch) -> None:
+        """Begin an iteration. It may return before the work is done."""
+
+    @abstractmethod
+    def has_returned(self) -> bool:
+        """Would `collect` give a batch without waiting?"""
+
+    @abstractmethod
+    def collect(self) -> Returned:
+        """The batch in flight that was submitted earliest, once it is done."""
+
+    def close(self) -> None:
+        """Give back memory and processes."""
+
+
+@dataclass
+class Flight:
+    """A batch on the device. done: recorded behind its tokens, [R] on the host; None on a CPU."""
+
+    batch: Batch
+    tokens: Tensor
+    done: torch.cuda.Event | None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An iteration of increments, captured. buffer: what its layout lies in. logits: [R, vocabulary]."""
+
+    graph: torch.cuda.CUDAGraph
+    buffer: Tensor
+    logits: Tensor
+
+
+class LocalEngine(Engine):
+    """The whole model in this process, on one device.
+
+    Args:
+        decoder: on its device, in its precision.
+        num_slots: of the K/V cache, which is allocated here.
+        block_size: slots of a block of the K/V manager; 0 where it reserves runs.
+        attention: one of ATTENTIONS.
+        uses_graphs: iterations of increments alone are CUDA graphs, one for each of GRAPH_SIZES up to `max_batch_size`.
+        max_batch_size: rows of the largest graph.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        num_slots: int,
+        block_size: int = 0,
+        attention: str = "split",
+        uses_graphs: bool = False,
+        max_batch_size: int = 0,
+    ):
+        assert isinstance(decoder, nn.Module)
+        weight = next(decoder.parameters())
+        self.decoder: Decoder = decoder
+        self.device, shape = weight.device, decoder.shape
+        self.cache = torch.zeros(
+            (shape.layers, 2, num_slots + 1, shape.heads, shape.head_size), device=self.device, dtype=weight.dtype
+        )
+        max_blocks = -(-shape.positions // block_size) if block_size else 1
+        self.layouts = LayoutBuffer(self.device, num_slots, max_blocks, block_size)
+        self.attention = _attention(attention)
+        self.flights: deque[Flight] = deque()
+        self.logits: Tensor | None = None  # of the batch submitted last, [R, vocabulary]
+        self.graphs: dict[int, Graph] = {}
+        if uses_graphs and self.device.type == "cuda":
+            self._capture([size for size in GRAPH_SIZES if size <= max_batch_size])
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.flights)
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> None:
+        self.logits = self._replayed(batch)
+        if self.logits is None:
+            self.logits = self._iteration(self.layouts.of(batch))
+        tokens = sampled(self.logits, batch.rows)
+        done = None
+        if self.device.type == "cuda":
+            host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            tokens = host.copy_(tokens, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        self.flights.append(Flight(batch, tokens, done))
+
+    def has_returned(self) -> bool:
+        return bool(self.flights) and (self.flights[0].done is None or self.flights[0].done.query())
+
+    def collect(self) -> Returned:
+        flight = self.flights.popleft()
+        if flight.done is not None:
+            flight.done.synchronize()
+        return Returned(flight.batch, flight.tokens.tolist())
+
+    def close(self) -> None:
+        self.graphs.clear()
+        self.cache = self.cache.new_empty(0)
+
+    def _iteration(self, layout: Layout) -> Tensor:
+        """Logits of each row's last token, [R, vocabulary]."""
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.attention.store(k, v, self.cache[layer], layout)
+            output: Tensor = self.attention.attend(q, self.cache[layer], layout)
+            return output
+
+        hidden = self.decoder.hidden(layout.tokens, layout.places, attention)
+        return self.decoder.logits(hidden[layout.lasts])
+
+    def _replayed(self, batch: Batch) -> Tensor | None:
+        """The logits by a CUDA graph; None where no graph is for such a batch."""
+        size = next((size for size in self.graphs if size >= len(batch.rows)), None)
+        if size is None or batch.num_tokens > len(batch.rows):
+            return None
+        captured = self.graphs[size]
+        numbers, _ = self.layouts.packed(batch, size)
+        host = torch.frombuffer(numbers, dtype=torch.int32).pin_memory()
+        captured.buffer.copy_(host, non_blocking=True)
+        captured.graph.replay()
+        return captured.logits[: len(batch.rows)]
+
+    @torch.inference_mode()
+    def _capture(self, sizes: list[int]) -> None:
+        """A graph for each size, the largest first: all share one pool of memory."""
+        pool = torch.cuda.graph_pool_handle()
+        made = {}
+        for size in sorted(sizes, reverse=True):
+            numbers, parts = self.layouts.packed(Batch(-1, (self.layouts.dead_row,)), size)
+            buffer = torch.frombuffer(numbers, dtype=torch.int32).to(self.device)
+            layout = self.layouts.layout(buffer, parts)
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self._iteration(layout)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits = self._iteration(layout)
+            made[size] = Graph(graph, buffer, logits)
+        self.graphs = {size: made[size] for size in sizes}
+
+
+def _attention(name: str) -> ModuleType:
+    if name == "split":
+        return split
+    from .attention import fused  # it needs Triton
+
+    return fused

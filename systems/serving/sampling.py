@@ -1,0 +1,39 @@
+"""Sampling on the device: greedy, by temperature, and from the likeliest tokens alone (top-p)."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from .batch import Row
+
+
+def sampled(logits: Tensor, rows: tuple[Row, ...]) -> Tensor:
+    """A token for each row, [R] int64, on the logits' device.
+
+    A row's random number depends on its request's seed and on how many tokens that has: the same under any schedule.
+
+    Args:
+        logits: [R, vocabulary].
+        rows: how each samples.
+    """
+    greedy = logits.argmax(-1)
+    if all(row.sampling.temperature == 0 for row in rows):
+        return greedy
+    numbers = [(row.sampling.temperature, row.sampling.top_p, _uniform(row)) for row in rows]
+    temperature, top_p, uniform = torch.tensor(numbers, device=logits.device).T[:, :, None]  # each [R, 1]
+    scaled = logits.float() / torch.where(temperature == 0, 1.0, temperature)
+    shares, order = scaled.softmax(-1).sort(-1, descending=True)
+    before = shares.cumsum(-1) - shares
+    shares = torch.where(before < top_p, shares, 0.0)  # the first is never left out
+    cumulated = shares.cumsum(-1)
+    at = (cumulated <= uniform * cumulated[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    drawn = order.gather(-1, at).squeeze(-1)
+    return torch.where(temperature.squeeze(-1) == 0, greedy, drawn)
+
+
+def _uniform(row: Row) -> float:
+    """Between 0 and 1."""
+    return random.Random(f"{row.sampling.seed}/{row.draw}").random()

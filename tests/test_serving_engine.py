@@ -1,0 +1,227 @@
+"""The engine: whatever the schedule, each request gets the tokens that it would get alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+
+import pytest
+import torch
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.gpt import GPT, Shape, made
+from systems.serving.batch import Batch, Row, row_of
+from systems.serving.engine import LocalEngine
+from systems.serving.iteration_level import IterationLevel
+from systems.serving.layout import LayoutBuffer
+from systems.serving.request import Request, Sampling
+from systems.serving.request_level import RequestLevel
+from systems.serving.sampling import sampled
+from systems.serving.scheduler import Scheduler
+from systems.serving.slots import ContiguousSlots, PagedSlots, Region
+
+SHAPE = Shape(layers=2, hidden=32, heads=2, positions=40, vocabulary=50)
+NUM_SLOTS = 120
+
+
+def telling(dtype: torch.dtype = torch.float64, device: str = "cpu", shape: Shape = SHAPE) -> GPT:
+    """A GPT whose next token depends on all before it: with weights as small as usual it repeats the last."""
+    module = made(shape, device, dtype)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(12)
+        module.tokens.weight.div_(6)
+    return module
+
+
+MODULE = telling()
+
+
+def alone(module: GPT, request: Request) -> list[int]:
+    """Greedy generation of one request by the whole forward pass, without any cache."""
+    stream = list(request.prompt)
+    for _ in range(request.max_new_tokens):
+        stream.append(int(module(torch.tensor([stream], device=module.tokens.weight.device))[0, -1].argmax()))
+    return stream[len(request.prompt) :]
+
+
+def served(scheduler: Scheduler, engine: LocalEngine, requests: list[Request], apart: int) -> dict[int, list[int]]:
+    """Tokens by request, which arrive `apart` iterations from each other."""
+    waiting = deque(requests)
+    tokens: dict[int, list[int]] = {}
+    turn = 0
+    while waiting or scheduler.num_unfinished:
+        while waiting and (turn % (apart + 1) == 0):
+            scheduler.add(waiting.popleft())
+            if apart:
+                break
+        while (batch := scheduler.next_batch()) is not None:
+            engine.submit(batch)
+        if engine.num_in_flight:
+            returned = engine.collect()
+            for delivery in scheduler.take_back(returned.batch, returned.tokens):
+                tokens.setdefault(delivery.request_id, []).extend(delivery.tokens)
+        turn += 1
+    return tokens
+
+
+GREEDY = Sampling()
+
+
+def requests_of(sizes: list[tuple[int, int]], sampling: Sampling = GREEDY) -> list[Request]:
+    generator = torch.Generator().manual_seed(sum(sum(size) for size in sizes))
+    draw = [torch.randint(SHAPE.vocabulary, (prompt,), generator=generator).tolist() for prompt, _ in sizes]
+    return [
+        Request(i, tuple(p), new, float(i), sampling=sampling)
+        for i, (p, (_, new)) in enumerate(zip(draw, sizes, strict=True))
+    ]
+
+
+KINDS = {
+    "orca": (lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3), 0),
+    "orca, prefetching": (lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 2, is_prefetching=True), 0),
+    "paged by 1": (lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 4), 1),
+    "paged by 16": (lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 16), 4), 16),
+    "chunks of 3": (lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 2), 4, max_num_batched_tokens=3), 2),
+    "chunks of 7": (lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 4, max_num_batched_tokens=7), 0),
+    "shortest_prompt": (lambda: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "shortest_prompt"), 0),
+    "padded": (lambda: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "padded"), 0),
+    "padded, early": (lambda: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "padded", True), 0),
+    "ragged": (lambda: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "ragged"), 0),
+    "microbatches": (lambda: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "padded", num_workers=2, microbatch_size=1), 0),
+}
+SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 6)), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(SIZES, st.integers(0, 2))
+def test_tokens_of_any_mix_are_those_of_each_request_alone(kind: str, sizes: list[tuple[int, int]], apart: int) -> None:
+    """Invariant 1: in float64 and greedily, under every schedule."""
+    scheduler, block_size = KINDS[kind][0](), KINDS[kind][1]
+    tokens = served(scheduler, LocalEngine(MODULE, NUM_SLOTS, block_size), requests_of(sizes), apart)
+    assert tokens == {request.id: alone(MODULE, request) for request in requests_of(sizes)}
+
+
+def test_the_tokens_depend_on_the_whole_stream() -> None:
+    """Else the test above could not see a wrong attention."""
+    (request,) = requests_of([(12, 6)])
+    other = Request(0, ((request.prompt[0] + 1) % SHAPE.vocabulary, *request.prompt[1:]), 6)
+    assert alone(MODULE, request) != alone(MODULE, other) and len(set(alone(MODULE, request))) > 2
+
+
+def test_drawn_tokens_are_the_same_under_any_schedule() -> None:
+    sizes = [(5, 6), (9, 3), (2, 6)]
+    sampling = Sampling(temperature=1.5, top_p=0.9, seed=3)
+    results = [
+        served(KINDS[kind][0](), LocalEngine(MODULE, NUM_SLOTS, KINDS[kind][1]), requests_of(sizes, sampling), 1)
+        for kind in ("orca", "paged by 16", "chunks of 3", "padded, early")
+    ]
+    assert all(result == results[0] for result in results)
+    assert results[0] != {request.id: alone(MODULE, request) for request in requests_of(sizes)}
+
+
+def test_drawing_follows_the_distribution() -> None:
+    logits = torch.tensor([0.0, 2.0, 1.0, -1.0]).repeat(4000, 1)
+    request = Request(0, (1,), 1)
+    engine_rows = []
+    for temperature, top_p in ((1.0, 1.0), (2.0, 1.0), (1.0, 0.7), (0.0, 1.0)):
+        for i in range(1000):
+            request.sampling, request.generated = Sampling(temperature, top_p, seed=i % 10), [0] * (i // 10)
+            engine_rows.append(row_of(request, Region((0,), 1, 1), 1))
+    drawn = sampled(logits, tuple(engine_rows)).view(4, 1000)
+    counts = torch.stack([row.bincount(minlength=4) / 1000 for row in drawn])
+    plain, warm = logits[0].softmax(0), (logits[0] / 2).softmax(0)
+    cut = torch.tensor([0.0, plain[1], plain[2], 0.0]) / (plain[1] + plain[2])
+    expected = torch.stack([plain, warm, cut, torch.tensor([0.0, 1.0, 0.0, 0.0])])
+    assert (counts - expected).abs().max() < 0.05 and counts[2][[0, 3]].sum() == 0
+
+
+def test_weights_are_the_same_each_time_and_not_the_callers_random_state() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    first, second = made(SHAPE, "cpu", torch.float32), made(SHAPE, "cpu", torch.float32)
+    assert torch.equal(torch.rand(2), expected)
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert not torch.equal(first.blocks[0].out.weight, first.blocks[1].out.weight)
+
+
+FUSED = """
+import json, sys, torch
+sys.path.insert(0, "tests")
+from test_serving_engine import fused_differs
+print(json.dumps(fused_differs("cpu", torch.float32)))
+"""
+
+
+def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
+    """The largest difference of the fused attention from the split one, for several mixes of rows, of values near 1."""
+    from systems.serving.attention import fused, split  # Triton reads TRITON_INTERPRET when it is imported
+
+    differences = []
+    heads, size, num_slots = 2, 24, 400
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    for block_size in (0, 8):
+        for mix in ([(0, 1, 0)], [(0, 70, 0), (99, 1, 0), (5, 3, 0)], [(0, 9, 4), (30, 1, 6)], [(64, 1, 0), (90, 30, 0)]):
+            begin, rows = 0, []
+            for before, count, padding in mix:
+                num = -(-(before + count) // 8) * 8
+                blocks = range(begin, begin + num, block_size) if block_size else (begin,)
+                region = Region(tuple(reversed(blocks)), block_size or num, num)
+                rows.append(Row(0, region, before, (0,) * count, padding, count, 0, Sampling()))
+                begin += num
+            layout = LayoutBuffer(torch.device(device), num_slots, 50 if block_size else 1, block_size).of(
+                Batch(0, tuple(rows))
+            )
+            qkv = draw(sum(count for _, count, _ in mix), heads, 3, size)
+            q, k, v = qkv.unbind(-2)
+            caches = [draw(2, num_slots + 1, heads, size)]
+            caches.append(caches[0].clone())
+            for kernels, cache in zip((split, fused), caches, strict=True):
+                kernels.store(k, v, cache, layout)
+            assert torch.equal(*caches)
+            expected, found = (kernels.attend(q, caches[0], layout) for kernels in (split, fused))
+            differences.append(float((expected - found).abs().max()))
+    return differences
+
+
+def test_fused_attention_is_the_split_one_in_tritons_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FUSED], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    differences = json.loads(done.stdout)
+    assert len(differences) == 8 and max(differences) < 1e-5, differences
+
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(d, marks=GPU) for d in (torch.float32, torch.float16, torch.bfloat16)], ids=str
+)
+def test_fused_attention_is_the_split_one(dtype: torch.dtype) -> None:
+    differences = fused_differs("cuda", dtype)
+    assert max(differences) < {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype], differences
+
+
+@pytest.mark.parametrize("uses_graphs", [pytest.param(value, marks=GPU) for value in (False, True)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_gives_each_request_its_own_tokens(kind: str, uses_graphs: bool) -> None:
+    module = telling(torch.float32, "cuda")
+    scheduler, block_size = KINDS[kind][0](), KINDS[kind][1]
+    sizes = [(5, 6), (12, 3), (2, 6), (7, 5)]
+    engine = LocalEngine(module, NUM_SLOTS, block_size, "fused", uses_graphs, max_batch_size=4)
+    tokens = served(scheduler, engine, requests_of(sizes), 1)
+    assert tokens == {request.id: alone(module, request) for request in requests_of(sizes)}
