@@ -1,0 +1,129 @@
+"""The loop under a virtual clock: what it does is what the engine does, and latencies are what arithmetic says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
+
+from systems.serving.batch import Batch
+from systems.serving.engine import LocalEngine
+from systems.serving.iteration_level import IterationLevel
+from systems.serving.loop import Course, Listed, RealClock, serve
+from systems.serving.request import Delivery, Request
+from systems.serving.request_level import RequestLevel
+from systems.serving.scheduler import Scheduler
+from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
+from systems.serving.slots import ContiguousSlots, PagedSlots
+
+SCHEDULERS: dict[str, Callable[[int], Scheduler]] = {
+    "orca": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, workers),
+    "prefetching": lambda workers: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 2, workers, True),
+    "padded": lambda workers: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "padded", num_workers=workers, microbatch_size=1),
+    "ragged": lambda workers: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "ragged", num_workers=workers),
+}
+WORKLOADS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(0, 80).map(lambda sixteenths: sixteenths / 16)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def made(workload: Sequence[tuple[int, int, float]]) -> list[Request]:
+    return [Request(i, tuple(range(i, i + n)), new, arrival) for i, (n, new, arrival) in enumerate(workload)]
+
+
+def simulated(
+    scheduler: Scheduler,
+    requests: list[Request],
+    cost: Callable[[Batch], float],
+    workers: int = 1,
+    tokens: LocalEngine | None = None,
+) -> tuple[Course, dict[int, list[float]]]:
+    """The course, and when each token of each request was delivered."""
+    clock = VirtualClock()
+    times: dict[int, list[float]] = {}
+
+    def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
+        for delivery in deliveries:
+            times.setdefault(delivery.request_id, []).extend([now_s] * len(delivery.tokens))
+
+    return serve(scheduler, SimulatedEngine(clock, cost, workers, tokens), Listed(requests), deliver, clock), times
+
+
+def batches(course: Course) -> list[list[tuple[int, int, int]]]:
+    return [[(row.request_id, row.begin, len(row.tokens)) for row in i.batch.rows] for i in course.iterations]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@settings(max_examples=15, deadline=None)
+@given(WORKLOADS, st.integers(1, 3))
+def test_a_simulation_is_the_engine_batch_by_batch(name: str, workload: list[tuple[int, int, float]], workers: int) -> None:
+    """Invariant 10: with equal costs, whether tokens are computed or not."""
+    cost = LinearCost(1.0, 0.125, 0.0625)
+    engine = LocalEngine(MODULE, NUM_SLOTS, 1 if name == "prefetching" else 0)
+    real = simulated(SCHEDULERS[name](workers), made(workload), cost, workers, engine)
+    virtual = simulated(SCHEDULERS[name](workers), made(workload), cost, workers)
+    assert batches(real[0]) == batches(virtual[0]) and real[1] == virtual[1]
+    assert {i: len(times) for i, times in virtual[1].items()} == {i: new for i, (_, new, _) in enumerate(workload)}
+    iterations = virtual[0].iterations
+    assert [i.end_s for i in iterations] == sorted(i.end_s for i in iterations)
+    if workers == 1 and name in ("orca", "ragged"):
+        assert all(i.end_s - i.begin_s == cost(i.batch) for i in iterations)
+        arrivals = {arrival for _, _, arrival in workload}
+        for before, after in pairwise(iterations):  # it is idle only where nobody waits
+            assert after.begin_s == before.end_s or after.begin_s in arrivals
+
+
+def test_a_real_clock_gives_the_same_batches_where_all_arrive_at_once() -> None:
+    workload = [(5, 4, 0.0), (3, 2, 0.0), (8, 5, 0.0), (2, 3, 0.0), (6, 1, 0.0)]
+    for name, scheduler in SCHEDULERS.items():
+        engine = LocalEngine(MODULE, NUM_SLOTS, 1 if name == "prefetching" else 0)
+        real = serve(scheduler(1), engine, Listed(made(workload)), lambda deliveries, now_s: None, RealClock())
+        assert batches(real) == batches(simulated(scheduler(1), made(workload), LinearCost(1.0))[0]), name
+
+
+def test_one_request_alone_takes_what_its_iterations_take() -> None:
+    course, times = simulated(SCHEDULERS["orca"](1), [Request(0, (1,) * 4, 3, 2.0)], LinearCost(1.0, 0.5))
+    assert times == {0: [2 + 3.0, 2 + 4.5, 2 + 6.0]} and [i.num_reserved for i in course.iterations] == [7, 7, 7]
+
+
+def test_a_pipeline_has_as_many_batches_in_flight_as_stages() -> None:
+    """Figure 4.6a: batches AB, CD and EF follow each other, and AB comes again when it is back."""
+    scheduler = IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 2, num_workers=3)
+    requests = [Request(i, (1,), 3, 0.0) for i in range(6)]
+    course, _ = simulated(scheduler, requests, LinearCost(1.0), workers=3)
+    assert [[row[0] for row in batch] for batch in batches(course)] == [[0, 1], [2, 3], [4, 5]] * 3
+    assert [i.end_s for i in course.iterations] == [float(3 + n) for n in range(9)]
+
+
+def test_nobody_waits_for_a_batch_mate_that_finishes_later() -> None:
+    """Invariant 6, and its opposite in a static batch."""
+
+    def end(scheduler: Scheduler, mates: int) -> float:
+        requests = [Request(0, (1, 2), 3, 0.0), Request(1, (1, 2), mates, 0.0)]
+        return simulated(scheduler, requests, LinearCost(1.0))[1][0][-1]
+
+    assert end(SCHEDULERS["orca"](1), 3) == end(SCHEDULERS["orca"](1), 30) == 3.0
+    assert end(SCHEDULERS["ragged"](1), 30) == 30.0
+
+
+def test_a_request_that_is_given_up_leaves_its_slots() -> None:
+    scheduler = SCHEDULERS["orca"](1)
+
+    class Impatient(Listed):
+        """Gives request 0 up once request 1 has arrived."""
+
+        def cancelled(self) -> Sequence[int]:
+            return () if self.waiting else (0,)
+
+    clock = VirtualClock()
+    delivered: list[Delivery] = []
+    requests = [Request(0, (1,), 30, 0.0), Request(1, (1,), 2, 4.5)]
+    serve(scheduler, SimulatedEngine(clock, LinearCost(1.0)), Impatient(requests), lambda d, _: delivered.extend(d), clock)
+    assert [d.request_id for d in delivered] == [0, 0, 0, 0, 0, 1, 1]
+    assert scheduler.num_reserved == scheduler.num_unfinished == 0
