@@ -51,7 +51,7 @@ $(STAMP): requirements.lock pyproject.toml
 lock:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --extra dev --extra onnx --extra tvm --universal --python-version 3.11 --no-header --no-annotate --quiet --output-file requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra onnx --extra tvm --extra windtunnel --universal --python-version 3.11 --no-header --no-annotate --quiet --output-file requirements.lock
 
 clean:
 	rm -rf $(VENV)

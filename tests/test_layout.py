@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hydra_plugins": {"runners.checks", "runners.request", "runners.sweep"},
     "conf": set(),
     "models": {"conf"},
+    "models.neural": set(),
     "results": {"conf"},
     "scripts": {"conf", "results"},
     # systems
@@ -65,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
+    "systems.windtunnel": {"models.neural"},
     # runners
     "runners": set(),
     "runners.checks": {"conf", "results"},

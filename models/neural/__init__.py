@@ -1,0 +1,1 @@
+"""Modules that a translated pipeline consists of: WindTunnel's forms of classical machine-learning operators."""

@@ -1,0 +1,1 @@
+"""Trees of other libraries in one normal form, a file a library."""

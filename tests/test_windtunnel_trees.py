@@ -1,0 +1,364 @@
+"""Trees of LightGBM, XGBoost and scikit-learn as tensors, against the libraries themselves."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.neural.trees import ForestLeaves, HardForest, SoftForest, TreeEnsemble, floored
+
+pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
+lightgbm = pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")
+xgboost = pytest.importorskip("xgboost", reason="pip install '.[windtunnel]'")
+
+from sklearn.ensemble import (  # noqa: E402
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+)
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor  # noqa: E402
+
+from systems.windtunnel.base import Untranslatable  # noqa: E402
+from systems.windtunnel.parse import lightgbm as lightgbm_trees  # noqa: E402
+from systems.windtunnel.parse import sklearn_trees  # noqa: E402
+from systems.windtunnel.parse import xgboost as xgboost_trees  # noqa: E402
+
+MOST = 1e-4  # that a raw score may differ by
+
+
+def table(seed: int, rows: int, has_missing: bool) -> np.ndarray:
+    """Columns that are continuous, 0 and 1, of few values (ties), constant, mostly zero and huge; float32 holds all."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 6))
+    x[:, 1] = x[:, 1] > 0
+    x[:, 2] = np.round(x[:, 2])
+    x[:, 3] = 7.0
+    x[:, 4] *= rng.random(rows) > 0.6
+    x[:, 5] *= 1e6
+    if has_missing:
+        x[rng.random(x.shape) < 0.15] = np.nan
+    return x.astype(np.float32).astype(np.float64)
+
+
+def label(seed: int, x: np.ndarray, classes: int) -> np.ndarray:
+    known = np.nan_to_num(x)
+    score = known[:, 0] + known[:, 1] * known[:, 2] + known[:, 4] + np.random.default_rng(seed).normal(size=len(x)) / 2
+    y = np.digitize(score, np.quantile(score, np.arange(1, classes) / classes))
+    return y
+
+
+def unseen(seed: int, x: np.ndarray, has_missing: bool) -> np.ndarray:
+    """Rows of training and new ones, with values on thresholds, zeros and infinities among them."""
+    new = table(seed + 1, len(x), has_missing)
+    new[0, 0], new[1, 5], new[2, 4] = np.inf, -np.inf, -0.0
+    return np.concatenate([x, new])
+
+
+def hard_scores(ensemble: TreeEnsemble, x: np.ndarray, strategy: str, dtype: torch.dtype) -> np.ndarray:
+    return HardForest(ensemble, strategy, dtype)(torch.from_numpy(x).to(dtype)).double().numpy()
+
+
+def assert_equal_to(ensemble: TreeEnsemble, x: np.ndarray, want: np.ndarray) -> None:
+    """Both strategies in both precisions give the library's raw scores."""
+    want = np.asarray(want, dtype=np.float64).reshape(len(x), -1)
+    for dtype in (torch.float32, torch.float64):
+        for strategy in ("gather", "traverse"):
+            np.testing.assert_allclose(hard_scores(ensemble, x, strategy, dtype), want, rtol=0, atol=MOST)
+
+
+cases = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10_000),
+        "classes": st.sampled_from([2, 3]),
+        "leaves": st.sampled_from([2, 7, 31]),
+        "trees": st.sampled_from([1, 9]),
+        "has_missing": st.booleans(),
+    }
+)
+
+
+@given(
+    cases,
+    st.sampled_from([{}, {"zero_as_missing": True}, {"use_missing": False}, {"max_bin": 3}, {"min_gain_to_split": 20.0}]),
+)
+@settings(max_examples=25, deadline=None)
+def test_lightgbm(case: dict[str, int], options: dict[str, object]) -> None:
+    x = table(case["seed"], 300, bool(case["has_missing"]))
+    y = label(case["seed"], x, case["classes"])
+    objective = {"objective": "binary"} if case["classes"] == 2 else {"objective": "multiclass", "num_class": 3}
+    parameters = {
+        **objective,
+        **options,
+        "num_leaves": case["leaves"],
+        "verbose": -1,
+        "num_threads": 1,
+        "min_data_in_leaf": 5,
+    }
+    booster = lightgbm.train(parameters, lightgbm.Dataset(x, y), case["trees"])
+    ensemble, link = lightgbm_trees.parse(booster, "LGBMClassifier")
+    rows = unseen(case["seed"], x, has_missing=True)
+    assert_equal_to(ensemble, rows, booster.predict(rows, raw_score=True))
+    predicted = link.predicted(torch.from_numpy(hard_scores(ensemble, rows, "gather", torch.float64))).numpy()
+    want = booster.predict(rows)
+    np.testing.assert_allclose(predicted if case["classes"] == 3 else predicted[:, 1], want, atol=1e-9)
+
+
+@given(cases, st.sampled_from(["gbtree", "dart"]))
+@settings(max_examples=20, deadline=None)
+def test_xgboost(case: dict[str, int], booster: str) -> None:
+    x = table(case["seed"], 300, bool(case["has_missing"]))
+    y = label(case["seed"], x, case["classes"])
+    model = xgboost.XGBClassifier(
+        n_estimators=case["trees"], max_leaves=case["leaves"], booster=booster, rate_drop=0.3, n_jobs=1, seed=case["seed"]
+    ).fit(x, y)
+    ensemble, link = xgboost_trees.parse(model.get_booster(), "XGBClassifier")
+    rows = unseen(case["seed"], x, has_missing=True)
+    rows[~np.isfinite(rows)] = np.nan  # XGBoost refuses infinities
+    assert_equal_to(ensemble, rows, model.predict(rows, output_margin=True))
+    predicted = link.predicted(torch.from_numpy(hard_scores(ensemble, rows, "traverse", torch.float64))).numpy()
+    np.testing.assert_allclose(predicted, model.predict_proba(rows), atol=1e-5)
+
+
+@given(cases, st.sampled_from(["tree", "forest", "boosting", "histogram", "regression tree", "extra trees"]))
+@settings(max_examples=25, deadline=None)
+def test_sklearn(case: dict[str, int], kind: str) -> None:
+    has_missing = bool(case["has_missing"]) and kind in ("tree", "forest", "histogram", "regression tree")
+    x = table(case["seed"], 200, has_missing)
+    y = label(case["seed"], x, case["classes"])
+    leaves, trees, seed = case["leaves"], case["trees"], case["seed"]
+    model: Any
+    if kind == "tree":
+        model = DecisionTreeClassifier(max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        (ensemble, _), want = sklearn_trees.parse_tree(model, "tree"), model.predict_proba
+    elif kind == "regression tree":
+        model = DecisionTreeRegressor(random_state=seed).fit(x, y)
+        (ensemble, _), want = sklearn_trees.parse_tree(model, "tree"), model.predict
+    elif kind == "forest":
+        model = RandomForestClassifier(trees, max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        (ensemble, _), want = sklearn_trees.parse_forest(model, "forest"), model.predict_proba
+    elif kind == "extra trees":
+        model = ExtraTreesRegressor(trees, max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        (ensemble, _), want = sklearn_trees.parse_forest(model, "forest"), model.predict
+    elif kind == "boosting":
+        model = GradientBoostingClassifier(n_estimators=trees, max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        (ensemble, _), want = sklearn_trees.parse_gradient_boosting(model, "boosting"), model.decision_function
+    else:
+        model = HistGradientBoostingClassifier(max_iter=trees, max_leaf_nodes=leaves, min_samples_leaf=5).fit(x, y)
+        (ensemble, _), want = sklearn_trees.parse_histogram_boosting(model, "boosting"), model.decision_function
+    rows = unseen(seed, x, has_missing)
+    rows[np.isinf(rows)] = 0.0
+    assert_equal_to(ensemble, rows, want(rows))
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "poisson"])
+def test_histogram_regression_and_its_link(loss: str) -> None:
+    x = table(0, 300, True)
+    model = HistGradientBoostingRegressor(max_iter=5, loss=loss).fit(x, label(0, x, 3))
+    ensemble, link = sklearn_trees.parse_histogram_boosting(model, "boosting")
+    predicted = link.predicted(HardForest(ensemble, dtype=torch.float64)(torch.from_numpy(x)))
+    np.testing.assert_allclose(predicted[:, 0].numpy(), model.predict(x), atol=1e-9)
+
+
+@pytest.mark.parametrize("objective", ["regression", "poisson", "multiclassova", "cross_entropy_lambda"])
+@pytest.mark.parametrize("boosting", ["gbdt", "rf"])
+def test_lightgbm_objectives_and_their_links(objective: str, boosting: str) -> None:
+    x = table(0, 300, False)
+    y = label(0, x, 3 if objective == "multiclassova" else 2)
+    parameters = {"objective": objective, "boosting": boosting, "bagging_freq": 1, "bagging_fraction": 0.7, "verbose": -1}
+    booster = lightgbm.train({**parameters, **({"num_class": 3} if y.max() == 2 else {})}, lightgbm.Dataset(x, y), 7)
+    ensemble, link = lightgbm_trees.parse(booster, "LightGBM")
+    scores = HardForest(ensemble, dtype=torch.float64)(torch.from_numpy(x))
+    np.testing.assert_allclose(scores.numpy().squeeze(), booster.predict(x, raw_score=True), atol=1e-9)
+    np.testing.assert_allclose(link.predicted(scores).numpy().squeeze(), booster.predict(x), atol=1e-9)
+
+
+def test_early_stopping_counts_the_best_rounds_only() -> None:
+    x = table(0, 400, False)
+    y = label(0, x, 2)
+    model = xgboost.XGBClassifier(n_estimators=60, early_stopping_rounds=2, learning_rate=1.0)
+    model.fit(x[:200], y[:200], eval_set=[(x[200:], y[200:])], verbose=False)
+    assert model.best_iteration + 1 < 60
+    ensemble, _ = xgboost_trees.parse(model.get_booster(), "XGBClassifier", model.best_iteration + 1)
+    assert_equal_to(ensemble, x, model.predict(x, output_margin=True))
+
+
+def test_one_leaf_and_constant_features() -> None:
+    x = np.ones((50, 3))
+    booster = lightgbm.train({"objective": "binary", "verbose": -1}, lightgbm.Dataset(x, np.arange(50) % 2), 3)
+    ensemble, _ = lightgbm_trees.parse(booster, "LightGBM")
+    assert ensemble.num_nodes.sum() == 0 and ensemble.depth == 0
+    assert_equal_to(ensemble, x, booster.predict(x, raw_score=True))
+    soft = SoftForest(ensemble, temperature=1e-3, dropout=0.0)(torch.from_numpy(x))
+    np.testing.assert_allclose(soft.detach().numpy()[:, 0], booster.predict(x, raw_score=True), atol=MOST)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"linear_tree": True}, "linear models in its leaves"), ({"categorical_feature": [2]}, "splits by categories")],
+)
+def test_what_lightgbm_has_beyond_is_refused_by_name(options: dict[str, object], words: str) -> None:
+    x = np.abs(table(0, 300, False))
+    parameters = {"objective": "binary", "verbose": -1, "min_data_per_group": 1, "cat_smooth": 0.0, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        booster = lightgbm.train(parameters, lightgbm.Dataset(x, (x[:, 2] == 1).astype(int)), 3)
+    with pytest.raises(Untranslatable, match=f"^LGBMClassifier.*{words}"):
+        lightgbm_trees.parse(booster, "LGBMClassifier")
+
+
+def test_what_xgboost_has_beyond_is_refused_by_name() -> None:
+    x = table(0, 100, False)
+    linear = xgboost.XGBClassifier(booster="gblinear", n_estimators=2).fit(x, label(0, x, 2))
+    with pytest.raises(Untranslatable, match="XGBClassifier has no trees: its booster is gblinear"):
+        xgboost_trees.parse(linear.get_booster(), "XGBClassifier")
+    hinge = xgboost.XGBClassifier(objective="binary:hinge", n_estimators=2).fit(x, label(0, x, 2))
+    with pytest.raises(Untranslatable, match="objective binary:hinge"):
+        xgboost_trees.parse(hinge.get_booster(), "XGBClassifier")
+    initial = GradientBoostingRegressor(init=DecisionTreeRegressor(), n_estimators=2).fit(x, x[:, 0])
+    with pytest.raises(Untranslatable, match="begins with DecisionTreeRegressor"):
+        sklearn_trees.parse_gradient_boosting(initial, "GradientBoostingRegressor")
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=15, deadline=None)
+def test_soft_becomes_hard_as_the_temperature_falls(seed: int) -> None:
+    x = table(seed, 200, True)
+    booster = lightgbm.train(
+        {"objective": "binary", "verbose": -1, "num_leaves": 7}, lightgbm.Dataset(x, label(seed, x, 2)), 5
+    )
+    given_ensemble, _ = lightgbm_trees.parse(booster, "LightGBM")
+    ensemble = given_ensemble.with_thresholds_between(x)
+    want = booster.predict(x, raw_score=True)
+    assert_equal_to(ensemble, x, want)  # moving the thresholds changes no decision about these rows
+    rows = torch.from_numpy(x)
+    errors = []
+    for temperature in (1.0, 1e-1, 1e-8):
+        soft = SoftForest(ensemble, temperature=temperature, dropout=0.0, dtype=torch.float64)
+        errors.append(abs(soft(rows).detach().numpy()[:, 0] - want).max())
+    assert errors[2] < MOST < errors[0] and errors[2] <= errors[1]
+
+
+def test_a_feature_of_0_and_1_needs_its_threshold_moved() -> None:
+    """As LightGBM gives it, 0 lies on the threshold 1e-35, and no temperature makes a decision of it."""
+    x = np.tile([[0.0], [1.0]], (100, 1))
+    booster = lightgbm.train({"objective": "binary", "verbose": -1}, lightgbm.Dataset(x, x[:, 0]), 1)
+    ensemble, _ = lightgbm_trees.parse(booster, "LightGBM")
+    moved = ensemble.with_thresholds_between(x)
+    assert abs(ensemble.threshold.max()) < 1e-30 and moved.threshold.tolist() == [[0.5]]
+    want = booster.predict(x, raw_score=True)
+    unmoved, exact = (
+        SoftForest(e, temperature=1e-8, dropout=0.0, dtype=torch.float64)(torch.from_numpy(x)).detach().numpy()[:, 0]
+        for e in (ensemble, moved)
+    )
+    assert abs(unmoved - want).max() > 0.1 and abs(exact - want).max() < MOST
+
+
+def small_ensemble(has_missing: bool = False) -> tuple[TreeEnsemble, torch.Tensor]:
+    x = table(3, 200, has_missing)
+    booster = lightgbm.train({"objective": "binary", "verbose": -1, "num_leaves": 5}, lightgbm.Dataset(x, label(3, x, 2)), 3)
+    return lightgbm_trees.parse(booster, "LightGBM")[0].with_thresholds_between(x), torch.from_numpy(x)
+
+
+@pytest.mark.parametrize("has_missing", [False, True])
+def test_levels_give_the_same_and_train_what_they_name(has_missing: bool) -> None:
+    ensemble, x = small_ensemble(has_missing)
+    names = {1: {"value", "bias"}, 2: {"threshold"}, 3: {"weight"}, 4: {"signs", "leaf_bias"}}
+    trained: set[str] = set()
+    outputs = []
+    for level, added in names.items():
+        trained |= added
+        forest = SoftForest(ensemble, level, temperature=0.7, dropout=0.0, dtype=torch.float64)
+        assert {name for name, p in forest.named_parameters() if p.requires_grad} == trained
+        before = {name: p.detach().clone() for name, p in forest.named_parameters()}
+        output = forest(x)
+        outputs.append(output.detach())
+        optimizer = torch.optim.Adam(forest.parameters(), 1e-2)
+        output.square().sum().backward()
+        optimizer.step()
+        assert {name for name, p in forest.named_parameters() if not torch.equal(p, before[name])} == trained
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0])
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_gradients_are_those_of_the_function(level: int) -> None:
+    ensemble, x = small_ensemble()
+    forest = SoftForest(ensemble, level, temperature=5.0, dropout=0.0, dtype=torch.float64)
+    scaled = (x[:3] / (x.std(0) + 1)).requires_grad_(True)
+    assert torch.autograd.gradcheck(forest, (scaled,))
+
+
+def test_standardized_inputs_change_no_decision() -> None:
+    ensemble, x = small_ensemble(has_missing=True)
+    shift, scale = np.nanmean(x.numpy(), 0), np.nanstd(x.numpy(), 0) + 1.0
+    forest = SoftForest(ensemble, temperature=1e-9, dropout=0.0, dtype=torch.float64)
+    forest.standardize(ensemble, shift, scale)
+    want = HardForest(ensemble, dtype=torch.float64)(x)
+    torch.testing.assert_close(forest(x).detach(), want, atol=MOST, rtol=0)
+
+
+def test_padding_takes_no_part() -> None:
+    """Trees of unequal size: what pads the smaller ones has no gradient and no effect."""
+    x = table(3, 400, False)
+    parameters = {"objective": "binary", "verbose": -1, "num_leaves": 9, "min_gain_to_split": 15.0}
+    booster = lightgbm.train(parameters, lightgbm.Dataset(x, label(3, x, 2)), 8)
+    ensemble, _ = lightgbm_trees.parse(booster, "LightGBM")
+    assert len(set(ensemble.num_leaves)) > 1
+    forest = SoftForest(ensemble, dropout=0.0)
+    forest.reset_parameters()
+    forest(torch.from_numpy(x)).sum().backward()
+    assert forest.value.grad is not None and forest.signs.grad is not None
+    assert not forest.value.grad[~torch.from_numpy(ensemble.is_leaf)].any()
+    assert not forest.signs.grad[~torch.from_numpy(ensemble.is_node)].any()
+    assert forest.value.grad[torch.from_numpy(ensemble.is_leaf)].all()
+
+
+def test_leaves_are_those_the_library_says() -> None:
+    x = table(3, 200, True)
+    booster = lightgbm.train({"objective": "binary", "verbose": -1, "num_leaves": 6}, lightgbm.Dataset(x, label(3, x, 2)), 4)
+    ensemble, _ = lightgbm_trees.parse(booster, "LightGBM")
+    values = ensemble.value[:, :, 0]
+    for strategy in ("gather", "traverse"):
+        leaves = ForestLeaves(HardForest(ensemble.without_outputs(), strategy), ensemble)(torch.from_numpy(x))
+        assert leaves.shape == (200, ensemble.num_leaves.sum()) and torch.equal(leaves.sum(1), torch.full((200,), 4.0))
+        chosen = leaves.numpy() @ np.concatenate([row[:n] for row, n in zip(values, ensemble.num_leaves, strict=True)])
+        np.testing.assert_allclose(chosen, booster.predict(x, raw_score=True), atol=MOST)
+
+
+def test_dropout_acts_in_train_mode_alone() -> None:
+    ensemble, x = small_ensemble()
+    forest = SoftForest(ensemble, dropout=0.5)
+    torch.manual_seed(0)
+    assert not torch.equal(forest(x), forest(x))
+    forest.eval()
+    assert torch.equal(forest(x), forest(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"level": 5}, "level must be 1, 2, 3 or 4, not 5"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"temperature": float("nan")}, "temperature must be above 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+    ],
+)
+def test_wrong_options_are_one_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SoftForest(small_ensemble()[0], **options)
+    with pytest.raises(ValueError, match="strategy must be one of"):
+        HardForest(small_ensemble()[0], "walk")
+
+
+@given(st.floats(-1e30, 1e30), st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_a_rounded_threshold_parts_float32_as_the_exact_one(threshold: float, x: float) -> None:
+    rounded = float(floored(np.array([threshold]), torch.float32))
+    assert (x <= rounded) == (x <= threshold)
+    assert (np.float32(threshold) <= rounded) == (float(np.float32(threshold)) <= threshold)
