@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conf": set(),
     "models": {"conf"},
     "models.neural": set(),
+    "models.tabular": set(),
     "results": {"conf"},
     "scripts": {"conf", "results"},
     # systems
@@ -66,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
-    "systems.windtunnel": {"models.neural"},
+    "systems.windtunnel": {"models.neural", "models.tabular"},
     # runners
     "runners": set(),
     "runners.checks": {"conf", "results"},

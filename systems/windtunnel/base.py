@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from models.neural.trees import TreeEnsemble
 
 KINDS = ("identity", "sigmoid", "softmax", "one_vs_all", "probability", "exponential", "softplus", "signed_square", "margin")
 
@@ -51,3 +57,44 @@ class Link:
                 return torch.cat([1 - positive, positive], 1)
             return positive / positive.sum(1, keepdim=True) if self.kind == "one_vs_all" else positive
         return scores
+
+
+@dataclass(frozen=True)
+class Form:
+    """How operators are translated.
+
+    Args:
+        is_soft: differentiable approximations, which train; otherwise exact ones.
+        level: what of a tree trains, 1 to 4.
+        temperature: of the approximations, above 0.
+        dropout: of the trees' hidden layers.
+        dtype: of numbers.
+    """
+
+    is_soft: bool = False
+    level: int = 4
+    temperature: float = 1.0
+    dropout: float = 0.1
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, eq=False)
+class Translated:
+    """What an operator becomes.
+
+    Attributes:
+        module: [B, F] -> [B, K]; of an encoder ids [B, columns] -> [B, K].
+        link: of a predictor; None for a transformer.
+        categories: of an encoder, of each column.
+        refuses_unknown: of an encoder, whether a category that it has not seen is an error.
+        ensemble: of trees.
+    """
+
+    module: nn.Module
+    link: Link | None = None
+    categories: tuple[NDArray[Any], ...] | None = None
+    refuses_unknown: bool = False
+    ensemble: TreeEnsemble | None = None
+
+
+Converter: TypeAlias = Callable[[Any, str, Form], Translated]  # a fitted operator and its name; raises Untranslatable

@@ -52,7 +52,7 @@ def parse(booster: Booster, name: str) -> tuple[TreeEnsemble, Link]:
 
 def _tree(root: dict[str, Any], output: int, num_outputs: int, name: str) -> Tree:
     nodes: list[dict[str, Any]] = []
-    leaves: list[float] = []
+    leaves: dict[int, float] = {}  # by LightGBM's own numbers
     children: list[list[int]] = []
     pending: list[tuple[dict[str, Any], int, int]] = [(root, -1, 0)]
     while pending:
@@ -69,15 +69,16 @@ def _tree(root: dict[str, Any], output: int, num_outputs: int, name: str) -> Tre
         else:
             if place.get("leaf_features"):
                 raise Untranslatable(f"{name} has linear models in its leaves (linear_tree), which have no translation")
-            number = -1 - len(leaves)
-            leaves.append(place["leaf_value"])
+            leaf = place.get("leaf_index", 0)
+            number = -1 - leaf
+            leaves[leaf] = place["leaf_value"]
         if parent >= 0:
             children[parent][side] = number
     value = np.zeros((len(leaves), num_outputs))
-    value[:, output] = leaves
+    value[list(leaves), output] = list(leaves.values())
     return Tree(
         np.array([node["split_feature"] for node in nodes], dtype=np.int64),
-        np.array([node["threshold"] for node in nodes], dtype=np.float64),
+        np.array([_exact(node["threshold"]) for node in nodes], dtype=np.float64),
         np.array(children, dtype=np.int64).reshape(-1, 2),
         value,
         np.array([node["default_left"] for node in nodes], dtype=np.bool_),
@@ -85,3 +86,8 @@ def _tree(root: dict[str, Any], output: int, num_outputs: int, name: str) -> Tre
         np.array([node["missing_type"] in ("NaN", "Zero") for node in nodes], dtype=np.bool_),
         np.array([node["missing_type"] == "Zero" for node in nodes], dtype=np.bool_),
     )
+
+
+def _exact(threshold: float) -> float:
+    """The threshold before the dump wrote 1e300 for infinity, which parts NaN from all else."""
+    return threshold if abs(threshold) < 1e300 else float(np.copysign(np.inf, threshold))

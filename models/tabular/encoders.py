@@ -1,0 +1,168 @@
+"""Encoders of categories as scikit-learn transformers (dissertation, sections 5.2.3 and 5.3).
+
+Invariant of those that have `codes_`: an input column is looked up by itself, and its category's code is a row of a table.
+Row 0 is of a category that the fit did not keep. An output row is these rows side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+
+def columns_of(x: Any) -> list[NDArray[Any]]:
+    """The columns of a table or of a matrix, each an array."""
+    if hasattr(x, "iloc"):
+        return [np.asarray(x.iloc[:, i]) for i in range(x.shape[1])]
+    return [np.asarray(x[:, i]) for i in range(x.shape[1])]
+
+
+def places(categories: NDArray[Any], column: NDArray[Any]) -> NDArray[np.int64]:
+    """The row of each value in a table of codes: 1 + its place among the categories, 0 if it is none of them."""
+    return np.asarray(pd.Index(categories).get_indexer(pd.Index(column))) + 1
+
+
+class CategoryEncoder(TransformerMixin, BaseEstimator):
+    """What the encoders share: which categories count.
+
+    Args:
+        min_count: a category that the fit sees fewer times has no code.
+        keep_share: the rarest categories, which together have 1 - this share of the rows, have none either.
+    """
+
+    def __init__(self, min_count: int = 1, keep_share: float = 1.0):
+        self.min_count = min_count
+        self.keep_share = keep_share
+
+    def _kept(self, column: NDArray[Any]) -> NDArray[Any]:
+        counts = pd.Series(column).value_counts(dropna=False)  # the most frequent first
+        if self.keep_share < 1:
+            before = counts.cumsum().shift(fill_value=0)
+            counts = counts[before < self.keep_share * len(column)]
+        counts = counts[counts >= self.min_count]
+        return np.asarray(counts.sort_index(key=lambda index: index.astype(str)).index)
+
+    def _validated(self, x: Any, *, reset: bool) -> list[NDArray[Any]]:
+        if not hasattr(x, "iloc"):
+            x = np.asarray(x)
+            if x.ndim != 2:
+                raise ValueError(f"{type(self).__name__} takes a table of rows and columns, not {x.ndim} dimensions")
+        validate_data(self, x, reset=reset, skip_check_array=True)
+        return columns_of(x)
+
+    def fit(self, x: Any, y: Any = None) -> Self:
+        """Find the categories of each column, and their codes."""
+        columns = self._validated(x, reset=True)
+        self.categories_ = [self._kept(column) for column in columns]
+        self.codes_ = [np.concatenate([self._absent(len(c)), self._codes(c)]) for c in self.categories_]
+        return self
+
+    def _absent(self, num_categories: int) -> NDArray[np.float64]:
+        """[1, width], the code of what is no category."""
+        return np.zeros((1, self._codes(np.arange(num_categories)).shape[1]))
+
+    def _codes(self, categories: NDArray[Any]) -> NDArray[np.float64]:
+        """[categories, width]"""
+        raise NotImplementedError
+
+    def transform(self, x: Any) -> NDArray[np.float64]:
+        """[B, columns] -> [B, sum of widths]"""
+        check_is_fitted(self)
+        columns = self._validated(x, reset=False)
+        coded = [codes[places(c, column)] for c, codes, column in zip(self.categories_, self.codes_, columns, strict=True)]
+        return np.concatenate(coded, 1)
+
+
+class BinaryEncoder(CategoryEncoder):
+    """The number of a category in binary digits: ⌈log2(C + 1)⌉ columns, all 0 for what was not kept (Pre1)."""
+
+    def _codes(self, categories: NDArray[Any]) -> NDArray[np.float64]:
+        width = max(1, math.ceil(math.log2(len(categories) + 1)))
+        numbers = np.arange(1, len(categories) + 1)[:, None]
+        return ((numbers >> np.arange(width)) & 1).astype(np.float64)
+
+
+class TwoHotEncoder(CategoryEncoder):
+    """The two digits of a category's number in base ⌈√C⌉, each one-hot: 2⌈√C⌉ columns (Pre2, Pre3)."""
+
+    def _codes(self, categories: NDArray[Any]) -> NDArray[np.float64]:
+        base = max(1, math.ceil(math.sqrt(len(categories))))
+        high, low = np.divmod(np.arange(len(categories)), base)
+        return np.concatenate([np.eye(base)[high], np.eye(base)[low]], 1)
+
+
+class HashEncoder(CategoryEncoder):
+    """One-hot over a hash of the category, of `num_columns` columns; categories may collide."""
+
+    def __init__(self, num_columns: int = 16, min_count: int = 1, keep_share: float = 1.0):
+        super().__init__(min_count, keep_share)
+        self.num_columns = num_columns
+
+    def _codes(self, categories: NDArray[Any]) -> NDArray[np.float64]:
+        hashes = pd.util.hash_array(categories.astype(str).astype(object))  # the same in every process
+        return np.eye(self.num_columns)[(hashes % np.uint64(self.num_columns)).astype(np.int64)]
+
+
+class OnlineTargetEncoder(CategoryEncoder):
+    """The mean of the target and the share of rows of each category (Pre3; DeepGBM, section 4.1).
+
+    A training row's mean is over the rows before it alone, so that no row sees its own target. A category without rows
+    before has the mean of all.
+    """
+
+    def fit(self, x: Any, y: Any = None) -> Self:
+        """Find the categories, and the mean of `y`, [B] numbers, for each."""
+        self._online(x, y)
+        return self
+
+    def fit_transform(self, x: Any, y: Any = None, **parameters: Any) -> NDArray[np.float64]:
+        """As `fit`; the result is the online one."""
+        return self._online(x, y)
+
+    def _online(self, x: Any, y: Any) -> NDArray[np.float64]:
+        if y is None:
+            raise ValueError("OnlineTargetEncoder needs y: it encodes a category by the target's mean")
+        columns = self._validated(x, reset=True)
+        target = np.asarray(y, dtype=np.float64)
+        mean = target.mean()
+        self.categories_ = [self._kept(column) for column in columns]
+        self.codes_, online = [], []
+        for categories, column in zip(self.categories_, columns, strict=True):
+            rows = places(categories, column)
+            counts = np.bincount(rows, minlength=len(categories) + 1)
+            sums = np.bincount(rows, target, minlength=len(categories) + 1)
+            means = np.where(counts > 0, sums / np.maximum(counts, 1), mean)
+            self.codes_.append(np.stack([means, counts / len(rows)], 1))
+            grouped = pd.Series(target).groupby(rows)
+            seen_before = grouped.cumcount().to_numpy()
+            sum_before = grouped.cumsum().to_numpy() - target
+            mean_before = np.where(seen_before > 0, sum_before / np.maximum(seen_before, 1), mean)
+            online.append(np.stack([mean_before, counts[rows] / len(rows)], 1))
+        return np.concatenate(online, 1)
+
+
+class Bucketizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Numbers as bins of about equal numbers of training rows; NaN stays (Pre3)."""
+
+    def __init__(self, num_bins: int = 32):
+        self.num_bins = num_bins
+
+    def fit(self, x: Any, y: Any = None) -> Self:
+        """Find the edges of each column, [num_bins - 1] at most."""
+        x = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan")
+        quantiles = np.linspace(0, 1, self.num_bins + 1)[1:-1]
+        self.edges_ = [np.unique(np.nanquantile(column, quantiles)) for column in x.T]
+        return self
+
+    def transform(self, x: Any) -> NDArray[np.float64]:
+        """[B, F] -> [B, F], whole numbers"""
+        check_is_fitted(self)
+        x = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
+        binned = [np.searchsorted(edges, column, side="right") for edges, column in zip(self.edges_, x.T, strict=True)]
+        return np.where(np.isnan(x), np.nan, np.stack(binned, 1).astype(np.float64))

@@ -1,0 +1,272 @@
+"""A fitted scikit-learn pipeline as a network (dissertation, section 5.2).
+
+Invariant: what has no translation stands before the first operator that has one, on every way from a column to the
+prediction. It stays on the host, and its output is an input of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from models.neural.graph import Chain, Network, Slot, Union, Within
+from models.neural.linear import Columns
+from models.neural.trees import ForestLeaves, SoftForest, TreeEnsemble
+
+from .base import Converter, Form, Link, Translated, Untranslatable
+from .converters import bayes, decomposition, encoders, factorization, linear, neighbours, normalizers, trees
+from .inputs import Kept, Lookup, Source, Step, Take
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    **linear.CONVERTERS,
+    **normalizers.CONVERTERS,
+    **decomposition.CONVERTERS,
+    **neighbours.CONVERTERS,
+    **bayes.CONVERTERS,
+    **trees.CONVERTERS,
+    **encoders.CONVERTERS,
+    **factorization.CONVERTERS,
+}
+TRANSFORMERS: dict[tuple[str, str], Converter] = {**CONVERTERS, **decomposition.TRANSFORMERS, **neighbours.TRANSFORMERS}
+SEQUENCE, BRANCHES, UNION = "Pipeline", "ColumnTransformer", "FeatureUnion"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the report: an operator, and what it became; `became` is "kept" where it stays on the host."""
+
+    operator: str
+    became: str
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Trees within a network.
+
+    Attributes:
+        module: the forest.
+        ensemble: its trees.
+        source: the part of the network that gives its input.
+    """
+
+    module: nn.Module
+    ensemble: TreeEnsemble
+    source: nn.Module
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """A translated pipeline.
+
+    Attributes:
+        network: inputs -> raw scores, [B, K].
+        sources: how each input is made of a table.
+        link: what makes predictions of raw scores.
+        report: what each operator became.
+        forests: the trees.
+        predictor: the last operator's module, which scope "last" trains alone.
+        form: how it was translated.
+    """
+
+    network: Network
+    sources: tuple[Source, ...]
+    link: Link
+    report: tuple[Line, ...]
+    forests: tuple[Forest, ...]
+    predictor: nn.Module
+    form: Form
+
+    def inputs(self, x: Any) -> tuple[Tensor, ...]:
+        """The network's inputs of a table of B rows, on the CPU."""
+        return tuple(source(x, self.form.dtype) for source in self.sources)
+
+
+@dataclass(frozen=True, eq=False)
+class _Host:
+    """A value on the host: the steps from the table to it."""
+
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Neural:
+    """A value within the network, the part that gives it, and the operator that gave it."""
+
+    part: nn.Module
+    operator: str
+
+
+_Value: TypeAlias = _Host | _Neural
+_Branch: TypeAlias = tuple[
+    str, Any, tuple[int, ...] | None
+]  # a name, an operator, and the places of its columns (None: all)
+
+
+@dataclass(eq=False)
+class _Translator:
+    form: Form
+    sources: list[Source] = field(default_factory=list)
+    report: list[Line] = field(default_factory=list)
+    forests: list[Forest] = field(default_factory=list)
+    link: Link | None = None
+    predictor: nn.Module | None = None
+
+    def slot(self, source: Source) -> Slot:
+        """The place of an input; equal ones are one."""
+        for place, known in enumerate(self.sources):
+            if known.steps == source.steps and known.lookup is source.lookup is None:
+                return Slot(place)
+        self.sources.append(source)
+        return Slot(len(self.sources) - 1)
+
+    def part(self, value: _Value) -> nn.Module:
+        """A value within the network; one on the host becomes an input."""
+        return value.part if isinstance(value, _Neural) else self.slot(Source(value.steps))
+
+    def operator(self, name: str, operator: Any, value: _Value, is_last: bool) -> _Value:
+        """What an operator makes of a value. Raises Untranslatable."""
+        if operator is None or (isinstance(operator, str) and operator == "passthrough"):
+            return value
+        kind = type(operator).__name__
+        if _library(operator) == "sklearn":
+            if kind == SEQUENCE:
+                return self.sequence(operator.steps, value, is_last)
+            if kind == BRANCHES:
+                return self.branches(name, operator, _branches(operator), value)
+            if kind == UNION:
+                every = [
+                    (name, transformer, None) for name, transformer in operator.transformer_list if transformer != "drop"
+                ]
+                if operator.transformer_weights:
+                    raise Untranslatable(f"{_named(name, operator)} weighs its transformers, which has no translation")
+                return self.branches(name, operator, every, value)
+        named = _named(name, operator)
+        converter = (CONVERTERS if is_last else TRANSFORMERS).get((_library(operator), kind))
+        if converter is None:
+            return self.kept(name, operator, value, is_last)
+        translated = converter(operator, named, self.form)
+        if translated.link is not None and not is_last:
+            return self.kept(name, operator, value, is_last)  # a predictor where a transformer is asked for
+        return self.put(named, translated, value)
+
+    def put(self, named: str, translated: Translated, value: _Value) -> _Neural:
+        """A translated operator behind a value."""
+        if translated.categories is None:
+            source = self.part(value)
+        elif isinstance(value, _Neural):
+            raise Untranslatable(
+                f"{named} looks up categories on the host, and stands behind {value.operator}, which is translated"
+            )
+        else:
+            lookup = Lookup(named, translated.categories, translated.refuses_unknown)
+            source = self.slot(Source(value.steps, lookup))
+        if translated.ensemble is not None:
+            module = translated.module.forest if isinstance(translated.module, ForestLeaves) else translated.module
+            if isinstance(module, SoftForest) and not _may_be_missing(source):
+                module.sees_missing = False
+            self.forests.append(Forest(module, translated.ensemble, source))
+        self.report.append(Line(named, type(translated.module).__name__))
+        if translated.link is not None:
+            self.link = translated.link
+        self.predictor = translated.module
+        return _Neural(Chain(source, translated.module), named)
+
+    def kept(self, name: str, operator: Any, value: _Value, is_last: bool) -> _Host:
+        """An operator that stays on the host. Raises Untranslatable."""
+        named = _named(name, operator)
+        if is_last or not hasattr(operator, "transform"):
+            raise Untranslatable(f"{named} has no translation, and what comes last in a pipeline needs one")
+        if isinstance(value, _Neural):
+            raise Untranslatable(f"{named} has no translation, and stands behind {value.operator}, which is translated")
+        self.report.append(Line(named, "kept"))
+        return _Host((*value.steps, Kept(named, operator)))
+
+    def sequence(self, steps: list[tuple[str, Any]], value: _Value, is_last: bool) -> _Value:
+        for i, (name, operator) in enumerate(steps):
+            value = self.operator(name, operator, value, is_last and i == len(steps) - 1)
+        return value
+
+    def branches(self, name: str, whole: Any, branches: Sequence[_Branch], value: _Value) -> _Value:
+        """Operators side by side. Where none is translated, the whole stays on the host."""
+        if isinstance(value, _Neural):
+            inner = [self.operator(n, o, _Neural(_columns(c), value.operator), False) for n, o, c in branches]
+            parts = [part.part for part in inner if isinstance(part, _Neural)]
+            return _Neural(Chain(value.part, Within(Union(parts))), value.operator)
+        values = []
+        for inner_name, operator, columns in branches:
+            steps = value.steps if columns is None else (*value.steps, Take(columns))
+            values.append(self.operator(inner_name, operator, _Host(steps), False))
+        operators = [v.operator for v in values if isinstance(v, _Neural)]
+        if not operators:
+            return _Host((*value.steps, Kept(_named(name, whole), whole)))
+        return _Neural(Union([self.part(v) for v in values]), operators[0])
+
+
+def _columns(columns: tuple[int, ...] | None) -> nn.Module:
+    return Slot(0) if columns is None else Chain(Slot(0), Columns(columns))
+
+
+def _branches(operator: Any) -> Sequence[_Branch]:
+    """The transformers of a fitted ColumnTransformer with the places of their columns, without what has none."""
+    every = []
+    for name, transformer, _ in operator.transformers_:
+        places = tuple(int(place) for place in operator._transformer_to_input_indices[name])
+        if places and not (isinstance(transformer, str) and transformer == "drop"):
+            is_passing = type(transformer).__name__ == "FunctionTransformer" and transformer.func is None
+            every.append((name, "passthrough" if is_passing else transformer, places))
+    return every
+
+
+def _may_be_missing(source: nn.Module) -> bool:
+    """May what a part of the network gives be NaN? Embeddings give none; an input of numbers may."""
+    if isinstance(source, Union):
+        return any(_may_be_missing(part) for part in source.parts)
+    return not (isinstance(source, Chain) and type(source.operator).__name__ == "Embeddings")
+
+
+def _library(operator: Any) -> str:
+    """The library of an operator's own class; ours is "models", also where the project is installed as a package."""
+    parts = type(operator).__module__.split(".")
+    return "models" if "tabular" in parts and "models" in parts else parts[0]
+
+
+def _named(name: str, operator: Any) -> str:
+    return f"{name} ({type(operator).__name__})"
+
+
+def translate(pipeline: Any, form: Form | None = None) -> Translation:
+    """The network of a fitted pipeline, or of a fitted predictor.
+
+    Args:
+        pipeline: of scikit-learn: Pipelines, ColumnTransformers and FeatureUnions of operators.
+        form: exact and in float32, unless given.
+
+    Raises:
+        Untranslatable: an operator has no translation and cannot stay before all that have.
+        sklearn.exceptions.NotFittedError: the pipeline is not fitted.
+    """
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    form = form or Form()
+    try:
+        check_is_fitted(pipeline)
+    except NotFittedError:
+        raise NotFittedError(f"{type(pipeline).__name__} is not fitted: fit it first, or call fit of WindTunnel") from None
+    translator = _Translator(form)
+    name = type(pipeline).__name__.lower()
+    value = translator.operator(name, pipeline, _Host(), is_last=True)
+    if translator.link is None or translator.predictor is None:
+        raise Untranslatable(f"{name} ends in no predictor, and nothing else can be fine-tuned or compared")
+    return Translation(
+        Network(translator.part(value)),
+        tuple(translator.sources),
+        translator.link,
+        tuple(translator.report),
+        tuple(translator.forests),
+        translator.predictor,
+        form,
+    )
