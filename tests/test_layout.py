@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
-    "systems.windtunnel": {"models.neural", "models.tabular"},
+    "systems.windtunnel": {"models.neural", "models.tabular", "systems.registry"},
     # runners
     "runners": set(),
     "runners.checks": {"conf", "results"},

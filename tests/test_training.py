@@ -15,6 +15,7 @@ from training import (
     GPU,
     SMALL_BERT,
     Optimizers,
+    adam,
     adamw,
     batch,
     eager_step,
@@ -69,7 +70,9 @@ def test_losses_and_weights_are_eagers_to_the_bit(model: str, options: dict, ste
 
 
 @pytest.mark.parametrize("scheduler", [assign_streams, single_stream])
-@pytest.mark.parametrize("make", [sgd, adamw, groups, lambda m: sgd(m, momentum=0.0), lambda m: adamw(m, amsgrad=True)])
+@pytest.mark.parametrize(
+    "make", [sgd, adamw, adam, groups, lambda m: sgd(m, momentum=0.0), lambda m: adamw(m, amsgrad=True)]
+)
 def test_scheduled_and_eager_steps_take_turns(make: Optimizers, scheduler: Callable[[OperatorGraph], Schedule]) -> None:
     """Learning rates change, eager steps and loaded checkpoints come in between, and all is as if eager alone trained."""
     module, reference = net(), net()
@@ -213,7 +216,7 @@ def test_as_a_library() -> None:
         *(pytest.param(s, {}, "cuda", marks=GPU) for s in ("torchscript", "torch_compile", "cuda_graph", "nimble")),
     ],
 )
-@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("make", [sgd, adamw, adam])
 def test_every_system_trains_as_eager_does(system: str, options: dict, device: str, make: Optimizers) -> None:
     module, reference = (net(device, counts=False) for _ in range(2))  # a traced forward assigns no buffer
     for m in (module, reference):

@@ -57,6 +57,10 @@ def adamw(module: nn.Module, **more: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), **{"lr": 1e-3} | more)
 
 
+def adam(module: nn.Module, **more: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), **{"lr": 1e-3, "weight_decay": 1e-2} | more)
+
+
 def groups(module: nn.Module) -> torch.optim.Optimizer:
     """Two groups with rates and decays of their own, Nesterov's momentum."""
     matrices = [p for p in module.parameters() if p.dim() > 1]

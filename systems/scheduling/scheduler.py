@@ -97,8 +97,8 @@ class Scheduler(System):
         read nor written. Random numbers are drawn as by an eager step.
 
         Raises:
-            Unsupported: this scheduler does not train, the optimizer is neither SGD nor AdamW, or the step cannot be
-                captured.
+            Unsupported: this scheduler does not train, the optimizer is none of SGD, Adam and AdamW, or the step cannot
+                be captured.
         """
         if not self.trains:
             raise Unsupported(f"{self.name} runs inference only")

@@ -1,14 +1,15 @@
-"""torch.optim's SGD and AdamW as operators over tensors at fixed addresses."""
+"""torch.optim's SGD, Adam and AdamW as operators over tensors at fixed addresses."""
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
@@ -40,10 +41,10 @@ class StaticOptimizer(ABC):
     @staticmethod
     def of(optimizer: torch.optim.Optimizer, parameters: Collection[Tensor]) -> StaticOptimizer:
         """The static form of this optimizer; raises Unsupported."""
-        for kind in (StaticSGD, StaticAdamW):
+        for kind in (StaticSGD, StaticAdamW, StaticAdam):
             if type(optimizer) is kind.kind:
                 return kind(optimizer, parameters)
-        raise Unsupported(f"{type(optimizer).__name__} steps cannot be scheduled: SGD's and AdamW's can")
+        raise Unsupported(f"{type(optimizer).__name__} steps cannot be scheduled: SGD's, Adam's and AdamW's can")
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor]):
         self.optimizer = optimizer
@@ -211,10 +212,10 @@ class StaticSGD(StaticOptimizer):
         sgd(parameters, gradients, buffers, **settings, **options)
 
 
-class StaticAdamW(StaticOptimizer):
-    name = "AdamW"
-    kind = torch.optim.AdamW
-    fixed = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "fused", "capturable")
+class _AnyAdam(StaticOptimizer):
+    """What Adam and AdamW share: all but where the decay goes."""
+
+    function: ClassVar[Callable[..., None]]
 
     def _initial(self, group: Settings, parameter: Tensor) -> dict[str, Tensor]:
         names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
@@ -233,7 +234,7 @@ class StaticAdamW(StaticOptimizer):
         betas: Any = group["betas"]
         settings: Any = {k: group[k] for k in ("amsgrad", "weight_decay", "eps", "maximize", "capturable")}
         first, second, largest = (moments.get(k, []) for k in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
-        adamw(
+        type(self).function(
             parameters,
             gradients,
             first,
@@ -245,6 +246,23 @@ class StaticAdamW(StaticOptimizer):
             **settings,
             **options,
         )
+
+
+class StaticAdamW(_AnyAdam):
+    name = "AdamW"
+    kind = torch.optim.AdamW
+    fixed = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "fused", "capturable")
+    function = staticmethod(adamw)
+
+
+class StaticAdam(_AnyAdam):
+    name = "Adam"
+    kind = torch.optim.Adam
+    fixed = (*StaticAdamW.fixed, "decoupled_weight_decay")
+    function = staticmethod(adam)
+
+    def _no_first_step(self, group: Settings, state: Mapping[str, object]) -> str | None:
+        return "Adam with decoupled weight decay is AdamW: take that" if group["decoupled_weight_decay"] else None
 
 
 def fits(candidate: object, wanted: Tensor) -> bool:

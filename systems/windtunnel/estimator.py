@@ -1,0 +1,394 @@
+"""WindTunnel as a scikit-learn estimator around a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, clone, is_classifier
+from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
+from sklearn.model_selection import train_test_split
+from sklearn.utils import assert_all_finite, column_or_1d, get_tags
+from sklearn.utils.metaestimators import available_if
+from torch import Tensor, nn
+
+from models.neural.trees import LEVELS
+
+from . import saving
+from .base import Form
+from .fine_tuning import SCOPES, STARTS, Course, Rows, Settings, fine_tune, fit_to_inputs, in_chunks
+from .losses import default_name, loss_of
+from .translate import Line, Translation, translate
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def _classifies(estimator: WindTunnel) -> bool:
+    return estimator._is_classifier
+
+
+def _has_probabilities(estimator: WindTunnel) -> bool:
+    if "translation_" in vars(estimator):
+        return estimator.translation_.link.has_probabilities
+    return hasattr(estimator.pipeline, "predict_proba")
+
+
+class WindTunnel(BaseEstimator):
+    """A pipeline as a network that is fine-tuned as one (dissertation, chapter 5).
+
+    `fit` fits the pipeline, translates it and fine-tunes. Around a fitted pipeline `fine_tune` alone does; before it, the
+    predictions are the pipeline's own, by the exact translation.
+
+    Args:
+        pipeline: of scikit-learn, or a predictor alone.
+        level: what of a tree trains: 1 leaf values, 2 thresholds too, 3 the weights of all features, 4 all.
+        temperature: of the soft trees, above 0.
+        dropout: of the trees' hidden layers.
+        scope: "all" trains the encoders too; "trees" the trees and what is behind them.
+        start: "warm" begins at the pipeline's values; "cold" at random ones.
+        learning_rate, weight_decay: of Adam; several of either are tried in turn, and the validation rows choose.
+        batch_size: rows of a step.
+        max_epochs: at most.
+        patience: epochs without a better validation metric (AUC of two classes, else the loss) after which it ends.
+        validation_fraction: the share of the rows that validates where no validation rows are given.
+        loss: "logistic", "hinge", "squared", "absolute" or "poisson"; None for what fits the predictor.
+        random_state: of dropout, orders and splits.
+        device: "auto" is the GPU where there is one.
+        system: that runs the steps, of conf/system; None is cuda_graph on a GPU and eager on a CPU.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any = None,
+        level: int = 4,
+        temperature: float = 1.0,
+        dropout: float = 0.1,
+        scope: str = "all",
+        start: str = "warm",
+        learning_rate: float | Sequence[float] = 1e-4,
+        weight_decay: float | Sequence[float] = 1e-6,
+        batch_size: int = 4096,
+        max_epochs: int = 100,
+        patience: int = 3,
+        validation_fraction: float = 0.1,
+        loss: str | None = None,
+        random_state: int = 0,
+        device: str = "auto",
+        system: str | None = None,
+    ):
+        self.pipeline = pipeline
+        self.level = level
+        self.temperature = temperature
+        self.dropout = dropout
+        self.scope = scope
+        self.start = start
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.loss = loss
+        self.random_state = random_state
+        self.device = device
+        self.system = system
+
+    report: Callable[[str], None] = staticmethod(lambda message: None)  # hears where fine-tuning stands
+
+    # Fitting
+
+    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> Self:
+        """Fit a copy of the pipeline to the training rows, translate and fine-tune it.
+
+        Args:
+            X: rows as the pipeline takes them, [B, columns].
+            y: labels or values, [B].
+            validation: (X, y) of other rows; otherwise a share of the rows.
+        """
+        self._check()
+        self._dense(X)
+        y = column_or_1d(y, warn=True)
+        if validation is None:
+            X, y, validation = self._split(X, y)
+        self.pipeline_ = clone(self.pipeline).fit(X, y)
+        return self._tuned(X, y, validation)
+
+    def fine_tune(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, **settings: Any) -> Self:
+        """Translate a fitted pipeline and fine-tune it; one that was loaded goes on from where it stands.
+
+        Args:
+            X, y, validation: as for `fit`.
+            settings: parameters to set first, such as learning_rate.
+        """
+        self.set_params(**settings)
+        self._check()
+        self._dense(X)
+        y = column_or_1d(y, warn=True)
+        if validation is None:
+            X, y, validation = self._split(X, y)
+        if self.pipeline is not None:
+            self.pipeline_ = self.pipeline
+        return self._tuned(X, y, validation)
+
+    def _split(self, x: Any, y: Any) -> tuple[Any, Any, tuple[Any, Any]]:
+        fraction = self.validation_fraction
+        if not 0 < fraction < 1:
+            raise ValueError(f"validation_fraction must be between 0 and 1, not {fraction!r}")
+        counts = np.unique(y, return_counts=True)[1]
+        num_held = int(np.ceil(fraction * len(y)))
+        stratify = (
+            y if self._is_classifier and counts.min() >= 2 and len(counts) <= min(num_held, len(y) - num_held) else None
+        )
+        x, other, y, other_y = train_test_split(x, y, test_size=fraction, random_state=self.random_state, stratify=stratify)
+        return x, y, (other, other_y)
+
+    def _tuned(self, x: Any, y: Any, validation: tuple[Any, Any]) -> Self:
+        device = self._device()
+        if self.pipeline is not None:
+            form = Form(True, self.level, self.temperature, self.dropout)
+            translation = translate(self.pipeline_, form)
+        else:
+            translation = self._translated()
+        inputs = tuple(tensor.to(device) for tensor in translation.inputs(self._ordered(x)))
+        translation.network.to(device)
+        if self.pipeline is not None:
+            fit_to_inputs(translation, inputs)
+        link = translation.link
+        loss = loss_of(self.loss or default_name(link), link, self._is_classifier)
+        held, held_y = validation
+        others = tuple(tensor.to(device) for tensor in translation.inputs(self._ordered(held)))
+        training, checking = Rows(inputs, self._target(y, device)), Rows(others, self._target(held_y, device))
+        is_ranked = self._is_classifier and len(self.classes_) == 2 and len(checking.target.unique()) == 2
+
+        def metric(scores: Tensor, target: Tensor) -> float:
+            if not is_ranked:
+                return -float(loss(scores, target))
+            score = scores[:, -1].double().cpu().numpy()
+            return float(roc_auc_score(target.cpu().numpy(), score)) if np.isfinite(score).all() else -np.inf
+
+        settings = Settings(
+            _several("learning_rate", self.learning_rate),
+            _several("weight_decay", self.weight_decay, is_zero_allowed=True),
+            self.batch_size,
+            self.max_epochs,
+            self.patience,
+            self.scope,
+            self.start,
+            self.random_state,
+            self.system or ("cuda_graph" if device.type == "cuda" else "eager"),
+        )
+        self.course_: Course = fine_tune(translation, training, checking, loss, metric, settings, self.report)
+        self.n_iter_ = len(self.course_.chosen.losses)
+        self.translation_: Translation = translation
+        return self
+
+    def _target(self, y: Any, device: torch.device) -> Tensor:
+        y = column_or_1d(y)
+        if not self._is_classifier:
+            return torch.as_tensor(y.astype(np.float64), dtype=torch.float32, device=device)
+        places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        if (wrong := self.classes_[places] != y).any():
+            raise ValueError(f"y has the class {y[wrong][0]}, which the pipeline was not fitted to")
+        return torch.as_tensor(places, dtype=torch.long, device=device)
+
+    # Predicting
+
+    @available_if(_classifies)
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Raw scores: [B] where there is one a row, else [B, K]."""
+        scores = self._scores(X).double().numpy()
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    @available_if(_has_probabilities)
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities, [B, classes]."""
+        shares = self._translated().link.predicted(self._scores(X).double()).clamp(0, 1).numpy()
+        return shares / shares.sum(1, keepdims=True)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Classes or values, [B]."""
+        scores = self._scores(X).double()
+        if not self._is_classifier:
+            if self._translated().link.kind == "margin":  # of clusters
+                return scores.argmax(1).numpy()
+            return self._translated().link.predicted(scores).numpy()[:, 0]
+        if scores.shape[1] == 1:
+            return np.asarray(self.classes_[(scores[:, 0] > 0).long().numpy()])
+        return np.asarray(self.classes_[scores.argmax(1).numpy()])
+
+    def score(self, X: Any, y: Any) -> float:
+        """The share of rows whose class is right, or the coefficient of determination."""
+        return float((accuracy_score if self._is_classifier else r2_score)(y, self.predict(X)))
+
+    @property
+    def module(self) -> nn.Module:
+        """The network in eval mode: `module(*inputs(X))` are raw scores [B, K]."""
+        return self._translated().network.eval()
+
+    def inputs(self, X: Any) -> tuple[Tensor, ...]:
+        """The network's inputs of rows, on its device."""
+        self._dense(X)
+        translation = self._translated()
+        device = next((t.device for t in (*translation.network.parameters(), *translation.network.buffers())), None)
+        return tuple(tensor.to(device) for tensor in translation.inputs(self._ordered(X)))
+
+    @property
+    def explanation(self) -> tuple[Line, ...]:
+        """What each operator became."""
+        return self._translated().report
+
+    def _scores(self, x: Any) -> Tensor:
+        return in_chunks(self.module, self.inputs(x)).cpu()
+
+    def _translated(self) -> Translation:
+        """The fine-tuned network; around a fitted pipeline before that its exact translation."""
+        if "translation_" not in vars(self):
+            pipeline = self._fitted()
+            if getattr(self, "_exact", (None, None))[0] is not pipeline:
+                self._exact = (pipeline, translate(pipeline))
+            return self._exact[1]
+        return self.translation_
+
+    # What an estimator of scikit-learn says of itself
+
+    def _fitted(self) -> Any:
+        return vars(self).get("pipeline_", self.pipeline)
+
+    @property
+    def _is_classifier(self) -> bool:
+        loaded = vars(self).get("loaded_")
+        return loaded.is_classifier if loaded is not None else is_classifier(self._fitted())
+
+    @property
+    def _allows_missing(self) -> bool:
+        loaded = vars(self).get("loaded_")
+        return loaded.allows_missing if loaded is not None else bool(get_tags(self._fitted()).input_tags.allow_nan)
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The classes, in the order of probabilities."""
+        loaded = vars(self).get("loaded_")
+        return loaded.classes if loaded is not None else np.asarray(self._fitted().classes_)
+
+    @property
+    def n_features_in_(self) -> int:
+        loaded = vars(self).get("loaded_")
+        return loaded.num_features if loaded is not None else int(self._fitted().n_features_in_)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        loaded = vars(self).get("loaded_")
+        names = loaded.feature_names if loaded is not None else getattr(self._fitted(), "feature_names_in_", None)
+        if names is None:
+            raise AttributeError("the pipeline was fitted to columns without names")
+        return np.asarray(names)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        if self.pipeline is not None:
+            inner = get_tags(self.pipeline)
+            tags.estimator_type = inner.estimator_type
+            tags.classifier_tags, tags.regressor_tags = inner.classifier_tags, inner.regressor_tags
+            tags.target_tags, tags.input_tags = inner.target_tags, inner.input_tags
+        tags.input_tags.sparse = False
+        tags.target_tags.multi_output = False
+        tags.non_deterministic = False
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        from sklearn.exceptions import NotFittedError
+        from sklearn.utils.validation import check_is_fitted
+
+        if "translation_" in vars(self):
+            return True
+        try:
+            check_is_fitted(self.pipeline)
+        except (NotFittedError, TypeError):
+            return False
+        return True
+
+    def _ordered(self, x: Any) -> Any:
+        """A table's columns in the order of the fit, where all are there; a wrong number of columns is refused."""
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and hasattr(x, "columns"):
+            missing = [name for name in names if name not in x.columns]
+            if missing:
+                raise ValueError(f"X lacks the column {missing[0]!r} that the pipeline was fitted to")
+            x = x[list(names)]
+        if not hasattr(x, "iloc"):
+            x = np.asarray(x)
+        if x.ndim != 2:
+            raise ValueError(f"Expected 2D array, got {x.ndim}D array instead. Reshape your data")
+        if x.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {x.shape[1]} features, but WindTunnel is expecting {self.n_features_in_} features as input"
+            )
+        if not self._allows_missing:
+            assert_all_finite(np.asarray(x), estimator_name="WindTunnel", input_name="X")
+        return x
+
+    def _dense(self, x: Any) -> None:
+        if scipy.sparse.issparse(x):
+            raise TypeError("WindTunnel takes dense rows, not a sparse matrix: give X.toarray()")
+
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def _check(self) -> None:
+        """Refuse wrong parameters, each in one line."""
+        if self.pipeline is None and "translation_" not in vars(self):
+            raise ValueError("WindTunnel needs a pipeline: WindTunnel(make_pipeline(...))")
+        if self.level not in LEVELS or isinstance(self.level, bool):
+            raise ValueError(f"level must be 1, 2, 3 or 4, not {self.level!r}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0 to fine-tune, not {self.temperature!r}")
+        for name, choices in (("scope", SCOPES), ("start", STARTS), ("device", DEVICES)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        for name in ("batch_size", "max_epochs", "patience"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}")
+
+    # Keeping
+
+    def save(self, folder: str | Path) -> None:
+        """Write `weights.safetensors` and `windtunnel.json` into a folder. Nothing in them can run code.
+
+        Raises:
+            saving.NotSavable: an operator that stays on the host holds what neither file can.
+        """
+        names = getattr(self, "feature_names_in_", None)
+        facts = saving.Facts(
+            self._is_classifier,
+            self.classes_ if self._is_classifier else None,
+            self.n_features_in_,
+            None if names is None else tuple(names),
+            self._allows_missing,
+            {name: value for name, value in self.get_params(deep=False).items() if name != "pipeline"},
+        )
+        saving.save(Path(folder), self._translated(), facts)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """What `save` wrote. It predicts and fine-tunes on; it has no pipeline to fit. Raises saving.NotSavable."""
+        translation, facts = saving.load(Path(folder))
+        estimator = cls(None, **facts.parameters)
+        estimator.translation_, estimator.loaded_ = translation, facts
+        return estimator
+
+
+def _several(name: str, value: float | Sequence[float], is_zero_allowed: bool = False) -> tuple[float, ...]:
+    values = tuple(float(v) for v in value) if isinstance(value, Sequence) else (float(value),)
+    for number in values:
+        if not (number > 0 or (is_zero_allowed and number == 0)) or not np.isfinite(number):
+            raise ValueError(f"{name} must be above 0, not {number!r}")
+    if not values:
+        raise ValueError(f"{name} has no values to try")
+    return values

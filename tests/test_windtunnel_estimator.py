@@ -1,0 +1,323 @@
+"""WindTunnel as an estimator: levels, scopes, starts, losses, saving, and what scikit-learn asks of an estimator."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
+lightgbm = pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")
+
+import pandas as pd  # noqa: E402
+from sklearn.base import clone  # noqa: E402
+from sklearn.compose import ColumnTransformer  # noqa: E402
+from sklearn.datasets import load_diabetes, load_wine  # noqa: E402
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor  # noqa: E402
+from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge  # noqa: E402
+from sklearn.metrics import log_loss, roc_auc_score  # noqa: E402
+from sklearn.pipeline import Pipeline, make_pipeline  # noqa: E402
+from sklearn.preprocessing import FunctionTransformer, StandardScaler  # noqa: E402
+from sklearn.svm import LinearSVC  # noqa: E402
+from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
+
+import systems.windtunnel as room  # noqa: E402
+from models.tabular.encoders import TwoHotEncoder  # noqa: E402
+from models.tabular.factorization_machine import FactorizationMachine  # noqa: E402
+from models.tabular.leaves import LeafEncoder  # noqa: E402
+from systems.windtunnel.estimator import WindTunnel  # noqa: E402
+from systems.windtunnel.fine_tuning import Diverged  # noqa: E402
+from systems.windtunnel.saving import DESCRIPTION, WEIGHTS, NotSavable  # noqa: E402
+
+WINE, DIABETES = load_wine(return_X_y=True), load_diabetes(return_X_y=True)
+FAST: dict[str, Any] = {"device": "cpu", "batch_size": 128, "max_epochs": 3, "learning_rate": 1e-3}
+
+
+def clicks(rows: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Two fields that matter together, and a number."""
+    rng = np.random.default_rng(seed)
+    x = pd.DataFrame({"user": rng.integers(0, 30, rows), "item": rng.integers(0, 20, rows), "hour": rng.normal(size=rows)})
+    users, items = np.random.default_rng(9).normal(size=(30, 2)), np.random.default_rng(8).normal(size=(20, 2))
+    taste = users @ items.T
+    score = 3 * taste[x["user"], x["item"]] + np.sin(3 * x["hour"])
+    return x, (score + rng.logistic(size=rows) > 0.3).to_numpy().astype(int)
+
+
+def pipeline(last: Any = None) -> Pipeline:
+    columns = ColumnTransformer([("ids", TwoHotEncoder(), ["user", "item"])], remainder="passthrough")
+    return make_pipeline(columns, last or lightgbm.LGBMClassifier(n_estimators=10, num_leaves=8, verbose=-1, n_jobs=1))
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Pipeline:
+    return pipeline().fit(*clicks(3000, 0))
+
+
+@pytest.mark.parametrize("last", [LogisticRegression(), Ridge()], ids=repr)
+def test_scikit_learns_own_checks(last: Any) -> None:
+    estimator = WindTunnel(make_pipeline(StandardScaler(), last), max_epochs=2, device="cpu")
+    results = check_estimator(estimator, on_fail=None)
+    failed = [(r["check_name"], repr(r["exception"])) for r in results if r["status"] == "failed"]
+    assert failed == [] and sum(r["status"] == "passed" for r in results) > 40
+
+
+def test_before_tuning_it_is_the_pipeline_and_after_it_is_better(fitted: Pipeline) -> None:
+    x, y = clicks(3000, 1)
+    tunnel = WindTunnel(fitted, temperature=0.3, **FAST | {"max_epochs": 15, "learning_rate": 3e-3})
+    np.testing.assert_allclose(tunnel.predict_proba(x), fitted.predict_proba(x), atol=1e-4)
+    assert (tunnel.predict(x) == fitted.predict(x)).all() and tunnel.score(x, y) == fitted.score(x, y)
+    lines: list[str] = []
+    tunnel.report = lines.append
+    tunnel.fine_tune(*clicks(3000, 0))
+    before, after = (roc_auc_score(y, model.predict_proba(x)[:, 1]) for model in (fitted, tunnel))
+    assert after > before + 0.02
+    chosen = tunnel.course_.chosen
+    assert len(lines) == len(chosen.metrics) and chosen.metric == max(chosen.metrics)
+    assert f"epoch {len(lines)} of at most 15" in lines[-1]
+    torch.testing.assert_close(tunnel.module(*tunnel.inputs(x))[:, 0], torch.tensor(tunnel.decision_function(x)).float())
+
+
+def test_patience_ends_and_the_best_epoch_stays(fitted: Pipeline) -> None:
+    x, y = clicks(3000, 0)
+    held = clicks(1000, 2)
+    tunnel = WindTunnel(fitted, temperature=0.3, patience=2, **FAST | {"max_epochs": 60, "learning_rate": 2e-2})
+    tunnel.fine_tune(x, y, validation=held)
+    chosen = tunnel.course_.chosen
+    assert chosen.best_epoch is not None and len(chosen.metrics) == chosen.best_epoch + 3 < 60
+    assert roc_auc_score(held[1], tunnel.predict_proba(held[0])[:, 1]) == pytest.approx(chosen.metric, abs=1e-6)
+
+
+def test_the_grid_is_chosen_on_validation_rows(fitted: Pipeline) -> None:
+    tunnel = WindTunnel(fitted, **FAST | {"learning_rate": (1e-7, 3e-3), "weight_decay": (1e-5, 1e-7)})
+    tunnel.fine_tune(*clicks(3000, 0))
+    course = tunnel.course_
+    assert [(t.learning_rate, t.weight_decay) for t in course.trials] == [
+        (1e-7, 1e-5),
+        (1e-7, 1e-7),
+        (3e-3, 1e-5),
+        (3e-3, 1e-7),
+    ]
+    assert course.chosen.learning_rate == 3e-3 and course.chosen.metric == max(t.metric for t in course.trials)
+    # Each setting begins at the pipeline: the last one alone gives the same.
+    alone = WindTunnel(fitted, **FAST | {"learning_rate": 3e-3, "weight_decay": 1e-7}).fine_tune(*clicks(3000, 0))
+    assert alone.course_.chosen.metrics == pytest.approx(course.trials[3].metrics, abs=1e-6)
+
+
+def changed_parts(tunnel: WindTunnel, reference: WindTunnel) -> set[str]:
+    names = dict(reference.module.named_parameters())
+    return {name for name, p in tunnel.module.named_parameters() if not torch.equal(p, names[name])}
+
+
+@pytest.mark.parametrize(("scope", "has_tables"), [("all", True), ("trees", False)])
+def test_scopes_train_what_they_name(fitted: Pipeline, scope: str, has_tables: bool) -> None:
+    still = WindTunnel(fitted, scope=scope, **FAST | {"learning_rate": 1e-30}).fine_tune(*clicks(3000, 0))
+    tunnel = WindTunnel(fitted, scope=scope, **FAST).fine_tune(*clicks(3000, 0))
+    changed = changed_parts(tunnel, still)
+    assert any("tables" in name for name in changed) == has_tables
+    assert {name.rsplit(".", 1)[-1] for name in changed} >= {"value", "bias", "threshold", "weight", "signs", "leaf_bias"}
+
+
+def test_cold_is_worse_than_warm_at_first(fitted: Pipeline) -> None:
+    warm, cold = (
+        WindTunnel(fitted, start=start, temperature=0.3, **FAST | {"max_epochs": 1}).fine_tune(*clicks(3000, 0))
+        for start in ("warm", "cold")
+    )
+    assert warm.course_.chosen.metric > cold.course_.chosen.metric + 0.02
+
+
+def test_the_same_seed_gives_the_same_and_leaves_the_callers_alone(fitted: Pipeline) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    one, two, other = (
+        WindTunnel(fitted, random_state=seed, **FAST)
+        .fine_tune(*clicks(3000, 0), validation=clicks(500, 2))
+        .decision_function(clicks(100, 1)[0])
+        for seed in (0, 0, 1)
+    )
+    assert (one == two).all() and not (one == other).all()
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "loss"),
+    [
+        (RandomForestClassifier(5, max_leaf_nodes=8, random_state=0), WINE, "logistic"),
+        (RandomForestClassifier(5, max_leaf_nodes=8, random_state=0), WINE, "hinge"),
+        (LogisticRegression(), WINE, "hinge"),
+        (LinearSVC(), WINE, None),
+        (RandomForestRegressor(5, max_leaf_nodes=8, random_state=0), DIABETES, "squared"),
+        (RandomForestRegressor(5, max_leaf_nodes=8, random_state=0), DIABETES, "absolute"),
+        (PoissonRegressor(), DIABETES, None),
+        (Ridge(), DIABETES, "poisson"),
+    ],
+    ids=repr,
+)
+def test_other_losses_fall(model: Any, data: tuple[np.ndarray, np.ndarray], loss: str | None) -> None:
+    x, y = data
+    fitted = make_pipeline(StandardScaler(), model).fit(x, y)
+    tunnel = WindTunnel(fitted, loss=loss, dropout=0.0, **FAST | {"max_epochs": 20, "batch_size": 32, "learning_rate": 3e-3})
+    tunnel.fine_tune(x, y, validation=(x, y))
+    losses = tunnel.course_.chosen.losses
+    assert losses[-1] < losses[0] and np.isfinite(tunnel.score(x, y))
+
+
+def test_unfitted_it_fits_translates_and_tunes() -> None:
+    x, y = clicks(2000, 0)
+    words = np.array(["no", "yes"])[y]
+    tunnel = WindTunnel(pipeline(), **FAST)
+    with pytest.raises(NotFittedError):
+        tunnel.predict(x)
+    tunnel.fit(x, words)
+    assert set(tunnel.predict(x)) == {"no", "yes"} and list(tunnel.classes_) == ["no", "yes"]
+    assert log_loss(words, tunnel.predict_proba(x)) < 0.69
+    other = clone(tunnel).set_params(pipeline__lgbmclassifier__n_estimators=3, level=2)
+    assert other.get_params()["pipeline__lgbmclassifier__n_estimators"] == 3 and "translation_" not in vars(other)
+    assert other.fit(x, y).module.root.operator.level == 2
+
+
+def test_columns_go_by_their_names(fitted: Pipeline) -> None:
+    x, _ = clicks(50, 1)
+    tunnel = WindTunnel(fitted)
+    assert (tunnel.predict_proba(x[["hour", "user", "item"]]) == tunnel.predict_proba(x)).all()
+    with pytest.raises(ValueError, match="X lacks the column 'item'"):
+        tunnel.predict_proba(x[["hour", "user"]])
+
+
+def leaves_into_machine() -> Pipeline:
+    return pipeline(make_pipeline(LeafEncoder(6, 5, num_threads=1), FactorizationMachine(3)))
+
+
+@pytest.mark.parametrize("make", [pipeline, leaves_into_machine])
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_saved_and_loaded_it_is_the_same_to_the_bit(make: Any, is_tuned: bool, tmp_path: Path) -> None:
+    x, y = clicks(1000, 0)
+    tunnel = WindTunnel(make().fit(x, y), **FAST)
+    if is_tuned:
+        tunnel.fine_tune(x, y)
+    tunnel.save(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [WEIGHTS, DESCRIPTION]
+    loaded = WindTunnel.load(tmp_path)
+    rows = clicks(500, 1)[0].assign(user=lambda t: t["user"] + 5)  # some were never seen
+    assert (loaded.predict_proba(rows) == tunnel.predict_proba(rows)).all()
+    assert loaded.explanation == tunnel.explanation and list(loaded.classes_) == [0, 1] and loaded.batch_size == 128
+    with pytest.raises(ValueError, match="needs a pipeline"):
+        WindTunnel().fit(x, y)
+    if is_tuned:
+        before = loaded.decision_function(rows)
+        loaded.fine_tune(x, y, learning_rate=1e-2)
+        assert not (loaded.decision_function(rows) == before).all()
+
+
+def test_a_file_holds_no_code(fitted: Pipeline, tmp_path: Path) -> None:
+    WindTunnel(fitted).save(tmp_path)
+    file = tmp_path / DESCRIPTION
+    text = file.read_text()
+    for old, new, words in [
+        ('"class": "Network"', '"class": "system"', "'system' is no module of a translation"),
+        ('"class": "Network"', '"class": "Linear"', "holds a Network, not a Linear"),
+        ('"version": 1', '"version": 7', "version 7"),
+        ('"root"', '"roof"', "KeyError"),
+        ("{", "", "JSONDecodeError"),
+    ]:
+        file.write_text(text.replace(old, new, 1))
+        with pytest.raises(NotSavable, match=words) as caught:
+            WindTunnel.load(tmp_path)
+        assert "\n" not in str(caught.value)
+    description = json.loads(text)
+    description["sources"][0]["steps"].append({"kept": "x", "class": "FunctionTransformer", "state": {}})
+    file.write_text(json.dumps(description))
+    with pytest.raises(NotSavable, match="'FunctionTransformer' is no operator that stays on the host"):
+        WindTunnel.load(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(NotSavable, match=f"{WEIGHTS} is missing"):
+        WindTunnel.load(tmp_path)
+
+
+def test_a_function_of_the_users_is_not_saved(tmp_path: Path) -> None:
+    x, y = WINE
+    fitted = make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()).fit(x, y)
+    with pytest.raises(NotSavable, match=r"functiontransformer \(FunctionTransformer\) stays on the host, and no file"):
+        WindTunnel(fitted).save(tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"level": 5}, "level must be 1, 2, 3 or 4, not 5"),
+        ({"temperature": 0.0}, "temperature must be above 0 to fine-tune, not 0.0"),
+        ({"scope": "leaves"}, "scope must be one of all, trees, not 'leaves'"),
+        ({"start": "hot"}, "start must be one of warm, cold, not 'hot'"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0, not 0.0"),
+        ({"learning_rate": ()}, "learning_rate has no values to try"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1"),
+        ({"loss": "squared"}, "the pipeline is a classifier, whose loss must be one of logistic, hinge, not 'squared'"),
+        ({"loss": "huge"}, "loss must be one of"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, not 'tpu'"),
+    ],
+    ids=str,
+)
+def test_bad_requests_are_one_line_and_lose_nothing(fitted: Pipeline, parameters: dict[str, Any], words: str) -> None:
+    x, y = clicks(300, 1)
+    tunnel = WindTunnel(fitted, **FAST | {"max_epochs": 1}).fine_tune(x, y)
+    before = tunnel.decision_function(x)
+    with pytest.raises(ValueError, match=words) as caught:
+        tunnel.fine_tune(x, y, **parameters)
+    assert "\n" not in str(caught.value) and (tunnel.decision_function(x) == before).all()
+
+
+def test_other_bad_requests(fitted: Pipeline) -> None:
+    import scipy.sparse
+
+    x, y = clicks(300, 1)
+    with pytest.raises(TypeError, match="takes dense rows, not a sparse matrix"):
+        WindTunnel(fitted).predict(scipy.sparse.csr_matrix(np.eye(3)))
+    with pytest.raises(ValueError, match="y has the class 2, which the pipeline was not fitted to"):
+        WindTunnel(fitted, **FAST).fine_tune(x, y + (np.arange(300) % 2))
+    with pytest.raises(ValueError, match="X has 2 features, but WindTunnel is expecting 3"):
+        WindTunnel(fitted).predict(x.to_numpy()[:, :2])
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_best(fitted: Pipeline) -> None:
+    x, y = clicks(1000, 0)
+    tunnel = WindTunnel(fitted, **FAST | {"learning_rate": (1e-3, 1e30), "max_epochs": 4}).fine_tune(x, y)
+    first, second = tunnel.course_.trials
+    assert second.is_diverged and not first.is_diverged and tunnel.course_.chosen is first
+    assert np.isfinite(tunnel.decision_function(x)).all()
+    with pytest.raises(Diverged, match="take a smaller learning_rate"):
+        WindTunnel(fitted, **FAST | {"learning_rate": 1e30}).fine_tune(x, y)
+
+
+def test_steps_run_on_a_scheduler_too(fitted: Pipeline) -> None:
+    """Without dropout, Nimble's steps give eager's weights."""
+    x, y = clicks(512, 0)
+    eager, nimble = (
+        WindTunnel(fitted, dropout=0.0, system=system, **FAST | {"max_epochs": 1})
+        .fine_tune(x, y, validation=clicks(100, 1))
+        .decision_function(x)
+        for system in ("eager", "nimble")
+    )
+    np.testing.assert_allclose(nimble, eager, atol=1e-5)
+
+
+def test_the_network_runs_on_schedulers_and_in_torch_compile(fitted: Pipeline) -> None:
+    import systems
+
+    tunnel = WindTunnel(fitted)
+    inputs = tunnel.inputs(clicks(16, 0)[0])
+    for name in ("nimble", "opara"):
+        fast = systems.load(name).prepare(tunnel.module, inputs)
+        torch.testing.assert_close(fast(*inputs), tunnel.module(*inputs))
+        fast.close()
+
+
+def test_the_room_gives_the_estimator_by_name() -> None:
+    assert room.WindTunnel is WindTunnel
+    with pytest.raises(AttributeError, match="no attribute 'Wind'"):
+        _ = room.Wind
