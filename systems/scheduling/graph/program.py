@@ -107,11 +107,13 @@ class Program:
         self.examples = examples
         self.derived = derived or Derivations()
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """The device of its inputs; without inputs, of the tensors that it is bound to or, without those, makes."""
+        if self.examples:
+            return self.examples[0].device
         leaves = [leaf for call in self.calls for leaf in call.leaves()]
-        tensors = (t.device for t in (*self.examples, *leaves) if isinstance(t, Tensor))
+        tensors = (leaf.device for leaf in leaves if isinstance(leaf, Tensor))
         makes = (leaf for leaf in leaves if isinstance(leaf, torch.device))
         return next(itertools.chain(tensors, makes), torch.device("cpu"))
 
