@@ -176,6 +176,13 @@ class Selection:
                     examples.setdefault(f"{measurement}.{quantity.name}", quantity)
         return dict(sorted(examples.items()))
 
+    def reasons_without(self, name: str) -> list[str]:
+        """Why records have no value of a quantity, by "MEASUREMENT.NAME"; each reason once, sorted."""
+        measurement, _, key = name.partition(".")
+        parts = [part for record in self.records if (part := record.measured.get(measurement)) is not None]
+        quantities = [quantity for part in parts if (quantity := part.quantity(key)) is not None]
+        return sorted({q.reason for q in quantities if q.value is None and q.reason is not None})
+
     def title_of(self, rows: Sequence[Row]) -> str:
         """The setting, and the batch if it is one; of several batches the model if that is one."""
         models, batches = sorted({model for model, _ in rows}), sorted({batch for _, batch in rows})

@@ -525,8 +525,10 @@ def test_a_quantity_is_drawn_by_its_name_with_its_unit() -> None:
     assert sorted(patch.get_height() for patch in axes.patches) == [3.5, 3.5, 5.0, 5.0]  # type: ignore[attr-defined]
     with style.house():
         check_words(figure)
-    with pytest.raises(NoResults, match="no record holds a value of energy"):
+    with pytest.raises(NoResults, match=r"no record holds a value of energy.beauty$"):
         quantity.draw(shown, "energy.beauty")
+    with pytest.raises(NoResults, match=r"no record holds a value of energy.per_call: no counter here$"):
+        quantity.draw(shown.only(systems=["ios"]), "energy.per_call")
 
 
 def test_the_command_draws_a_quantity_and_names_the_nearest(tmp_path: Path, script: Run) -> None:

@@ -16,7 +16,7 @@ def draw(measured: Selection, name: str) -> Chart:
         name: of the quantity, "MEASUREMENT.NAME".
 
     Raises:
-        NoResults: no record has a value of it.
+        NoResults: no record has a value of it; with the reasons that they give.
     """
     read = quantity_of(name)
     values = {
@@ -26,7 +26,8 @@ def draw(measured: Selection, name: str) -> Chart:
         if (quantity := measured.part(row, system, read)) is not None
     }
     if not values:
-        raise NoResults(f"no record holds a value of {name}")
+        reasons = measured.reasons_without(name)
+        raise NoResults(f"no record holds a value of {name}{': ' if reasons else ''}{'; '.join(reasons)}")
     example = next(iter(values.values()))
 
     def bar(row: Row, system: Choice) -> Bar | None:
