@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -95,6 +96,15 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, attention)
         return self.norm(x)
+
+    def forward_in(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Logits [S, vocabulary] of ids [S] in another precision, a block at a time: a wider copy need not fit."""
+        x = self.tokens.weight[tokens].to(dtype) + self.places.weight[: len(tokens)].to(dtype)
+        x = x[None]
+        for layer, block in enumerate(self.blocks):
+            x = deepcopy(block).to(dtype)(x, layer, causal)
+        x = deepcopy(self.norm).to(dtype)(x[0])
+        return functional.linear(x, self.tokens.weight.to(dtype))[:, : self.shape.vocabulary]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocabulary]."""

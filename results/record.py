@@ -318,6 +318,79 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class ServedRequests:
+    """The requests of one trace, as their client saw them. Each field has an entry a request; seconds since the trace began.
+
+    Args:
+        due_s: when each was to be sent.
+        sent_s: when it was.
+        prompt_tokens, max_new_tokens: of each.
+        token_s: when each of its tokens came.
+    """
+
+    due_s: Samples
+    sent_s: Samples
+    prompt_tokens: tuple[int, ...]
+    max_new_tokens: tuple[int, ...]
+    token_s: tuple[Samples, ...]
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """The iterations of one trace, as the server saw them. Each field has an entry an iteration.
+
+    Args:
+        begin_s, end_s: when it was submitted, and when its tokens were there; seconds since the trace began.
+        rows: requests in its batch.
+        tokens: that it computed.
+        useful_tokens: those that a request needed; the others are padding, or of finished requests.
+        reserved_slots: K/V slots that requests held.
+    """
+
+    begin_s: Samples
+    end_s: Samples
+    rows: tuple[int, ...]
+    tokens: tuple[int, ...]
+    useful_tokens: tuple[int, ...]
+    reserved_slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServedTrace:
+    """One trace of requests.
+
+    Args:
+        seed: that it was drawn with.
+        is_stable: requests finished as fast as they came; without that a latency says only how long the trace was.
+        requests, iterations: what its client and the server saw.
+    """
+
+    seed: int
+    is_stable: bool
+    requests: ServedRequests
+    iterations: Iterations
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A system that serves requests.
+
+    Args:
+        quantities: medians over traces; intervals where there are several.
+        traces: every one.
+        num_slots: K/V slots that the engine has.
+        clock: "real", or "virtual" where iterations were not computed but cost what a table says.
+        when: the time of measuring.
+    """
+
+    quantities: tuple[Quantity, ...]
+    traces: tuple[ServedTrace, ...]
+    num_slots: int
+    clock: str
+    when: str | None = None
+
+
+@dataclass(frozen=True)
 class Record:
     """What one cell came to.
 
@@ -334,7 +407,7 @@ class Record:
         phases: seconds by phase of the cell's process.
         memory_limit_gib: the limit on host memory that the cell exceeded; None where it did not.
         schedule, compilation: of systems that have them.
-        memory to limits: what was measured, each None where the runner does not measure it.
+        memory to serving: what was measured, each None where the runner does not measure it.
         measured: further measurements, by name.
         comparison: the rounds; None where the cell took no part in any.
         pending: measurements that the sweep owes still, since they need a profiler.
@@ -362,6 +435,7 @@ class Record:
     active_warps: ActiveWarps | None = None
     kernels: Kernels | None = None
     limits: Limits | None = None
+    serving: Serving | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     comparison: Comparison | None = None
     pending: tuple[str, ...] = ()
@@ -387,6 +461,11 @@ class Record:
     def host_ms(self) -> float | None:
         """Median latency on the host's clock, in milliseconds."""
         return self.latency.host.median if self.latency is not None else None
+
+    @property
+    def described(self) -> dict[str, Measured]:
+        """By measurement what describes itself, for tables and charts that know nothing else of it."""
+        return self.measured | ({"serving": Measured(self.serving.quantities)} if self.serving is not None else {})
 
     @property
     def is_in_rounds(self) -> bool:

@@ -171,7 +171,7 @@ class Selection:
         """An example of each quantity without a type of its own, by "MEASUREMENT.NAME"."""
         examples: dict[str, Quantity] = {}
         for record in self.records:
-            for measurement, measured in record.measured.items():
+            for measurement, measured in record.described.items():
                 for quantity in measured.quantities:
                     examples.setdefault(f"{measurement}.{quantity.name}", quantity)
         return dict(sorted(examples.items()))
@@ -217,7 +217,7 @@ def quantity_of(name: str) -> Callable[[Record], Quantity | None]:
     measurement, _, key = name.partition(".")
 
     def read_quantity(record: Record) -> Quantity | None:
-        measured = record.measured.get(measurement)
+        measured = record.described.get(measurement)
         quantity = measured.quantity(key) if measured is not None else None
         return quantity if quantity is not None and quantity.value is not None else None
 

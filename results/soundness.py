@@ -53,7 +53,7 @@ def _flaws(record: Record) -> Iterator[str]:
     for name, samples in _samples(record):
         if not samples:
             yield f"{name}: there is no sample"
-    for name, measured in record.measured.items():
+    for name, measured in record.described.items():
         if any((quantity.low is None) != (quantity.high is None) for quantity in measured.quantities):
             yield f"{name}: an interval has one end"
     course = record.active_warps.estimated_course if record.active_warps is not None else None

@@ -16,6 +16,7 @@ SENTENCES = {
     "no_ratio": "no ratio: in the interleaved rounds it ended as {status} ({reason})",
     "no_second_context": "the GPU has no room for another context: a CUDA Graph may be slower here than in the rounds",
     "profiled_before_timing": "a profiler was in its process before it was timed, which slows its launches",
+    "late_load": "the load generator sent late, at p99 by {lag_ms:.1f} ms: the trace is not quite the one asked for",
     "notice": "{text}",  # of a system, in its own words
 }
 

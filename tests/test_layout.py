@@ -64,6 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
     "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},
     "systems.serving": FLOOR,
+    "systems.orca": FLOOR | {"systems.serving"},
+    "systems.request_level": FLOOR | {"systems.serving"},
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
@@ -82,9 +84,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runners.discovery",
         "runners.machine",
     }
-    | {"runners.cell"},
+    | {"runners.cell", "runners.serving"},
     "runners.cell": {"conf", "results", "models", "systems", "runners.machine", "runners.measurements"}
     | {"runners.showings"},
+    "runners.serving": {
+        *("conf", "results", "models", "systems"),
+        *("runners.checks", "runners.machine", "runners.measurements", "runners.cell"),
+    },
     "runners.roots": {
         "results",
         "models",

@@ -20,7 +20,7 @@ from results.record import Correctness, Limits, Samples
 from results.warning import Warning
 from results.words import one_line
 from runners.measurements import correctness
-from systems.base import Prepared, Unsupported
+from systems.base import Compilation, Prepared, Unsupported
 from systems.notice import Notice
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
@@ -112,6 +112,11 @@ class Session:
     def schedule(self) -> Schedule | None:
         """What the prepared system runs, where it has a schedule."""
         return self.prepared.schedule if isinstance(self.prepared, Scheduled) else None
+
+    @property
+    def compilation(self) -> Compilation | None:
+        """What a compiler says of its work."""
+        return self.prepared.compilation
 
     @property
     def program(self) -> Program | None:

@@ -16,7 +16,7 @@ def summary_of(session: Session) -> ScheduleSummary | None:
 
 def compilation_of(session: Session) -> Compilation | None:
     """What a compiler says of its work."""
-    compilation = session.prepared.compilation
+    compilation = session.compilation
     if compilation is None:
         return None
     part: Compilation = part_from_json(compilation.to_json(), Compilation)

@@ -22,6 +22,7 @@ from results.record import (
     Memory,
     Quantity,
     Record,
+    Serving,
     SmEfficiency,
     Throughput,
 )
@@ -30,7 +31,7 @@ from results.warning import Warning
 from .subject import Subject
 
 Part: TypeAlias = (
-    Memory | Correctness | Latency | Throughput | SmEfficiency | ActiveWarps | Kernels | Limits | Measured
+    Memory | Correctness | Latency | Throughput | SmEfficiency | ActiveWarps | Kernels | Limits | Serving | Measured
 )  # of a record
 Text: TypeAlias = Callable[[Record], str]
 

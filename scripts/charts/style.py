@@ -70,6 +70,8 @@ LOOKS = {
     "opara": Look("#3b0f8f", "X"),
     "opara_fused": Look("#3b0f8f", (4, 1, 0), "....."),
     "weave": Look("#9900ff", (8, 1, 0)),
+    "request_level": Look("#8c6d00", (7, 1, 0), "ooo"),
+    "orca": Look("#8c6d00", (7, 0, 0), "|||||"),
 }
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")

@@ -79,13 +79,9 @@ class Request:
 
     def fed_next(self, count: int) -> tuple[int, ...]:
         """The next tokens to feed. A request that is complete repeats its last token: static batches compute such rows."""
-        last = self.generated[-1] if self.generated else self.prompt[-1]
-        return tuple(self._token(at, last) for at in range(self.num_fed, self.num_fed + count))
-
-    def _token(self, at: int, last: int) -> int:
-        if at < len(self.prompt):
-            return self.prompt[at]
-        return self.generated[at - len(self.prompt)] if at < self.num_tokens else last
+        begin, end, num_prompt = self.num_fed, self.num_fed + count, len(self.prompt)
+        tokens = (*self.prompt[begin:end], *self.generated[max(begin - num_prompt, 0) : max(end - num_prompt, 0)])
+        return tokens + (count - len(tokens)) * tuple((self.generated or self.prompt)[-1:])
 
     def accept(self, token: int) -> bool:
         """Append a sampled token, unless it is of a place that the stream has already or of a complete request."""

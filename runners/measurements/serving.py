@@ -1,0 +1,104 @@
+"""runner=serving: requests of a trace go through a server, and what their client saw is kept."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from results.record import Quantity, Record, Serving
+from results.warning import Warning
+from runners.serving.options import ServingOptions
+
+from .base import DASH, Column, Composition, Measurement, Part, Row
+from .subject import Subject
+
+MOST_LAG_MS = 2.0  # of the load generator, beyond which a trace is not the one that was asked for
+
+
+class ServingSubject(Subject, Protocol):
+    """A session that serves."""
+
+    def serve(self) -> Serving:
+        """Every trace through the server."""
+
+
+class ServingRun(Composition):
+    """A cell that serves."""
+
+    name = "serving"
+    Options = ServingOptions
+    session = "runners.serving.session:ServingSession"
+    shown_first = ("req/s", "tokens/s", "normalized ms")
+    learns = False
+
+
+def _quantity(record: Record, name: str) -> Quantity | None:
+    part = record.described.get("serving")
+    return part.quantity(name) if part else None
+
+
+def _number(record: Record, name: str) -> str:
+    quantity = _quantity(record, name)
+    return DASH if quantity is None or quantity.value is None else _text(quantity.value)
+
+
+def _text(value: float) -> str:
+    """Three digits at least, and no power of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _latency(record: Record, name: str) -> str:
+    """Its median, p90 and p99 in milliseconds, or why there are none."""
+    found = [_quantity(record, f"{name}_p{percentile}_ms") for percentile in (50, 90, 99)]
+    if found[0] is None:
+        return DASH
+    if found[0].value is None:
+        return f"none: {found[0].reason}"
+    return ", ".join(_text(quantity.value) for quantity in found if quantity is not None and quantity.value is not None)
+
+
+class ServingMeasurement(Measurement):
+    """What a client sees of a server."""
+
+    name = "serving"
+    Options = ServingOptions
+    place = 36
+    columns = (
+        Column("req/s", 0, lambda record: _number(record, "request_throughput"), "requests finished a second"),
+        Column("tokens/s", 0, lambda record: _number(record, "output_throughput"), "tokens generated a second"),
+        Column("normalized ms", 0, lambda record: _number(record, "normalized_p50_ms"), "latency a token, median"),
+        Column("TTFT p99", 2, lambda record: _number(record, "ttft_p99_ms"), "ms to the first token"),
+        Column("ITL p99", 2, lambda record: _number(record, "itl_p99_ms"), "ms between tokens"),
+        Column("batch", 3, lambda record: _number(record, "batch_size"), "requests of an iteration, mean over time"),
+        Column("in vain", 3, lambda record: _number(record, "vain_tokens"), "share of tokens computed for nobody"),
+    )
+    rows = (
+        Row("requests a second", lambda record: _number(record, "request_throughput")),
+        Row("tokens a second, generated", lambda record: _number(record, "output_throughput")),
+        Row("tokens a second, with prompts", lambda record: _number(record, "total_throughput")),
+        Row("requests a second within the SLO", lambda record: _number(record, "goodput")),
+        Row("normalized latency, ms a token: median, p90, p99", lambda record: _latency(record, "normalized")),
+        Row("time to first token, ms", lambda record: _latency(record, "ttft")),
+        Row("time per output token, ms", lambda record: _latency(record, "tpot")),
+        Row("between tokens, ms", lambda record: _latency(record, "itl")),
+        Row("end to end, ms", lambda record: _latency(record, "end_to_end")),
+        Row("in the queue, ms", lambda record: _latency(record, "queued")),
+        Row("requests of an iteration, mean over time", lambda record: _number(record, "batch_size")),
+        Row("share of K/V slots in use", lambda record: _number(record, "slot_use")),
+        Row("share of tokens computed in vain", lambda record: _number(record, "vain_tokens")),
+        Row("iterations", lambda record: _number(record, "iterations")),
+        Row("load generator's lag, p99 ms", lambda record: _number(record, "lag_p99_ms")),
+    )
+    options: ServingOptions
+
+    def measure(self, session: Subject) -> Part:
+        return cast(ServingSubject, session).serve()
+
+    def doubts(self, session: Subject, part: Part) -> tuple[Warning, ...]:
+        assert isinstance(part, Serving)
+        lags = [
+            quantity.value for quantity in part.quantities if quantity.name == "lag_p99_ms" and quantity.value is not None
+        ]
+        return tuple(Warning("late_load", {"lag_ms": lag}) for lag in lags if lag > MOST_LAG_MS)
+
+    def missing(self, reason: str) -> Part:
+        return Serving((Quantity("request_throughput", "request throughput", "req/s", None, reason=reason),), (), 0, "real")

@@ -1,0 +1,102 @@
+"""The load generator: a process of its own, so that a busy server delays no arrival and no reading of the clock.
+
+python -m runners.serving.client FD
+
+It sends each request when it is due, whatever the server does (open loop), or a new one for each that is finished (closed
+loop), and notes when each token came. How late it sent is part of what it reports.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import select
+import socket
+import sys
+from array import array
+from time import perf_counter
+
+from runners.serving.wire import Frames, Kind, Plan, Report, numbers, send, send_json
+
+
+def prompt_of(seed: int, number: int, length: int, vocabulary: int) -> list[int]:
+    """The token ids of a request."""
+    draw = random.Random(f"{seed}/{number}")
+    return [draw.randrange(vocabulary) for _ in range(length)]
+
+
+class Client:
+    """Sends one trace and watches what comes."""
+
+    def __init__(self, connection: socket.socket, frames: Frames, plan: Plan):
+        self.connection, self.frames, self.plan = connection, frames, plan
+        self.asked = plan.asked
+        prompts = [prompt_of(plan.seed, i, length, plan.vocabulary) for i, (_, length, _) in enumerate(self.asked)]
+        self.bodies = [
+            array("i", [i, new, *prompt]).tobytes()
+            for i, ((_, _, new), prompt) in enumerate(zip(self.asked, prompts, strict=True))
+        ]
+        self.due_s = [due_s for due_s, _, _ in self.asked]
+        self.sent_s: list[float] = []
+        self.token_s: list[list[float]] = [[] for _ in self.asked]
+        self.num_finished = 0
+
+    def run(self) -> None:
+        """Until every request is finished. Raises Closed."""
+        self.begin = perf_counter()
+        while self.num_finished < len(self.asked):
+            now_s = perf_counter() - self.begin
+            while (number := len(self.sent_s)) < len(self.asked) and self._is_due(number, now_s):
+                self._send(number, now_s)
+            readable, _, _ = select.select([self.connection], [], [], self._patience())
+            if readable:
+                self._take()
+
+    def _is_due(self, number: int, now_s: float) -> bool:
+        if self.plan.concurrency:
+            return number - self.num_finished < self.plan.concurrency
+        return self.due_s[number] <= now_s
+
+    def _send(self, number: int, now_s: float) -> None:
+        if self.plan.concurrency:
+            self.due_s[number] = now_s
+        self.sent_s.append(perf_counter() - self.begin)
+        send(self.connection, Kind.REQUEST, self.bodies[number])
+
+    def _patience(self) -> float | None:
+        """Seconds until the next request is due."""
+        number = len(self.sent_s)
+        if self.plan.concurrency or number == len(self.asked):
+            return None
+        return max(0.0, self.due_s[number] - (perf_counter() - self.begin))
+
+    def _take(self) -> None:
+        self.frames.receive()
+        now_s = perf_counter() - self.begin
+        for _, body in self.frames.whole():
+            values, at = numbers(body), 0
+            while at < len(values):
+                number, is_last, count = values[at : at + 3]
+                self.token_s[number] += [now_s] * count
+                self.num_finished += is_last
+                at += 3 + count
+
+    def report(self) -> Report:
+        """What it saw."""
+        return Report(self.begin, self.due_s, self.sent_s, self.token_s)
+
+
+def main(descriptor: int) -> None:
+    """Send one trace."""
+    with socket.socket(fileno=descriptor) as connection:
+        frames = Frames(connection)
+        _, body = frames.next()
+        client = Client(connection, frames, Plan(**json.loads(body)))
+        send(connection, Kind.READY)
+        frames.next()
+        client.run()
+        send_json(connection, Kind.REPORT, client.report())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

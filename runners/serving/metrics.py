@@ -1,0 +1,152 @@
+"""What a client's times come to. Names and definitions are those of vLLM's and SGLang's benchmarks, and the chapter's own.
+
+TTFT is from when a request was due to its first token, TPOT the mean gap after it, ITL every gap. End to end is from when it
+was due to its last token; normalized by its tokens that is the chapter's latency (section 4.5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from results.record import Iterations, Quantity, ServedRequests
+from results.statistics import describe
+
+from .traffic import Seen
+
+STEADY = (0.1, 0.9)  # of the arrivals: what is before and after does not count for stability
+STABLE = 0.95  # of the arrivals within, at least so many requests finish within
+UNSTABLE = "requests came faster than they were finished: a latency would say how long the trace was"
+PERCENTILES = (50, 90, 99)
+LATENCIES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "end_to_end": "end-to-end latency",
+    "normalized": "normalized latency",
+    "queued": "time in the queue",
+}
+
+
+def is_stable(requests: ServedRequests, concurrency: int) -> bool:
+    """Did requests finish as fast as they came, in the steady part of the trace? In a closed loop they do."""
+    if concurrency:
+        return True
+    due = requests.due_s
+    begin, end = (due[int(share * (len(due) - 1))] for share in STEADY)
+    finished = sum(begin <= tokens[-1] <= end for tokens in requests.token_s)
+    return finished >= STABLE * sum(begin <= moment <= end for moment in due)
+
+
+def latencies_ms(seen: Seen) -> dict[str, list[float]]:
+    """Every sample of each of LATENCIES."""
+    of = seen.requests
+    whole = [(tokens[-1] - due, tokens) for due, tokens in zip(of.due_s, of.token_s, strict=True)]
+    seconds = {
+        "ttft": [tokens[0] - due for due, tokens in zip(of.due_s, of.token_s, strict=True)],
+        "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in of.token_s if len(tokens) > 1],
+        "itl": [after - before for tokens in of.token_s for before, after in pairwise(tokens)],
+        "end_to_end": [latency for latency, _ in whole],
+        "normalized": [latency / len(tokens) for latency, tokens in whole],
+        "queued": list(seen.queued_s),
+    }
+    return {name: [value * 1e3 for value in values] for name, values in seconds.items()}
+
+
+def quantities(seen: Sequence[Seen], stable: Sequence[bool], num_slots: int, slo_ms: float) -> tuple[Quantity, ...]:
+    """The numbers of some traces: medians over them, with intervals where there are several.
+
+    Args:
+        seen: every trace.
+        stable: of each whether it was; without one there is no latency.
+        num_slots: K/V slots of the engine.
+        slo_ms: the largest normalized latency that is good; 0: none was named.
+    """
+    made = [
+        _over("request_throughput", "request throughput", "req/s", seen, _request_throughput, True),
+        _over("output_throughput", "output throughput", "tokens/s", seen, lambda s: _token_throughput(s, False), True),
+        _over("total_throughput", "total throughput", "tokens/s", seen, lambda s: _token_throughput(s, True), True),
+    ]
+    if slo_ms:
+        made.append(_over("goodput", "goodput", "req/s", seen, lambda s: _goodput(s, slo_ms), True))
+    all_ms = [latencies_ms(s) for s in seen]
+    for name, heading in LATENCIES.items():
+        for percentile in PERCENTILES:
+            key = f"{name}_p{percentile}_ms"
+            heading_of = f"{heading}, {'median' if percentile == 50 else f'p{percentile}'}"
+            if not all(stable):
+                made.append(Quantity(key, heading_of, "ms", None, reason=UNSTABLE))
+            elif all(of[name] for of in all_ms):
+                values = [float(np.percentile(of[name], percentile)) for of in all_ms]
+                made.append(_quantity(key, heading_of, "ms", values))
+    return (
+        *made,
+        _over("batch_size", "mean batch size", "requests", seen, lambda s: _mean(s.iterations, s.iterations.rows), True),
+        _over("slot_use", "K/V slots in use", "share", seen, lambda s: _slot_use(s, num_slots), True),
+        _over("vain_tokens", "tokens computed in vain", "share", seen, _vain),
+        _over("iterations", "iterations", "", seen, lambda s: len(s.iterations.rows)),
+        _over("iteration_ms", "iteration, median", "ms", seen, _iteration_ms),
+        _over("lag_p99_ms", "load generator's lag, p99", "ms", seen, lag_p99_ms),
+    )
+
+
+def lag_p99_ms(seen: Seen) -> float:
+    """How late the load generator sent."""
+    of = seen.requests
+    return float(np.percentile([(sent - due) * 1e3 for due, sent in zip(of.due_s, of.sent_s, strict=True)], 99))
+
+
+def _over(
+    name: str,
+    heading: str,
+    unit: str,
+    seen: Sequence[Seen],
+    value: Callable[[Seen], float],
+    is_more_better: bool = False,
+) -> Quantity:
+    return _quantity(name, heading, unit, [float(value(s)) for s in seen], is_more_better)
+
+
+def _quantity(name: str, heading: str, unit: str, values: Sequence[float], is_more_better: bool = False) -> Quantity:
+    statistics = describe(values)
+    low, high = statistics.ci95 if len(values) > 1 else (None, None)
+    return Quantity(name, heading, unit, statistics.median, low, high, is_more_better)
+
+
+def _seconds(seen: Seen) -> float:
+    """From the first request that was due to the last token."""
+    return max(tokens[-1] for tokens in seen.requests.token_s) - min(seen.requests.due_s)
+
+
+def _request_throughput(seen: Seen) -> float:
+    return len(seen.requests.due_s) / _seconds(seen)
+
+
+def _token_throughput(seen: Seen, has_prompts: bool) -> float:
+    num_tokens = sum(map(len, seen.requests.token_s)) + has_prompts * sum(seen.requests.prompt_tokens)
+    return num_tokens / _seconds(seen)
+
+
+def _goodput(seen: Seen, slo_ms: float) -> float:
+    return sum(value <= slo_ms for value in latencies_ms(seen)["normalized"]) / _seconds(seen)
+
+
+def _mean(of: Iterations, values: Sequence[float]) -> float:
+    """Over the time of iterations, each as long as it took."""
+    lengths = [end - begin for begin, end in zip(of.begin_s, of.end_s, strict=True)]
+    return float(np.average(values, weights=lengths))
+
+
+def _slot_use(seen: Seen, num_slots: int) -> float:
+    return _mean(seen.iterations, seen.iterations.reserved_slots) / num_slots
+
+
+def _vain(seen: Seen) -> float:
+    return 1 - sum(seen.iterations.useful_tokens) / sum(seen.iterations.tokens)
+
+
+def _iteration_ms(seen: Seen) -> float:
+    of = seen.iterations
+    return float(np.median([(end - begin) * 1e3 for begin, end in zip(of.begin_s, of.end_s, strict=True)]))

@@ -1,0 +1,62 @@
+"""What runner=serving is asked for. This file never imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runners.checks import BadRequest, at_least, is_positive, not_negative, positive_integer
+
+from .workload import Asked, drawn, read, span_of
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """Which requests come, and when.
+
+    Args:
+        prompt_tokens, new_tokens: ends of uniform distributions, "32-512".
+        requests: of a trace.
+        rate: arrivals a second.
+        burstiness: shape of the gamma distribution of gaps; 1 is a Poisson process.
+        concurrency: requests that are unfinished at a time; 0 sends each when it is due.
+        trace: a file of arrivals and lengths in the place of drawn ones; None draws them.
+        slo_ms: the largest normalized latency that is good; 0 names none.
+        repeats: traces, each of a seed of its own.
+    """
+
+    prompt_tokens: str
+    new_tokens: str
+    requests: int
+    rate: float
+    burstiness: float
+    concurrency: int
+    trace: str | None
+    slo_ms: float
+    repeats: int
+
+    def __post_init__(self) -> None:
+        span_of("runner.prompt_tokens", self.prompt_tokens)
+        span_of("runner.new_tokens", self.new_tokens)
+        positive_integer("runner.requests", self.requests)
+        positive_integer("runner.repeats", self.repeats)
+        at_least("runner.concurrency", self.concurrency, 0)
+        not_negative("runner.slo_ms", self.slo_ms)
+        for key in ("rate", "burstiness"):
+            if not is_positive(getattr(self, key)):
+                raise BadRequest(f"runner.{key}={getattr(self, key)} is not a positive number")
+        if self.trace is not None and not isinstance(self.trace, str):
+            raise BadRequest(f"runner.trace={self.trace} is not a path")
+        if self.trace is not None:
+            read(Path(self.trace).expanduser(), self.requests)
+
+    def trace_of(self, seed: int) -> tuple[Asked, ...]:
+        """The requests of one trace. A file's are the same for every seed."""
+        if self.trace is not None:
+            return read(Path(self.trace).expanduser(), self.requests)
+        prompt, new = span_of("runner.prompt_tokens", self.prompt_tokens), span_of("runner.new_tokens", self.new_tokens)
+        return drawn(self.requests, self.rate, self.burstiness, prompt, new, seed)
+
+    def longest_prompt(self) -> int:
+        """Of any trace."""
+        return max(asked.prompt_tokens for asked in self.trace_of(0))

@@ -1,0 +1,156 @@
+"""One trace through a server: the load generator is started, its requests come in, and its report is waited for."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import subprocess
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from results.record import Iterations, ServedRequests
+from runners.machine.installation import module_name
+from systems.serving.loop import Course, Inbox, RealClock, serve
+from systems.serving.request import Delivery, Request, refusal
+from systems.serving.system import Server
+
+from .wire import Closed, Frames, Kind, Plan, Report, numbers, send, send_json
+from .workload import Asked
+
+WAIT_S = 0.1  # for a request, where the engine is idle
+END_S = 10.0  # for the load generator's process to end
+
+
+class GeneratorEnded(RuntimeError):
+    """The load generator ended before its trace."""
+
+
+class SocketInbox(Inbox):
+    """Requests from the load generator. report: what it saw, once it has finished."""
+
+    def __init__(self, connection: socket.socket, server: Server):
+        self.connection, self.server = connection, server
+        self.frames = Frames(connection)
+        self.report: bytes | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self.report is not None
+
+    def arrived(self, now_s: float) -> Sequence[Request]:
+        if self.is_closed:
+            return ()
+        requests = []
+        self._receive()
+        for kind, body in self.frames.whole():
+            if kind == Kind.REPORT:
+                self.report = body
+            else:
+                number, max_new_tokens, *prompt = numbers(body)
+                request = Request(number, tuple(prompt), max_new_tokens, perf_counter())
+                if reason := refusal(request, *self.server.bounds):
+                    raise ValueError(f"request {number}: {reason}")
+                requests.append(request)
+        return requests
+
+    def _receive(self) -> None:
+        try:
+            self.frames.receive()
+        except Closed:
+            raise GeneratorEnded("the load generator ended before its trace did") from None
+
+    def next_s(self) -> float | None:
+        return None
+
+    def wait(self) -> None:
+        select.select([self.connection], [], [], WAIT_S)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of one trace. queued_s: from when a request was sent to when its first iteration began, a number each."""
+
+    requests: ServedRequests
+    iterations: Iterations
+    queued_s: tuple[float, ...]
+
+
+def run(server: Server, asked: Sequence[Asked], seed: int, concurrency: int) -> Seen:
+    """Serve one trace.
+
+    Args:
+        server: with nothing to do.
+        asked: the trace.
+        seed: of the prompts.
+        concurrency: requests that are unfinished at a time; 0 sends each when it is due.
+
+    Raises:
+        GeneratorEnded: its process ended before.
+    """
+    ours, theirs = socket.socketpair()
+    generator = subprocess.Popen(
+        [sys.executable, "-m", module_name("runners.serving.client"), str(theirs.fileno())], pass_fds=[theirs.fileno()]
+    )
+    theirs.close()
+    try:
+        rows = [(a.due_s, a.prompt_tokens, a.max_new_tokens) for a in asked]
+        send_json(ours, Kind.PLAN, Plan(rows, seed, server.bounds[-1], concurrency))
+        inbox = SocketInbox(ours, server)
+        try:
+            inbox.frames.next()
+        except Closed:
+            raise GeneratorEnded("the load generator ended before its trace began") from None
+        ours.setblocking(False)
+        send(ours, Kind.GO)
+
+        def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
+            body = array("i")
+            for delivery in deliveries:
+                body.extend((delivery.request_id, delivery.is_last, len(delivery.tokens), *delivery.tokens))
+            ours.setblocking(True)
+            send(ours, Kind.TOKENS, body.tobytes())
+            ours.setblocking(False)
+
+        course = serve(server.scheduler, server.engine, inbox, deliver, RealClock())
+        generator.wait(END_S)
+    finally:
+        generator.kill()
+        generator.wait()
+        ours.close()
+    assert inbox.report is not None, "the loop ends with the report"
+    return _seen(Report(**json.loads(inbox.report)), asked, course)
+
+
+def _seen(report: Report, asked: Sequence[Asked], course: Course) -> Seen:
+    requests = ServedRequests(
+        due_s=_rounded(report.due_s),
+        sent_s=_rounded(report.sent_s),
+        prompt_tokens=tuple(a.prompt_tokens for a in asked),
+        max_new_tokens=tuple(a.max_new_tokens for a in asked),
+        token_s=tuple(map(_rounded, report.token_s)),
+    )
+    begin = report.begin
+    of = course.iterations
+    first: dict[int, float] = {}
+    for iteration in of:
+        for row in iteration.batch.rows:
+            first.setdefault(row.request_id, iteration.begin_s - begin)
+    iterations = Iterations(
+        begin_s=_rounded([i.begin_s - begin for i in of]),
+        end_s=_rounded([i.end_s - begin for i in of]),
+        rows=tuple(i.num_rows for i in of),
+        tokens=tuple(i.num_tokens for i in of),
+        useful_tokens=tuple(i.num_useful for i in of),
+        reserved_slots=tuple(i.num_reserved for i in of),
+    )
+    queued_s = tuple(first[number] - sent for number, sent in enumerate(requests.sent_s))
+    return Seen(requests, iterations, queued_s)
+
+
+def _rounded(seconds: Sequence[float]) -> tuple[float, ...]:
+    """To microseconds."""
+    return tuple(round(value, 6) for value in seconds)

@@ -1,0 +1,111 @@
+"""Traces: which requests come, and when. This file never imports torch."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+from runners.checks import BadRequest
+
+# The columns of public traces: arrival, prompt tokens, generated tokens.
+COLUMNS = {
+    "Azure's": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "BurstGPT's": ("Timestamp", "Request tokens", "Response tokens"),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a trace. due_s: seconds since the trace begins."""
+
+    due_s: float
+    prompt_tokens: int
+    max_new_tokens: int
+
+    @property
+    def max_tokens(self) -> int:
+        return self.prompt_tokens + self.max_new_tokens
+
+
+def span_of(key: str, text: str) -> tuple[int, int]:
+    """Both ends of "32-512", or of "32". Raises BadRequest."""
+    parts = str(text).split("-")
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
+        raise BadRequest(f"{key}={text} is not a number of tokens nor two of them, as 32-512")
+    low, high = int(parts[0]), int(parts[-1])
+    if not 1 <= low <= high:
+        raise BadRequest(f"{key}={text} does not ascend from 1 at least")
+    return low, high
+
+
+def drawn(
+    count: int, rate: float, burstiness: float, prompt_tokens: tuple[int, int], new_tokens: tuple[int, int], seed: int
+) -> tuple[Asked, ...]:
+    """Uniform lengths, and gaps between arrivals from a gamma distribution.
+
+    Args:
+        count: requests.
+        rate: arrivals a second.
+        burstiness: the gamma's shape; 1 is a Poisson process, less comes in bursts.
+        prompt_tokens, new_tokens: ends of the uniform distributions, inclusive.
+        seed: of all draws. Rates apart, traces of one seed are the same.
+    """
+    lengths, gaps = random.Random(f"{seed}/lengths"), random.Random(f"{seed}/gaps")
+    requests, due_s = [], 0.0
+    for _ in range(count):
+        requests.append(Asked(due_s, lengths.randint(*prompt_tokens), lengths.randint(*new_tokens)))
+        due_s += gaps.gammavariate(burstiness, 1 / burstiness) / rate
+    return tuple(requests)
+
+
+def read(file: Path, count: int) -> tuple[Asked, ...]:
+    """The first requests of a trace file with the columns of COLUMNS. Raises BadRequest for what is none."""
+    try:
+        with (gzip.open if file.suffix == ".gz" else open)(file, "rt", newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            names = {name.strip(): name for name in reader.fieldnames or ()}
+            columns = next((c for c in COLUMNS.values() if set(c) <= set(names)), None)
+            if columns is None:
+                known = "; or ".join(f"{', '.join(columns)} ({whose})" for whose, columns in COLUMNS.items())
+                raise BadRequest(f"runner.trace={file} lacks columns: it needs {known}")
+            rows: list[Asked] = []
+            for number, row in enumerate(reader, 2):
+                if len(rows) == count:
+                    break
+                rows.append(_asked(file, number, [row[names[column]] for column in columns]))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadRequest(f"runner.trace={file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not rows:
+        raise BadRequest(f"runner.trace={file} holds no request")
+    for number, (before, after) in enumerate(pairwise(rows), 3):
+        if after.due_s < before.due_s:
+            raise BadRequest(f"runner.trace={file} line {number}: it comes before the line above it")
+    first_s = rows[0].due_s
+    return tuple(Asked(row.due_s - first_s, row.prompt_tokens, row.max_new_tokens) for row in rows)
+
+
+def _asked(file: Path, number: int, cells: Sequence[str | None]) -> Asked:
+    try:
+        arrival, prompt, new = (str(cell or "").strip() for cell in cells)
+        asked = Asked(_seconds(arrival), int(prompt), int(new))
+    except ValueError as error:
+        raise BadRequest(f"runner.trace={file} line {number}: {error}") from error
+    if asked.prompt_tokens < 1 or asked.max_new_tokens < 1 or not math.isfinite(asked.due_s):
+        raise BadRequest(f"runner.trace={file} line {number}: it has no prompt token, no token to generate or no time")
+    return asked
+
+
+def _seconds(text: str) -> float:
+    """Of a number of seconds, or of a date whose fraction may have more digits than Python reads."""
+    try:
+        return float(text)
+    except ValueError:
+        whole, _, fraction = text.partition(".")
+        return datetime.fromisoformat(whole).timestamp() + float(f"0.{fraction or 0}")

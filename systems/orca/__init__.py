@@ -1,0 +1,1 @@
+"""Iteration-level scheduling with selective batching."""

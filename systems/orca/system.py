@@ -1,0 +1,47 @@
+"""Orca (dissertation, chapter 4): iteration-level scheduling with selective batching."""
+
+from __future__ import annotations
+
+from systems.base import BadOption
+from systems.serving.engine import Decoder
+from systems.serving.iteration_level import IterationLevel
+from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
+from systems.serving.system import AUTO, Server, ServingSystem, not_below
+
+
+class Orca(ServingSystem):
+    """Serves an iteration at a time.
+
+    Args:
+        attention, cuda_graphs, slots, max_batch_size: as ServingSystem has them.
+        block_size: slots of a block of K/V; 0 reserves one run of slots a request.
+        prefetch: one batch more than workers is in flight.
+        max_num_batched_tokens: of an iteration; longer prompts go in chunks. 0: no limit.
+    """
+
+    name = "orca"
+
+    def __init__(
+        self,
+        attention: str = AUTO,
+        cuda_graphs: bool = True,
+        slots: int = 0,
+        max_batch_size: int = 64,
+        block_size: int = 0,
+        prefetch: bool = False,
+        max_num_batched_tokens: int = 0,
+    ):
+        super().__init__(attention, cuda_graphs, slots, max_batch_size)
+        not_below("block_size", block_size, 0)
+        not_below("max_num_batched_tokens", max_num_batched_tokens, 0)
+        self.block_size, self.prefetch, self.max_num_batched_tokens = block_size, prefetch, max_num_batched_tokens
+
+    def prepare_serving(self, decoder: Decoder) -> Server:
+        engine, num_slots = self.engine(decoder, self.block_size)
+        if num_slots < self.block_size:
+            raise BadOption(f"system.block_size={self.block_size} is more than the {num_slots} K/V slots")
+        slots: Slots = ContiguousSlots.all_free(num_slots)
+        if self.block_size:
+            slots = PagedSlots.all_free(num_slots, self.block_size)
+        scheduler = IterationLevel(slots, self.max_batch_size, 1, self.prefetch, self.max_num_batched_tokens)
+        return Server(scheduler, engine, (slots.num_slots, decoder.shape.positions, decoder.shape.vocabulary))

@@ -1,0 +1,1 @@
+"""Static batches, on the same engine."""

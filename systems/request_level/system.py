@@ -1,0 +1,48 @@
+"""What Orca is compared with: static batches, on the same engine and the same kernels."""
+
+from __future__ import annotations
+
+from systems.serving.engine import Decoder
+from systems.serving.request_level import BATCHINGS, RequestLevel
+from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
+
+
+class StaticBatching(ServingSystem):
+    """Serves a batch at a time.
+
+    Args:
+        attention, cuda_graphs, slots, max_batch_size: as ServingSystem has them.
+        batching: one of BATCHINGS.
+        early_return: a finished request is answered at once.
+        microbatch_size: requests that go through a pipeline together; 0: all of a batch.
+    """
+
+    name = "request_level"
+
+    def __init__(
+        self,
+        attention: str = AUTO,
+        cuda_graphs: bool = True,
+        slots: int = 0,
+        max_batch_size: int = 8,
+        batching: str = "shortest_prompt",
+        early_return: bool = False,
+        microbatch_size: int = 0,
+    ):
+        super().__init__(attention, cuda_graphs, slots, max_batch_size)
+        one_of("batching", batching, BATCHINGS)
+        not_below("microbatch_size", microbatch_size, 0)
+        self.batching, self.early_return, self.microbatch_size = batching, early_return, microbatch_size
+
+    def prepare_serving(self, decoder: Decoder) -> Server:
+        engine, num_slots = self.engine(decoder)
+        positions = decoder.shape.positions
+        scheduler = RequestLevel(
+            num_slots,
+            positions,
+            self.max_batch_size,
+            self.batching,
+            self.early_return,
+            microbatch_size=self.microbatch_size,
+        )
+        return Server(scheduler, engine, (num_slots, positions, decoder.shape.vocabulary))

@@ -1,0 +1,328 @@
+"""runner=serving: traces, the process that sends them, what its times come to, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Run, records
+from hypothesis import given
+from hypothesis import strategies as st
+from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
+
+import systems
+from models import BadModel
+from models.decoders import load_decoder
+from models.gpt import GPT, made
+from results.cell import Cell, Conditions, choose
+from results.record import Iterations, ServedRequests
+from runners.checks import BadRequest
+from runners.serving import metrics, traffic
+from runners.serving.correctness import compared, trials
+from runners.serving.options import ServingOptions
+from runners.serving.session import ServingSession
+from runners.serving.traffic import GeneratorEnded, Seen
+from runners.serving.wire import HEADER, Frames, Kind
+from runners.serving.workload import drawn, read
+from systems.base import BadOption, Unsupported
+from systems.serving.engine import LocalEngine
+from systems.serving.iteration_level import IterationLevel
+from systems.serving.slots import ContiguousSlots
+from systems.serving.system import Server, ServingSystem
+
+OPTIONS = {
+    **{"prompt_tokens": "4-12", "new_tokens": "1-6", "requests": 8, "rate": 50.0, "burstiness": 1.0},
+    **{"concurrency": 0, "trace": None, "slo_ms": 0.0, "repeats": 1},
+}
+
+
+# --- Traces ---
+
+
+def test_drawn_traces_have_the_rate_the_burstiness_and_the_lengths_that_were_asked_for() -> None:
+    for burstiness in (0.25, 1.0, 4.0):
+        trace = drawn(4000, 5.0, burstiness, (32, 512), (1, 128), seed=3)
+        gaps = np.diff([asked.due_s for asked in trace])
+        assert gaps.mean() == pytest.approx(1 / 5.0, rel=0.1)
+        assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.1)  # of a gamma distribution
+    prompts, new = [a.prompt_tokens for a in trace], [a.max_new_tokens for a in trace]
+    assert (min(prompts), max(prompts), min(new), max(new)) == (32, 512, 1, 128)
+    assert np.mean(prompts) == pytest.approx(272, rel=0.03) and np.mean(new) == pytest.approx(64.5, rel=0.03)
+
+
+def test_traces_of_one_seed_differ_in_their_rate_alone() -> None:
+    slow, fast, other = (drawn(50, rate, 1.0, (1, 9), (1, 9), seed) for rate, seed in ((1.0, 0), (4.0, 0), (1.0, 1)))
+    assert [a.prompt_tokens for a in slow] == [a.prompt_tokens for a in fast] != [a.prompt_tokens for a in other]
+    assert [a.due_s / 4 for a in slow] == pytest.approx([a.due_s for a in fast]) and slow[0].due_s == 0
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x\n45,GPT-4,1087,230,1317,x\n"  # noqa: E501
+
+
+def test_files_of_azure_and_burstgpt_are_read(tmp_path: Path) -> None:
+    for name, text, gap in (("a.csv", AZURE, 4.314579), ("b.csv", BURST, 40.0)):
+        (tmp_path / name).write_text(text)
+        first, second = read(tmp_path / name, 100)
+        assert first.due_s == 0 and second.due_s == pytest.approx(gap, abs=1e-5) and read(tmp_path / name, 1) == (first,)
+    assert read(tmp_path / "a.csv", 9)[1].prompt_tokens == 396 and read(tmp_path / "b.csv", 9)[1].max_new_tokens == 230
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write(AZURE)
+    assert read(tmp_path / "a.csv.gz", 9) == read(tmp_path / "a.csv", 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read"),
+        ("", "lacks columns"),
+        ("TIMESTAMP,ContextTokens\n1,2\n", "lacks columns: it needs TIMESTAMP, ContextTokens, GeneratedTokens (Azure's)"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,1\n4,1,1\n", "line 3: it comes before"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,-1,1\n", "line 2: it has no prompt token"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,0\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnan,1,1\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,x,1\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5\n", "line 2"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(BadRequest) as caught:
+        ServingOptions(**OPTIONS | {"trace": str(tmp_path / "x.csv")})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("rate", 0.0), ("rate", float("inf")), ("rate", -1.0), ("burstiness", 0.0), ("requests", 0), ("repeats", 0)],
+        *[("prompt_tokens", "0-4"), ("prompt_tokens", "9-4"), ("new_tokens", "x"), ("new_tokens", "1-2-3")],
+        *[("concurrency", -1), ("slo_ms", -0.5), ("trace", 3)],
+    ],
+)
+def test_options_that_cannot_be_are_refused(key: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=f"runner.{key}="):
+        ServingOptions(**OPTIONS | {key: value})
+
+
+# --- The wire ---
+
+
+@given(st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=40)), max_size=6), st.integers(1, 50))
+def test_frames_come_whole_however_they_are_cut(frames: list[tuple[Kind, bytes]], size: int) -> None:
+    stream = b"".join(HEADER.pack(kind, len(body)) + body for kind, body in frames)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader, came = Frames(ours), []
+        for begin in range(0, len(stream), size):
+            theirs.sendall(stream[begin : begin + size])
+            reader.receive()
+            came += reader.whole()
+    assert came == frames
+
+
+# --- A trace through a server ---
+
+
+def server(max_batch_size: int = 3) -> Server:
+    scheduler = IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), max_batch_size)
+    return Server(scheduler, LocalEngine(MODULE, NUM_SLOTS), (NUM_SLOTS, SHAPE.positions, SHAPE.vocabulary))
+
+
+def test_every_token_of_a_trace_comes_to_its_client() -> None:
+    asked = drawn(12, 60.0, 1.0, (2, 12), (1, 6), seed=0)
+    seen = traffic.run(server(), asked, seed=5, concurrency=0)
+    of = seen.requests
+    assert [len(tokens) for tokens in of.token_s] == [a.max_new_tokens for a in asked]
+    assert of.due_s == tuple(round(a.due_s, 6) for a in asked) and of.prompt_tokens == tuple(a.prompt_tokens for a in asked)
+    for due, sent, tokens in zip(of.due_s, of.sent_s, of.token_s, strict=True):
+        assert due <= sent <= tokens[0] and list(tokens) == sorted(tokens)
+    assert sum(seen.iterations.useful_tokens) == sum(a.max_tokens - 1 for a in asked) == sum(seen.iterations.tokens)
+    assert max(seen.iterations.rows) <= 3 and max(seen.iterations.reserved_slots) <= NUM_SLOTS
+    assert all(queued >= -0.001 for queued in seen.queued_s)
+
+
+def test_a_closed_loop_keeps_as_many_requests_as_it_was_told() -> None:
+    asked = drawn(12, 1e-9, 1.0, (2, 6), (1, 5), seed=1)  # at this rate an open loop would take years
+    of = traffic.run(server(), asked, seed=0, concurrency=3).requests
+    ends = [tokens[-1] for tokens in of.token_s]
+    for sent in of.sent_s:
+        assert sum(s <= sent and end > sent for s, end in zip(of.sent_s, ends, strict=True)) <= 3
+    assert sum(end > of.sent_s[2] for end in ends) == 12  # the first three are sent at once
+
+
+def test_a_load_generator_that_ends_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "module_name", lambda name: "this")
+    with pytest.raises(GeneratorEnded, match="before its trace began"):
+        traffic.run(server(), drawn(1, 1.0, 1.0, (1, 1), (1, 1), 0), 0, 0)
+
+
+# --- What times come to ---
+
+
+def seen_of(due: list[float], tokens: list[tuple[float, ...]]) -> Seen:
+    count = len(due)
+    requests = ServedRequests(tuple(due), tuple(due), (10,) * count, tuple(map(len, tokens)), tuple(tokens))
+    iterations = Iterations((0.0, 1.0), (1.0, 4.0), (1, 3), (8, 2), (4, 2), (5, 10))
+    return Seen(requests, iterations, (0.5,) * count)
+
+
+def test_metrics_are_those_of_their_definitions() -> None:
+    seen = seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)])
+    assert metrics.latencies_ms(seen) == {
+        "ttft": [2000.0, 3000.0],
+        "tpot": [2000.0],
+        "itl": [1000.0, 3000.0],
+        "end_to_end": [6000.0, 3000.0],
+        "normalized": [2000.0, 3000.0],
+        "queued": [500.0, 500.0],
+    }
+    made = {q.name: q.value for q in metrics.quantities([seen], [True], num_slots=20, slo_ms=2500.0)}
+    assert made["request_throughput"] == 2 / 6 and made["output_throughput"] == 4 / 6 and made["total_throughput"] == 24 / 6
+    assert made["goodput"] == 1 / 6 and made["normalized_p50_ms"] == 2500.0 and made["itl_p90_ms"] == pytest.approx(2800.0)
+    assert made["batch_size"] == (1 * 1 + 3 * 3) / 4 and made["slot_use"] == pytest.approx((5 * 1 + 10 * 3) / 4 / 20)
+    assert made["vain_tokens"] == pytest.approx(1 - 6 / 10) and made["iterations"] == 2 and made["iteration_ms"] == 2000.0
+
+
+def test_several_traces_have_medians_with_intervals() -> None:
+    all_seen = [seen_of([0.0, 1.0], [(2.0, 3.0), (4.0, end)]) for end in (5.0, 6.0, 8.0)]
+    made = {q.name: q for q in metrics.quantities(all_seen, [True] * 3, 20, 0.0)}
+    throughput = made["request_throughput"]
+    assert throughput.value == 2 / 6 and throughput.low == 2 / 8 and throughput.high == 2 / 5 and "goodput" not in made
+
+
+def test_an_unstable_trace_has_no_latency() -> None:
+    """Its latencies grow with its length; a stable one's do not."""
+    due = [float(i) for i in range(100)]
+    stable = seen_of(due, [(moment + 3.0,) for moment in due])
+    unstable = seen_of(due, [(2 * moment + 3.0,) for moment in due])
+    assert metrics.is_stable(stable.requests, 0) and not metrics.is_stable(unstable.requests, 0)
+    assert metrics.is_stable(unstable.requests, concurrency=4)
+    made = {q.name: q for q in metrics.quantities([stable, unstable], [True, False], 20, 0.0)}
+    assert made["ttft_p50_ms"].value is None and made["ttft_p50_ms"].reason == metrics.UNSTABLE
+    assert made["request_throughput"].value is not None
+
+
+# --- Correctness ---
+
+
+def checked(decoder: GPT, prepared: Server) -> tuple[bool, bool]:
+    """Whether the server is seen to be correct, and whether it could be."""
+    part = compared(prepared, trials(decoder, [(9, 4), (5, 3), (12, 2)], seed=0), decoder, "fp32")
+    return part.is_correct, part.is_checked
+
+
+def small(name: str = "orca", **options: object) -> tuple[GPT, Server]:
+    decoder = made(SHAPE, "cpu", torch.float32)
+    system = systems.load(name, slots=NUM_SLOTS, **options)  # type: ignore[arg-type]
+    assert isinstance(system, ServingSystem)
+    return decoder, system.prepare_serving(decoder)
+
+
+@pytest.mark.parametrize(
+    "choice", ["orca", "orca_paged", "orca_chunked", "request_level", "request_level_padded", "request_level_ragged"]
+)
+def test_every_serving_system_is_seen_to_be_correct(choice: str) -> None:
+    options = {"max_num_batched_tokens": 4} if choice == "orca_chunked" else {}
+    assert checked(*small(choice, **options)) == (True, True)
+
+
+MUTANTS = {
+    "no mask": ("systems.serving.attention.split._mask", lambda row, device: None),
+    "keys one place off": (
+        "systems.serving.slots.Region.slot",
+        lambda region, at: region.blocks[0] + max(at - 1, 0),
+    ),
+    "nothing is stored": ("systems.serving.attention.split.store", lambda k, v, cache, layout: None),
+    "places start at 1": ("models.gpt.GPT.hidden", None),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_execution_is_seen(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, prepared = small()
+    wanted = trials(decoder, [(9, 4), (5, 3), (12, 2)], seed=0)
+    target, wrong = MUTANTS[mutant]
+    if wrong is None:
+        original = GPT.hidden
+        wrong = lambda self, tokens, places, attention: original(self, tokens, places + 1, attention)  # noqa: E731
+    monkeypatch.setattr(target, wrong)
+    part = compared(prepared, wanted, decoder, "fp32")
+    assert not part.is_correct and part.is_checked and part.reason is not None and "from the model's" in part.reason
+
+
+def test_a_model_that_does_not_look_back_cannot_be_checked() -> None:
+    decoder, prepared = small()
+    with torch.no_grad():
+        for block in decoder.blocks:
+            block.out.weight.zero_()  # type: ignore[union-attr, operator]
+    assert checked(decoder, prepared) == (False, False)
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("orca", {"max_batch_size": 0}, "system.max_batch_size=0"),
+        ("orca", {"slots": -1}, "system.slots=-1"),
+        ("orca", {"attention": "fuse"}, "did you mean fused?"),
+        ("orca", {"block_size": -1}, "system.block_size=-1"),
+        ("orca", {"max_num_batched_tokens": -1}, "system.max_num_batched_tokens=-1"),
+        ("request_level", {"batching": "pad"}, "padded"),
+        ("request_level", {"microbatch_size": -1}, "system.microbatch_size=-1"),
+    ],
+)
+def test_options_of_systems_that_cannot_be_are_refused(name: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(BadOption, match=words.replace("?", r"\?")):
+        systems.load(name, **options)  # type: ignore[arg-type]
+
+
+def test_blocks_larger_than_all_slots_are_refused() -> None:
+    with pytest.raises(BadOption, match="block_size=500 is more than the 120 K/V slots"):
+        small(block_size=500)
+
+
+def test_a_server_executes_no_module_and_a_model_may_generate_nothing() -> None:
+    with pytest.raises(Unsupported, match="runner=serving"):
+        systems.load("orca").prepare(MODULE, ())
+    assert systems.load("orca", attention="fused").unsupported("cpu")
+    with pytest.raises(BadModel, match="model resnet50 generates no tokens"):
+        load_decoder("resnet50", "cpu", "fp32")
+    with pytest.raises(MemoryError, match=r"take 634\.\d GiB in fp16"):
+        load_decoder("gpt", "cpu", "fp16", layers=120, hidden=15360, heads=120, vocabulary=50257)
+
+
+def test_a_request_that_no_slots_hold_is_refused_before_anything_is_served() -> None:
+    runner = choose("runner", "serving", **OPTIONS)
+    model, system = choose("model", "gpt", layers=1), choose("system", "orca", slots=10)
+    session = ServingSession(Cell(model, system, runner, Conditions(1, "cpu", "fp32")), "0", lambda phase: None)
+    with pytest.raises(BadOption, match="more than the 10 K/V slots"):
+        session.prepare()
+
+
+def test_the_program_serves(run: Run, tmp_path: Path) -> None:
+    """The real program: a cell that serves, one that cannot, and what the records hold."""
+    small = ["runner.requests=6", "runner.rate=20", "runner.prompt_tokens=4-9", "runner.new_tokens=2-5", "runner.repeats=2"]
+    model = ["model=gpt", "model.layers=1", "model.positions=64"]
+    done = run("-m", "runner=serving", *model, *small, "system=orca,eager", f"results={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    by_system = {record["cell"]["system"]["choice"]: record for record in records(tmp_path).values()}
+    assert by_system["eager"]["status"] == "unsupported" and "system=orca does" in by_system["eager"]["reason"]
+    record = by_system["orca"]
+    assert record["status"] == "ok" and record["correctness"]["is_correct"], record
+    served = record["serving"]
+    assert served["clock"] == "real" and [trace["seed"] for trace in served["traces"]] == [0, 1]
+    for trace in served["traces"]:
+        of = trace["requests"]
+        assert [len(tokens) for tokens in of["token_s"]] == of["max_new_tokens"]
+    made = {quantity["name"]: quantity for quantity in served["quantities"]}
+    assert made["request_throughput"]["value"] > 0 and made["request_throughput"]["low"] is not None
+    assert "req/s" in done.stdout and "in vain" in done.stdout
