@@ -27,7 +27,8 @@ from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.findings import findings
 from scripts.exhibits.preset import Preset
 
-FORMAT, RESULTS, SCRIPTS = (ROOT / page for page in ("results/FORMAT.md", "results/README.md", "scripts/README.md"))
+PAGES = "results/FORMAT.md", "results/README.md", "scripts/README.md", "systems/serving/README.md"
+FORMAT, RESULTS, SCRIPTS, SERVING = (ROOT / page for page in PAGES)
 # Types whose file has other keys than their fields.
 KEYS = {Choice: {"choice", "name", "options", "changed"}, Course: {"ms", "warps"}}
 
@@ -72,7 +73,7 @@ def test_optional_fields_are_those_that_a_file_may_lack() -> None:
                 assert field.default in (None, ()) or field.default_factory is dict, (kind, field.name)
 
 
-@pytest.mark.parametrize("page", [RESULTS, SCRIPTS], ids=["results", "scripts"])
+@pytest.mark.parametrize("page", [RESULTS, SCRIPTS, SERVING], ids=["results", "scripts", "serving"])
 def test_a_page_is_short_and_names_files_that_exist(page: Any) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
