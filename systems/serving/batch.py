@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .request import Request, Sampling
 from .slots import Region
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The tokens of one request in one iteration.
 
     Args:

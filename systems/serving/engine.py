@@ -140,7 +140,7 @@ class LocalEngine(Engine):
         self.logits: Tensor | None = None  # of the batch submitted last, [R, vocabulary]
         self.graphs: dict[int, Graph] = {}
         if uses_graphs and self.device.type == "cuda":
-            self._capture([size for size in GRAPH_SIZES if size <= max_batch_size])
+            self._capture([*(size for size in GRAPH_SIZES if size < max_batch_size), max_batch_size])
 
     @property
     def num_in_flight(self) -> int:

@@ -9,8 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from .batch import Batch, row_of
 from .request import Delivery, Request, State
@@ -18,8 +21,7 @@ from .scheduler import Scheduler
 from .slots import Region, Slots
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A request's part of a batch.
 
     Args:
@@ -48,6 +50,9 @@ class Selection:
     is_fragmented: bool
 
 
+by_arrival = attrgetter("arrival_s", "id")
+
+
 def select(pool: Iterable[Request], slots: Slots, max_batch_size: int, max_num_batched_tokens: int = 0) -> Selection:
     """Algorithm 2, lines 17 to 28. It changes nothing.
 
@@ -60,7 +65,7 @@ def select(pool: Iterable[Request], slots: Slots, max_batch_size: int, max_num_b
     """
     parts: list[Part] = []
     budget = max_num_batched_tokens or float("inf")
-    idle = sorted((r for r in pool if r.state is not State.RUNNING), key=lambda r: (r.arrival_s, r.id))
+    idle = sorted((request for request in pool if request.state is not State.RUNNING), key=by_arrival)
     for request in idle:
         if len(parts) == max_batch_size or budget <= 0:
             break
@@ -99,7 +104,8 @@ class IterationLevel(Scheduler):
         self.slots, self.max_batch_size = slots, max_batch_size
         self.num_in_flight_max = num_workers + is_prefetching
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.pool: dict[int, Request] = {}
+        self.started: dict[int, Request] = {}
+        self.waiting: list[Request] = []  # that have never been scheduled, by arrival
         self.num_batches = 0
         self.num_fragmented = 0  # selections that a request waited in, for slots in one piece
 
@@ -109,17 +115,18 @@ class IterationLevel(Scheduler):
 
     @property
     def num_waiting(self) -> int:
-        return sum(request.state is State.INITIATION for request in self.pool.values())
+        return len(self.waiting)
 
     @property
     def num_unfinished(self) -> int:
-        return len(self.pool)
+        return len(self.started) + len(self.waiting)
 
     def add(self, request: Request) -> None:
-        self.pool[request.id] = request
+        insort(self.waiting, request, key=by_arrival)
 
     def cancel(self, request_id: int) -> list[Delivery]:
-        if (request := self.pool.get(request_id)) is not None:
+        self.waiting = [request for request in self.waiting if request.id != request_id]
+        if (request := self.started.get(request_id)) is not None:
             request.is_cancelled = True
             if request.state is not State.RUNNING:
                 self._remove(request)
@@ -128,12 +135,16 @@ class IterationLevel(Scheduler):
     def next_batch(self) -> Batch | None:
         if self.is_full:
             return None
-        selection = select(self.pool.values(), self.slots, self.max_batch_size, self.max_num_batched_tokens)
+        pool = (*self.started.values(), *self.waiting[: self.max_batch_size])  # more of the waiting have no place in it
+        selection = select(pool, self.slots, self.max_batch_size, self.max_num_batched_tokens)
         self.num_fragmented += selection.is_fragmented
         if not selection.parts:
             return None
         self.slots = selection.slots
         rows = tuple(row_of(part.request, part.region, part.num_tokens) for part in selection.parts)
+        begun = {part.request.id: part.request for part in selection.parts if part.request.state is State.INITIATION}
+        self.started |= begun
+        self.waiting = self.waiting[len(begun) :]  # nobody overtakes: they are the first
         for part in selection.parts:
             part.request.region, part.request.state = part.region, State.RUNNING
             part.request.num_fed += part.num_tokens
@@ -145,7 +156,7 @@ class IterationLevel(Scheduler):
         self.num_in_flight -= 1
         deliveries = []
         for row, token in zip(batch.rows, tokens, strict=True):
-            request = self.pool[row.request_id]
+            request = self.started[row.request_id]
             request.state = State.INCREMENT
             is_accepted = request.accept(token)
             if is_accepted:
@@ -159,4 +170,4 @@ class IterationLevel(Scheduler):
         if request.region is not None:
             self.slots = self.slots.released(request.region)
         request.state, request.region = State.FINISHED, None
-        del self.pool[request.id]
+        del self.started[request.id]

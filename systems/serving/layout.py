@@ -76,20 +76,24 @@ class LayoutBuffer:
         for at, row in enumerate(rows):
             begins.append(len(tokens))
             tokens += row.tokens
-            filled = range(row.begin, row.num_context)
-            places += [max(place - row.num_padding, 0) for place in filled]
-            slots += map(row.region.slot, filled)
+            first, end = row.begin - row.num_padding, row.num_context - row.num_padding
+            places += range(first, end) if first >= 0 else [max(place, 0) for place in range(first, end)]
+            slots += row.region.slots(row.begin, row.num_context)
             starts = range(0, len(row.tokens), TILE)
             tile_rows += [at] * len(starts)
             tile_begins += starts
             used = row.region.blocks[: self.max_blocks]
-            blocks += (*used, *(0,) * (self.max_blocks - len(used)))
+            blocks += used
+            blocks += [0] * (self.max_blocks - len(used))
         parts = (
             *(tokens, places, slots, [*begins, len(tokens)], [row.num_context for row in rows]),
             *([row.num_padding for row in rows], blocks, tile_rows, tile_begins),
             [end - 1 for end in [*begins[1:], len(tokens)]],
         )
-        return array("i", [number for part in parts for number in part]), tuple(map(len, parts))
+        numbers = array("i")
+        for part in parts:
+            numbers.extend(part)
+        return numbers, tuple(map(len, parts))
 
     def layout(self, buffer: Tensor, sizes: tuple[int, ...], rows: tuple[Row, ...] = ()) -> Layout:
         """The tensors within a buffer that holds what `packed` gave."""

@@ -79,6 +79,8 @@ class Request:
 
     def fed_next(self, count: int) -> tuple[int, ...]:
         """The next tokens to feed. A request that is complete repeats its last token: static batches compute such rows."""
+        if count == 1 and self.num_fed == len(self.prompt) + len(self.generated) - 1 and self.generated:  # an increment
+            return (self.generated[-1],)
         begin, end, num_prompt = self.num_fed, self.num_fed + count, len(self.prompt)
         tokens = (*self.prompt[begin:end], *self.generated[max(begin - num_prompt, 0) : max(end - num_prompt, 0)])
         return tokens + (count - len(tokens)) * tuple((self.generated or self.prompt)[-1:])

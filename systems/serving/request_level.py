@@ -15,6 +15,7 @@ Invariants: no request joins or leaves a batch before its end. Rows times their 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -135,8 +136,7 @@ class RequestLevel(Scheduler):
         return len(self.queue) + (len(self.batch.requests) if self.batch else 0)
 
     def add(self, request: Request) -> None:
-        self.queue.append(request)
-        self.queue.sort(key=lambda r: (r.arrival_s, r.id))
+        insort(self.queue, request, key=lambda r: (r.arrival_s, r.id))
 
     def cancel(self, request_id: int) -> list[Delivery]:
         for request in self.batch.requests if self.batch else ():

@@ -9,6 +9,7 @@ Invariant: a slot is free or of exactly one region. `num_reserved` is the sum ov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -30,6 +31,12 @@ class Region:
     def slot(self, position: int) -> int:
         """The slot of the token at a position, from 0."""
         return self.blocks[position // self.block_size] + position % self.block_size
+
+    def slots(self, begin: int, end: int) -> Sequence[int]:
+        """The slots of the tokens from one position to before another."""
+        if len(self.blocks) == 1:
+            return range(self.blocks[0] + begin, self.blocks[0] + end)
+        return [self.slot(position) for position in range(begin, end)]
 
 
 class Slots(ABC):
