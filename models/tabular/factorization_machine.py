@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.preprocessing import LabelEncoder
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag, mse_loss
@@ -89,10 +89,10 @@ class FactorizationMachine(ClassifierMixin, _Factorization):
         check_classification_targets(y)
         encoder = LabelEncoder().fit(y)
         self.classes_ = encoder.classes_
-        if len(self.classes_) != 2:
-            raise ValueError(
-                f"FactorizationMachine takes two classes; y has {len(self.classes_)} class" + "es" * (len(self.classes_) > 1)
-            )
+        if len(self.classes_) > 2:
+            raise ValueError(f"Only binary classification is supported. The type of the target is {type_of_target(y)}.")
+        if len(self.classes_) < 2:
+            raise ValueError("FactorizationMachine takes two classes; y has one class")
         self._fit(scipy.sparse.csr_matrix(x), encoder.transform(y).astype(np.float64), is_binary=True)
         return self
 
@@ -116,7 +116,8 @@ class FactorizationMachine(ClassifierMixin, _Factorization):
 
     def predict(self, x: Any) -> NDArray[Any]:
         """Classes, [B]."""
-        return np.asarray(self.classes_[(self.decision_function(x) > 0).astype(int)])
+        scores = self.decision_function(x)
+        return np.asarray(self.classes_[(scores > 0).astype(int)])
 
 
 class MatrixFactorization(RegressorMixin, _Factorization):
