@@ -157,7 +157,7 @@ def test_a_pass_is_added_by_the_steps_of_the_page(system: str, tmp_path: Path) -
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
-    (decision,) = answer["decisions"]
+    (decision,) = (d for d in answer["decisions"] if d["kind"] != "ios")  # beside the stages of IOS
     assert (decision["kind"], decision["pattern"], decision["count"]) == ("square_by_product", "4x64", 2)
     times = decision["milliseconds"]
     assert set(times) == {"power", "product"} and all(t > 0 for t in times.values())

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 import systems
 from systems.base import BadOption
 from systems.profiling.timing import Timer
-from systems.scheduling.decision import Decision
+from systems.scheduling.decision import Decision, kind_of
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
-from systems.scheduling.passes.rewriting import SWITCHES, Rewriting
+from systems.scheduling.passes import rewriting as module_of_passes
+from systems.scheduling.passes.context import Context, Rewritten
+from systems.scheduling.passes.rewriting import CHAINS, SWITCHES, Pass, Remembered, Rewriting
 from systems.scheduling.plans.launch_order import upward_ranks
 from systems.scheduling.plans.list_scheduling import list_schedule
 from systems.scheduling.plans.schedule import Schedule
@@ -372,6 +374,44 @@ def test_passes_take_the_alternatives_that_they_are_told(monkeypatch: pytest.Mon
         assert {d.chosen for d in changed if d.place == place} == {name}, kind
         with torch.no_grad():
             torch.testing.assert_close(rewritten.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_passes_that_ran_under_the_same_choices_do_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, rewriting = capture(Everything().eval(), (torch.randn(2, 8, 8, 8),)), Rewriting(**dict.fromkeys(SWITCHES, True))
+    timer = Timer(torch.device("cpu"))
+    monkeypatch.setattr(timer, "known", lambda signature, measure: 1.0)
+    ran: list[str] = []
+
+    def noting(each: Pass) -> Pass:
+        def run(program: Program, context: Context) -> Rewritten:
+            ran.append(each.kind)
+            return each.run(program, context)
+
+        run.__name__ = each.kind
+        return replace(each, run=run)
+
+    noted = tuple(noting(p) if p.measures else p for p in module_of_passes.PASSES)  # the others run for each part too
+    monkeypatch.setattr(module_of_passes, "PASSES", noted)
+    kinds = [p.kind for p in rewriting.passes if p.measures]
+    _, decisions = rewriting.apply(program, timer)
+    assert all(kind_of(d.place) == d.kind for d in decisions if d.place)
+    alternatives = [(d.place, name) for d in decisions if d.place for name in d.milliseconds if name != d.chosen]
+    chance, remembered, choices = random.Random(0), Remembered(), dict[str, str]()
+    for _ in range(20):
+        trial = choices | dict([chance.choice(alternatives)])
+        expected = rewriting.apply(program, timer, trial)
+        ran.clear()
+        rewritten = rewriting.apply(program, timer, trial, remembered)
+        assert rewritten[0].graph == expected[0].graph and rewritten[1] == expected[1]
+        assert ran == kinds[len(kinds) - len(ran) :]
+        ran.clear()
+        assert rewriting.apply(program, timer, trial, remembered)[1] == expected[1] and ran == []
+        last = max((kinds.index(kind_of(place)) for place in trial), default=0)
+        other = trial | dict([chance.choice([a for a in alternatives if kinds.index(kind_of(a[0])) >= last])])
+        rewriting.apply(program, timer, other, remembered)
+        assert len(ran) <= len(kinds) - last
+        choices = trial if chance.random() < 0.5 else choices
+    assert len(remembered) <= CHAINS * len(rewriting.passes)
 
 
 def test_what_a_search_has_spent_is_kept_though_it_tried_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,11 @@ def place_of(kind: str, signature: str) -> str:
     return f"{kind} {sha256(signature.encode()).hexdigest()[:16]}"
 
 
+def kind_of(place: str) -> str:
+    """The kind of the decisions at a place, of its name."""
+    return place.split(" ")[0]
+
+
 def rows(decisions: Iterable[Decision]) -> list[DecisionRow]:
     """Decisions of equal kind, pattern, milliseconds and choice as one row each, in the order of their first."""
     members_by_row: dict[tuple[object, ...], list[Decision]] = {}

@@ -13,7 +13,7 @@ from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
-from systems.scheduling.passes.rewriting import Rewriting
+from systems.scheduling.passes.rewriting import Remembered, Rewriting
 from systems.scheduling.plans import schedule as schedules
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler
@@ -91,9 +91,11 @@ class Weave(Scheduler):
         except Misfit as error:
             raise BadOption(f"system.plan={self.file} does not fit: {error}") from error
 
-    def _apply(self, program: Program, timer: Timer, choices: Choices) -> tuple[Program, list[Decision]]:
+    def _apply(
+        self, program: Program, timer: Timer, choices: Choices, remembered: Remembered | None = None
+    ) -> tuple[Program, list[Decision]]:
         try:
-            return self.rewriting.apply(program, timer, choices)
+            return self.rewriting.apply(program, timer, choices, remembered)
         finally:
             timer.close()  # also when it is interrupted, so that nothing is measured twice
             self.num_measured += timer.taken
@@ -110,8 +112,10 @@ class Weave(Scheduler):
             except (KeyError, TypeError, ValueError):
                 state = None  # it cannot be read, and is found anew
 
+        remembered: Remembered = {}
+
         def rewrite(choices: Choices) -> tuple[Program, list[Decision]]:
-            rewritten, decisions = self._apply(program, Timer(program.device), choices)
+            rewritten, decisions = self._apply(program, Timer(program.device), choices, remembered)
             self.rewriting.compile(rewritten)
             return rewritten, decisions
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from conf import nearest
 from systems.base import BadOption
 from systems.profiling.timing import Timer
-from systems.scheduling.decision import Decision
+from systems.scheduling.decision import Decision, kind_of
 from systems.scheduling.graph.fused_kernel import FusedKernel
 from systems.scheduling.graph.program import Program
 
@@ -35,6 +35,15 @@ class Pass:
     switches: tuple[str, ...]
     measures: bool = True
 
+    @property
+    def kind(self) -> str:
+        """The kind of its decisions."""
+        return self.run.__name__  # type: ignore[attr-defined, no-any-return]
+
+
+# What passes have made of one program: by how many of them ran, and the choices that these knew.
+Remembered = dict[tuple[int, frozenset[tuple[str, str]]], Rewritten]
+CHAINS = 3  # of passes, that are remembered
 
 # In the order in which they run. Nimble (Section 5, Appendix B) has neither merge_linears nor select_products,
 # fuse_in_triton and fuse_reductions.
@@ -82,18 +91,36 @@ class Rewriting:
         """Does one of the passes that run decide by measuring?"""
         return any(p.measures for p in self.passes)
 
-    def apply(self, program: Program, timer: Timer, choices: Mapping[str, str] | None = None) -> Rewritten:
+    def apply(
+        self,
+        program: Program,
+        timer: Timer,
+        choices: Mapping[str, str] | None = None,
+        remembered: Remembered | None = None,
+    ) -> Rewritten:
         """The program as the passes leave it, and their decisions in the order in which they were taken.
 
         Args:
             choices: those of `Context`.
+            remembered: of earlier calls with this program. A pass does not run where it and those before it have run under
+                the same choices; the last `CHAINS` of passes stay.
 
         Invariant: the passes run one after the other, in the order of `PASSES`; the operators of a decision are those of the
         program that its pass was given.
         """
         decisions: list[Decision] = []
+        known: set[str] = set()  # kinds of the passes so far
         for i, each in enumerate(self.passes):
-            program, taken = each.run(program, self._context(timer, i, choices or {}))
+            known.add(each.kind)
+            key = i, frozenset(c for c in (choices or {}).items() if kind_of(c[0]) in known)
+            rewritten = remembered.pop(key, None) if remembered is not None else None
+            if rewritten is None:
+                rewritten = each.run(program, self._context(timer, i, choices or {}))
+            if remembered is not None:
+                remembered[key] = rewritten
+                while len(remembered) > CHAINS * len(self.passes):
+                    del remembered[next(iter(remembered))]
+            program, taken = rewritten
             decisions += taken
         return program, decisions
 
