@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,11 +49,17 @@ def describe(samples: Sequence[float]) -> Statistics:
 
 
 def resampled_medians(samples: Sequence[float] | np.ndarray, seed: int = 0) -> np.ndarray:
-    """[RESAMPLES]: the medians of samples that are drawn anew from these, with replacement."""
+    """[RESAMPLES]: the medians of samples that are drawn anew from these, with replacement. Read-only."""
+    return _resampled_medians(tuple(map(float, samples)), seed)
+
+
+@lru_cache(maxsize=1024)  # each chart and table of a report asks for the same ratios
+def _resampled_medians(samples: tuple[float, ...], seed: int) -> np.ndarray:
     import numpy as np
 
-    x = np.asarray(samples, dtype=float)
+    x = np.asarray(samples)
     medians: np.ndarray = np.median(np.random.default_rng(seed).choice(x, (RESAMPLES, len(x))), axis=1)
+    medians.flags.writeable = False
     return medians
 
 

@@ -20,7 +20,6 @@ if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
-import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -28,6 +27,7 @@ from results.store import read_json
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
 from results.words import counted
 from scripts.arguments import Parser, path_argument
+from scripts.charts.style import PLAIN
 
 WIDTH = 10.0  # inches
 ROW, TALLEST = 0.16, 7.0  # inches of a stream, at most, and of the streams of all panels together
@@ -48,7 +48,8 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
     rows = [sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines]
     row = min(ROW, TALLEST / sum(map(len, rows)))
     heights = [row * len(streams) + 0.3 for streams in rows]
-    with sns.axes_style("ticks"), plt.rc_context({"svg.hashsalt": "opweave", "text.parse_math": False, "font.size": 9}):
+    settings: Any = PLAIN | {"font.size": 9}
+    with plt.rc_context(settings):
         figure, panels = plt.subplots(
             *(len(timelines), 1),
             figsize=(WIDTH, sum(heights) + 0.5 * len(timelines) + 0.8),
@@ -86,7 +87,7 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
             axes.set(ylabel="stream", ylim=(len(streams) - 0.4, -0.6), xlim=(begin, end))
             if window is None:
                 axes.axvline(whole, color="0.4", linewidth=0.8, linestyle=":")
-            sns.despine(ax=axes)
+            axes.spines[["top", "right"]].set_visible(False)
         panels[-1, 0].set_xlabel("milliseconds")
         seen = [kind for kind in KINDS if any(bar.kind == kind for t in timelines for bar in t.bars)]
         patches = [Patch(color=COLOURS[kind], label=kind) for kind in seen]

@@ -9,7 +9,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,7 +41,7 @@ class Look:
 
 # Told apart under each kind of colour blindness (tests/test_plot.py simulates them); variants of one system share its hue.
 # In the order in which charts show systems.
-_HUES = sns.color_palette("colorblind", 5)
+_HUES = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc")  # of seaborn's palette "colorblind"
 LOOKS = {
     "eager": Look(_HUES[0], "o"),
     "torchscript": Look(_HUES[1], "s"),
@@ -88,6 +87,19 @@ OTHER = Look("#707a8a", (6, 0, 30))  # a system that is not there
 FILE = "schedule"  # an option that is a path
 PAPERS = {"nimble": "D", "ios": "s", "opara": "^"}  # the mark of a published value
 INK, FAINT = "0.2", "0.45"
+# Light lines under dark words. They are seaborn's, which takes a second to import.
+PLAIN: dict[str, Any] = {
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color", "axes.edgecolor"), ".15"),
+    "axes.axisbelow": True,
+    "font.sans-serif": ["Arial", "DejaVu Sans", "Liberation Sans", "Bitstream Vera Sans", "sans-serif"],
+    "lines.solid_capstyle": "round",
+    "patch.edgecolor": "w",
+    "patch.force_edgecolor": True,
+    "grid.color": ".8",
+    "text.parse_math": False,  # a dollar sign in a label is no formula
+    "svg.hashsalt": "opweave",
+}
+GRID: dict[str, Any] = PLAIN | {"axes.grid": True, "axes.edgecolor": ".8", "xtick.bottom": False, "ytick.left": False}
 
 
 def look(system: Choice, among: Sequence[Choice] = ()) -> Look:
@@ -129,10 +141,8 @@ def short(system: Choice) -> str:
 @contextmanager
 def house() -> Iterator[None]:
     """The settings that every chart is drawn and saved under."""
-    settings: Any = {
-        "svg.hashsalt": "opweave",
+    settings: Any = GRID | {
         "svg.fonttype": "path",  # looks the same on a machine without this font
-        "text.parse_math": False,  # a dollar sign in a label is no formula
         "font.size": FONT,
         "axes.titlesize": FONT,
         "axes.labelsize": FONT,
@@ -143,7 +153,7 @@ def house() -> Iterator[None]:
         "figure.dpi": 100,
         "figure.max_open_warning": 0,  # a report draws all of its charts before it writes them
     }
-    with sns.axes_style("whitegrid"), plt.rc_context(settings):
+    with plt.rc_context(settings):
         yield
 
 
