@@ -8,9 +8,10 @@ import torch
 from conf import Value
 from models import registry
 from models.gpt import GPT, Shape, made
+from models.model import TF32
 from models.registry import BadModel
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {**dict.fromkeys(("fp32", *TF32), torch.float32), "fp16": torch.float16, "bf16": torch.bfloat16}
 GIB = 2**30
 
 

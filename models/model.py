@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+TF32 = ("tf32", "tf32_products")  # fp32 tensors, which a GPU rounds as it multiplies them: in convolutions alone, or always
+PRECISIONS = ("fp32", *TF32, "fp16", "bf16")
 LAYOUTS = ("contiguous", "channels_last")
 
 
@@ -91,8 +92,8 @@ def place(model: Model, *, device: str | torch.device, precision: str, layout: s
 
     Args:
         device: where the module and the inputs go.
-        precision: fp16 and bf16 convert floating-point parameters, buffers and inputs. fp32 and tf32 convert nothing:
-            torch's global switch distinguishes them, and the runner sets it.
+        precision: fp16 and bf16 convert floating-point parameters, buffers and inputs. fp32, tf32 and
+            tf32_products convert nothing: torch's global switches distinguish them, and the runner sets those.
         layout: channels_last is the memory format of every 4-D parameter and every 4-D floating-point input.
 
     Raises:

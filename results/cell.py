@@ -94,7 +94,7 @@ class Conditions:
     Args:
         batch: samples a call.
         device: "cpu" or "cuda".
-        precision: fp32, tf32, fp16, bf16.
+        precision: fp32, tf32, tf32_products, fp16, bf16.
         layout: contiguous, channels_last.
         seed: of the inputs.
         algorithms: how cuDNN chooses its own: heuristic, timed.

@@ -14,6 +14,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from models.model import TF32
+from systems.arithmetic import without_tf32
+
 WIDE = {"fp64": torch.float64, "fp32": torch.float32}  # the highest first
 TF32_EPSILON = 2.0**-10  # TF32 keeps ten bits
 FEWEST_DRAWS = 2  # they show whether the output depends on the inputs
@@ -56,7 +59,7 @@ def references(module: Callable[..., object], draws: Sequence[Inputs], precision
         with _exact(torch.get_default_dtype()):
             outputs = _outputs(module, draws, None)
             disturbed = _outputs(module, draws[: len(outputs)], None, is_disturbed=True)
-        return References("fp32" if precision == "tf32" else precision, outputs, disturbed)
+        return References("fp32" if precision in TF32 else precision, outputs, disturbed)
     finally:
         _give_back()
 
@@ -64,12 +67,12 @@ def references(module: Callable[..., object], draws: Sequence[Inputs], precision
 def epsilon(tensor: Tensor, precision: str) -> float:
     """The relative distance of neighbouring numbers, as the arithmetic sees a weight; 0 for whole numbers.
 
-    Under tf32 a GPU may round what it multiplies to TF32: eager does in convolutions, other systems in matrix products too.
+    Under TF32 a GPU may round what it multiplies: under tf32 eager does in convolutions, other systems in products too.
     So this is TF32's for every fp32 tensor of two or more dimensions.
     """
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0.0
-    if precision == "tf32" and tensor.is_cuda and tensor.dim() > 1 and tensor.dtype == torch.float32:
+    if precision in TF32 and tensor.is_cuda and tensor.dim() > 1 and tensor.dtype == torch.float32:
         return TF32_EPSILON
     return torch.finfo(tensor.dtype).eps
 
@@ -128,11 +131,11 @@ def _fits(module: nn.Module, dtype: torch.dtype) -> bool:
 
 @contextmanager
 def _exact(dtype: torch.dtype) -> Iterator[None]:
-    """New tensors are of this type, no convolution uses TF32, and cuDNN times no algorithms."""
+    """New tensors are of this type, nothing uses TF32, and cuDNN times no algorithms."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+        with without_tf32():
             yield
     finally:
         torch.set_default_dtype(default)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from models.model import TF32
 from results.cell import Cell
 from results.record import Correctness
 from runners.measurements.base import options_of
@@ -153,7 +154,7 @@ class TrainingSession(Session):
         eager, trained = self._run(*self._eager_step()), self._run(prepared, optimizer)
         disturbed = self._run(*self._eager_step(), is_disturbed=True)
         self._restore()
-        arithmetic = "fp32" if precision == "tf32" and self.device == "cpu" else precision
+        arithmetic = "fp32" if precision in TF32 and self.device == "cpu" else precision
         all_errors = eager.errors(trained, disturbed, MULTIPLE[arithmetic])
         norm, element = largest(all_errors, by=0), largest(all_errors, by=1)
         reason, is_checked = beyond(norm, element, f"after {COMPARED_STEPS} steps"), True
@@ -175,7 +176,7 @@ class TrainingSession(Session):
             losses=tuple(trained.losses),
             eager_losses=tuple(eager.losses),
             is_checked=is_checked,
-            reference="fp32" if arithmetic == "tf32" else arithmetic,
+            reference="fp32" if arithmetic in TF32 else arithmetic,
             element_error=_number(element.system.element),
             element_tolerance=_number(element.tolerance.element),
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from models.model import TF32
 from results.record import Correctness as CorrectnessPart
 from results.record import Record
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # algorithms than eager's round more: Winograd's convolutions, some ten times as much. Lower precisions round what is stored
 # and multiplied, whatever the algorithm: another order of the same operators rounds differently from eager, not more. In
 # bf16 eager itself is off by half of what other inputs do to Inception-v3's output, so that more would hide everything.
-MULTIPLE = {"fp32": 16.0, "tf32": 4.0, "fp16": 2.0, "bf16": 1.0}
+MULTIPLE = {"fp32": 16.0, "tf32": 4.0, "tf32_products": 4.0, "fp16": 2.0, "bf16": 1.0}
 NEAR = 0.5  # of what other inputs do to the output: with a smaller error it is not the output of other inputs
 FLOOR = 2.0  # units of rounding that any output may be off by, so that nothing has to be exact because eager happens to be
 DRAWS = 3
@@ -95,12 +96,12 @@ def measure(
         module: eager, in the precision that is measured.
         prepared: takes the same inputs.
         draws: inputs that neither has seen; two at least, since one cannot show whether the output depends on them.
-        precision: of the arithmetic, a key of MULTIPLE. On a CPU tf32 is fp32.
+        precision: of the arithmetic, a key of MULTIPLE. On a CPU those of TF32 are fp32.
     """
     from runners.cell.reference import references
 
     reference = references(module, draws, precision)
-    multiple = MULTIPLE["fp32" if precision == "tf32" and not draws[0][0].is_cuda else precision]
+    multiple = MULTIPLE["fp32" if precision in TF32 and not draws[0][0].is_cuda else precision]
     trial = _Trial(multiple)
     for inputs, expected, disturbed in zip(draws, reference.outputs, reference.disturbed, strict=False):
         trial.add(_called(module, inputs), _called(prepared, inputs), expected, disturbed)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.gpt import GPT
+from models.model import TF32
 from results.record import Correctness
 from runners.measurements.correctness import FLOOR, MULTIPLE, distance
 from systems.serving.batch import Batch
@@ -78,7 +79,7 @@ def compared(server: Server, trials: Sequence[Trial], decoder: GPT, precision: s
     reference, eager, other = (
         torch.cat([getattr(trial, name) for trial in trials]) for name in ("reference", "eager", "other")
     )
-    multiple = MULTIPLE["fp32" if precision == "tf32" else precision]
+    multiple = MULTIPLE["fp32" if precision in TF32 else precision]
     least = FLOOR * torch.finfo(next(decoder.parameters()).dtype).eps
     error, rounding, effect = (distance(values, reference) for values in (served, eager, other))
     tolerance, element_tolerance = (max(least, multiple * value) for value in rounding)

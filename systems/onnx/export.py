@@ -18,6 +18,7 @@ from torch.export.graph_signature import ConstantArgument
 from torch.utils._pytree import tree_leaves
 
 from conf.text import first_line
+from systems.arithmetic import without_tf32
 from systems.base import Unsupported
 from systems.cache import JSON, Artefact, Cache, code_of
 from systems.compilers.exported import Exported
@@ -179,7 +180,7 @@ def _compare(exported: Exported, module: nn.Module, file: Path) -> dict[str, JSO
     outputs = [torch.empty(tuple(o.shape), dtype=o.dtype) for o in exported.outputs()]
     bound.bind([x.detach().cpu().contiguous() for x in exported.inputs], outputs)
     bound.run()
-    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with torch.no_grad(), without_tf32():
         expected = [x for x in tree_leaves(module(*exported.inputs)) if isinstance(x, Tensor)]
     worst = max((relative_error(o, e) for o, e in zip(outputs, expected, strict=True)), default=0.0)
     tolerance = max((TOLERANCE.get(e.dtype, 0.0) for e in expected), default=0.0)
