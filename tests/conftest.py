@@ -75,15 +75,16 @@ number = 3
 '''
 
 
-# Files whose few tests take longest go first, so that the workers of a run end together.
+# Files that take longest, 75 to 10 s of a core, go first, so that the workers of a run end together.
 LONG = (
-    "test_kills",
-    *("test_sweep", "test_plot", "test_select_products", "test_cli", "test_readme", "test_results", "test_tvm"),
-    *("test_reproduce", "test_wheel", "test_runners", "test_tensorrt", "test_fuse_reductions", "test_onnx", "test_report"),
-    *("test_rewriting", "test_launchers", "test_models_networks", "test_systems", "test_measuring", "test_merge_linears"),
-    *("test_timeline_picture", "test_training", "test_own_scheduler", "test_zoo_graphs", "test_tvm_tuning"),
+    *("test_cli", "test_onnx", "test_plot", "test_models_networks", "test_select_products", "test_fuse_reductions"),
+    *("test_sweep", "test_rewriting", "test_measuring", "test_systems", "test_training", "test_weave"),
+    *("test_merge_linears", "test_tvm", "test_reproduce", "test_runners", "test_ios", "test_wheel"),
+    *("test_training_runner", "test_aliasing", "test_shapes", "test_models_counts", "test_backends", "test_results"),
+    *("test_report", "test_tensorrt", "test_opara", "test_passes"),
+    *("test_tvm_tuning", "test_nimble_module", "test_own_scheduler", "test_ios_merge", "test_compare", "test_models"),
+    *("test_ios_units", "test_zoo_graphs", "test_executors", "test_odd_models", "test_strangers"),
 )
-
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
 
