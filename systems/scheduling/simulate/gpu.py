@@ -8,6 +8,16 @@ from systems.base import BadOption
 from systems.profiling.profile import Capacity
 
 GROUP = "gpu"
+MAY_BE_NOTHING = (
+    "reserved_shared_memory",
+    "launch_us",
+    "finish_us",
+    "edge_us",
+    "branch_us",
+    "join_us",
+    "dispatch_us",
+    "sharing",
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,13 @@ class Gpu:
         bandwidth_gb_s: Of device memory, in 1e9 bytes a second.
         fp32_tflops: Peak arithmetic outside matrix units, in 1e12 operations a second.
         tf32_tflops: Peak dense TF32 arithmetic; `fp32_tflops` where the matrix units take no TF32.
+        launch_us: From the launch of a graph to the beginning of its first kernels.
+        finish_us: From the end of its last kernel to what comes after the graph.
+        edge_us: From the end of a kernel to the beginning of the next one in a chain.
+        branch_us: The same where one of them has other neighbours too: where branches part or meet.
+        dispatch_us: Between the beginnings of two kernels at least.
+        join_us: What that takes more for each further kernel that the first of the two has waited for.
+        sharing: How far kernels on the same SMs slow each other down: 0 not at all, 1 as if one ran after the other.
     """
 
     name: str
@@ -40,15 +57,24 @@ class Gpu:
     bandwidth_gb_s: float
     fp32_tflops: float
     tf32_tflops: float
+    launch_us: float
+    finish_us: float
+    edge_us: float
+    branch_us: float
+    join_us: float
+    dispatch_us: float
+    sharing: float
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, str):
                 continue
-            least = 0 if field.name == "reserved_shared_memory" else 1 if field.type is int else 5e-324
-            if not least <= value < inf:
-                raise BadOption(f"{GROUP}.{field.name} is {value}: it is a number of at least {least:g}")
+            least = 0 if field.name in MAY_BE_NOTHING else 1 if field.type is int else 5e-324
+            most = 1 if field.name == "sharing" else inf
+            if not (least <= value <= most and value < inf):
+                bound = f" and at most {most}" if most < inf else ""
+                raise BadOption(f"{GROUP}.{field.name} is {value}: it is a number of at least {least:g}{bound}")
 
     @property
     def capacity(self) -> Capacity:

@@ -1,0 +1,112 @@
+"""The kernels of a profiled program as the simulator sees them: what each one asks of a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from systems.profiling.profile import REGISTER_UNIT, SHARED_MEMORY_UNIT, WARP, Kernel, OperatorProfile, Profile
+from systems.scheduling.graph.operator_graph import OperatorGraph
+
+from .alone import STATES, alone_us
+from .gpu import Gpu
+
+Resources = tuple[int, int, int, int]  # threads, registers, bytes of shared memory, slots of blocks
+
+
+@dataclass(frozen=True)
+class Node:
+    """One kernel or copy of an operator, which runs alone in waves of equal length.
+
+    Args:
+        operator: That launches it, by its place in the order of capture.
+        kernel: As profiled. What a profile knows as an operator alone, without kernels, stands as a copy.
+        alone_us: That it takes alone, where it stands.
+        blocks: Of its grid; 0 of a copy, which takes no multiprocessor.
+        most_blocks: That are resident at once where it is alone.
+        needs: Of a block.
+        wave_us: Of a wave.
+        bandwidth: Share of memory's bandwidth that it uses alone, 0 to 1.
+    """
+
+    operator: int
+    kernel: Kernel
+    alone_us: float
+    blocks: int
+    most_blocks: int
+    needs: Resources
+    wave_us: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """All nodes of a program.
+
+    Args:
+        nodes: Those of an operator follow each other; operators are in the order of capture.
+        first: Of operator v are nodes[first[v] : first[v + 1]].
+        limits: Of all multiprocessors together.
+    """
+
+    nodes: tuple[Node, ...]
+    first: tuple[int, ...]
+    limits: Resources
+
+    @classmethod
+    def of(cls, graph: OperatorGraph, profile: Profile, gpu: Gpu, state: str = STATES[0]) -> "Kernels":
+        """Those of a profiled program.
+
+        Args:
+            graph: Of the program.
+            profile: In the order of the graph.
+            state: One of STATES, in which L2 is before each kernel.
+
+        Raises:
+            ValueError: The profile is of another program.
+        """
+        if len(profile.operators) != len(graph):
+            raise ValueError(f"a profile of {len(profile.operators)} operators, for a program of {len(graph)}")
+        nodes: list[Node] = []
+        first = [0]
+        for v, (operator, times_us) in enumerate(zip(profile.operators, alone_us(graph, profile, gpu, state), strict=True)):
+            nodes += _nodes(v, operator, times_us, gpu)
+            first.append(len(nodes))
+        return cls(tuple(nodes), tuple(first), limits(gpu))
+
+
+def limits(gpu: Gpu) -> Resources:
+    """Of all multiprocessors together."""
+    one = gpu.threads, gpu.registers, gpu.shared_memory, gpu.blocks
+    threads, registers, shared_memory, blocks = (gpu.multiprocessors * limit for limit in one)
+    return threads, registers, shared_memory, blocks
+
+
+def _nodes(v: int, operator: OperatorProfile, times_us: Sequence[float], gpu: Gpu) -> list[Node]:
+    kernels = operator.kernels
+    if not kernels and operator.milliseconds:
+        kernels = (Kernel("call", operator.milliseconds, (0, 0, 0), (0, 0, 0), 0, 0),)
+        times_us = [operator.milliseconds * 1e3]
+    # Nothing says which kernel of an operator moves its bytes: each gets a share by its time, so all use the same bandwidth.
+    total_us, moved = sum(times_us), operator.bytes_read + operator.bytes_written
+    bandwidth = min(1.0, moved / (total_us * gpu.bandwidth_gb_s * 1e3)) if total_us else 0.0
+    return [_node(v, kernel, us, bandwidth, gpu) for kernel, us in zip(kernels, times_us, strict=True)]
+
+
+def _node(v: int, kernel: Kernel, us: float, bandwidth: float, gpu: Gpu) -> Node:
+    blocks = kernel.num_blocks
+    if not blocks:
+        return Node(v, kernel, us, 0, 0, (0, 0, 0, 0), us, bandwidth)
+    warps = max(1, ceil(kernel.num_threads / WARP))
+    # A kernel of another GPU may ask for more than this one's multiprocessor has: it then holds one block.
+    resident = max(1, gpu.capacity.resident_blocks(kernel))
+    needs = (
+        min(gpu.threads, warps * WARP),
+        min(gpu.registers, warps * -(-kernel.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT),
+        min(
+            gpu.shared_memory,
+            -(-(kernel.shared_memory + gpu.reserved_shared_memory) // SHARED_MEMORY_UNIT) * SHARED_MEMORY_UNIT,
+        ),
+        1,
+    )
+    most = min(blocks, resident * gpu.multiprocessors)
+    return Node(v, kernel, us, blocks, most, needs, us / ceil(blocks / most), bandwidth)

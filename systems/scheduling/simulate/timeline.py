@@ -1,0 +1,51 @@
+"""What the simulator says: when each kernel of a schedule ran, and on how many blocks."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .kernels import Kernels
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Blocks of one kernel that began and ended together.
+
+    Args:
+        node: The kernel's.
+        blocks: That were resident at once; 0 of a copy.
+        waves: How many of that size followed each other.
+        begin_us, end_us: From the beginning of the launch.
+    """
+
+    node: int
+    blocks: int
+    waves: int
+    begin_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One replay of a schedule.
+
+    Args:
+        kernels: Of its program.
+        begins_us, ends_us: Of each node, from the beginning of the launch.
+        latency_us: Of the whole, the launch included.
+        batches: In the order in which they ended.
+    """
+
+    kernels: Kernels
+    begins_us: tuple[float, ...]
+    ends_us: tuple[float, ...]
+    latency_us: float
+    batches: tuple[Batch, ...]
+
+    @cached_property
+    def operator_spans_us(self) -> dict[int, tuple[float, float]]:
+        """(begin, end) of each operator that launches something."""
+        spans: dict[int, tuple[float, float]] = {}
+        for node, begin, end in zip(self.kernels.nodes, self.begins_us, self.ends_us, strict=True):
+            earliest, latest = spans.get(node.operator, (begin, end))
+            spans[node.operator] = min(earliest, begin), max(latest, end)
+        return spans

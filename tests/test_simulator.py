@@ -1,0 +1,245 @@
+"""The simulator: what holds of every schedule, and small cases that are worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import GPU, kernel, operator, profile_of
+
+from systems.profiling.profile import OperatorProfile
+from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule, sequential
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.simulate.baselines import baselines
+from systems.scheduling.simulate.edges import predecessors
+from systems.scheduling.simulate.gpu import Gpu, load
+from systems.scheduling.simulate.kernels import Kernels
+from systems.scheduling.simulate.random_schedules import random_schedules
+from systems.scheduling.simulate.simulator import Simulator, simulate
+from systems.scheduling.simulate.timeline import Timeline
+from tests.dags import dags
+
+CLOSE = 1e-3  # microseconds that rounding may make of a whole schedule
+
+
+@st.composite
+def gpus(draw: st.DrawFn) -> Gpu:
+    """From one small multiprocessor to many, with free edges and dear ones."""
+    costs = {
+        name: draw(st.floats(0, 5)) for name in ("launch_us", "finish_us", "edge_us", "branch_us", "join_us", "dispatch_us")
+    }
+    multiprocessors = draw(st.sampled_from((1, 2, 3, 132)))
+    return load("h200", multiprocessors=multiprocessors, sharing=draw(st.floats(0, 1)), **costs)
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> OperatorProfile:
+    """Of no, one or two kernels, from one block to many waves, that a multiprocessor holds one or many of."""
+    kernels = draw(
+        st.lists(
+            st.builds(
+                kernel,
+                st.floats(0.1, 50),
+                st.one_of(st.integers(1, 200), st.integers(1, 5_000)),
+                st.sampled_from((32, 96, 128, 256, 1024)),
+                st.integers(0, 64),
+                st.sampled_from((0, 1000, 40_000, 100_000, 220_000)),
+            ),
+            max_size=2,
+        )
+    )
+    if draw(st.integers(0, 9)) == 0:
+        kernels.append(kernel(draw(st.floats(0.1, 9)), 0, 0, 0, 0))  # a copy
+    return operator(*kernels, moved=draw(st.sampled_from((0, 10**5, 10**7, 10**9))))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Schedule, Simulator]:
+    graph = draw(dags(max_nodes=25))
+    profile = profile_of([draw(operators()) for _ in range(len(graph))])
+    schedules = [assign_streams(graph), *random_schedules(graph, 3, draw(st.integers(0, 1000)))]
+    return draw(st.sampled_from(schedules)), Simulator(graph, profile, draw(gpus()))
+
+
+def edges_us(timeline: Timeline, before: list[tuple[int, ...]], gpu: Gpu) -> float:
+    """All that launches, edges and dispatches may cost."""
+    joins = sum(max(0, len(earlier) - 1) for earlier in before)
+    n = len(before)
+    return gpu.launch_us + gpu.finish_us + n * (max(gpu.edge_us, gpu.branch_us) + gpu.dispatch_us) + joins * gpu.join_us
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_latency_lies_between_the_critical_path_and_the_sum(case: tuple[Schedule, Simulator]) -> None:
+    """networkx finds the longest path: an oracle that shares no code."""
+    schedule, simulator = case
+    timeline = simulator(schedule)
+    before = predecessors(schedule, simulator.kernels)
+    path = nx.DiGraph()
+    for v, node in enumerate(simulator.kernels.nodes):
+        path.add_edge(("begin", v), ("end", v), weight=node.alone_us)
+        path.add_edges_from(((("end", u), ("begin", v)) for u in before[v]), weight=0.0)
+    longest_us = nx.dag_longest_path_length(path) if before else 0.0
+    total_us = sum(node.alone_us for node in simulator.kernels.nodes)
+    assert timeline.latency_us >= longest_us - CLOSE
+    assert timeline.latency_us <= total_us + edges_us(timeline, before, simulator.gpu) + CLOSE
+    stated = baselines(schedule, simulator)
+    assert stated.critical_path_us == pytest.approx(longest_us) and stated.sum_us == pytest.approx(total_us)
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_every_block_runs_once_and_no_faster_than_alone(case: tuple[Schedule, Simulator]) -> None:
+    schedule, simulator = case
+    timeline = simulator(schedule)
+    blocks = [0] * len(simulator.kernels.nodes)
+    for batch in timeline.batches:
+        node = simulator.kernels.nodes[batch.node]
+        blocks[batch.node] += batch.blocks * batch.waves
+        assert batch.end_us - batch.begin_us >= node.wave_us * batch.waves - CLOSE
+    assert blocks == [node.kernel.num_blocks for node in simulator.kernels.nodes]
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_no_more_is_resident_than_the_multiprocessors_hold(case: tuple[Schedule, Simulator]) -> None:
+    schedule, simulator = case
+    moments: list[tuple[float, int, int, int]] = []  # (when, 1 for a beginning, blocks, node)
+    for batch in simulator(schedule).batches:
+        if batch.end_us > batch.begin_us:
+            moments += [(batch.begin_us, 1, batch.blocks, batch.node), (batch.end_us, 0, batch.blocks, batch.node)]
+    held, resident = [0, 0, 0, 0], [0] * len(simulator.kernels.nodes)
+    for _, begins, blocks, v in sorted(moments):
+        node, sign = simulator.kernels.nodes[v], 1 if begins else -1
+        resident[v] += sign * blocks
+        held = [h + sign * blocks * need for h, need in zip(held, node.needs, strict=True)]
+        assert all(h <= limit for h, limit in zip(held, simulator.kernels.limits, strict=True))
+        assert resident[v] <= node.most_blocks
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_edges_are_kept_and_the_same_comes_out_again(case: tuple[Schedule, Simulator]) -> None:
+    schedule, simulator = case
+    timeline = simulator(schedule)
+    for v, before in enumerate(predecessors(schedule, simulator.kernels)):
+        for u in before:
+            assert timeline.begins_us[v] >= timeline.ends_us[u] + min(simulator.gpu.edge_us, simulator.gpu.branch_us) - CLOSE
+    assert simulator(schedule) == timeline
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_what_reaches_what_is_what_the_schedule_orders(case: tuple[Schedule, Simulator]) -> None:
+    """Operators with kernels are ordered exactly as `happens_before`, which verify proves schedules by, has it."""
+    schedule, simulator = case
+    first, before = simulator.kernels.first, predecessors(schedule, simulator.kernels)
+    graph = nx.DiGraph((u, v) for v, earlier in enumerate(before) for u in earlier)
+    graph.add_nodes_from(range(len(before)))
+    closure = nx.transitive_closure_dag(graph)
+    with_kernels = [v for v in range(len(schedule.graph)) if first[v] < first[v + 1]]
+    for v, mask in enumerate(schedule.happens_before()):
+        for u in with_kernels if v in with_kernels else ():
+            assert closure.has_edge(first[u + 1] - 1, first[v]) == bool(mask >> u & 1), (u, v)
+
+
+def gpu(**changed: float) -> Gpu:
+    free = dict.fromkeys(("launch_us", "finish_us", "edge_us", "branch_us", "join_us", "dispatch_us", "sharing"), 0.0)
+    return load("h200", **(free | changed))
+
+
+def two_beside_each_other(first: OperatorProfile, second: OperatorProfile, on: Gpu) -> Timeline:
+    graph = OperatorGraph.from_edges(2, [])
+    return simulate(Schedule(graph, "both", (0, 1), (0, 1), ()), profile_of([first, second]), on)
+
+
+def test_a_chain_takes_its_kernels_its_edges_and_its_launch() -> None:
+    graph = OperatorGraph.from_edges(3, [(0, 1), (1, 2)])
+    profile = profile_of([operator(kernel(10, 50, 128, 32, 0))] * 3)
+    on = gpu(launch_us=3, finish_us=1, edge_us=0.5)
+    assert simulate(sequential(graph), profile, on).latency_us == pytest.approx(3 + 10 + 0.5 + 10 + 0.5 + 10 + 1)
+
+
+def test_small_kernels_run_beside_each_other() -> None:
+    small = operator(kernel(10, 60, 128, 32, 0))
+    assert two_beside_each_other(small, small, gpu()).latency_us == pytest.approx(10)
+
+
+def test_a_kernel_that_fills_the_gpu_holds_up_the_next() -> None:
+    """Blocks of 1,024 threads: an SM holds two, and the GPU 264 of the first kernel."""
+    full = operator(kernel(10, 264, 1024, 32, 0))
+    assert two_beside_each_other(full, full, gpu()).latency_us == pytest.approx(20)
+
+
+def test_the_next_kernel_begins_in_the_last_wave() -> None:
+    """300 blocks in two waves of 5 us, the second of 36: the other kernel's 200 find room for themselves in it."""
+    waves, other = operator(kernel(10, 300, 1024, 32, 0)), operator(kernel(5, 200, 1024, 32, 0))
+    timeline = two_beside_each_other(waves, other, gpu())
+    assert timeline.begins_us == pytest.approx((0, 5)) and timeline.latency_us == pytest.approx(10)
+
+
+def test_a_kernel_takes_the_room_that_is_left() -> None:
+    """200 of 264 places are held for 10 us. Of the other kernel's 100 blocks 64 go first, then the rest."""
+    held, other = operator(kernel(10, 200, 1024, 32, 0)), operator(kernel(4, 100, 1024, 32, 0))
+    timeline = two_beside_each_other(held, other, gpu())
+    assert [(b.blocks, b.begin_us, b.end_us) for b in timeline.batches if b.node == 1] == [(64, 0, 4), (36, 4, 8)]
+
+
+def test_two_that_use_all_bandwidth_take_turns() -> None:
+    """10 us at 4.8 TB/s are 48 MB."""
+    busy = operator(kernel(10, 60, 128, 32, 0), moved=48_000_000)
+    assert two_beside_each_other(busy, busy, gpu()).latency_us == pytest.approx(20)
+    assert two_beside_each_other(busy, operator(kernel(10, 60, 128, 32, 0)), gpu()).latency_us == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("sharing", "latency_us"), [(0.0, 10), (0.5, 10), (0.75, 13.75), (1.0, 20)])
+def test_two_on_the_same_multiprocessors_share_them(sharing: float, latency_us: float) -> None:
+    """Each wants the share `sharing` of all: beyond 1 both are slowed down by that share of what is too much."""
+    both = operator(kernel(10, 132, 128, 32, 0))
+    assert two_beside_each_other(both, both, gpu(sharing=sharing)).latency_us == pytest.approx(latency_us)
+
+
+def test_kernels_are_dispatched_one_after_the_other() -> None:
+    small = operator(kernel(1, 1, 32, 16, 0))
+    graph = OperatorGraph.from_edges(5, [])
+    beside = Schedule(graph, "all", tuple(range(5)), tuple(range(5)), ())
+    assert simulate(beside, profile_of([small] * 5), gpu(dispatch_us=0.5)).latency_us == pytest.approx(1 + 4 * 0.5)
+
+
+def test_a_view_costs_nothing_and_hands_on_its_waits() -> None:
+    """0 -> view 1 on another stream -> 2 on the view's stream."""
+    graph = OperatorGraph.from_edges(3, [(0, 1), (1, 2)])
+    work = operator(kernel(10, 1, 32, 16, 0))
+    profile = profile_of([work, operator(), work])
+    schedule = Schedule(graph, "view", (0, 1, 2), (0, 1, 1), ((0, 1),))
+    assert predecessors(schedule, Kernels.of(graph, profile, GPU)) == [(), (0,)]
+    assert simulate(schedule, profile, gpu(edge_us=1)).latency_us == pytest.approx(21)
+
+
+def test_half_the_multiprocessors_take_twice_the_waves() -> None:
+    """Times are those of the profile's GPU, so a kernel alone takes what it took; two no longer fit beside each other."""
+    half = operator(kernel(10, 132, 1024, 32, 0))
+    assert two_beside_each_other(half, half, gpu()).latency_us == pytest.approx(10)
+    assert two_beside_each_other(half, half, gpu(multiprocessors=66)).latency_us == pytest.approx(20)
+
+
+def test_a_cpus_profile_has_calls_alone() -> None:
+    profile = replace(profile_of([OperatorProfile(0.01), OperatorProfile(0.02)]), capacity=None)
+    schedule = Schedule(OperatorGraph.from_edges(2, []), "both", (0, 1), (0, 1), ())
+    assert simulate(schedule, profile, gpu()).latency_us == pytest.approx(20)
+
+
+def test_a_profile_of_another_program_is_refused() -> None:
+    with pytest.raises(ValueError, match="a profile of 1 operators, for a program of 3"):
+        simulate(sequential(OperatorGraph.from_edges(3, [])), profile_of([operator()]), GPU)
+
+
+def test_twenty_thousand_operators_are_simulated() -> None:
+    n = 20_000
+    graph = OperatorGraph.from_edges(n, [(v - 8, v) for v in range(8, n)])
+    schedule = Schedule(graph, "lanes", tuple(range(n)), tuple(v % 8 for v in range(n)), ())
+    timeline = simulate(schedule, profile_of([operator(kernel(2, 10, 128, 32, 0))] * n), gpu(edge_us=1))
+    assert timeline.latency_us == pytest.approx(n / 8 * 3 - 1) and math.isfinite(timeline.latency_us)
