@@ -236,8 +236,8 @@ def test_every_serving_system_is_seen_to_be_correct(choice: str) -> None:
 MUTANTS = {
     "no mask": ("systems.serving.attention.split._mask", lambda row, device: None),
     "keys one place off": (
-        "systems.serving.slots.Region.slot",
-        lambda region, at: region.blocks[0] + max(at - 1, 0),
+        "systems.serving.slots.Region.slots",
+        lambda region, begin, end: [region.blocks[0] + max(at - 1, 0) for at in range(begin, end)],
     ),
     "nothing is stored": ("systems.serving.attention.split.store", lambda k, v, cache, layout: None),
     "places start at 1": ("models.gpt.GPT.hidden", None),

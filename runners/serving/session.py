@@ -9,6 +9,7 @@ import torch
 
 import systems
 from models.decoders import load_decoder
+from models.gpt import GPT
 from results.cell import Cell
 from results.record import Correctness, ServedTrace, Serving, now
 from results.warning import Warning
@@ -29,6 +30,42 @@ from .options import ServingOptions
 NUM_TRIALS, MOST_TRIAL_TOKENS = 4, 96  # requests that are compared, and prompt tokens of one
 TRIAL_NEW = 6  # tokens that each generates
 NUM_WARM, WARM_NEW = 4, 3  # requests before the first trace, and tokens that each generates
+WARM_PROMPT = 64  # tokens of each where no trace says how many
+
+
+def system_of(cell: Cell) -> ServingSystem:
+    """The system of a cell that serves. Raises BadOption, Unsupported."""
+    loaded = systems.load(cell.system.name, **cell.system.options)
+    if not isinstance(loaded, ServingSystem):
+        raise Unsupported(f"{cell.system.name} executes modules and serves no requests; system=orca does")
+    if reason := loaded.unsupported(cell.device):
+        raise Unsupported(reason)
+    if cell.batch != 1:
+        raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
+    return loaded
+
+
+def decoder_of(cell: Cell) -> GPT:
+    """The decoder of a cell, on its device, with the arithmetic set. Raises BadModel, MemoryError."""
+    set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
+    if cell.device == "cpu":
+        torch.set_num_threads(max(1, cores() - 1))  # one is that of whoever sends requests
+    return load_decoder(cell.model.name, cell.device, cell.conditions.precision, **cell.model.options)
+
+
+def warm_up(server: Server, longest_prompt: int) -> None:
+    """A few requests, so that kernels are compiled and libraries have chosen theirs."""
+    length = min(longest_prompt, server.bounds[1] - WARM_NEW, server.num_slots - WARM_NEW)
+    requests = [Request(i, (i,) * length, WARM_NEW) for i in range(NUM_WARM)]
+    serve(server.scheduler, server.engine, Listed(requests), lambda deliveries, now_s: None, RealClock())
+
+
+def server_of(cell: Cell) -> Server:
+    """A warm server of a cell, for whoever sends requests. Raises BadModel, BadOption, Unsupported, MemoryError."""
+    system = system_of(cell)
+    server = system.prepare_serving(decoder_of(cell))
+    warm_up(server, WARM_PROMPT)
+    return server
 
 
 class ServingSession(Session):
@@ -41,20 +78,10 @@ class ServingSession(Session):
         options = options_of(ServingOptions, cell.runner)
         assert isinstance(options, ServingOptions)
         self.options = options
-        loaded = systems.load(cell.system.name, **cell.system.options)
-        if not isinstance(loaded, ServingSystem):
-            raise Unsupported(f"{cell.system.name} executes modules and serves no requests; system=orca does")
-        if reason := loaded.unsupported(self.device):
-            raise Unsupported(reason)
-        if cell.batch != 1:
-            raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
-        self.serving_system = loaded
-        conditions = cell.conditions
-        set_arithmetic(conditions.precision, conditions.algorithms)
-        if self.device == "cpu":
-            torch.set_num_threads(max(1, cores() - 1))  # one is the load generator's
+        self.serving_system = system_of(cell)
         phase("making the model")
-        self.decoder = load_decoder(cell.model.name, self.device, conditions.precision, **cell.model.options)
+        self.decoder = decoder_of(cell)
+        conditions = cell.conditions
         self.traces = [options.trace_of(conditions.seed + i) for i in range(options.repeats)]
         self._server: Server | None = None
         self._trials: list[Trial] = []
@@ -95,15 +122,9 @@ class ServingSession(Session):
                     f"a request has {largest.prompt_tokens} prompt tokens and {largest.max_new_tokens} to generate, "
                     f"more than the {most} {what}: {key} has to be larger, or runner.prompt_tokens smaller"
                 )
-        self._warm_up_server()
+        warm_up(self._server, self.options.longest_prompt())
         synchronize(self.device)
         return perf_counter() - start
-
-    def _warm_up_server(self) -> None:
-        """A few requests, so that kernels are compiled and libraries have chosen theirs."""
-        length = min(self.options.longest_prompt(), self.server.bounds[1] - WARM_NEW, self.server.num_slots - WARM_NEW)
-        requests = [Request(i, (i,) * length, WARM_NEW) for i in range(NUM_WARM)]
-        serve(self.server.scheduler, self.server.engine, Listed(requests), lambda deliveries, now_s: None, RealClock())
 
     def compare(self) -> Correctness:
         return compared(self.server, self._trials, self.decoder, self.cell.conditions.precision)

@@ -96,6 +96,29 @@ class Course:
 
     iterations: list[Iteration] = field(default_factory=list)
 
+    def add(self, iteration: Iteration) -> None:
+        """Note one that has returned."""
+        self.iterations.append(iteration)
+
+
+@dataclass
+class Totals(Course):
+    """What a loop without an end did, in sums that do not grow with it.
+
+    Args:
+        num_iterations: that have returned.
+        num_tokens, num_useful: that they computed, and that a request needed.
+    """
+
+    num_iterations: int = 0
+    num_tokens: int = 0
+    num_useful: int = 0
+
+    def add(self, iteration: Iteration) -> None:
+        self.num_iterations += 1
+        self.num_tokens += iteration.num_tokens
+        self.num_useful += iteration.num_useful
+
 
 def serve(
     scheduler: Scheduler,
@@ -103,6 +126,7 @@ def serve(
     inbox: Inbox,
     deliver: Callable[[Sequence[Delivery], float], None],
     clock: Clock,
+    course: Course | None = None,
 ) -> Course:
     """Serve until the inbox is closed and every request is finished.
 
@@ -112,8 +136,9 @@ def serve(
         inbox: what comes from clients.
         deliver: takes what goes to clients, and the time.
         clock: the loop's.
+        course: that iterations are noted in; a new one by default.
     """
-    course = Course()
+    course = course or Course()
     submitted: deque[tuple[float, int]] = deque()
     while True:
         for request in inbox.arrived(clock.now()):
@@ -131,7 +156,7 @@ def serve(
             now_s = clock.now()
             if deliveries:
                 deliver(deliveries, now_s)
-            course.iterations.append(_iteration(returned, begin_s, now_s, num_reserved))
+            course.add(_iteration(returned, begin_s, now_s, num_reserved))
         elif engine.num_in_flight or not inbox.is_closed:
             clock.wait(engine, inbox)
         else:

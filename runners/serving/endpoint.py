@@ -1,0 +1,290 @@
+"""An endpoint as OpenAI's: /v1/completions, /v1/models, /health, /metrics. It needs aiohttp.
+
+A client that goes away has its request cancelled. SIGTERM and SIGINT drain: what has come is answered, and nothing more is
+taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from systems.serving.request import Delivery, Request, Sampling, refusal
+from systems.serving.system import Server
+
+from .bridge import Bridge, Stopped
+from .text import decoded, encoded
+
+MOST_BYTES = 8 * 2**20  # of a request's body
+NOT_SERVED = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None}  # and the value that is no wish
+
+
+class BadBody(ValueError):
+    """The body asks for what cannot be; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a body asks for.
+
+    Args:
+        prompts: token ids of each.
+        max_tokens: to generate.
+        sampling: of every prompt.
+        stops: texts that end the generation, without being part of it.
+        is_streaming: tokens go to the client as they come.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    sampling: Sampling
+    stops: tuple[str, ...]
+    is_streaming: bool
+
+    @classmethod
+    def of(cls, body: object) -> Completion:
+        """Raises BadBody."""
+        if not isinstance(body, dict):
+            raise BadBody("the body is not a JSON object")
+        for key, usual in NOT_SERVED.items():
+            if body.get(key, usual) not in (usual, None):
+                raise BadBody(f"{key}={body[key]!r} is not served here")
+        stop = body.get("stop") or ()
+        stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else None
+        if stops is None or not all(isinstance(text, str) and text for text in stops):
+            raise BadBody(f"stop={stop!r} is neither a text nor a list of texts")
+        sampling = Sampling(
+            _number(body, "temperature", 1.0), _number(body, "top_p", 1.0), int(_number(body, "seed", time.time_ns()))
+        )
+        max_tokens = body.get("max_tokens", 16)
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
+            raise BadBody(f"max_tokens={max_tokens!r} is not a whole number")
+        return cls(_prompts(body.get("prompt")), max_tokens, sampling, stops, bool(body.get("stream", False)))
+
+
+def _number(body: dict[str, object], key: str, default: float) -> float:
+    value = body.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadBody(f"{key}={value!r} is not a number")
+    return value
+
+
+def _prompts(prompt: object) -> tuple[tuple[int, ...], ...]:
+    """A text, ids, or a list of either."""
+    if isinstance(prompt, str):
+        return (encoded(prompt),)
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return (tuple(prompt),)
+        if all(isinstance(text, str) for text in prompt):
+            return tuple(map(encoded, prompt))
+        if all(isinstance(part, list) for part in prompt):
+            return tuple(_prompts(part)[0] for part in prompt)
+    raise BadBody("prompt is neither a text, nor token ids, nor a list of either")
+
+
+class Endpoint:
+    """Speaks HTTP for one server.
+
+    Args:
+        server: with nothing to do.
+        model: the name that clients see.
+    """
+
+    def __init__(self, server: Server, model: str):
+        self.server, self.model, self.created = server, model, int(time.time())
+        self.is_draining = False
+        self.error: BaseException | None = None
+
+    async def run(self, listener: socket.socket, listening: Callable[[], None]) -> BaseException | None:
+        """Serve until a signal, and drain; returns what stopped the engine, None where nothing did.
+
+        Args:
+            listener: where connections come.
+            listening: told that they are taken.
+        """
+        self.ended = asyncio.Event()
+        self.bridge = Bridge(self.server, self._end)
+        application = web.Application(client_max_size=MOST_BYTES)
+        application.add_routes(
+            [
+                web.post("/v1/completions", self.completions),
+                web.post("/v1/chat/completions", self.chat),
+                web.get("/v1/models", self.models),
+                web.get("/health", self.health),
+                web.get("/metrics", self.metrics),
+            ]
+        )
+        runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.drain)
+        listening()
+        await self.ended.wait()
+        await runner.cleanup()  # answers that are being written are written to their end
+        return self.error
+
+    def drain(self) -> None:
+        """Take nothing more; end when all is answered."""
+        self.is_draining = True
+        self.bridge.drain()
+
+    def _end(self, error: BaseException | None) -> None:
+        self.error = error
+        self.ended.set()
+
+    async def completions(self, http: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        if self.is_draining:
+            return _refused("the server is shutting down", 503)
+        try:
+            body = await http.json()
+            asked = Completion.of(body)
+        except (BadBody, json.JSONDecodeError, UnicodeDecodeError) as error:
+            return _refused(str(error) if isinstance(error, BadBody) else f"the body is not JSON: {error}", 400)
+        requests = [Request(-1, prompt, asked.max_tokens, sampling=asked.sampling) for prompt in asked.prompts]
+        for request in requests:
+            if reason := refusal(request, *self.server.bounds):
+                return _refused(reason, 400)
+        streams = [self._pieces(request, asked.stops) for request in requests]
+        if asked.is_streaming:
+            return await self._streamed(http, streams)
+        try:
+            wholes = await asyncio.gather(*map(_whole, streams))
+        except Stopped as error:
+            return _refused(str(error), 500)
+        num_prompt, num_new = sum(map(len, asked.prompts)), sum(len(whole.tokens) for whole in wholes)
+        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+        return web.json_response(self._document([_choice(i, whole) for i, whole in enumerate(wholes)]) | {"usage": usage})
+
+    async def _pieces(self, request: Request, stops: Sequence[str]) -> AsyncGenerator[Piece, None]:
+        """What comes of a request. Where its client goes away, or a stop text comes, the request is cancelled."""
+        queue = self.bridge.submit(request)
+        tokens: list[int] = []
+        sent = ""
+        try:
+            while True:
+                answer = await queue.get()
+                if isinstance(answer, Stopped):
+                    raise answer
+                assert isinstance(answer, Delivery)
+                tokens += answer.tokens
+                text = decoded(tokens)
+                if (end := _first(text, stops)) is not None:
+                    yield Piece(text[len(sent) : end], answer.tokens, "stop")
+                    return
+                # What may be the beginning of a character, or of a stop text, waits for the rest of it.
+                whole = text if answer.is_last else text[: len(text) - _unsure(text, stops)]
+                yield Piece(whole[len(sent) :], answer.tokens, "length" if answer.is_last else None)
+                sent = whole
+                if answer.is_last:
+                    return
+        finally:
+            self.bridge.give_up(request.id)
+
+    async def _streamed(self, http: web.Request, streams: list[AsyncGenerator[Piece, None]]) -> web.StreamResponse:
+        """Server-sent events, one for each piece of any choice."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(http)
+
+        async def send(document: dict[str, object] | str) -> None:
+            text = document if isinstance(document, str) else json.dumps(document)
+            await response.write(f"data: {text}\n\n".encode())
+
+        async def forward(index: int, stream: AsyncGenerator[Piece, None]) -> None:
+            async with aclosing(stream):
+                async for piece in stream:
+                    await send(self._document([_choice(index, piece)]))
+
+        try:
+            await asyncio.gather(*(forward(index, stream) for index, stream in enumerate(streams)))
+        except Stopped as error:
+            await send({"error": {"message": str(error), "type": "server_error"}})
+        await send("[DONE]")
+        await response.write_eof()
+        return response
+
+    def _document(self, choices: Sequence[dict[str, object]]) -> dict[str, object]:
+        document: dict[str, object] = {"id": f"cmpl-{self.bridge.num_requests}", "object": "text_completion"}
+        return document | {"created": int(time.time()), "model": self.model, "choices": list(choices)}
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        return _refused(f"model {self.model} has no chat template: /v1/completions takes a text or token ids", 400)
+
+    async def models(self, http: web.Request) -> web.StreamResponse:
+        """GET /v1/models."""
+        model = {"id": self.model, "object": "model", "created": self.created, "owned_by": "opweave"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def health(self, http: web.Request) -> web.StreamResponse:
+        """GET /health: 200 while requests are taken."""
+        return web.Response(status=503 if self.is_draining else 200)
+
+    async def metrics(self, http: web.Request) -> web.StreamResponse:
+        """GET /metrics, in Prometheus's text format."""
+        totals, scheduler = self.bridge.totals, self.server.scheduler
+        values = {
+            "requests_total": ("counter", "requests that have come", self.bridge.num_requests),
+            "requests_unfinished": ("gauge", "requests that are not finished", len(self.bridge.answers)),
+            "requests_waiting": ("gauge", "requests that have never been scheduled", scheduler.num_waiting),
+            "iterations_total": ("counter", "iterations that have returned", totals.num_iterations),
+            "tokens_total": ("counter", "tokens computed", totals.num_tokens),
+            "useful_tokens_total": ("counter", "tokens computed that a request needed", totals.num_useful),
+            "kv_slots": ("gauge", "K/V slots", self.server.num_slots),
+            "kv_slots_reserved": ("gauge", "K/V slots that requests hold", scheduler.num_reserved),
+        }
+        lines = [
+            f"# HELP opweave_{name} {help_}\n# TYPE opweave_{name} {kind}\nopweave_{name} {value}\n"
+            for name, (kind, help_, value) in values.items()
+        ]
+        return web.Response(text="".join(lines), content_type="text/plain")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What comes at a time. reason: why it is the last, "stop" or "length"; None where it is not."""
+
+    text: str
+    tokens: tuple[int, ...]
+    reason: str | None
+
+
+async def _whole(stream: AsyncGenerator[Piece, None]) -> Piece:
+    """All pieces in one."""
+    async with aclosing(stream):
+        pieces = [piece async for piece in stream]
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return Piece("".join(piece.text for piece in pieces), tokens, pieces[-1].reason)
+
+
+def _choice(index: int, piece: Piece) -> dict[str, object]:
+    texts = {"text": piece.text, "token_ids": piece.tokens, "finish_reason": piece.reason}
+    return {"index": index, "logprobs": None, **texts}
+
+
+def _first(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first of the stop texts begins."""
+    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
+def _unsure(text: str, stops: Sequence[str]) -> int:
+    """Letters at the end of a text that what comes next may change: half a character, or half a stop text."""
+    halves = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+    return max(*halves, len(text) - len(text.rstrip("\ufffd")), 0, 0)
+
+
+def _refused(message: str, status: int) -> web.Response:
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)

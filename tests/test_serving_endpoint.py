@@ -1,0 +1,214 @@
+"""runner=serve: the real program, spoken to with OpenAI's client."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import ROOT, Run, command, environment
+from hypothesis import given
+from hypothesis import strategies as st
+from test_serving_engine import alone
+
+from models.decoders import load_decoder
+from runners.serving.text import decoded, encoded
+from systems.serving.request import Request
+
+pytest.importorskip("aiohttp", reason="the endpoint needs aiohttp")
+openai = pytest.importorskip("openai", reason="it is tested with OpenAI's client")
+
+from runners.serving.endpoint import BadBody, Completion, _first, _unsure  # noqa: E402
+
+START_S, SOON_S = 120.0, 20.0
+MODEL = ["model=gpt", "model.layers=1", "model.hidden=64", "model.heads=2", "device=cpu", "precision=fp32"]
+
+
+class Running:
+    """The program, and a client of it."""
+
+    def __init__(self, folder: Path):
+        self.output = folder / "output"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                command("runner=serve", "runner.port=0", "system=orca", *MODEL),
+                cwd=ROOT, env=environment(), stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        while "listening on " not in (said := self.output.read_text()):
+            assert self.process.poll() is None and time.monotonic() < deadline, said
+            time.sleep(0.05)
+        self.address = said.partition("listening on ")[2].split()[0]
+        self.client = openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=SOON_S)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    def metric(self, name: str) -> float:
+        lines = self.get("/metrics")[1].splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"opweave_{name} "))
+
+    def until(self, name: str, value: float) -> None:
+        deadline = time.monotonic() + SOON_S
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, (name, self.metric(name))
+            time.sleep(0.02)
+
+    def tokens(self, **body: object) -> list[int]:
+        completion = self.client.completions.create(model="gpt", **body)  # type: ignore[call-overload]
+        return list(completion.choices[0].token_ids)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    started = Running(tmp_path_factory.mktemp("serve"))
+    yield started
+    started.process.kill()
+    started.process.wait()
+
+
+def test_greedy_tokens_are_those_of_the_model(running: Running) -> None:
+    module = load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2)
+    for prompt in ([7, 8, 9, 300], [5], list(encoded("héllo"))):
+        expected = alone(module, Request(0, tuple(prompt), 9))
+        assert running.tokens(prompt=prompt, max_tokens=9, temperature=0) == expected
+    completion = running.client.completions.create(model="gpt", prompt="héllo", max_tokens=9, temperature=0)
+    assert completion.choices[0].text == decoded(expected) and completion.choices[0].finish_reason == "length"
+    usage = completion.usage
+    assert usage and (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (6, 9, 15)
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(running: Running) -> None:
+    asked = {"model": "gpt", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 1.0, "seed": 4, "top_p": 0.9}
+    whole = running.client.completions.create(**asked)
+    pieces = list(running.client.completions.create(**asked, stream=True))
+    assert len(pieces) == 20 and "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert [token for piece in pieces for token in piece.choices[0].token_ids] == whole.choices[0].token_ids
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * 19 + ["length"]
+    assert running.tokens(**{k: v for k, v in asked.items() if k != "model"} | {"seed": 5}) != whole.choices[0].token_ids
+
+
+def test_several_prompts_are_several_choices_in_their_order(running: Running) -> None:
+    asked = {"model": "gpt", "max_tokens": 4, "temperature": 0}
+    texts = [choice.text for choice in running.client.completions.create(prompt=["ab", "c", "abc"], **asked).choices]
+    assert texts == [running.client.completions.create(prompt=p, **asked).choices[0].text for p in ("ab", "c", "abc")]
+
+
+def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
+    asked = {"model": "gpt", "prompt": "ab", "max_tokens": 30, "temperature": 1.0, "seed": 2}
+    text = running.client.completions.create(**asked).choices[0].text
+    stop = text[8:11]
+    for is_streaming in (False, True):
+        answer = running.client.completions.create(**asked, stop=[stop, "\x00\x01"], stream=is_streaming)
+        choices = [piece.choices[0] for piece in answer] if is_streaming else answer.choices
+        assert "".join(choice.text for choice in choices) == text[: text.find(stop)]
+        assert choices[-1].finish_reason == "stop"
+    running.until("requests_unfinished", 0)
+    running.until("kv_slots_reserved", 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": []}, "neither a text"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [600]}, "token id 600 is not in the vocabulary of 512"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens=0"),
+        ({"prompt": "a", "max_tokens": 2048}, "2048 positions"),
+        ({"prompt": "a", "n": 2}, "n=2 is not served"),
+        ({"prompt": "a", "stop": [""]}, "stop="),
+        ({"prompt": "a", "temperature": -1}, "temperature=-1"),
+    ],
+)
+def test_a_body_that_asks_for_what_cannot_be_is_told_so(running: Running, body: dict[str, object], words: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        running.client.completions.create(model="gpt", **body)  # type: ignore[call-overload]
+    message = caught.value.body["message"]  # type: ignore[index, call-overload]
+    assert words in message and "\n" not in message
+
+
+def test_a_body_too_large_and_one_that_is_no_json_are_refused(running: Running) -> None:
+    for body, status in ((b"x" * 100, 400), (b"[1]", 400), (b'{"prompt":"%b"}' % (b"x" * (9 << 20)), 413)):
+        connection = http.client.HTTPConnection(urlsplit(running.address).netloc, timeout=SOON_S)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/completions", body)
+            assert connection.getresponse().status == status
+
+
+def test_other_paths(running: Running) -> None:
+    assert [model.id for model in running.client.models.list()] == ["gpt"]
+    assert running.get("/health")[0] == 200 and running.get("/nothing")[0] == 404
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        running.client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "a"}])
+
+
+def test_a_client_that_goes_away_gives_its_slots_back(running: Running) -> None:
+    stream = running.client.completions.create(model="gpt", prompt="a", max_tokens=2000, stream=True)
+    next(iter(stream))
+    assert running.metric("kv_slots_reserved") == 2001
+    stream.close()
+    running.until("kv_slots_reserved", 0)
+    running.until("requests_unfinished", 0)
+
+
+def test_a_port_that_is_taken_is_one_line(running: Running, run: Run) -> None:
+    port = urlsplit(running.address).port
+    done = run("runner=serve", f"runner.port={port}", "system=orca", *MODEL)
+    assert done.returncode == 2 and f"runner.port={port}" in done.stderr and "Traceback" not in done.stderr
+
+
+# --- Parts ---
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.text("abc", min_size=1, max_size=3), max_size=2))
+def test_pieces_never_show_what_a_stop_text_takes_back(letters: list[str], stops: list[str]) -> None:
+    text, sent = "", ""
+    for at, letter in enumerate(letters):
+        text += letter
+        end = _first(text, stops)
+        whole = (
+            text[:end] if end is not None else text if at == len(letters) - 1 else text[: len(text) - _unsure(text, stops)]
+        )
+        assert whole.startswith(sent)
+        sent = whole
+        if end is not None:
+            break
+    full = "".join(letters)
+    ends = [at + len(stop) for stop in stops if (at := full.find(stop)) >= 0]
+    seen = full[: min(ends, default=len(full))]  # up to the letter that completes a stop text
+    assert sent == seen[: _first(seen, stops)]
+
+
+@given(st.text(max_size=20))
+def test_a_text_is_its_bytes(text: str) -> None:
+    assert decoded(encoded(text)) == text and decoded([97, 300, 98]) == "a<300>b"
+
+
+@pytest.mark.parametrize("body", [3, {"prompt": [1, "a"]}, {"prompt": [True]}, {"prompt": "a", "max_tokens": "x"}])
+def test_a_strange_body_is_refused(body: object) -> None:
+    with pytest.raises(BadBody):
+        Completion.of(body)
+
+
+def test_a_signal_lets_what_has_come_be_answered(running: Running) -> None:
+    """The last test: the program ends."""
+    stream = iter(running.client.completions.create(model="gpt", prompt="a", max_tokens=600, stream=True))
+    tokens = list(next(stream).choices[0].token_ids)
+    running.process.send_signal(signal.SIGTERM)
+    with pytest.raises((openai.APIConnectionError, openai.InternalServerError)):
+        for _ in range(100):  # until the signal has arrived
+            running.client.completions.create(model="gpt", prompt="b", max_tokens=1)
+    for piece in stream:
+        tokens += piece.choices[0].token_ids
+    assert len(tokens) == 600 and running.process.wait(SOON_S) == 0
+    assert "Traceback" not in running.output.read_text()
