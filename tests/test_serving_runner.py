@@ -19,12 +19,14 @@ from models import BadModel
 from models.decoders import load_decoder
 from models.gpt import GPT, made
 from results.cell import Cell, Conditions, choose
-from results.record import Iterations, ServedRequests
+from results.record import Iterations, Measured, ServedRequests
 from runners.checks import BadRequest
+from runners.measurements.registry import plan
 from runners.serving import metrics, traffic
+from runners.serving.capacity import Tried, largest_rate
 from runners.serving.correctness import compared, trials
 from runners.serving.options import ServingOptions
-from runners.serving.session import ServingSession
+from runners.serving.session import EngineSession, ServingSession
 from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind
 from runners.serving.workload import drawn, read
@@ -326,3 +328,65 @@ def test_the_program_serves(run: Run, tmp_path: Path) -> None:
     made = {quantity["name"]: quantity for quantity in served["quantities"]}
     assert made["request_throughput"]["value"] > 0 and made["request_throughput"]["low"] is not None
     assert "req/s" in done.stdout and "in vain" in done.stdout
+
+
+# --- The engine alone, and the largest rate ---
+
+
+@given(st.floats(0.01, 500), st.floats(0.1, 50), st.integers(1, 5))
+def test_the_largest_rate_is_found_to_a_fraction_of_an_octave(limit: float, first: float, steps: int) -> None:
+    """Of a server that is unstable far beyond its limit, and slow just beyond it."""
+
+    def try_rate(rate: float) -> Tried:
+        return Tried(rate, None if rate > 2 * limit else 5.0 if rate <= limit else 15.0, rate)
+
+    best, tried = largest_rate(try_rate, 10.0, first, steps)
+    if first * 2**-10 < limit < first * 2**9:
+        assert best is not None and best.rate <= limit <= best.rate * 2 ** (1 / 2**steps) * 1.000001
+        assert len({t.rate for t in tried}) == len(tried)
+    assert best is None or best.keeps(10.0)
+
+
+def of_cell(runner: str, session: type[ServingSession], batch: int = 1, **options: object) -> ServingSession:
+    """A session of a small cell, prepared."""
+    small = {"prompt_tokens": 6, "new_tokens": 3, "samples": 2} if runner == "engine" else OPTIONS | {"steps": 1}
+    model = choose("model", "gpt", layers=1, positions=256)
+    system = choose("system", "orca", slots=int(str(options.pop("slots", 400))), max_batch_size=4)
+    made = Cell(model, system, choose("runner", runner, **small | options), Conditions(batch, "cpu", "fp32"))  # type: ignore[arg-type]
+    prepared = session(made, "0", lambda phase: None)
+    prepared.before_preparing()
+    prepared.prepare()
+    return prepared
+
+
+def test_a_batch_of_equal_requests_takes_as_many_iterations_as_they_have_tokens() -> None:
+    session = of_cell("engine", EngineSession, batch=3)
+    assert isinstance(session, EngineSession)
+    rows = [[len(row.tokens) for row in i.batch.rows] for i in session._serve().iterations]
+    assert rows == [[6, 6, 6], [1, 1, 1], [1, 1, 1]] and session.compare().is_correct
+    (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "engine")
+    part = measurement.measure(session)
+    assert isinstance(part, Measured) and len(part.samples["batch_ms"]) == 2 and part.quantities[0].value
+    with pytest.raises(MemoryError, match="of 3 requests do not fit at once"):
+        of_cell("engine", EngineSession, batch=3, slots=20)
+    with pytest.raises(BadOption, match="batch=5 is more"):
+        of_cell("engine", EngineSession, batch=5)
+
+
+def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = of_cell("capacity", ServingSession, rate=5.0, requests=4)
+    (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
+    monkeypatch.setattr(session, "try_rate", lambda rate: Tried(rate, 1.0 if rate < 7 else 1e9, rate))
+    monkeypatch.setattr(session, "alone_ms", lambda prompt, new: prompt + new / 100)
+    part = measurement.measure(session)
+    assert isinstance(part, Measured)
+    assert [quantity.value for quantity in part.quantities] == [5.0, 2 * 128.32] and part.samples["unstable_rate"] == ()
+    assert part.samples["stable_rate"] == pytest.approx((5.0, 10.0, 50**0.5))
+    monkeypatch.undo()
+    assert session.alone_ms(6, 3) > 0 and session.try_rate(20.0).throughput > 0
+
+
+def test_a_capacity_takes_no_other_load() -> None:
+    for changed in ({"concurrency": 3}, {"steps": 0}):
+        with pytest.raises(BadRequest):
+            plan(choose("runner", "capacity", **OPTIONS | {"steps": 1} | changed))

@@ -65,7 +65,7 @@ def quantities(seen: Sequence[Seen], stable: Sequence[bool], num_slots: int, slo
         slo_ms: the largest normalized latency that is good; 0: none was named.
     """
     made = [
-        _over("request_throughput", "request throughput", "req/s", seen, _request_throughput, True),
+        _over("request_throughput", "request throughput", "req/s", seen, request_throughput, True),
         _over("output_throughput", "output throughput", "tokens/s", seen, lambda s: _token_throughput(s, False), True),
         _over("total_throughput", "total throughput", "tokens/s", seen, lambda s: _token_throughput(s, True), True),
     ]
@@ -120,7 +120,8 @@ def _seconds(seen: Seen) -> float:
     return max(tokens[-1] for tokens in seen.requests.token_s) - min(seen.requests.due_s)
 
 
-def _request_throughput(seen: Seen) -> float:
+def request_throughput(seen: Seen) -> float:
+    """Requests a second, from the first that was due to the last token."""
     return len(seen.requests.due_s) / _seconds(seen)
 
 

@@ -57,6 +57,36 @@ class ServingOptions:
         prompt, new = span_of("runner.prompt_tokens", self.prompt_tokens), span_of("runner.new_tokens", self.new_tokens)
         return drawn(self.requests, self.rate, self.burstiness, prompt, new, seed)
 
-    def longest_prompt(self) -> int:
-        """Of any trace."""
-        return max(asked.prompt_tokens for asked in self.trace_of(0))
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """prompt_tokens, new_tokens: of each request of a batch. samples: batches that are timed."""
+
+    prompt_tokens: int
+    new_tokens: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        for key in ("prompt_tokens", "new_tokens", "samples"):
+            positive_integer(f"runner.{key}", getattr(self, key))
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """How the largest rate is looked for.
+
+    Args:
+        steps: halvings of the interval that holds it.
+        slo_ms: the largest median normalized latency; 0 takes the chapter's rule (figure 4.8).
+        concurrency, trace: of the load, both none: a rate is what is looked for.
+    """
+
+    steps: int
+    slo_ms: float
+    concurrency: int
+    trace: str | None
+
+    def __post_init__(self) -> None:
+        positive_integer("runner.steps", self.steps)
+        if self.concurrency or self.trace is not None:
+            raise BadRequest("runner=capacity looks for a rate: it takes neither runner.concurrency nor runner.trace")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -19,17 +21,20 @@ from runners.cell.session import Session
 from runners.machine.environment import cores
 from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
-from systems.serving.loop import Listed, RealClock, serve
+from systems.serving.loop import Course, Listed, RealClock, serve
 from systems.serving.request import Request
 from systems.serving.system import Server, ServingSystem
 
 from . import metrics, traffic
+from .capacity import Tried
 from .correctness import Trial, compared, trials
-from .options import ServingOptions
+from .options import EngineOptions, ServingOptions
+from .workload import Asked
 
 NUM_TRIALS, MOST_TRIAL_TOKENS = 4, 96  # requests that are compared, and prompt tokens of one
 TRIAL_NEW = 6  # tokens that each generates
 NUM_WARM, WARM_NEW = 4, 3  # requests before the first trace, and tokens that each generates
+NUM_ALONE = 3  # requests, one after another, that say what one takes alone
 WARM_PROMPT = 64  # tokens of each where no trace says how many
 
 
@@ -40,8 +45,6 @@ def system_of(cell: Cell) -> ServingSystem:
         raise Unsupported(f"{cell.system.name} executes modules and serves no requests; system=orca does")
     if reason := loaded.unsupported(cell.device):
         raise Unsupported(reason)
-    if cell.batch != 1:
-        raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
     return loaded
 
 
@@ -71,20 +74,30 @@ def server_of(cell: Cell) -> Server:
 class ServingSession(Session):
     """Serves the traces of a cell, after a few requests have been compared with the model itself."""
 
+    calls_are_batches = False
+
     def __init__(self, cell: Cell, visible_device: str, phase: Callable[[str], None]):
         """Make the decoder on its device. Raises BadModel, BadOption, Unsupported, MemoryError."""
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
         self.device, self.notices, self.known_limits = cell.device, (), None
-        options = options_of(ServingOptions, cell.runner)
-        assert isinstance(options, ServingOptions)
-        self.options = options
         self.serving_system = system_of(cell)
+        if cell.batch != 1 and not self.calls_are_batches:
+            raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
+        self.traces = self._asked()
         phase("making the model")
         self.decoder = decoder_of(cell)
-        conditions = cell.conditions
-        self.traces = [options.trace_of(conditions.seed + i) for i in range(options.repeats)]
         self._server: Server | None = None
         self._trials: list[Trial] = []
+
+    def _asked(self) -> list[tuple[Asked, ...]]:
+        """The traces that the runner asks for."""
+        return [self.options.trace_of(self.cell.conditions.seed + i) for i in range(self.options.repeats)]
+
+    @property
+    def options(self) -> ServingOptions:
+        options = options_of(ServingOptions, self.cell.runner)
+        assert isinstance(options, ServingOptions)
+        return options
 
     @property
     def server(self) -> Server:
@@ -122,7 +135,7 @@ class ServingSession(Session):
                     f"a request has {largest.prompt_tokens} prompt tokens and {largest.max_new_tokens} to generate, "
                     f"more than the {most} {what}: {key} has to be larger, or runner.prompt_tokens smaller"
                 )
-        warm_up(self._server, self.options.longest_prompt())
+        warm_up(self._server, max(a.prompt_tokens for trace in self.traces for a in trace))
         synchronize(self.device)
         return perf_counter() - start
 
@@ -134,14 +147,64 @@ class ServingSession(Session):
 
     def serve(self) -> Serving:
         """Every trace through the server. Raises GeneratorEnded."""
-        seen, stable = [], []
+        options, seen, stable = self.options, [], []
         for i, trace in enumerate(self.traces):
             self.phase(f"serving: trace {i + 1} of {len(self.traces)}, {len(trace)} requests")
-            seen.append(traffic.run(self.server, trace, self.cell.conditions.seed + i, self.options.concurrency))
-            stable.append(metrics.is_stable(seen[-1].requests, self.options.concurrency))
+            seen.append(traffic.run(self.server, trace, self.cell.conditions.seed + i, options.concurrency))
+            stable.append(metrics.is_stable(seen[-1].requests, options.concurrency))
         served = tuple(
             ServedTrace(self.cell.conditions.seed + i, is_stable, s.requests, s.iterations)
             for i, (s, is_stable) in enumerate(zip(seen, stable, strict=True))
         )
-        numbers = metrics.quantities(seen, stable, self.server.num_slots, self.options.slo_ms)
+        numbers = metrics.quantities(seen, stable, self.server.num_slots, options.slo_ms)
         return Serving(numbers, served, self.server.num_slots, "real", now())
+
+    def try_rate(self, rate: float) -> Tried:
+        """One trace at another rate."""
+        self.phase(f"serving: {rate:.3g} requests a second")
+        seed = self.cell.conditions.seed
+        seen = traffic.run(self.server, replace(self.options, rate=rate).trace_of(seed), seed, 0)
+        is_stable = metrics.is_stable(seen.requests, 0)
+        normalized_ms = median(metrics.latencies_ms(seen)["normalized"]) if is_stable else None
+        return Tried(rate, normalized_ms, metrics.request_throughput(seen))
+
+    def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
+        """Normalized latency of one request alone, the median of a few."""
+        asked = [Asked(0.0, prompt_tokens, new_tokens)] * NUM_ALONE
+        seen = traffic.run(self.server, asked, self.cell.conditions.seed, concurrency=1)
+        return median(metrics.latencies_ms(seen)["normalized"])
+
+
+class EngineSession(ServingSession):
+    """Serves batches of equal requests that come at once, with no load generator: the engine alone (section 4.5.1)."""
+
+    calls_are_batches = True
+
+    def _asked(self) -> list[tuple[Asked, ...]]:
+        options = options_of(EngineOptions, self.cell.runner)
+        assert isinstance(options, EngineOptions)
+        return [(Asked(0.0, options.prompt_tokens, options.new_tokens),) * self.cell.batch]
+
+    def prepare(self) -> float:
+        """Raises MemoryError where the batch's keys and values do not fit, BadOption where it is no batch of the system."""
+        seconds = super().prepare()
+        if self.cell.batch > self.serving_system.max_batch_size:
+            most = self.serving_system.max_batch_size
+            raise BadOption(f"batch={self.cell.batch} is more than system.max_batch_size={most}")
+        course = self._serve()
+        if len(course.iterations) > self.traces[0][0].max_new_tokens:
+            raise MemoryError(f"out of memory: the keys and values of {self.cell.batch} requests do not fit at once")
+        return seconds
+
+    def batch_ms(self) -> float:
+        """Milliseconds of one batch, from its submission to its last token."""
+        start = perf_counter()
+        self._serve()
+        return (perf_counter() - start) * 1e3
+
+    def _serve(self) -> Course:
+        (asked,) = self.traces
+        requests = [Request(i, (i % 100,) * a.prompt_tokens, a.max_new_tokens) for i, a in enumerate(asked)]
+        return serve(
+            self.server.scheduler, self.server.engine, Listed(requests), lambda deliveries, now_s: None, RealClock()
+        )

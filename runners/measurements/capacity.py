@@ -1,0 +1,73 @@
+"""runner=capacity: the largest rate that a server keeps an SLO at.
+
+By default that is the chapter's (section 4.5.2, figure 4.8): twice the normalized latency of a request alone.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from results.record import Measured, Quantity, Record, now
+from runners.serving.capacity import Tried, largest_rate
+from runners.serving.options import CapacityOptions, ServingOptions
+
+from .base import DASH, Column, Composition, Measurement, Part
+from .subject import Subject
+
+ALONE = 128, 32  # prompt tokens and new tokens of the request whose latency is the measure (figure 4.7's "orca(128)")
+SLO_FACTOR = 2.0
+NONE_KEEPS = "no rate that was tried keeps the SLO"
+MOST = "every rate that was tried keeps the SLO: the largest is beyond"
+
+
+class CapacitySubject(Subject, Protocol):
+    """A session that serves at a rate."""
+
+    @property
+    def options(self) -> ServingOptions: ...
+    def try_rate(self, rate: float) -> Tried: ...
+    def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float: ...
+
+
+class CapacityRun(Composition):
+    """A cell that serves, at several rates."""
+
+    name = "capacity"
+    Options = ServingOptions
+    session = "runners.serving.session:ServingSession"
+    learns = False
+
+
+def _text(record: Record) -> str:
+    part = record.measured.get("capacity")
+    quantity = part.quantity("slo_rate") if part else None
+    if quantity is None:
+        return DASH
+    return f"{quantity.value:.3g}" if quantity.value is not None else f"none: {quantity.reason}"
+
+
+class Capacity(Measurement):
+    """The largest rate at an SLO."""
+
+    name = "capacity"
+    Options = CapacityOptions
+    place = 37
+    columns = (Column("req/s at SLO", 0, _text, "the largest rate of arrivals that keeps the SLO"),)
+    options: CapacityOptions
+
+    def measure(self, session: Subject) -> Part:
+        served = cast(CapacitySubject, session)
+        slo_ms = self.options.slo_ms or SLO_FACTOR * served.alone_ms(*ALONE)
+        best, tried = largest_rate(served.try_rate, slo_ms, served.options.rate, self.options.steps)
+        reason = NONE_KEEPS if best is None else MOST if all(t.keeps(slo_ms) for t in tried) else None
+        value = best.rate if best is not None else None
+        rate = Quantity("slo_rate", "largest rate at the SLO", "req/s", value, is_more_better=True, reason=reason)
+        slo = Quantity("slo_ms", "SLO: normalized latency, median", "ms", slo_ms)
+        stable = [(t.rate, t.normalized_ms, t.throughput) for t in tried if t.normalized_ms is not None]
+        rates, latencies_ms, throughputs = zip(*stable, strict=True) if stable else ((), (), ())
+        samples = {
+            **{"stable_rate": rates, "normalized_ms": latencies_ms, "stable_throughput": throughputs},
+            "unstable_rate": tuple(t.rate for t in tried if t.normalized_ms is None),
+            "unstable_throughput": tuple(t.throughput for t in tried if t.normalized_ms is None),
+        }
+        return Measured((rate, slo), samples, now())
