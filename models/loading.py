@@ -8,6 +8,7 @@ from conf import Options, Value
 from models import custom, registry
 from models.model import Model
 from models.registry import BadModel
+from models.table_options import TableOptions
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +55,9 @@ def load(name: str, batch: int, *, training: bool = False, device: str | torch.d
         raise BadModel(f"batch must be a positive integer, not {batch!r}")
     if name == "custom":
         return custom.load(batch, training=training, device=device, options=options)
+    if name == registry.PIPELINE:
+        TableOptions(**options)  # type: ignore[arg-type]
+        raise BadModel("a pipeline over a table is no network that could be called: runner=accuracy measures it")
     entry = registry.find(name)
     options = entry.options(options)
 

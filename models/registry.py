@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+PIPELINE = "pipeline"  # the name of what is no network but a pipeline over a table, which runner=accuracy measures
 NUM_NEAREST = 3  # names that a hint suggests at most
 
 

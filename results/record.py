@@ -258,6 +258,66 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class SeedAccuracy:
+    """One draw of the split and of all else that is drawn.
+
+    Args:
+        seed: of the draw.
+        auc, auc_variance: on the test rows, with DeLong's variance.
+        log_loss: on the test rows.
+        fit_s, tune_s: seconds of fitting, and of tuning afterwards.
+        epochs: of tuning.
+        gain, gain_variance: the AUC over that of the pipeline that was tuned, on the same rows.
+        translation_error: the largest difference between raw scores of that pipeline and of its exact translation.
+    """
+
+    seed: int
+    auc: float
+    auc_variance: float
+    log_loss: float
+    fit_s: float
+    tune_s: float = 0.0
+    epochs: int | None = None
+    gain: float | None = None
+    gain_variance: float | None = None
+    translation_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How good predictions are on test rows that nothing was chosen by, over several seeds.
+
+    Args:
+        auc: the mean over seeds.
+        low, high: the ends of its 95 % interval, over draws of test rows and of seeds.
+        log_loss: the mean over seeds.
+        seeds: each of them.
+        training_rows, validation_rows, test_rows: of one seed.
+        split: "rows" or "order".
+        form: "whole", or "small" for few rows and trees.
+        gain, gain_low, gain_high: the AUC over the pipeline's, for systems that tune one, with its interval.
+        parameters: numbers that training changed last.
+        when: the time of measuring.
+    """
+
+    auc: float
+    low: float
+    high: float
+    log_loss: float
+    seeds: tuple[SeedAccuracy, ...]
+    training_rows: int
+    validation_rows: int
+    test_rows: int
+    split: str
+    form: str
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+    parameters: int | None = None
+    when: str | None = None
+
+
+@dataclass(frozen=True)
 class Comparison:
     """The interleaved rounds that a cell shares with its siblings.
 
@@ -407,7 +467,7 @@ class Record:
         phases: seconds by phase of the cell's process.
         memory_limit_gib: the limit on host memory that the cell exceeded; None where it did not.
         schedule, compilation: of systems that have them.
-        memory to serving: what was measured, each None where the runner does not measure it.
+        memory to accuracy: what was measured, each None where the runner does not measure it.
         measured: further measurements, by name.
         comparison: the rounds; None where the cell took no part in any.
         pending: measurements that the sweep owes still, since they need a profiler.
@@ -436,6 +496,7 @@ class Record:
     kernels: Kernels | None = None
     limits: Limits | None = None
     serving: Serving | None = None
+    accuracy: Accuracy | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     comparison: Comparison | None = None
     pending: tuple[str, ...] = ()

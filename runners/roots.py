@@ -26,7 +26,7 @@ def roots(cell: Cell) -> tuple[str, ...]:
         runner = (*(type(m).__module__ for m in wanted.measurements), wanted.composition.__module__, session)
     names = (
         *(name.removeprefix(PREFIX) for name in runner),
-        *(models.module_name(name).removeprefix(PREFIX) for name in model_names if name != "custom"),
+        *(models.module_name(name).removeprefix(PREFIX) for name in model_names if name not in ("custom", models.PIPELINE)),
         *(f"systems{systems.place(name)}" for name in system_names),
     )
     return tuple(sorted({*EVERY_CELL, *names}))

@@ -17,6 +17,10 @@ ELSEWHERE = {
     "torch_compile": ".pytorch.torch_compile",
     "cuda_graph": ".pytorch.cuda_graph",
     "onnxruntime": ".onnx.runtime",
+    "pipeline": ".tabular.pipeline",
+    "lightgbm": ".tabular.pipeline",
+    "tabm": ".tabular.networks",
+    "ft_transformer": ".tabular.networks",
 }
 CUSTOM = "custom"  # a user's own scheduler, which needs its option `plan`
 

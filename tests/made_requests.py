@@ -44,10 +44,10 @@ STRANGE = (
 )
 NUMBERS = ("batch", "seed", "rounds", "timeout", "max_load", "max_cells", "force")
 NAMES = ("precision", "layout", "algorithms", "device")
-MODELS = tuple(name for name in conf.choices("model") if name != "custom")
+MODELS = tuple(c for c in conf.choices("model") if conf.options("model", c)["name"] not in ("custom", "pipeline"))
 SYSTEMS = tuple(name for name in conf.choices("system") if name != "custom")
 SHOWINGS = ("cache", "calibrate", "list", "profile", "schedule", "timeline")
-RUNNERS = tuple(name for name in conf.choices("runner") if name not in SHOWINGS)
+RUNNERS = tuple(name for name in conf.choices("runner") if name not in (*SHOWINGS, "accuracy"))  # accuracy takes other models
 FORMS = ("key", "choice", "option", "value", "value", "group", "flag", "delete", "add", "sweep", "bytes")
 
 

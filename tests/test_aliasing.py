@@ -73,9 +73,12 @@ def owner() -> Owner:
     return Owner().eval()
 
 
+LEARNERS = {"pipeline", "windtunnel", "lightgbm", "tabm", "ft_transformer"}  # from tables; they execute no module
+
+
 def every_system() -> list[object]:
-    """Every class but custom, which needs an option. Those that call a C++ compiler take long."""
-    names = {str(conf.options("system", choice)["name"]) for choice in conf.choices("system")} - {"custom"}
+    """Every class that executes modules but custom, which needs an option. Those that call a C++ compiler take long."""
+    names = {str(conf.options("system", choice)["name"]) for choice in conf.choices("system")} - {"custom", *LEARNERS}
     return [pytest.param(n, marks=[pytest.mark.slow] if n in ("tvm", "torch_compile") else []) for n in sorted(names)]
 
 

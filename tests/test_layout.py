@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conf": set(),
     "models": {"conf"},
     "models.neural": set(),
-    "models.tabular": set(),
+    "models.tabular": {"models"},
     "results": {"conf"},
     "scripts": {"conf", "results"},
     # systems
@@ -70,7 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
-    "systems.windtunnel": {"models.neural", "models.tabular", "systems.registry"},
+    "systems.tabular": {"models.tabular", "systems.base"},
+    "systems.windtunnel": {"conf", "systems.base", "models.neural", "models.tabular", "systems.registry", "systems.tabular"},
     # runners
     "runners": set(),
     "runners.checks": {"conf", "results"},

@@ -99,7 +99,8 @@ def test_columns_have_one_order() -> None:
         "batch ms",
     ]
     of_devices = ["SM", "warps", "error", "limit ms"]
-    assert headings == ["latency ms", "device ms", "samples/s", "MiB", "J", *of_servers, *of_devices]
+    of_tables = ["AUC", "95 %", "over pipeline", "log loss", "fit + tune s", "parameters"]
+    assert headings == ["latency ms", "device ms", "samples/s", "MiB", "J", *of_servers, *of_devices, *of_tables]
     assert len(set(headings)) == len(headings)
 
 

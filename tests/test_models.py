@@ -38,6 +38,10 @@ def test_every_name_is_registered_where_the_table_says() -> None:
 def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
     files = {choice: conf.options("model", choice) for choice in conf.choices("model")}
     assert files.pop("custom") == {"name": "custom", "factory": None}
+    pipelines = {choice for choice, options in files.items() if options["name"] == registry.PIPELINE}
+    tables = {f"nycflights13_pre{i}_pipe{j}" for i in (1, 2, 3) for j in (1, 2, 3)}
+    assert pipelines == {"pipeline", *tables} and all(set(files[c]) == set(files["pipeline"]) for c in tables)
+    files = {choice: options for choice, options in files.items() if choice not in pipelines}
     presets = {choice: options for choice, options in files.items() if choice != options["name"]}
     assert presets.pop("squeezenet_bypass") == {"name": "squeezenet", "bypass": "complex"}
     assert all(choice.startswith("gpt_") and options["name"] == "gpt" for choice, options in presets.items())
@@ -51,6 +55,7 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
         ("resnet5", 1, {}, "no model 'resnet5'; did you mean resnet50"),
         ("nasnet_mobile", 1, {}, "did you mean nasnet"),
         ("qqq", 1, {}, "there is amoebanet, bert, custom, darts"),
+        ("pipeline", 1, {}, "a pipeline over a table is no network that could be called: runner=accuracy"),
         ("resnet50", 0, {}, "batch must be a positive integer, not 0"),
         ("resnet50", True, {}, "batch must be a positive integer"),
         ("resnet50", 1, {"size": 3}, "model resnet50 has no option 'size'; it takes no options"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from models.table_options import DATASETS
+
 from .clicks import avazu, criteo, movielens
 from .dataset import BadData, Dataset
 from .flights import flight, nycflights13
@@ -16,7 +18,6 @@ READERS: dict[str, Callable[[str | None], Dataset]] = {
     "criteo": criteo,
     "movielens": movielens,
 }
-NAMES = (*READERS, "synthetic")
 SYNTHETIC_ROWS = 100_000
 
 
@@ -33,6 +34,6 @@ def read(name: str, path: str | None = None, num_rows: int | None = None) -> Dat
     if name == "synthetic":
         return synthetic(num_rows or SYNTHETIC_ROWS)
     if name not in READERS:
-        raise BadData(f"there is no data set {name!r}; there are {', '.join(NAMES)}")
+        raise BadData(f"there is no data set {name!r}; there are {', '.join(DATASETS)}")
     dataset = READERS[name](path)
     return dataset.sampled(num_rows, seed=0) if num_rows else dataset

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-SPLITS = ("rows", "order")
+from models.table_options import SPLITS
 
 
 class BadData(ValueError):

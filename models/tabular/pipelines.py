@@ -10,13 +10,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import StandardScaler
 
+from models.table_options import PIPELINES, PREPROCESSINGS
+
 from .dataset import Dataset
 from .encoders import BinaryEncoder, Bucketizer, OnlineTargetEncoder, TwoHotEncoder
 from .factorization_machine import FactorizationMachine
 from .leaves import LeafEncoder
 
-PREPROCESSINGS = ("pre1", "pre2", "pre3")
-PIPELINES = ("pipe1", "pipe2", "pipe3")
 MIN_COUNT, PRE3_MIN_COUNT, PRE3_KEEP_SHARE, NUM_BINS = 25, 10, 0.99, 32
 
 

@@ -6,8 +6,11 @@ import sysconfig
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import systems
+from models.registry import PIPELINE
+from models.table_options import TableOptions
 from results.cell import Choice
 from runners.machine.installation import module_name
 
@@ -36,6 +39,9 @@ def sources_of(group: str, choice: Choice, batch: int, report: Callable[[str], N
         return digest_of(set(sys.modules) - before)
     if group == "system":
         systems.load(choice.name, **choice.options)
+    elif choice.name == PIPELINE:
+        options: dict[str, Any] = choice.options
+        TableOptions(**options)
     elif choice.name != "custom":
         load(choice, batch, device="meta")  # options may be wrong in combination only
     else:

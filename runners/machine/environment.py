@@ -18,6 +18,7 @@ from .manifest import code_state
 LIBRARIES = (
     *("torch", "torchvision", "timm", "transformers", "triton", "numpy"),
     *("onnxscript", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "apache-tvm-ffi", "tensorrt"),
+    *("scikit-learn", "lightgbm", "tabm", "rtdl-revisiting-models"),
 )
 
 

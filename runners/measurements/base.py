@@ -13,6 +13,7 @@ from typing import ClassVar, TypeAlias
 
 from results.cell import Choice
 from results.record import (
+    Accuracy,
     ActiveWarps,
     Correctness,
     Kernels,
@@ -31,7 +32,17 @@ from results.warning import Warning
 from .subject import Subject
 
 Part: TypeAlias = (
-    Memory | Correctness | Latency | Throughput | SmEfficiency | ActiveWarps | Kernels | Limits | Serving | Measured
+    Accuracy
+    | Memory
+    | Correctness
+    | Latency
+    | Throughput
+    | SmEfficiency
+    | ActiveWarps
+    | Kernels
+    | Limits
+    | Serving
+    | Measured
 )  # of a record
 Text: TypeAlias = Callable[[Record], str]
 

@@ -71,6 +71,13 @@ LOOKS = {
     "weave": Look("#9900ff", (8, 1, 0)),
     "request_level": Look("#8c6d00", (7, 1, 0), "ooo"),
     "orca": Look("#8c6d00", (7, 0, 0), "|||||"),
+    "pipeline": Look("#000000", (5, 1, 18), "xxxxx"),
+    "windtunnel": Look("#3b0f8f", (7, 1, 0), "/////"),
+    "windtunnel_cold": Look("#3b0f8f", (7, 1, 26), "xxxxx"),
+    "gbdt2nn": Look("#3b0f8f", (9, 1, 0), "ooo"),
+    "lightgbm": Look("#3cdc54", (9, 1, 20), "ooo"),
+    "tabm": Look("#6c2400", (7, 2, 0), "ooo"),
+    "ft_transformer": Look("#ece133", (9, 2, 0), "/////"),
 }
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")

@@ -1,0 +1,1 @@
+"""Systems that learn from tables: pipelines, and what an engineer would use in their place."""

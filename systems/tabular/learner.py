@@ -1,0 +1,108 @@
+"""What a system is that learns from a table. It executes no module: `runner=accuracy` fits it and looks at its scores."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from systems.base import Prepared, System, Unsupported
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from models.tabular.dataset import Dataset
+    from models.tabular.pipelines import Size
+
+
+SMALL_EPOCHS, SMALL_BATCH, SMALL_TRIALS = 15, 256, 5  # at most, of a small task
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Rows of a table, and the pipeline that they are given to.
+
+    Attributes:
+        dataset: whose columns these are.
+        training, validation: rows and labels, 0 or 1.
+        test: rows alone; nobody who learns sees their labels.
+        preprocessing, pipeline, size: of the chapter's pipelines.
+        is_small: few rows, so that few epochs, small batches and few settings do.
+        seed: of all that is drawn.
+        device: "cpu" or "cuda".
+        report: hears where a long fit stands.
+    """
+
+    dataset: Dataset
+    training: tuple[pd.DataFrame, NDArray[np.int64]]
+    validation: tuple[pd.DataFrame, NDArray[np.int64]]
+    test: pd.DataFrame
+    preprocessing: str
+    pipeline: str
+    size: Size
+    is_small: bool
+    seed: int
+    device: str
+    report: Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What came of a task.
+
+    Attributes:
+        positive: [test rows], the probability of label 1.
+        fit_s: seconds of fitting the pipeline, or the model.
+        tune_s: seconds of tuning it afterwards.
+        parameters: numbers that training changed last; None where nobody counts.
+        epochs: of tuning, those that the best setting took.
+        pipeline_positive: [test rows], of the pipeline that was tuned; None where none was.
+        translation_error: the largest difference between the raw scores of the pipeline and of its exact translation.
+    """
+
+    positive: NDArray[np.float64]
+    fit_s: float
+    tune_s: float = 0.0
+    parameters: int | None = None
+    epochs: int | None = None
+    pipeline_positive: NDArray[np.float64] | None = None
+    translation_error: float | None = None
+
+
+class Learner(System):
+    """Fits a task."""
+
+    needs: tuple[str, ...] = ("sklearn", "lightgbm")  # modules, of the extra `windtunnel`
+
+    def unsupported(self, device: str) -> str | None:
+        from importlib.util import find_spec
+
+        missing = [module for module in self.needs if find_spec(module) is None]
+        return f"{self.name} needs {missing[0]}: pip install '.[windtunnel]'" if missing else None
+
+    @property
+    def learns(self) -> bool:
+        return True
+
+    @abstractmethod
+    def learn_from(self, task: Task) -> Learned:
+        """Fit to the training rows, choose by the validation rows, and score the test rows."""
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        raise Unsupported(f"{self.name} learns from tables and executes no network: runner=accuracy compares such systems")
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        raise Unsupported(f"{self.name} learns from tables and executes no network: runner=accuracy compares such systems")
+
+
+def fitted_pipeline(task: Task) -> Any:
+    """The task's pipeline, fitted to the training rows alone."""
+    from models.tabular.pipelines import pipeline
+
+    made = pipeline(task.preprocessing, task.pipeline, task.dataset, task.size, task.seed)
+    return made.fit(*task.training)

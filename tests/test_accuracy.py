@@ -1,0 +1,203 @@
+"""runner=accuracy: systems that learn from a table, from the command line to the record."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import command, environment, records
+
+pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
+pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")
+
+import systems
+from models import BadModel
+from models.table_options import TableOptions
+from models.tabular.catalogue import read
+from models.tabular.dataset import split
+from models.tabular.pipelines import Size
+from results.cell import Cell, Conditions, choose
+from results.document import from_json, to_json
+from results.ranking import auc
+from results.record import SeedAccuracy
+from runners.cell.accuracy import AccuracySession
+from runners.checks import BadRequest
+from runners.measurements.accuracy import AccuracyOptions, summarized
+from systems.base import BadOption, Unsupported
+from systems.tabular.learner import Learner, Task
+
+ASKED = ["runner=accuracy", "model=pipeline", "model.dataset=synthetic", "device=cpu", "results=r"]
+
+
+def run(folder: Path, *arguments: str) -> Any:
+    import subprocess
+
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=environment(OPWEAVE_CACHE=str(folder / "cache")), capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_from_the_command_line_to_the_record(tmp_path: Path) -> None:
+    sweep = ["-m", *ASKED, "model.pipeline=pipe1", "system=pipeline,windtunnel,eager", "runner.seeds=2"]
+    done = run(tmp_path, *sweep)
+    assert done.returncode == 0, done.stderr
+    found = {record["cell"]["system"]["choice"]: record for record in records(tmp_path / "r").values()}
+    assert {name: record["status"] for name, record in found.items()} == {
+        "pipeline": "ok",
+        "windtunnel": "ok",
+        "eager": "unsupported",
+    }
+    assert "eager executes networks, and learns nothing from a table" in found["eager"]["reason"]
+    whole, tuned = (from_json(found[name]) for name in ("pipeline", "windtunnel"))
+    assert to_json(tuned) == found["windtunnel"]
+    assert whole.accuracy is not None and tuned.accuracy is not None
+    assert whole.accuracy.form == tuned.accuracy.form == "small" and "(small)" in done.stdout
+    assert [seed.seed for seed in tuned.accuracy.seeds] == [0, 1] and tuned.accuracy.test_rows == 1800
+    for one, other in zip(whole.accuracy.seeds, tuned.accuracy.seeds, strict=True):
+        assert other.gain is not None and other.auc - other.gain == pytest.approx(
+            one.auc
+        )  # the same pipeline, the same rows
+        assert other.translation_error is not None and other.translation_error < 1e-4 and one.gain is None
+    assert whole.accuracy.low < whole.accuracy.auc < whole.accuracy.high and whole.learning_s is not None
+    artefacts = sorted((tmp_path / "cache").rglob("scores.safetensors"))
+    assert len(artefacts) == 4  # a system and a seed
+    # A third seed is learned alone: the others were kept.
+    before = {file: file.stat().st_mtime_ns for file in artefacts}
+    third = run(tmp_path, *ASKED, "model.pipeline=pipe1", "system=pipeline", "runner.seeds=3")
+    assert third.returncode == 0, third.stderr
+    after = sorted((tmp_path / "cache").rglob("scores.safetensors"))
+    assert len(after) == 5 and all(file.stat().st_mtime_ns == time for file, time in before.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(
+            ["model.dataset=criteo", "system=pipeline"],
+            "model=criteo needs model.path=FILE with Criteo's train.txt",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["model.dataset=criteoo", "system=pipeline"], "model.dataset=criteoo is not one of", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["system=windtunnel", "system.level=5"], "system.level=5 is not one of 1, 2, 3, 4", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["system=windtunnel", "system.temperature=0.0"], "system.temperature=0.0 is not above 0", marks=pytest.mark.slow
+        ),
+        (["system=pipeline", "runner.seeds=0"], "runner.seeds=0 is not a positive integer"),
+        pytest.param(
+            ["system=pipeline", "model.split=order"], "the rows of synthetic have no order", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_bad_requests_are_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *ASKED, *arguments)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()[-1:]) == 1
+
+
+def session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, model: str = "pipeline", **options: Any
+) -> AccuracySession:
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
+    asked = {"dataset": "synthetic", "pipeline": "pipe1"} | options if model == "pipeline" else options
+    conditions = Conditions(batch=1, device="cpu", precision="fp32", layout="contiguous", seed=3, algorithms="heuristic")
+    cell = Cell(choose("model", model, **asked), choose("system", system), choose("runner", "accuracy", seeds=2), conditions)
+    return AccuracySession(cell, "0", lambda phase: None)
+
+
+def test_a_network_is_refused_as_a_table_and_a_table_as_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadModel, match="takes a pipeline over a table, such as model=pipeline, not resnet18"):
+        session(tmp_path, monkeypatch, "pipeline", "resnet18")
+    with pytest.raises(Unsupported, match="nimble executes networks"):
+        session(tmp_path, monkeypatch, "nimble")
+    for name in ("pipeline", "windtunnel", "gbdt2nn"):
+        with pytest.raises(Unsupported, match=r"executes no network: runner=accuracy"):
+            systems.load(name).prepare(None, ())  # type: ignore[arg-type]
+    with pytest.raises(BadOption, match=r"system\.scope=leaves is not one of all, trees"):
+        systems.load("windtunnel", scope="leaves")
+
+
+def test_a_wrong_translation_is_incorrect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = session(tmp_path, monkeypatch, "pipeline")
+    made.prepare()
+    assert made.compare().is_correct
+    made._seeds[0] = replace(made._seeds[0], translation_error=1e-3)
+    assert (made.compare().is_correct, made.compare().reason) == (
+        False,
+        "the exact translation differs from the pipeline by 1.0e-03 in a raw score",
+    )
+    made._seeds[0] = replace(made._seeds[0], translation_error=None, auc=float("nan"))
+    assert not made.compare().is_correct
+
+
+def test_what_is_kept_are_scores_of_test_rows_and_never_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.numpy import load_file
+
+    made = session(tmp_path, monkeypatch, "pipeline")
+    made.learn()
+    (first, _) = sorted(tmp_path.rglob("scores.safetensors"))
+    scores = load_file(first)
+    assert set(scores) == {"positive"} and len(scores["positive"]) == 1800 and len(np.unique(scores["positive"])) > 100
+    assert "label" not in json.dumps(json.loads((first.parent / "facts.json").read_text()))
+
+
+def task(seed: int = 0) -> tuple[Task, np.ndarray]:
+    data = read("synthetic", num_rows=3000)
+    parts = split(data, "rows", seed)
+    rows, label = data.at(parts.test)
+    both = data.at(parts.training), data.at(parts.validation)
+    return Task(data, *both, rows, "pre2", "pipe2", Size(5, 8, num_threads=1), True, seed, "cpu", lambda line: None), label
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("pipeline", {}),
+        ("windtunnel", {"max_epochs": 2}),
+        ("windtunnel_cold", {"max_epochs": 8}),
+        ("gbdt2nn", {"max_epochs": 2}),
+        ("lightgbm", {"trials": 2, "max_trees": 30}),
+        pytest.param("tabm", {"max_epochs": 4}, marks=pytest.mark.slow),
+        pytest.param("ft_transformer", {"max_epochs": 2, "learning_rate": 1e-3}, marks=pytest.mark.slow),
+    ],
+)
+def test_every_learner_learns(name: str, options: dict[str, Any]) -> None:
+    pytest.importorskip({"ft_transformer": "rtdl_revisiting_models", "tabm": "tabm"}.get(name, "sklearn"))
+    learner = systems.load(name, **options)
+    assert isinstance(learner, Learner) and learner.learns and learner.unsupported("cpu") is None
+    made, label = task()
+    learned = learner.learn_from(made)
+    assert auc(learned.positive, label).value > 0.6
+    assert (learned.positive >= 0).all() and (learned.positive <= 1).all() and learned.fit_s > 0
+    assert (learned.pipeline_positive is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn"))
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert systems.load("tabm").unsupported("cpu") == "tabm needs sklearn: pip install '.[windtunnel]'"
+
+
+def test_a_part_is_of_all_its_seeds() -> None:
+    seeds = [SeedAccuracy(i, 0.7 + i / 100, 1e-6, 0.5, 1.0, 2.0, 3, 0.01, 1e-7, 1e-6) for i in range(3)]
+    part = summarized(seeds, (70, 15, 15), "rows", "whole", 9)
+    assert part.auc == pytest.approx(0.71) and part.gain == pytest.approx(0.01) and part.low < 0.71 < part.high
+    assert part.gain_low == pytest.approx(0.01 - 1.96 * 1e-7**0.5, rel=1e-3) and part.log_loss == 0.5
+    assert summarized([replace(seeds[0], gain=None)], (70, 15, 15), "rows", "small", None).gain is None
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(BadRequest, match=r"runner\.seeds=0 is not a positive integer"):
+        AccuracyOptions(0)
+    for options, words in (
+        ({"form": "tiny"}, r"model\.form=tiny is not one of auto, whole, small"),
+        ({"training_share": 0.0}, r"model\.training_share=0\.0 is not above 0"),
+        ({"pipeline": "pipe4"}, r"model\.pipeline=pipe4 is not one of"),
+    ):
+        with pytest.raises(BadModel, match=words):
+            TableOptions(**options)  # type: ignore[arg-type]
