@@ -46,8 +46,9 @@ NUMBERS = ("batch", "seed", "rounds", "timeout", "max_load", "max_cells", "force
 NAMES = ("precision", "layout", "algorithms", "device")
 MODELS = tuple(c for c in conf.choices("model") if conf.options("model", c)["name"] not in ("custom", "pipeline"))
 SYSTEMS = tuple(name for name in conf.choices("system") if name != "custom")
-SHOWINGS = ("cache", "calibrate", "list", "profile", "schedule", "timeline")
-RUNNERS = tuple(name for name in conf.choices("runner") if name not in (*SHOWINGS, "accuracy"))  # accuracy takes other models
+SHOWINGS = ("cache", "calibrate", "list", "profile", "schedule", "serve", "timeline")
+OF_TABLES = ("accuracy",)  # takes other models
+RUNNERS = tuple(name for name in conf.choices("runner") if name not in (*SHOWINGS, *OF_TABLES))
 FORMS = ("key", "choice", "option", "value", "value", "group", "flag", "delete", "add", "sweep", "bytes")
 
 
