@@ -81,6 +81,12 @@ def test_what_cannot_be_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         lower(program, changed(schedule, early=(last,)))
 
 
+def test_without_early_launches_a_program_stays_the_same() -> None:
+    """One with state orders its operators by more than what they read."""
+    program = with_kernels([True] * 8)
+    assert lower(program, assign_streams(program.graph))[0] is program
+
+
 def test_a_schedule_file_keeps_early_launches() -> None:
     schedule = assign_streams(with_kernels([True] * 8).graph)
     for early in ((), (1, 4)):

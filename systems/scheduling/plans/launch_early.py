@@ -7,7 +7,6 @@ import torch
 
 from systems.kernels.kernel import EARLY_CAPABILITY, Kernel
 from systems.scheduling.graph.program import Program
-from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .schedule import Schedule
 
@@ -38,16 +37,17 @@ def launch_early(program: Program, operators: Collection[int]) -> Program:
     Raises:
         ValueError: an operator is no kernel of this project, or the device launches none early.
     """
-    if operators and not _launches_early(program.device):
+    if not operators:
+        return program
+    if not _launches_early(program.device):
         raise ValueError(f"{program.device} launches no kernel early")
-    replacements = []
+    calls = list(program.calls)
     for v in operators:
-        operator, call = program.graph.operators[v], program.calls[v]
-        if not isinstance(call.function, Kernel):
+        kernel = calls[v].function
+        if not isinstance(kernel, Kernel):
             raise ValueError(f"operator {program.graph.label(v)} is launched early, and is no kernel of this project")
-        new = changed(call, function=changed(call.function, is_early=True))
-        replacements.append(Replacement((v,), operator.name, operator.target, new, {v: None}))
-    return replace(program, replacements)[0]
+        calls[v] = changed(calls[v], function=changed(kernel, is_early=True))
+    return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
 
 
 def _launches_early(device: torch.device) -> bool:
