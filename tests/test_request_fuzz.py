@@ -28,6 +28,26 @@ def answer(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> str |
     return None
 
 
+def test_a_value_is_of_its_options_type_and_a_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that runner.energy_s=1 and =1.0 are one cell, and a sweep of another directory finds the same records."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def requested(*arguments: str) -> Request:
+        monkeypatch.setattr(sys, "argv", ["run.py", "runner=energy", "device=cpu", *arguments])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        return Request.joined(program.composed().requests)
+
+    whole, broken = requested("runner.energy_s=1", "results=r"), requested("runner.energy_s=1.0", "results='~/r'")
+    assert whole.cells == broken.cells and type(whole.cells[0].runner.options["energy_s"]) is float
+    assert whole.options.results == tmp_path / "r" and broken.options.results == tmp_path / "home" / "r"
+
+
+def test_a_refusal_is_one_line_whatever_it_quotes() -> None:
+    told = str(BadRequest("no such\nthing\x1b[31m" + "x" * 2 * MOST_LETTERS))
+    assert told.startswith("no such") and told.isprintable() and len(told) <= MOST_LETTERS
+
+
 SEEDS = [range(10), *(pytest.param(range(i, i + 75), marks=pytest.mark.slow) for i in range(0, 300, 75))]
 
 
