@@ -59,6 +59,7 @@ def test_other_processes_are_told_of_their_own_card(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
     assert card.processes("0") == [card.Process(7, 3072), card.Process(8, 0)]
     assert card.processes("1") == [] and nvml.initialised == 0
+    assert card.processes("GPU-6b2cfc51") == []  # CUDA_VISIBLE_DEVICES may name a card by its UUID
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -60,6 +61,27 @@ def test_a_process_that_has_ended_counts_as_its_parents() -> None:
         own_s = seconds(burners)
     elapsed_s = time.monotonic() - begin
     assert own_s > 0.1 and own.share_of_others() <= 1 - 0.5 * own_s / (elapsed_s * NUM_CORES)
+
+
+def test_every_kind_of_time_of_its_own_cores_counts_and_no_share_is_beyond_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores of four, whose counters a mock of psutil moves; 10 s pass."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2})
+    times = [dict.fromkeys(("user", "nice", "system", "irq", "softirq", "steal", "idle"), 0.0) for _ in range(4)]
+    now = [100.0]
+    monkeypatch.setattr("runners.machine.cpu_load.monotonic", lambda: now[0])
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [SimpleNamespace(**core) for core in times])
+    monkeypatch.setattr("runners.machine.cpu_load._tree_seconds", lambda _: 0.0)
+    load = CpuLoad(1)
+    now[0] += 10.0
+    for kind, share in zip(("user", "nice", "system", "irq", "softirq", "steal"), (1, 2, 3, 4, 5, 6), strict=True):
+        times[1][kind] += 1.0
+        times[2][kind] += 1.0
+        times[0][kind] = times[1]["idle"] = 100.0  # another core, and no work
+        assert load.share_of_others() == pytest.approx(0.1 * share)
+    times[1]["user"] += 100.0
+    assert load.share_of_others() == 1.0
+    times[1]["user"] -= 300.0
+    assert load.share_of_others() == 0.0
 
 
 def measured(device: str) -> dict[Cell, Record]:
