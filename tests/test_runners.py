@@ -32,13 +32,15 @@ from runners.cell.measuring import measured
 from runners.cell.messages import Check, Checked, Failed, Round
 from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
+from runners.machine.device import visible
+from runners.machine.environment import identity
 from runners.measurements import kernels, latency, sm_efficiency, throughput
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.checking import Tried, tried
 from runners.sweep.cores import shares
-from runners.sweep.host_memory import host_memory
+from runners.sweep.host_memory import host_memory, out_of_memory_kills
 from runners.sweep.lane import Lane, Processes
 from runners.sweep.progress import Progress
 from systems.notice import Notice
@@ -372,6 +374,38 @@ def test_what_is_tried_leaves_the_process_as_it_was_or_ends_it(tmp_path: Path, m
     process = CellProcess("cpu", "0")
     answer = process.ask(check["killed"], timeout=120)
     assert isinstance(answer, Failed) and "was killed by SIGKILL" in answer.reason
+
+
+def test_kills_for_want_of_memory_are_the_kernels_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = tmp_path / "vmstat"
+    monkeypatch.setattr("runners.sweep.host_memory.Path", lambda _: counters)
+    assert out_of_memory_kills() == 0
+    counters.write_text("nr_free_pages 5\noom_kill 3\npgfault 9\n")
+    assert out_of_memory_kills() == 3
+
+
+def test_a_process_sees_the_one_card_that_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell, cards in (("", ["0", "1"]), ("3, GPU-6b2cfc51", ["3", "GPU-6b2cfc51"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
+        assert [visible(0), visible(1)] == cards
+
+
+def test_the_shells_settings_and_the_models_files_make_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    found = identity(cell(device="cpu"), (), "0", "0a1b")
+    assert found.settings["OMP_NUM_THREADS"] == "3" and "MKL_NUM_THREADS" not in found.settings
+    assert found.sources == "0a1b" and found.gpu is None and found.cores == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_a_process_whose_parent_has_ended_before_it_asked_ends() -> None:
+    code = (
+        "import os; from runners.machine.tether import die_with_parent; die_with_parent(os.getppid() + {}); print('alive')"
+    )
+    for other, said in ((0, "alive"), (1, "")):
+        run = subprocess.run([sys.executable, "-c", code.format(other)], cwd=ROOT, capture_output=True, text=True)
+        assert (run.stdout.strip(), run.returncode) == (said, other), run.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of shares of a page")
