@@ -119,6 +119,14 @@ def test_rounds_of_a_busy_cpu_give_no_ratio(
     assert ratio is not None and ratio.ratio == 4.0 and not again[eager].warnings
 
 
+def test_only_rounds_that_all_have_shared_are_shared() -> None:
+    alone = measured("cuda")
+    turns = {of: [(1.0,)] * 3 for of in alone}
+    first, second = (list(compared(alone, turns, 0.0, 1.0).values()) for _ in range(2))
+    assert share_rounds(first) and share_rounds(second)
+    assert not share_rounds([first[0], second[1]]) and not share_rounds(list(alone.values()))
+
+
 @pytest.mark.slow
 def test_busy_loops_beside_a_sweep_cost_its_ratio(run: Run, folder: Path) -> None:
     asked = (

@@ -74,6 +74,8 @@ def test_windows_begin_and_end_at_steps_of_the_counter() -> None:
     assert joules_per_call(steps) == (0.2,) * energy.WINDOWS
     assert joules_per_call(steps[:3]) == (0.2, 0.2)  # fewer steps than windows
     assert not is_fine(steps[:5])
+    even = [Step(i, 10 * i) for i in range(200)]
+    assert is_fine(even) and not is_fine([*even, Step(201, 4000)])  # the largest step counts
 
 
 def refused() -> int:

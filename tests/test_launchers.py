@@ -1,5 +1,6 @@
 """Sweeps through Hydra's launchers: a real Ray on this machine, and submitit's local executor."""
 
+import json
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from runners.checks import BadRequest
 from runners.request.request import Request
 from runners.request.resolve import resolve
 from runners.sweep import launch
-from runners.sweep.jobs import JobGroup, Jobs, read_outcome
+from runners.sweep.jobs import JobGroup, Jobs, Outcome, read_outcome
 from runners.sweep.launch import Launch, grouped, meeting_place
 
 RAY = ["hydra/launcher=ray", "hydra.launcher.remote.num_gpus=0"]
@@ -210,6 +211,8 @@ def test_cells_of_one_ratio_are_in_one_group(plain: Request, asked: list[dict[st
     groups = grouped(requests)
     for group in groups:
         assert len({cell.group for cell in group.request.cells}) == 1
+        first = next(overrides for overrides, request in requests if request.cells[0].group == group.request.cells[0].group)
+        assert group.overrides == tuple(first)  # it names the job
     keys = [group.request.cells[0].group for group in groups]
     assert len(set(keys)) == len(keys)
     together = [cell for group in groups for cell in group.request.cells]
@@ -319,6 +322,39 @@ def test_a_launcher_that_begins_no_job_is_a_bad_request(
     monkeypatch.setattr(launcher, "launch", refuse)
     with pytest.raises(BadRequest, match="hydra/launcher=unreliable: there is no such partition"):
         launching.run()
+
+
+def test_records_that_are_not_here_are_told_and_are_status_1(
+    plain: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a node writes to a disk of its own. The folder of the launch stays, with the logs."""
+
+    class Elsewhere(PlayedJobs):
+        def play(self, number: int) -> None:
+            super().play(number)
+            file = self.folder / f"{self.numbers[number]}.outcome"
+            write_json(file, json.loads(file.read_text()) | {"records": ["0123456789abcdef"]})
+
+    launching, _ = launched(plain, tmp_path, monkeypatch, [0])
+    monkeypatch.setattr(launch, "Jobs", Elsewhere)
+    assert launching.run() == 1 and launching.folder.exists()
+    assert "nasnet b1: measured on node0, but not all of its records are in" in capsys.readouterr().err
+
+
+def test_a_job_whose_group_has_ended_meanwhile_runs_nothing(
+    plain: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher may have given up a job that goes on, and launched its group again."""
+    monkeypatch.chdir(tmp_path)
+    jobs = Jobs([JobGroup((), plain)], [0], tmp_path)
+    monkeypatch.setattr("runners.sweep.jobs.HydraConfig.get", lambda: OmegaConf.create({"job": {"num": 0}}))
+    monkeypatch.setattr(Jobs, "run", lambda *_: Outcome("here", 0, [os.environ["OMP_NUM_THREADS"]]))
+    jobs.settings = {"OMP_NUM_THREADS": "3"}  # of the shell that asked, whatever a launcher sets
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    jobs(OmegaConf.create({}))
+    assert read_outcome(tmp_path, 0) == Outcome("here", 0, ["3"])
+    monkeypatch.setattr(Jobs, "run", lambda *_: pytest.fail("it has run again"))
+    jobs(OmegaConf.create({}))
 
 
 def test_records_of_two_machines_share_a_folder(tmp_path: Path) -> None:

@@ -22,3 +22,12 @@ def test_a_long_cell_is_heard_of_without_a_terminal(
     assert lines and set(lines) == {"[0/2] nasnet nimble b1: warming up"}
     assert last == "[1/2] nasnet nimble b1: ok"
     assert not shown.teller.is_alive()
+
+
+def test_why_a_cell_gave_no_result_stands_beside_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(2) as shown:
+        shown.start(cell(), "0")
+        shown.done(cell(), record(status="failed", reason="no such thing"))
+        shown.skip(cell("eager"))
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["[1/2] nasnet nimble b1: failed (no such thing), 0 s", "[2/2] nasnet eager b1: measured before"]

@@ -63,6 +63,13 @@ def test_the_table_fits_the_terminal(width: int) -> None:
         )
 
 
+def test_a_table_that_goes_to_a_file_is_as_wide_as_it_needs() -> None:
+    rows = [record(s, **MEASURED) for s in ("eager", "nimble")]
+    output = io.StringIO()
+    print_summary(rows, Path("folder"), Console(file=output, width=80))
+    assert max(map(len, output.getvalue().splitlines())) > 120 and "8,192.0" in output.getvalue()
+
+
 def test_of_a_rewritten_model_the_limit_is_that_of_its_own_operators() -> None:
     rows = [record(s, **MEASURED | {"comparison": rounds("g", [1.0])}) for s in ("nimble", "nimble_fused")]
     rows[1] = replace(rows[1], limits=Limits(1.0, 2.0, rewritten=Limits(0.5, 1.0)))
