@@ -98,6 +98,7 @@ def test_a_job_that_slurm_has_no_more_in_its_queue_has_ended(
     (tmp_path / "down").unlink()
     watcher.update()
     assert {job for job in ("7_0", "7_1") if watcher.is_done(job, mode="cache")} == ended
+    assert (watcher._make_command() is None) == (len(ended) == 2)  # nothing is left to ask for
 
 
 class PlayedCluster:

@@ -318,6 +318,13 @@ def test_a_worker_that_is_killed_is_told_apart_from_one_that_timed_out() -> None
     assert isinstance(answer, Failed) and answer.status == "timeout" and slow.process.poll() is not None
 
 
+def test_an_answer_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.sweep.cell_process.MOST_BYTES", 10)
+    process = CellProcess("cpu", "0")
+    answer = process.ask(Check("system", choose("system", "eager"), 1), timeout=60)
+    assert isinstance(answer, Failed) and "what is no answer" in answer.reason and process.process.poll() is not None
+
+
 def test_what_the_kernel_kills_for_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     kills = 3
     monkeypatch.setattr("runners.sweep.cell_process.out_of_memory_kills", lambda: kills)
