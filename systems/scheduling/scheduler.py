@@ -74,6 +74,11 @@ class Scheduler(System):
         program, decisions = self._rewritten(_captured(module, inputs))
         return self._explained(self.plan_without_running(program), decisions)
 
+    def lowered(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
+        """What would be executed: the program as the passes leave it, with the merges of its schedule carried out."""
+        program, _ = self._rewritten(_captured(module, inputs))
+        return lower(program, self.plan_without_running(program))
+
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
         """As every system's.
 

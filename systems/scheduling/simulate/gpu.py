@@ -1,11 +1,11 @@
 """A GPU as the simulator knows it: a file of conf/gpu."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import inf
 
 import conf
 from systems.base import BadOption
-from systems.profiling.profile import Capacity
+from systems.profiling.profile import Capacity, checked
 
 GROUP = "gpu"
 MAY_BE_NOTHING = (
@@ -107,7 +107,13 @@ def load(name: str, **changed: conf.Value) -> Gpu:
         raise BadOption(f"conf/{GROUP}/{name}.yaml lacks {missing[0]}")
     if unknown := sorted(set(values) - {field.name for field in fields(Gpu)}):
         raise BadOption(f"conf/{GROUP}/{name}.yaml has {unknown[0]}, which no GPU has")
-    return Gpu(**{**values, **changed})  # type: ignore[arg-type]
+    gpu = Gpu(**{**values, **changed})  # type: ignore[arg-type]
+    if "multiprocessors" not in changed:
+        return gpu
+    # Peak arithmetic is that of the multiprocessors there are, unless it is told.
+    share = gpu.multiprocessors / checked(values["multiprocessors"], int)
+    peaks = {name: getattr(gpu, name) * share for name in ("fp32_tflops", "tf32_tflops") if name not in changed}
+    return replace(gpu, **peaks)
 
 
 def find(device: str) -> Gpu | None:

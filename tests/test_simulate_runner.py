@@ -1,0 +1,126 @@
+"""runner=simulate: predictions out of committed profiles, what-ifs, and what a wrong request is told."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+from conftest import ROOT
+from simulated import GPU, kernel, operator, profile_of
+
+from results.timeline import from_trace
+from systems.base import Unsupported
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.simulate.gpu import load
+from systems.scheduling.simulate.measured_set import MeasuredSchedule, MeasuredSet, ProfiledProgram
+from systems.scheduling.simulate.simulator import simulate
+from systems.scheduling.simulate.stored import measurement, stored_profile
+from systems.scheduling.simulate.what_if import on_another
+from tests.modules import Branches
+
+Run = Callable[..., CompletedProcess[str]]
+SETS = sorted((ROOT / "results" / "reference" / "simulation").glob("*.json.gz"))
+TRAINING = ("googlenet", "nasnet", "bert", "resnet50", "mobilenet_v2")  # on which the constants were fitted
+
+
+@pytest.mark.parametrize("name", ["squeezenet-b1", "resnet18-b1", "t5-b1", "efficientnet_b0-b32", "inception_v3-b32"])
+def test_models_that_were_not_fitted_are_predicted(name: str) -> None:
+    """The bound is the target's 95th percentile, of each schedule."""
+    measured = MeasuredSet.read(ROOT / "results" / "reference" / "simulation" / f"{name}.json.gz")
+    assert measured.model not in TRAINING
+    for each in measured.schedules:
+        profile = measured.programs[each.program].profile
+        predicted_ms = simulate(each.schedule, profile, load("h200")).latency_us / 1e3
+        assert predicted_ms == pytest.approx(sum(each.replay_ms) / len(each.replay_ms), rel=0.12), each.name
+
+
+@pytest.mark.parametrize("file", SETS, ids=lambda file: file.name)
+def test_every_committed_set_is_of_an_h200(file: Path) -> None:
+    measured = MeasuredSet.read(file)
+    programs = measured.programs.values()
+    assert {p.profile.device for p in programs} == {"NVIDIA H200"}
+    assert all(
+        k.milliseconds > 0 and k.warm_ms and k.cold_ms for p in programs for o in p.profile.operators for k in o.kernels
+    )
+
+
+@pytest.fixture
+def measured() -> MeasuredSet:
+    """Nimble's schedule of two branches, as if it had been measured."""
+    program = capture(Branches().eval(), (torch.randn(1, 3, 8, 8),))
+    signatures = tuple(program.signature(v) for v in range(len(program.graph)))
+    profile = replace(profile_of([operator(kernel(10, 8, 128, 32, 0))] * len(signatures)), signatures=signatures)
+    schedule = MeasuredSchedule("nimble", "captured", assign_streams(program.graph), (0.030, 0.032), 0.05)
+    return MeasuredSet("branches", 1, {}, {"captured": ProfiledProgram(program.graph, profile)}, (schedule,))
+
+
+def test_a_program_finds_its_operators_wherever_it_was_captured(measured: MeasuredSet) -> None:
+    other = measured.programs["captured"]
+    moved = tuple(s.replace("relu", "device(type='cuda', index=0) relu") for s in other.profile.signatures)
+    program = capture(Branches().eval(), (torch.randn(1, 3, 8, 8),))
+    assert stored_profile(program, [measured]).operators == other.profile.operators
+    changed = replace(other, profile=replace(other.profile, signatures=moved))
+    with pytest.raises(Unsupported, match=r"lacks operator .*relu"):
+        stored_profile(program, [replace(measured, programs={"captured": changed})])
+
+
+def test_a_measurement_is_of_the_same_order_alone(measured: MeasuredSet) -> None:
+    profiled = measured.programs["captured"]
+    schedule = assign_streams(profiled.graph)
+    assert measurement(schedule, profiled.profile, [measured]) is measured.schedules[0]
+    other = replace(schedule, streams=(0,) * len(profiled.graph), waits=())
+    assert measurement(other, profiled.profile, [measured]) is None
+
+
+def test_half_the_bandwidth_takes_twice_as_long_for_what_memory_limits() -> None:
+    busy = profile_of([operator(kernel(10, 132, 128, 32, 0), moved=48_000_000), operator(kernel(10, 132, 128, 32, 0))])
+    slower = on_another(busy, GPU, load("h200", bandwidth_gb_s=2400.0))
+    assert slower.milliseconds == pytest.approx([0.020, 0.010]) and "scaled" in slower.device
+
+
+def test_half_the_multiprocessors_take_twice_the_waves() -> None:
+    """264 blocks of 1,024 threads fill 132 multiprocessors once, and 66 twice; 132 of them fit 66 as well."""
+    profile = profile_of([operator(kernel(10, 264, 1024, 32, 0)), operator(kernel(10, 132, 1024, 32, 0))])
+    assert on_another(profile, GPU, load("h200", multiprocessors=66)).milliseconds == pytest.approx([0.020, 0.010])
+    assert on_another(profile, GPU, GPU).milliseconds == pytest.approx(profile.milliseconds)
+
+
+def test_the_runner_predicts_and_draws(run: Run, folder: Path) -> None:
+    done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", "output=t.json")
+    assert done.returncode == 0, done.stderr
+    latency, measured, error = re.search(r"h200: (\S+) ms .* measured (\S+) ms, error (\S+)%", done.stdout).groups()  # type: ignore[union-attr]
+    assert float(latency) / float(measured) - 1 == pytest.approx(float(error) / 100, abs=0.01)
+    (timeline,) = from_trace(json.loads((folder / "t.json").read_text()))
+    assert timeline.source == "simulated on h200" and max(b.end for b in timeline.bars) <= float(latency)
+
+
+@pytest.mark.slow
+def test_a_what_if_is_labelled_and_has_no_error(run: Run) -> None:
+    done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", "runner.gpu=v100")
+    assert done.returncode == 0, done.stderr
+    assert "a guess, simulated on v100" in done.stdout and "measured" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["runner.gpu=h2000"], "did you mean h200"),
+        (["runner.multiprocessors=0"], "positive integer"),
+        (["runner.bandwidth_gb_s=-1"], "positive number"),
+        (["runner.profile=nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_a_wrong_request_is_one_line(run: Run, asked: list[str], words: str) -> None:
+    done = run("runner=simulate", "model=squeezenet", "device=cpu", *asked)
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_without_a_profile_is_unsupported(run: Run) -> None:
+    done = run("runner=simulate", "model=squeezenet", "batch=3", "device=cpu")
+    assert done.returncode == 0 and "no profile of squeezenet at batch 3" in done.stderr
