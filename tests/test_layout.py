@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.scheduling.module": FLOOR | {"systems.scheduling"},
     "systems.scheduling": set(),
     "systems.nimble": SCHEDULER,
-    "systems.ios": SCHEDULER,
+    "systems.ios": SCHEDULER | {SIMULATE},
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
     "systems.weave": SCHEDULER | {"systems.registry", "systems.scheduling.passes"},

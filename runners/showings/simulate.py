@@ -13,7 +13,6 @@ from results.timeline import COMPUTE, MEMORY, Bar, to_trace
 from results.timeline import Timeline as CellTimeline
 from runners.cell.messages import Failed
 from runners.checks import BadRequest, is_positive, not_negative, one_of
-from runners.machine.installation import ROOT
 from runners.request.request import Request
 
 from .asking import ask, check_output, write
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from systems.scheduling.plans.schedule import Schedule
     from systems.scheduling.simulate.gpu import Gpu
     from systems.scheduling.simulate.timeline import Timeline
-
-COMMITTED = ROOT / "results" / "reference" / "simulation"
 
 
 @dataclass(frozen=True)
@@ -130,20 +127,15 @@ class Simulate(Showing):
         from runners.cell.arithmetic import set_arithmetic
         from runners.cell.behaviour import refused_by_the_system
         from runners.cell.shape import shape_of
-        from systems.base import BadOption, Unsupported
+        from systems.base import Unsupported
         from systems.scheduling.scheduler import Scheduler
         from systems.scheduling.simulate.baselines import baselines
         from systems.scheduling.simulate.gpu import find, load
-        from systems.scheduling.simulate.measured_set import MeasuredSet
         from systems.scheduling.simulate.simulator import Simulator
-        from systems.scheduling.simulate.stored import measurement, stored_profile
+        from systems.scheduling.simulate.stored import measurement, read_sets, stored_profile
         from systems.scheduling.simulate.what_if import on_another
 
-        files = self._files(cell)
-        try:
-            sets = [MeasuredSet.read(file) for file in files]
-        except (OSError, ValueError) as error:
-            raise BadOption(f"runner.profile: {error}") from error
+        sets = [each for file in self._files(cell) for each in read_sets(str(file))]
         report("loading the model")
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)  # some schedulers measure
         model = shape_of(cell.model, cell.conditions)
@@ -183,6 +175,7 @@ class Simulate(Showing):
     def _files(self, cell: Cell) -> list[Path]:
         """Of the profile. Raises Unsupported where none is committed."""
         from systems.base import Unsupported
+        from systems.scheduling.simulate.stored import COMMITTED
 
         if self.options.profile:
             return [Path(self.options.profile).expanduser()]

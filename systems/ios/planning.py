@@ -16,6 +16,7 @@ from systems.scheduling.plans.stages import Stage, greedy
 from .blocks import find_blocks, subgraph, unit_graph
 from .endings import MAX_TRANSITIONS, TooManyTransitions
 from .search import Groups, find_schedule
+from .stage_simulator import StageSimulator
 from .stage_timer import StageTimer, Unit
 from .units import find_units
 from .windows import WINDOW_TRANSITIONS, UnitStage, improve
@@ -34,6 +35,9 @@ class Options:
     units: str
     max_part_size: int
     exhaustive: bool
+    costs: str = "measured"
+    profile: str = ""
+    gpu: str = "h200"
 
     @property
     def searches(self) -> bool:
@@ -122,7 +126,11 @@ class _Planner:
         self.program, self.options, self.report = program, options, report
         self.units: Sequence[Unit] = find_units(program, options.units)
         self.graph = unit_graph(program.graph, self.units)
-        self.timer = StageTimer(program, timer, lambda count: report(f"scheduling: {count} stages measured"))
+        self.timer = (
+            StageSimulator(program, timer, options.gpu, options.profile)
+            if options.costs == "simulated"
+            else StageTimer(program, timer, lambda count: report(f"scheduling: {count} stages measured"))
+        )
         self.solutions: dict[Hashable, BlockPlan] = {}  # by what a part of the units computes: cells of a network repeat
 
     def plan(self) -> StagePlan:

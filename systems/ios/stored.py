@@ -13,10 +13,10 @@ from systems.scheduling.plans.merge import merge
 from systems.scheduling.plans.schedule import Search
 from systems.scheduling.plans.stages import Stage
 
-from . import blocks, endings, planning, search, stage_timer, units, windows
+from . import blocks, endings, planning, search, stage_simulator, stage_timer, units, windows
 
 KIND = "ios"
-CODE = (blocks, endings, planning, search, stage_timer, units, windows)
+CODE = (blocks, endings, planning, search, stage_simulator, stage_timer, units, windows)
 
 
 class StoredStages:

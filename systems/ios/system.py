@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+import conf
 from conf import not_one_of
 from conf.text import first_line
 from systems.base import BadOption
@@ -23,6 +24,7 @@ from .stored import StoredStages
 from .units import KINDS
 
 STRATEGIES = ("both", "parallel", "merge", "sequential", "greedy")
+COSTS = ("measured", "simulated")
 
 
 class Ios(Scheduler):
@@ -39,6 +41,9 @@ class Ios(Scheduler):
             since a part of them takes too long already.
         barriers: between stages. Without them, which is not in the paper, an operator waits for its own dependencies alone.
         schedule: a schedule file, which is executed in the place of a search.
+        costs: of stages, one of COSTS; simulated ones, which the paper lacks, need no GPU.
+        profile: a file of runner=profile for simulated costs; "" for those that are committed.
+        gpu: of conf/gpu, for simulated costs.
         switches: those of `Rewriting`, which the paper lacks.
 
     Raises:
@@ -58,10 +63,18 @@ class Ios(Scheduler):
         exhaustive: bool = False,
         barriers: bool = True,
         schedule: str = "",
+        costs: str = "measured",
+        profile: str = "",
+        gpu: str = "h200",
         **switches: bool,
     ):
         super().__init__(**switches)
-        for option, value, valid in (("strategy", strategy, STRATEGIES), ("units", units, KINDS)):
+        for option, value, valid in (
+            ("strategy", strategy, STRATEGIES),
+            ("units", units, KINDS),
+            ("costs", costs, COSTS),
+            ("gpu", gpu, conf.choices("gpu")),
+        ):
             if wrong := not_one_of(f"system.{option}", value, valid):
                 raise BadOption(wrong)
         for option, number, least in (("r", r, 0), ("s", s, 0), ("max_part_size", max_part_size, 2)):
@@ -69,9 +82,11 @@ class Ios(Scheduler):
                 raise BadOption(f"system.{option} is {number}, and must be at least {least}")
         if not barriers and schedule:
             raise BadOption(f"system.barriers is false, but system.schedule={schedule} is executed as it stands")
+        if profile and costs == "measured":
+            raise BadOption(f"system.profile={profile} is for simulated costs: system.costs=simulated")
         if not barriers and strategy == "sequential":
             raise BadOption("system.barriers is false, but a sequential schedule has nothing else")
-        self.options = Options(strategy, r, s, units, max_part_size, exhaustive)
+        self.options = Options(strategy, r, s, units, max_part_size, exhaustive, costs, profile, gpu)
         self.capture, self.barriers = capture, barriers
         self.file = Path(schedule) if schedule else None
         self.file_schedule = _read(self.file) if self.file else None

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from systems.base import Unsupported
+from systems.base import BadOption, Unsupported
 from systems.profiling.profile import OperatorProfile, Profile
 from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.program import Program
@@ -11,7 +12,23 @@ from systems.scheduling.plans.schedule import Schedule
 
 from .measured_set import MeasuredSchedule, MeasuredSet
 
+COMMITTED = Path(__file__).resolve().parents[3] / "results" / "reference" / "simulation"
 DEVICE = re.compile(r"device\(type='\w+'(, index=\d+)?\)")  # in a signature: the only part that names where it was captured
+
+
+def read_sets(file: str) -> list[MeasuredSet]:
+    """The sets of a file; for "" all that are committed.
+
+    Raises:
+        BadOption: There is none, or it cannot be read.
+    """
+    files = [Path(file).expanduser()] if file else sorted(COMMITTED.glob("*.json.gz"))
+    if not files:
+        raise BadOption("no profile is committed here: name a file of runner=profile")
+    try:
+        return [MeasuredSet.read(each) for each in files]
+    except (OSError, ValueError) as error:
+        raise BadOption(f"{file or COMMITTED} is no profile: {error}") from error
 
 
 def stored_profile(program: Program, sets: Sequence[MeasuredSet]) -> Profile:

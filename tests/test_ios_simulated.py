@@ -1,0 +1,90 @@
+"""IOS with simulated costs: stages without a measurement."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import systems
+from runners.cell.measured_schedules import PreparedSchedules
+from systems.base import BadOption, Unsupported
+from systems.ios import stage_timer
+from systems.ios.stage_simulator import StageSimulator
+from systems.profiling.timing import Timer
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.verify import verify
+from systems.scheduling.scheduler import Scheduler
+from systems.scheduling.simulate.simulator import simulate
+from systems.scheduling.simulate.stored import read_sets, stored_profile
+from tests.modules import Branches
+
+X = torch.randn(1, 3, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return capture(Branches().eval(), (X,))
+
+
+@pytest.fixture(scope="module")
+def file(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    nimble = systems.load("nimble")
+    assert isinstance(nimble, Scheduler)
+    prepared = PreparedSchedules("branches", 1, program, {"nimble": nimble})
+    prepared.measure()
+    prepared.profile()
+    prepared.close()
+    prepared.result().write(path := tmp_path_factory.mktemp("profile") / "branches.json.gz")
+    return path
+
+
+def test_a_search_measures_nothing(program: Program, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object) -> float:
+        raise AssertionError("a stage was measured")
+
+    monkeypatch.setattr(stage_timer, "milliseconds", measured)
+    ios = systems.load("ios", costs="simulated", profile=str(file), units="operator")
+    assert isinstance(ios, Scheduler)
+    schedule = ios.plan(program)
+    verify(program.graph, schedule)
+    assert schedule.search is not None and schedule.search.measured == 0
+    assert schedule.stages is not None and max(map(len, schedule.stages)) == 2  # both branches at once
+
+
+def test_a_stage_costs_what_simulating_it_says(program: Program, file: Path) -> None:
+    """One group of all operators is the whole program in sequence, but for the launch of the graph."""
+    profile = stored_profile(program, read_sets(str(file)))
+    costs = StageSimulator(program, Timer(program.device), "h200", str(file))
+    everything = [tuple(range(len(program.graph)))]
+    one = systems.load("sequential")
+    assert isinstance(one, Scheduler)
+    whole_us = simulate(one.plan(program), profile, costs.gpu).latency_us
+    alone_us = whole_us - costs.gpu.launch_us - costs.gpu.finish_us + costs.gpu.edge_us
+    assert costs.concurrent([everything], [costs.number(everything)]) * 1e3 == pytest.approx(alone_us)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"costs": "guessed"}, "measured, simulated"),
+        ({"costs": "simulated", "gpu": "h20"}, "did you mean h200"),
+        ({"profile": "x.json"}, "system.costs=simulated"),
+    ],
+)
+def test_a_wrong_option_is_said(options: dict[str, str], words: str) -> None:
+    with pytest.raises(BadOption, match=words):
+        systems.load("ios", **options)
+
+
+def test_a_profile_that_is_not_there_is_said(program: Program) -> None:
+    ios = systems.load("ios", costs="simulated", profile="nowhere.json", units="operator")
+    with pytest.raises(BadOption, match="nowhere"):
+        ios.plan(program)  # type: ignore[attr-defined]
+
+
+def test_an_operator_without_a_profile_is_unsupported(file: Path) -> None:
+    other = capture(torch.nn.Sequential(torch.nn.Linear(8, 4)).eval(), (torch.randn(2, 8),))
+    ios = systems.load("ios", costs="simulated", profile=str(file), units="operator")
+    with pytest.raises(Unsupported, match="the profile lacks operator"):
+        ios.plan(other)  # type: ignore[attr-defined]
