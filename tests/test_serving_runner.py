@@ -199,6 +199,14 @@ def test_several_traces_have_medians_with_intervals() -> None:
     assert throughput.value == 2 / 6 and throughput.low == 2 / 8 and throughput.high == 2 / 5 and "goodput" not in made
 
 
+def test_answers_in_one_piece_have_no_gaps_between_tokens() -> None:
+    """As those of a static batch: a gap of 0 would make it look best."""
+    made = {q.name: q for q in metrics.quantities([seen_of([0.0], [(2.0, 2.0, 2.0)])], [True], 20, 0.0)}
+    for name in ("itl_p50_ms", "tpot_p99_ms"):
+        assert made[name].value is None and made[name].reason == metrics.WHOLE
+    assert made["ttft_p50_ms"].value == 2000.0
+
+
 def test_an_unstable_trace_has_no_latency() -> None:
     """Its latencies grow with its length; a stable one's do not."""
     due = [float(i) for i in range(100)]

@@ -82,6 +82,7 @@ class Bridge:
         self.mail, self.totals = Mail(), Totals()
         self.answers: dict[int, asyncio.Queue[Delivery | Stopped]] = {}
         self.num_requests = 0
+        self.stopped: Stopped | None = None  # once the engine has
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.thread.start()
 
@@ -89,8 +90,12 @@ class Bridge:
         """What comes of a request, up to the delivery that is the last. Its id is given here."""
         request.id, request.arrival_s = self.num_requests, time.perf_counter()
         self.num_requests += 1
-        queue = self.answers[request.id] = asyncio.Queue()
-        self.mail.put(request)
+        queue: asyncio.Queue[Delivery | Stopped] = asyncio.Queue()
+        if self.stopped is not None:
+            queue.put_nowait(self.stopped)
+        else:
+            self.answers[request.id] = queue
+            self.mail.put(request)
         return queue
 
     def give_up(self, request_id: int) -> None:
@@ -121,7 +126,8 @@ class Bridge:
                     del self.answers[delivery.request_id]
 
     def _end(self, error: BaseException | None) -> None:
+        self.stopped = Stopped(f"the engine has stopped: {error or 'it was told to'}")
         for queue in self.answers.values():
-            queue.put_nowait(Stopped(f"the engine has stopped: {error}"))
+            queue.put_nowait(self.stopped)
         self.answers.clear()
         self.ended(error)

@@ -1,7 +1,8 @@
 """What a client's times come to. Names and definitions are those of vLLM's and SGLang's benchmarks, and the chapter's own.
 
-TTFT is from when a request was due to its first token, TPOT the mean gap after it, ITL every gap. End to end is from when it
-was due to its last token; normalized by its tokens that is the chapter's latency (section 4.5.2).
+TTFT is from when a request was due to its first token, TPOT the mean gap after it, ITL every gap. An answer that comes in
+one piece has neither of the last two. End to end is from when it was due to its last token; normalized by its tokens that is
+the chapter's latency (section 4.5.2).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .traffic import Seen
 STEADY = (0.1, 0.9)  # of the arrivals: what is before and after does not count for stability
 STABLE = 0.95  # of the arrivals within, at least so many requests finish within
 UNSTABLE = "requests came faster than they were finished: a latency would say how long the trace was"
+WHOLE = "no answer came in more than one piece"
 PERCENTILES = (50, 90, 99)
 LATENCIES = {
     "ttft": "time to first token",
@@ -46,8 +48,8 @@ def latencies_ms(seen: Seen) -> dict[str, list[float]]:
     whole = [(tokens[-1] - due, tokens) for due, tokens in zip(of.due_s, of.token_s, strict=True)]
     seconds = {
         "ttft": [tokens[0] - due for due, tokens in zip(of.due_s, of.token_s, strict=True)],
-        "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in of.token_s if len(tokens) > 1],
-        "itl": [after - before for tokens in of.token_s for before, after in pairwise(tokens)],
+        "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in of.token_s if tokens[-1] > tokens[0]],
+        "itl": [after - before for tokens in of.token_s for before, after in pairwise(tokens) if tokens[-1] > tokens[0]],
         "end_to_end": [latency for latency, _ in whole],
         "normalized": [latency / len(tokens) for latency, tokens in whole],
         "queued": list(seen.queued_s),
@@ -78,7 +80,9 @@ def quantities(seen: Sequence[Seen], stable: Sequence[bool], num_slots: int, slo
             heading_of = f"{heading}, {'median' if percentile == 50 else f'p{percentile}'}"
             if not all(stable):
                 made.append(Quantity(key, heading_of, "ms", None, reason=UNSTABLE))
-            elif all(of[name] for of in all_ms):
+            elif not all(of[name] for of in all_ms):
+                made.append(Quantity(key, heading_of, "ms", None, reason=WHOLE))
+            else:
                 values = [float(np.percentile(of[name], percentile)) for of in all_ms]
                 made.append(_quantity(key, heading_of, "ms", values))
     return (

@@ -1,0 +1,115 @@
+"""Many requests through the threads of a server: each is answered whole, given up, or told that the engine has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+
+import pytest
+
+from runners.serving.bridge import Bridge, Stopped
+from systems.serving.batch import Batch
+from systems.serving.engine import Engine, Returned
+from systems.serving.iteration_level import IterationLevel
+from systems.serving.request import Delivery, Request
+from systems.serving.request_level import RequestLevel
+from systems.serving.scheduler import Scheduler
+from systems.serving.slots import ContiguousSlots, PagedSlots
+from systems.serving.system import Server
+
+NUM_SLOTS, NUM_REQUESTS = 200, 1000
+
+
+class Counting(Engine):
+    """Stands for a real engine: each token is the place in its answer. It ends with an error after so many batches."""
+
+    def __init__(self, most_batches: float = float("inf")):
+        self.flights: deque[Batch] = deque()
+        self.remaining = most_batches
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.flights)
+
+    def submit(self, batch: Batch) -> None:
+        self.remaining -= 1
+        if self.remaining < 0:
+            raise RuntimeError("a worker was killed")
+        self.flights.append(batch)
+
+    def has_returned(self) -> bool:
+        return bool(self.flights)
+
+    def collect(self) -> Returned:
+        batch = self.flights.popleft()
+        return Returned(batch, [row.draw for row in batch.rows])
+
+
+SCHEDULERS = {
+    "contiguous": lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 8),
+    "paged, chunked": lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 4), 8, 1, True, 16),
+    "ragged": lambda: RequestLevel(NUM_SLOTS, 64, 8, "ragged"),
+    "padded, early": lambda: RequestLevel(NUM_SLOTS, 64, 8, "padded", True),
+}
+
+
+async def served(scheduler: Scheduler, engine: Engine) -> tuple[dict[int, list[int]], set[int], set[int], list[object]]:
+    """What 1,000 requests came to: tokens by request, those given up, those told of an end, and how the engine ended."""
+    chance = random.Random(0)
+    ends: list[object] = []
+    has_ended = asyncio.Event()
+
+    def end(error: BaseException | None) -> None:
+        ends.append(error)
+        has_ended.set()
+
+    bridge = Bridge(Server(scheduler, engine, (NUM_SLOTS, 64, 100)), end)
+    tokens: dict[int, list[int]] = {}
+    given_up: set[int] = set()
+    told: set[int] = set()
+
+    async def ask(new: int, patience: int | None) -> None:
+        request = Request(-1, (1,) * chance.randint(1, 30), new)
+        queue = bridge.submit(request)
+        got = tokens.setdefault(request.id, [])
+        while True:
+            if patience is not None and len(got) >= patience:
+                bridge.give_up(request.id)
+                given_up.add(request.id)
+                return
+            answer = await queue.get()
+            if isinstance(answer, Stopped):
+                told.add(request.id)
+                return
+            assert isinstance(answer, Delivery)
+            got += answer.tokens
+            if answer.is_last:
+                assert got == list(range(new))
+                return
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for _ in range(NUM_REQUESTS):
+            group.create_task(ask(chance.randint(1, 20), chance.choice([None, None, 0, 3])))
+            if chance.random() < 0.1:
+                await asyncio.sleep(0.001)
+    bridge.drain()
+    async with asyncio.timeout(10):
+        await has_ended.wait()
+    assert not bridge.answers
+    return tokens, given_up, told, ends
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_thousand_requests_with_random_cancels_lose_nothing(name: str) -> None:
+    scheduler = SCHEDULERS[name]()
+    tokens, given_up, told, ends = asyncio.run(served(scheduler, Counting()))
+    assert len(tokens) == NUM_REQUESTS and 100 < len(given_up) < 900 and not told and ends == [None]
+    assert scheduler.num_reserved == scheduler.num_unfinished == scheduler.num_in_flight == 0
+
+
+def test_an_engine_that_ends_tells_everybody() -> None:
+    tokens, given_up, told, ends = asyncio.run(served(SCHEDULERS["contiguous"](), Counting(most_batches=200)))
+    assert isinstance(ends[0], RuntimeError) and len(told) > 100 and not told & given_up
+    answered = NUM_REQUESTS - len(told) - len(given_up)
+    assert answered > 0 and len(tokens) == NUM_REQUESTS
