@@ -27,12 +27,14 @@ from runners.serving.capacity import Tried, largest_rate
 from runners.serving.correctness import compared, trials
 from runners.serving.options import ServingOptions
 from runners.serving.session import EngineSession, ServingSession
+from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind
-from runners.serving.workload import drawn, read
+from runners.serving.workload import Asked, drawn, read
 from systems.base import BadOption, Unsupported
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
+from systems.serving.simulated import LinearCost
 from systems.serving.slots import ContiguousSlots
 from systems.serving.system import Server, ServingSystem
 
@@ -357,7 +359,7 @@ def test_the_largest_rate_is_found_to_a_fraction_of_an_octave(limit: float, firs
 
 def of_cell(runner: str, session: type[ServingSession], batch: int = 1, **options: object) -> ServingSession:
     """A session of a small cell, prepared."""
-    small = {"prompt_tokens": 6, "new_tokens": 3, "samples": 2} if runner == "engine" else OPTIONS | {"steps": 1}
+    small = {"prompt_tokens": 6, "new_tokens": 3, "samples": 2} if runner == "engine" else OPTIONS
     model = choose("model", "gpt", layers=1, positions=256)
     system = choose("system", "orca", slots=int(str(options.pop("slots", 400))), max_batch_size=4)
     made = Cell(model, system, choose("runner", runner, **small | options), Conditions(batch, "cpu", "fp32"))  # type: ignore[arg-type]
@@ -382,7 +384,7 @@ def test_a_batch_of_equal_requests_takes_as_many_iterations_as_they_have_tokens(
 
 
 def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = of_cell("capacity", ServingSession, rate=5.0, requests=4)
+    session = of_cell("capacity", ServingSession, rate=5.0, requests=4, steps=1)
     (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
     monkeypatch.setattr(session, "try_rate", lambda rate: Tried(rate, 1.0 if rate < 7 else 1e9, rate))
     monkeypatch.setattr(session, "alone_ms", lambda prompt, new: prompt + new / 100)
@@ -398,3 +400,23 @@ def test_a_capacity_takes_no_other_load() -> None:
     for changed in ({"concurrency": 3}, {"steps": 0}):
         with pytest.raises(BadRequest):
             plan(choose("runner", "capacity", **OPTIONS | {"steps": 1} | changed))
+
+
+def test_a_simulated_trace_is_seen_as_arithmetic_says() -> None:
+    asked = [Asked(0.0, 5, 3), Asked(1.5, 4, 1)]
+    seen = simulated(IterationLevel(ContiguousSlots.all_free(40), 4), LinearCost(1.0), asked)
+    assert seen.requests.token_s == ((1.0, 2.0, 3.0), (3.0,)) and seen.queued_s == (0.0, 0.5)
+    assert seen.iterations.rows == (1, 1, 2) and seen.iterations.reserved_slots == (8, 8, 13)
+
+
+def test_both_clocks_serve_the_same_traces() -> None:
+    session = of_cell("simulation", ServingSession, repeats=2)
+    (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "simulation")
+    part = measurement.measure(session)
+    assert (
+        isinstance(part, Measured) and len(part.samples["throughput_real"]) == len(part.samples["throughput_simulated"]) == 2
+    )
+    assert all(quantity.source for quantity in part.quantities if "real" not in quantity.name)
+    closed = of_cell("simulation", ServingSession, concurrency=2)
+    with pytest.raises(BadOption, match=r"takes no runner\.concurrency"):
+        closed.both_clocks()

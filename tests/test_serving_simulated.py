@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
 
-from systems.serving.batch import Batch
+from systems.serving import costs
+from systems.serving.batch import Batch, Row
+from systems.serving.costs import CostTable
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Course, Listed, RealClock, serve
-from systems.serving.request import Delivery, Request
+from systems.serving.request import Delivery, Request, Sampling
 from systems.serving.request_level import RequestLevel
 from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
-from systems.serving.slots import ContiguousSlots, PagedSlots
+from systems.serving.slots import ContiguousSlots, PagedSlots, Region
 
 SCHEDULERS: dict[str, Callable[[int], Scheduler]] = {
     "orca": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, workers),
@@ -127,3 +129,30 @@ def test_a_request_that_is_given_up_leaves_its_slots() -> None:
     serve(scheduler, SimulatedEngine(clock, LinearCost(1.0)), Impatient(requests), lambda d, _: delivered.extend(d), clock)
     assert [d.request_id for d in delivered] == [0, 0, 0, 0, 0, 1, 1]
     assert scheduler.num_reserved == scheduler.num_unfinished == 0
+
+
+def test_a_table_of_costs_is_a_line_between_what_was_measured() -> None:
+    table = CostTable((1, 4, 64), (1.0, 2.5, 14.5), 0.25)
+
+    def cost(num_rows: int, num_context: int) -> float:
+        region = Region((0,), 100, 100)
+        row = Row(0, region, num_context - 1, (0,), 0, 1, 0, Sampling())
+        return table(Batch(0, (row,) * num_rows)) - 0.25 * num_rows * num_context
+
+    assert [cost(n, 8) for n in (1, 2, 4, 34, 64, 74)] == pytest.approx([1.0, 1.5, 2.5, 8.5, 14.5, 16.5])
+
+
+@pytest.mark.parametrize("block_size", [0, 4])
+def test_measured_costs_are_those_of_the_engine(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one whose iterations take what a formula says: the formula comes back."""
+    formula = LinearCost(5.0, 0.5, 0.125)
+    monkeypatch.setattr(costs, "seconds_of", lambda engine, batch: formula(batch))
+    table = costs.measured(LocalEngine(MODULE, NUM_SLOTS, block_size), NUM_SLOTS, SHAPE.positions, 3, block_size)
+    assert table.place_s == pytest.approx(0.125) and table.tokens[:3] == (1, 2, 3)
+    for batch in (costs._batch([(3, 1)], 0), costs._batch([(0, 20), (7, 1)], 0)):
+        assert table(batch) == pytest.approx(formula(batch))
+
+
+def test_iterations_of_a_real_engine_have_a_cost() -> None:
+    table = costs.measured(LocalEngine(MODULE, NUM_SLOTS), NUM_SLOTS, SHAPE.positions, 3)
+    assert min(table.seconds) > 0 and list(table.seconds) == sorted(table.seconds) and table.place_s >= 0

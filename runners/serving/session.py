@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -21,6 +21,7 @@ from runners.cell.session import Session
 from runners.machine.environment import cores
 from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
+from systems.serving import costs
 from systems.serving.loop import Course, Listed, RealClock, serve
 from systems.serving.request import Request
 from systems.serving.system import Server, ServingSystem
@@ -29,6 +30,8 @@ from . import metrics, traffic
 from .capacity import Tried
 from .correctness import Trial, compared, trials
 from .options import EngineOptions, ServingOptions
+from .simulation import simulated
+from .traffic import Seen
 from .workload import Asked
 
 NUM_TRIALS, MOST_TRIAL_TOKENS = 4, 96  # requests that are compared, and prompt tokens of one
@@ -168,11 +171,32 @@ class ServingSession(Session):
         normalized_ms = median(metrics.latencies_ms(seen)["normalized"]) if is_stable else None
         return Tried(rate, normalized_ms, metrics.request_throughput(seen))
 
+    def both_clocks(self) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
+        """Throughput of each trace, and median normalized latency of each that is stable; real ones, and simulated ones."""
+        if self.options.concurrency:
+            raise BadOption("runner=simulation knows when requests come: it takes no runner.concurrency")
+        self.phase("measuring iterations")
+        server = self.server
+        block_size = int(self.cell.system.options.get("block_size") or 0)
+        table = costs.measured(server.engine, *server.bounds[:2], self.serving_system.max_batch_size, block_size)
+        seed = self.cell.conditions.seed
+        real = [traffic.run(server, trace, seed + i, 0) for i, trace in enumerate(self.traces)]
+        virtual = [simulated(server.scheduler, table, trace) for trace in self.traces]
+        return _numbers(real), _numbers(virtual)
+
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         """Normalized latency of one request alone, the median of a few."""
         asked = [Asked(0.0, prompt_tokens, new_tokens)] * NUM_ALONE
         seen = traffic.run(self.server, asked, self.cell.conditions.seed, concurrency=1)
         return median(metrics.latencies_ms(seen)["normalized"])
+
+
+def _numbers(seen: Sequence[Seen]) -> dict[str, tuple[float, ...]]:
+    stable = [s for s in seen if metrics.is_stable(s.requests, 0)]
+    return {
+        "throughput": tuple(metrics.request_throughput(s) for s in seen),
+        "normalized": tuple(median(metrics.latencies_ms(s)["normalized"]) for s in stable),
+    }
 
 
 class EngineSession(ServingSession):

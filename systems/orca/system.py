@@ -36,6 +36,9 @@ class Orca(ServingSystem):
         not_below("max_num_batched_tokens", max_num_batched_tokens, 0)
         self.block_size, self.prefetch, self.max_num_batched_tokens = block_size, prefetch, max_num_batched_tokens
 
+    def most_tokens(self, num_positions: int) -> int:
+        return self.max_num_batched_tokens or super().most_tokens(num_positions)
+
     def prepare_serving(self, decoder: Decoder) -> Server:
         engine, num_slots = self.engine(decoder, self.block_size)
         if num_slots < self.block_size:

@@ -18,7 +18,9 @@ from .scheduler import Scheduler
 AUTO = "auto"
 GIB = 2**30
 SHARE = 0.95  # of the device's memory that is free once the weights are there
-SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
+LEAST_SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
+USUAL_PROMPT = 1 / 4  # of all positions: prompts of a batch are seldom longer on average
+WIDTHS_OF_TOKEN = 14  # tensors as wide as the model that are alive at once, the inner ones of a block as several
 CPU_SLOTS = 16384  # by default
 
 
@@ -74,6 +76,10 @@ class ServingSystem(System):
         engine = LocalEngine(decoder, num_slots, block_size, attention, self.cuda_graphs, self.max_batch_size)
         return engine, num_slots
 
+    def most_tokens(self, num_positions: int) -> int:
+        """Tokens that an iteration has room for, where no slots are asked for."""
+        return int(self.max_batch_size * num_positions * USUAL_PROMPT)
+
     def _slots_that_fit(self, decoder: Decoder, weight: Tensor) -> int:
         shape = decoder.shape
         slot_bytes = 2 * shape.layers * shape.heads * shape.head_size * weight.element_size()
@@ -81,7 +87,9 @@ class ServingSystem(System):
             return min(CPU_SLOTS, int(psutil.virtual_memory().available * SHARE / 2) // slot_bytes)
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info()
-        if (num_slots := int((free_bytes - SPARE_BYTES) * SHARE) // slot_bytes) < 1:
+        width_bytes = shape.heads * shape.head_size * weight.element_size()
+        spare_bytes = max(LEAST_SPARE_BYTES, self.most_tokens(shape.positions) * WIDTHS_OF_TOKEN * width_bytes)
+        if (num_slots := int((free_bytes - spare_bytes) * SHARE) // slot_bytes) < 1:
             raise MemoryError(
                 f"out of memory: beside the weights {free_bytes / GIB:.1f} GiB are free, which hold no K/V slot"
             )
