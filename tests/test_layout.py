@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"runners.command"},
     "hydra_plugins": {"runners.checks", "runners.request", "runners.sweep"},
     "conf": set(),
-    "models": {"conf"},
+    "models": {"conf", "models.neural"},
     "models.neural": set(),
     "models.tabular": {"models"},
     "results": {"conf"},

@@ -156,7 +156,11 @@ def cell_network(genotype: Genotype, channels: int, layers: int) -> tuple[int, i
 DARTS_COUNTS = cell_network(DARTS, channels=48, layers=14)
 AMOEBANET_COUNTS = cell_network(AMOEBANET, channels=48, layers=14)
 
+# Two-hot embeddings of 26 fields, 2·32 columns each; leaves from 63 nodes a tree; a linear term, twice 20 factors a leaf.
+TRANSLATED = 26 * 1000 * 64 + 6400 * 21 + 1, 100 * 63 * 64 + 6400 * (2 * 20 + 1)
+
 FIGURES = [
+    Figure("translated", *TRANSLATED, "closed formulas of models/translated.py's own structure"),
     Figure("nasnet", 5.3e6, 564e6, "Zoph et al. 2018, table 2: NASNet-A (4 @ 1056)"),
     Figure("nasnet_large", 88.9e6, 23.8e9, "Zoph et al. 2018, table 2: NASNet-A (6 @ 4032)"),
     Figure(

@@ -31,6 +31,7 @@ CHEAP = {
     "resnet50_cifar10": {},
     "squeezenet": {},
     "t5": {"sequence": 16, "decoder_sequence": 8},
+    "translated": {},
 }
 OTHERS = sorted(set(models.names()) - set(CHEAP))
 
@@ -56,7 +57,7 @@ def test_eval_outputs_are_finite_and_depend_on_the_input(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(CHEAP) - {"bert", "t5"}))
 def test_train_forms_run_and_have_gradients(name: str) -> None:
     heads = {"amoebanet": 2, "darts": 2, "googlenet": 3, "inception_v3": 2}
-    on_cpu = name.endswith("cifar10") or name in ("googlenet", "squeezenet", "resnet18")
+    on_cpu = name.endswith("cifar10") or name in ("googlenet", "squeezenet", "resnet18", "translated")
     model = models.load(name, 2, training=True, device="cpu" if on_cpu else "meta", **CHEAP[name])
     assert all(module.training for module in model.module.modules())
     results = outputs(model.module(*model.inputs))

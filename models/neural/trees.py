@@ -360,8 +360,9 @@ class SoftForest(nn.Module):
         self.signs = nn.Parameter(torch.from_numpy(ensemble.signs).to(dtype), requires_grad=level >= 4)
         leaf_bias = torch.from_numpy(1.0 - num_literals).to(dtype)[:, None]  # [T, 1, L]
         self.leaf_bias = nn.Parameter(leaf_bias, requires_grad=level >= 4)
-        self.value = nn.Parameter(torch.from_numpy(ensemble.value / 2).to(dtype))
-        self.bias = nn.Parameter(torch.from_numpy(ensemble.base + ensemble.value.sum((0, 1)) / 2).to(dtype))
+        if len(ensemble.base):
+            self.value = nn.Parameter(torch.from_numpy(ensemble.value / 2).to(dtype))
+            self.bias = nn.Parameter(torch.from_numpy(ensemble.base + ensemble.value.sum((0, 1)) / 2).to(dtype))
 
     @torch.no_grad()
     def standardize(self, ensemble: TreeEnsemble, shift: NDArray[np.float64], scale: NDArray[np.float64]) -> None:
@@ -380,9 +381,10 @@ class SoftForest(nn.Module):
     def reset_parameters(self) -> None:
         """A cold start: what trains takes random values, as torch's linear layers do. The structure stays."""
         num_trees, num_nodes, num_leaves = self.shape
-        self.bias.zero_()
+        if hasattr(self, "value"):
+            nn.init.zeros_(self.bias)
         for parameter, num_inputs in (
-            (self.value, num_trees * num_leaves),
+            *([(self.value, num_trees * num_leaves)] if hasattr(self, "value") else []),
             (self.threshold, len(self.shift) if self.level >= 3 else 1),
             (self.signs, num_nodes),
             (self.leaf_bias, num_nodes),
@@ -402,7 +404,7 @@ class SoftForest(nn.Module):
 
     def _leaves(self, x: Tensor) -> Tensor:
         num_trees, num_nodes, _ = self.shape
-        x = x.to(self.value.dtype)
+        x = x.to(self.signs.dtype)
         known = ((x.nan_to_num(0.0, LARGE, -LARGE) if self.sees_missing else x) - self.shift) / self.scale
         if self.level >= 3:
             nodes = torch.addmm(-self.threshold, known, self.weight)  # [B, T·N]
