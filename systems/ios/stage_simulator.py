@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from systems.profiling.timing import Timer
 from systems.scheduling.graph.program import Program
 from systems.scheduling.simulate.gpu import load
-from systems.scheduling.simulate.kernels import Kernels
+from systems.scheduling.simulate.kernels import Kernels, Node
 from systems.scheduling.simulate.simulator import replay
 from systems.scheduling.simulate.stored import read_sets, stored_profile
 
@@ -43,13 +43,13 @@ class StageSimulator(StageTimer):
         self.costs: dict[str, float] = {}
 
     def concurrent(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> float:
-        name = self._name(numbers)
+        name = self.name(numbers)
         if name not in self.costs:
             self.costs[name] = self._simulated(groups)
         return self.costs[name]
 
     def is_known(self, numbers: Sequence[int]) -> bool:
-        return self._name(numbers) in self.costs
+        return self.name(numbers) in self.costs
 
     def merged(self, units: Sequence[Unit]) -> float | None:
         return None
@@ -57,7 +57,8 @@ class StageSimulator(StageTimer):
     def _simulated(self, groups: Sequence[Sequence[Unit]]) -> float:
         """Milliseconds of groups beside each other, with the edge to the next stage and without the launch of a graph."""
         first = self.kernels.first
-        nodes, before = [], []
+        nodes: list[Node] = []
+        before: list[tuple[int, ...]] = []
         for group in groups:
             needed: tuple[int, ...] = ()
             for v in sorted(v for unit in group for v in unit):
