@@ -37,5 +37,5 @@ def load_decoder(name: str, device: str, precision: str, **options: Value) -> GP
     free_bytes = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     if num_bytes > free_bytes:
         needed, there = num_bytes / GIB, free_bytes / GIB
-        raise MemoryError(f"out of memory: its weights take {needed:.1f} GiB in {precision}, and {there:.1f} GiB are free")
+        raise MemoryError(f"its weights take {needed:.1f} GiB in {precision}, and {there:.1f} GiB are free")
     return made(shape, device, DTYPES[precision])

@@ -217,7 +217,7 @@ class EngineSession(ServingSession):
             raise BadOption(f"batch={self.cell.batch} is more than system.max_batch_size={most}")
         course = self._serve()
         if len(course.iterations) > self.traces[0][0].max_new_tokens:
-            raise MemoryError(f"out of memory: the keys and values of {self.cell.batch} requests do not fit at once")
+            raise MemoryError(f"the keys and values of {self.cell.batch} requests do not fit at once")
         return seconds
 
     def batch_ms(self) -> float:

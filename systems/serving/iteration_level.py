@@ -61,7 +61,7 @@ def select(pool: Iterable[Request], slots: Slots, max_batch_size: int, max_num_b
         slots: the K/V manager's book.
         max_batch_size: the chapter's max_bs.
         max_num_batched_tokens: of an iteration; a longer prompt goes in chunks (Sarathi-Serve, OSDI 2024). 0: no limit.
-            A started request behind a prompt has always its token: prompts are fed in the order of arrival.
+            With one batch in flight no increment waits for a prompt: whoever has started came before it.
     """
     parts: list[Part] = []
     budget = max_num_batched_tokens or float("inf")

@@ -90,9 +90,7 @@ class ServingSystem(System):
         width_bytes = shape.heads * shape.head_size * weight.element_size()
         spare_bytes = max(LEAST_SPARE_BYTES, self.most_tokens(shape.positions) * WIDTHS_OF_TOKEN * width_bytes)
         if (num_slots := int((free_bytes - spare_bytes) * SHARE) // slot_bytes) < 1:
-            raise MemoryError(
-                f"out of memory: beside the weights {free_bytes / GIB:.1f} GiB are free, which hold no K/V slot"
-            )
+            raise MemoryError(f"beside the weights {free_bytes / GIB:.1f} GiB are free, which hold no K/V slot")
         return num_slots
 
 
