@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY, environment
+from made_records import record
 
 import conf
 from results.cell import Choice, choose
 from runners.checks import BadRequest
+from runners.measurements.base import DASH
 from runners.measurements.registry import compositions, in_order_of_columns, measurements, plan
 from runners.showings.registry import showings
 
@@ -83,6 +85,13 @@ def test_options_are_checked_by_their_measurement() -> None:
     ):
         with pytest.raises(BadRequest, match=says):
             plan(choose("runner", choice, **options))  # type: ignore[arg-type]
+
+
+def test_a_record_without_a_measurement_has_no_text_of_it() -> None:
+    bare = record()
+    for measurement in in_order_of_columns():
+        for row in (*measurement.rows, *measurement.columns):
+            assert row.text(bare) == DASH, row.heading
 
 
 def test_columns_have_one_order() -> None:

@@ -78,6 +78,10 @@ def _interval(record: Record) -> str:
     return DASH if part is None else f"[{part.low:.4f}, {part.high:.4f}]"
 
 
+def _auc_with_interval(record: Record) -> str:
+    return DASH if record.accuracy is None else f"{_auc(record)} {_interval(record)}"
+
+
 def _gain(record: Record) -> str:
     part = record.accuracy
     if part is None or part.gain is None:
@@ -125,7 +129,7 @@ class Accuracy(Measurement):
         Column("parameters", 1, _parameters, "that training changed last"),
     )
     rows = (
-        Row("AUC", lambda record: f"{_auc(record)} {_interval(record)}"),
+        Row("AUC", _auc_with_interval),
         Row("over the pipeline", _gain),
         Row("log loss", _log_loss),
         Row("fit + tune s", _seconds),
