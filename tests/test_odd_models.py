@@ -40,6 +40,16 @@ class Stateful(nn.Module):
         return x * self.count
 
 
+class Growing(nn.Module):
+    """Answers with one number more each time."""
+
+    size = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.size += 1
+        return x.new_ones(self.size)
+
+
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module, str], Record | Failed]:
     """What the process of a cell answers for a model under a system: its record, or how it failed."""
@@ -89,11 +99,20 @@ def test_what_a_system_alone_refuses_is_unsupported(answer: Callable) -> None:
         (Lambda(lambda x: x.add_(1)), "the model changes its input 0 in place"),
         (Stateful(), "the model changes its own state in a forward pass (count)"),
         (Lambda(torch.rand_like), "the model answers the same inputs differently each time"),
+        (Lambda(lambda x: (x + 1, torch.rand_like(x))), "the model answers the same inputs differently each time"),
+        (Growing(), "the model answers the same inputs differently each time"),
     ],
 )
 def test_what_cannot_be_compared_is_told_as_such(module: nn.Module, says: str, answer: Callable) -> None:
     reply = answer(module, "eager")
     assert reply.status == "unchecked" and reply.reason == f"{says}, so nothing can be compared"
+
+
+@pytest.mark.parametrize("load", [0.05, 0.5])
+def test_a_cpu_that_others_use_is_told_of(load: float, answer: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.machine.cpu_load.CpuLoad.share_of_others", lambda _: load)
+    warnings = [warning for warning in answer(Lambda(torch.relu), "eager").warnings if warning.kind == "busy_cpu"]
+    assert [warning.values["load"] for warning in warnings] == ([load] if load > 0.1 else [])
 
 
 def test_a_scheduler_says_what_a_model_changes() -> None:

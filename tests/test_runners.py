@@ -1,5 +1,6 @@
 """The measurements, each against something that is known."""
 
+import itertools
 import json
 import math
 import os
@@ -23,18 +24,20 @@ from scipy.stats import bootstrap
 import models
 from models import loading
 from results.cell import Cell, Conditions, choose
-from results.record import Record
+from results.record import Limits, Record
 from results.statistics import describe, spread
 from results.warning import Warning
 from results.words import one_line
 from runners.cell import calls
+from runners.cell.arithmetic import set_arithmetic
 from runners.cell.measuring import measured
-from runners.cell.messages import Check, Checked, Failed, Round
+from runners.cell.messages import Check, Checked, Failed, NoMessage, Round, Turn, answer_to, encoded
 from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
 from runners.machine.device import visible
 from runners.machine.environment import identity
 from runners.measurements import kernels, latency, sm_efficiency, throughput
+from runners.measurements.parts import limits_of_model
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
@@ -79,6 +82,13 @@ def test_latency_is_that_of_one_call() -> None:
 def test_warm_up_goes_on_until_calls_are_steady() -> None:
     seconds = iter([0.02] * 15 + [0.001] * 1000)
     assert 30 <= calls.warm_up(lambda: time.sleep(next(seconds)), "cpu") <= calls.WARM_UP_CALLS
+
+
+def test_warm_up_of_what_is_never_steady_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    medians_ms = itertools.cycle([1.0, 2.0])
+    monkeypatch.setattr(calls, "sample", lambda *_: [next(medians_ms)])
+    monkeypatch.setattr(calls, "WARM_UP_SECONDS", 30.0)
+    assert calls.warm_up(lambda: None, "cpu") == calls.WARM_UP_CALLS
 
 
 def test_throughput_counts_samples_of_calls_back_to_back() -> None:
@@ -260,7 +270,8 @@ def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
 
 
 def test_what_is_built_ahead_is_for_the_runner_of_the_cell() -> None:
-    threads = torch.get_num_threads()
+    before, threads = torch.get_num_threads(), 2
+    torch.set_num_threads(threads)
 
     def ahead(runner: str, model: str, **options: Any) -> None:
         chosen = choose("model", model, **options), choose("system", "eager"), choose("runner", runner)
@@ -273,6 +284,32 @@ def test_what_is_built_ahead_is_for_the_runner_of_the_cell() -> None:
     ahead("latency", "squeezenet", bypass="long")  # told when it is loaded
     ahead("latency", "custom", factory="a:b")
     assert not loading._ahead and torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+
+
+def test_tf32_is_for_convolutions_alone_and_where_it_was_asked_for() -> None:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
+    try:
+        for precision, is_allowed in (("tf32", True), ("fp32", False), ("fp16", True)):
+            matmul.allow_tf32 = True
+            set_arithmetic(precision, "heuristic")
+            assert cudnn.allow_tf32 == is_allowed and not matmul.allow_tf32
+    finally:
+        cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = before
+
+
+def test_an_answer_to_another_command_is_none() -> None:
+    check = Check("system", choose("system", "eager"), 1)
+    assert answer_to(check, encoded(Checked(None)).encode()) == Checked(None)
+    with pytest.raises(NoMessage, match="Turn"):
+        answer_to(check, encoded(Turn((1.0,))).encode())
+
+
+def test_siblings_take_over_the_limits_of_the_model_alone() -> None:
+    limits = Limits(1.0, 2.0, rewritten=Limits(0.5, 1.0))
+    assert limits_of_model(record(limits=limits)) == Limits(1.0, 2.0)
+    assert limits_of_model(record(limits=Limits(None, None, reason="no capture"))) is None is limits_of_model(record())
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores")
