@@ -90,7 +90,7 @@ def test_options_are_checked_by_their_measurement() -> None:
 def test_a_record_without_a_measurement_has_no_text_of_it() -> None:
     bare = record()
     for measurement in in_order_of_columns():
-        for row in (*measurement.rows, *measurement.columns):
+        for row in (*(measurement.rows or ()), *measurement.columns):
             assert row.text(bare) == DASH, row.heading
 
 

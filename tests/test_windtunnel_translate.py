@@ -190,6 +190,23 @@ def test_boosted_regressors(objective: str) -> None:
     assert_same(lightgbm.LGBMRegressor(n_estimators=5, objective=kind, verbose=-1).fit(x, y), x)
 
 
+def test_a_row_on_a_threshold_behind_a_scaler_goes_the_same_way_in_float64() -> None:
+    """Trained on even numbers, a tree's thresholds are odd ones: every odd row is a tie that rounding decides."""
+    x = np.arange(0.0, 1440.0, 2.0)[:, None]
+    y = np.random.default_rng(0).integers(0, 2, len(x))
+    rows = np.arange(0.0, 1440.0)[:, None]
+    trees = lightgbm.LGBMClassifier(
+        n_estimators=9, min_child_samples=2, verbose=-1, min_data_in_bin=1, max_bin=1024, n_jobs=1
+    )
+    differs_in_float32 = False
+    for scaler in (StandardScaler(), RobustScaler(), MinMaxScaler(), MaxAbsScaler()):
+        model = make_pipeline(scaler, trees).fit(x, y)
+        want = model[-1].predict(model[:-1].transform(rows), raw_score=True)
+        np.testing.assert_allclose(scores(translate(model, EXACT), rows)[:, 0], want, atol=1e-9)
+        differs_in_float32 |= bool(abs(scores(translate(model), rows)[:, 0].numpy() - want).max() > MOST)
+    assert differs_in_float32  # the rows hold ties
+
+
 def test_rows_of_zeros_are_not_normalized() -> None:
     x = np.concatenate([IRIS[0], np.zeros((2, 4))])
     y = np.concatenate([IRIS[1], [0, 1]])

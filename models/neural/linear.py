@@ -31,8 +31,8 @@ def projection(components: ArrayLike, mean: ArrayLike, dtype: torch.dtype) -> nn
     return linear(matrix, -matrix @ np.broadcast_to(np.asarray(mean, dtype=np.float64), matrix.shape[1]), dtype)
 
 
-class Affine(nn.Module):
-    """Each column by itself: (x - shift) · scale, then within limits if there are any: [B, F] -> [B, F]."""
+class _ByColumn(nn.Module):
+    """Two numbers a column, and limits of the result if there are any."""
 
     def __init__(
         self,
@@ -52,10 +52,24 @@ class Affine(nn.Module):
         nn.init.zeros_(self.shift)
         nn.init.ones_(self.scale)
 
+    def within(self, x: Tensor) -> Tensor:
+        return x.clamp(*self.limits) if self.limits else x
+
+
+class Standardize(_ByColumn):
+    """(x - shift) / scale: [B, F] -> [B, F]. It rounds as scikit-learn does, which decides ties of trees behind it."""
+
     def forward(self, x: Tensor) -> Tensor:
         """[B, F] -> [B, F]"""
-        x = (x - self.shift) * self.scale
-        return x.clamp(*self.limits) if self.limits else x
+        return self.within((x - self.shift) / self.scale)
+
+
+class Affine(_ByColumn):
+    """x · scale + shift: [B, F] -> [B, F]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, F] -> [B, F]"""
+        return self.within(x * self.scale + self.shift)
 
 
 class Normalize(nn.Module):

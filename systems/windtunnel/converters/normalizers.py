@@ -7,34 +7,34 @@ from typing import Any
 import numpy as np
 
 from models.neural.likelihood import Binarize
-from models.neural.linear import Affine, Columns, Normalize
+from models.neural.linear import Affine, Columns, Normalize, Standardize
 from systems.windtunnel.base import Converter, Form, Translated
 
 
 def standard(scaler: Any, name: str, form: Form) -> Translated:
     """(x - mean) / deviation."""
     shift = scaler.mean_ if scaler.with_mean else 0.0
-    scale = 1 / scaler.scale_ if scaler.with_std else 1.0
-    return Translated(Affine(shift, scale, scaler.n_features_in_, form.dtype))
+    scale = scaler.scale_ if scaler.with_std else 1.0
+    return Translated(Standardize(shift, scale, scaler.n_features_in_, form.dtype))
 
 
 def min_max(scaler: Any, name: str, form: Form) -> Translated:
     """x · scale + min, between limits if it clips."""
     limits = tuple(scaler.feature_range) if scaler.clip else None
-    return Translated(Affine(-scaler.min_ / scaler.scale_, scaler.scale_, scaler.n_features_in_, form.dtype, limits))
+    return Translated(Affine(scaler.min_, scaler.scale_, scaler.n_features_in_, form.dtype, limits))
 
 
 def max_abs(scaler: Any, name: str, form: Form) -> Translated:
     """x / the largest absolute value."""
     limits = (-1.0, 1.0) if getattr(scaler, "clip", False) else None
-    return Translated(Affine(0.0, 1 / scaler.scale_, scaler.n_features_in_, form.dtype, limits))
+    return Translated(Standardize(0.0, scaler.scale_, scaler.n_features_in_, form.dtype, limits))
 
 
 def robust(scaler: Any, name: str, form: Form) -> Translated:
     """(x - median) / range of quantiles."""
     shift = scaler.center_ if scaler.with_centering else 0.0
-    scale = 1 / scaler.scale_ if scaler.with_scaling else 1.0
-    return Translated(Affine(shift, scale, scaler.n_features_in_, form.dtype))
+    scale = scaler.scale_ if scaler.with_scaling else 1.0
+    return Translated(Standardize(shift, scale, scaler.n_features_in_, form.dtype))
 
 
 def normalizer(scaler: Any, name: str, form: Form) -> Translated:
