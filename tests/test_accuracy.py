@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import command, environment, records
+from conftest import ROOT, command, environment, records
 
 pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
 pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")
@@ -181,6 +181,19 @@ def test_every_learner_learns(name: str, options: dict[str, Any]) -> None:
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert systems.load("tabm").unsupported("cpu") == "tabm needs sklearn: pip install '.[windtunnel]'"
+
+
+def test_no_learner_is_loaded_with_its_libraries() -> None:
+    """Who has not installed them is told so, and lists all systems without them."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, systems; names = ('pipeline', 'windtunnel', 'lightgbm', 'tabm', 'ft_transformer');"
+        "[systems.load(name) for name in names]; print({'sklearn', 'lightgbm', 'tabm'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()"
 
 
 def test_a_part_is_of_all_its_seeds() -> None:

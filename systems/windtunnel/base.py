@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 KINDS = ("identity", "sigmoid", "softmax", "one_vs_all", "probability", "exponential", "softplus", "signed_square", "margin")
 
+SCOPES = ("all", "trees")
+STARTS = ("warm", "cold")
+LEARNING_RATES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # the chapter's grid, section 5.3
+WEIGHT_DECAYS = (1e-5, 1e-6, 1e-7)
+
 
 class Untranslatable(ValueError):
     """An operator has no translation, or stands where none can be. The message is one line that names it."""

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from models.neural.trees import LEVELS
 
 from . import saving
-from .base import Form
-from .fine_tuning import SCOPES, STARTS, Course, Rows, Settings, fine_tune, fit_to_inputs, in_chunks
+from .base import SCOPES, STARTS, Form
+from .fine_tuning import Course, Rows, Settings, fine_tune, fit_to_inputs, in_chunks
 from .losses import default_name, loss_of
 from .translate import Line, Translation, translate
 

@@ -21,10 +21,6 @@ from systems.registry import load
 from .losses import Loss
 from .translate import Translation
 
-SCOPES = ("all", "trees")
-STARTS = ("warm", "cold")
-LEARNING_RATES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # the chapter's grid, section 5.3
-WEIGHT_DECAYS = (1e-5, 1e-6, 1e-7)
 MOST_SAMPLED = 100_000  # rows that thresholds and scales are taken from
 CHUNK = 16_384  # rows of one call without gradients
 

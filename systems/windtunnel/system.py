@@ -12,9 +12,7 @@ from models.neural.trees import LEVELS
 from systems.base import BadOption
 from systems.tabular.learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task, fitted_pipeline
 
-from .base import Form
-from .fine_tuning import LEARNING_RATES, SCOPES, STARTS, WEIGHT_DECAYS, in_chunks
-from .translate import translate
+from .base import LEARNING_RATES, SCOPES, STARTS, WEIGHT_DECAYS, Form
 
 
 class WindTunnelLearner(Learner):
@@ -62,6 +60,8 @@ class WindTunnelLearner(Learner):
 
     def learn_from(self, task: Task) -> Learned:
         from .estimator import WindTunnel
+        from .fine_tuning import in_chunks
+        from .translate import translate
 
         begin = perf_counter()
         made = fitted_pipeline(task)
