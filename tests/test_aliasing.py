@@ -74,11 +74,16 @@ def owner() -> Owner:
 
 
 LEARNERS = {"pipeline", "windtunnel", "lightgbm", "tabm", "ft_transformer"}  # from tables; they execute no module
+SERVERS = {"orca", "request_level"}  # nor do these
 
 
 def every_system() -> list[object]:
     """Every class that executes modules but custom, which needs an option. Those that call a C++ compiler take long."""
-    names = {str(conf.options("system", choice)["name"]) for choice in conf.choices("system")} - {"custom", *LEARNERS}
+    names = {str(conf.options("system", choice)["name"]) for choice in conf.choices("system")} - {
+        "custom",
+        *LEARNERS,
+        *SERVERS,
+    }
     return [pytest.param(n, marks=[pytest.mark.slow] if n in ("tvm", "torch_compile") else []) for n in sorted(names)]
 
 

@@ -69,7 +69,7 @@ LOOKS = {
     "opara": Look("#3b0f8f", "X"),
     "opara_fused": Look("#3b0f8f", (4, 1, 0), "....."),
     "weave": Look("#9900ff", (8, 1, 0)),
-    "request_level": Look("#8c6d00", (7, 1, 0), "ooo"),
+    "request_level": Look("#8c6d00", (7, 1, 13), "ooo"),
     "orca": Look("#8c6d00", (7, 0, 0), "|||||"),
     "pipeline": Look("#000000", (5, 1, 18), "xxxxx"),
     "windtunnel": Look("#3b0f8f", (7, 1, 0), "/////"),
