@@ -16,7 +16,8 @@ from results.record import Correctness
 from runners.cell import reference
 from runners.cell.measuring import measured
 from runners.cell.session import Session
-from runners.measurements.correctness import FLOOR, MULTIPLE, NEAR, accepted, distance, measure
+from runners.measurements.correctness import NEAR, accepted, measure
+from systems.tolerance import FLOOR, MULTIPLE, distance
 
 GENERATOR = torch.Generator().manual_seed(0)
 WEIGHT = torch.randn(64, 64, generator=GENERATOR) / 8

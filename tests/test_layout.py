@@ -16,7 +16,15 @@ FLOORS = ("conf", "models", "systems", "runners", "results", "scripts", "hydra_p
 # What the files of a room may import beside their own room; a room stands for those within it too. A room is a folder or
 # a file; the longest name counts. Those of `systems` stand in the order of their floors.
 GRAPH, PLANS, EXECUTION, SIMULATE = (f"systems.scheduling.{name}" for name in ("graph", "plans", "execution", "simulate"))
-FLOOR = {"conf", "systems.arithmetic", "systems.base", "systems.notice", "systems.cache", "systems.preparing"}
+FLOOR = {
+    "conf",
+    "systems.arithmetic",
+    "systems.tolerance",
+    "systems.base",
+    "systems.notice",
+    "systems.cache",
+    "systems.preparing",
+}
 SCHEDULER = FLOOR | {
     "systems.scheduling.scheduler",
     "systems.scheduling.module",
@@ -38,7 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scripts": {"conf", "results"},
     # systems
     "systems": {"systems.registry"},
-    "systems.arithmetic": set(),
+    "systems.arithmetic": {"models"},
+    "systems.tolerance": set(),
     "systems.base": {"conf"},
     "systems.notice": set(),
     "systems.preparing": set(),

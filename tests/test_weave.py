@@ -5,8 +5,9 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from conftest import Run, command, environment
 from dags import dags
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ from systems.scheduling.plans.launch_order import upward_ranks
 from systems.scheduling.plans.list_scheduling import list_schedule
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
-from systems.weave import search
+from systems.weave import reference, search
 from systems.weave.search import MARGIN, WORTH, Candidate, Search, State
 from systems.weave.stream_plans import STREAM_PLANS
 
@@ -44,6 +45,28 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.a(x)).relu() + self.b(x).relu().sigmoid()  # type: ignore[no-any-return]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = Branches()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x) * 1.0  # type: ignore[no-any-return]
+
+
+@cache
+def scaled() -> tuple[Program, Callable[[float], Program]]:
+    """A program, and the same with its output times a factor."""
+    captured = capture(Scaled().eval(), (torch.randn(1, 4, 6, 6),))
+    last = len(captured.graph) - 1
+
+    def times(factor: float) -> Program:
+        calls = [*captured.calls[:last], captured.calls[last].map(lambda leaf: factor if leaf == 1.0 else leaf)]
+        return Program(captured.graph, calls, captured.outputs, captured.output_spec, captured.examples)
+
+    return captured, times
 
 
 PLACES = ("p", "q", "r")
@@ -155,6 +178,97 @@ def test_what_costs_precision_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     space = Space(2, wrong=lambda candidate: candidate != Candidate())
     state = space.searching(monkeypatch)[0].run()
     assert state.best == Candidate() and state.gains == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(bad=st.sets(st.integers(0, 6)), order=st.permutations(range(7)))
+def test_of_the_passes_decisions_exactly_those_go_that_cost_precision(bad: set[int], order: list[int]) -> None:
+    """Each bad decision multiplies the output by 1.01; the errors of several add up."""
+    captured, times = scaled()
+
+    def rewrite(choices: Mapping[str, str]) -> tuple[Program, list[Decision]]:
+        own = {f"kind {i}": choices.get(f"kind {i}", "new") for i in order}
+        return times(1.01 ** sum(own[f"kind {i}"] == "new" for i in bad)), [
+            Decision("kind", p, (), {"old": 1.0, "new": 0.5}, c, {}, p) for p, c in own.items()
+        ]
+
+    messages: list[str] = []
+    searching = Search(captured, rewrite, 1e6, messages.append, lambda state: None)
+    searching.excess = searching._reference()
+    searching._drop_imprecise()
+    assert dict(searching.state.best.choices) == {f"kind {i}": "old" for i in bad}
+    assert len(searching.state.dropped) == len(bad) and State.from_json(searching.state.to_json()) == searching.state
+    assert all("costs precision" in message for message in messages)
+
+
+def test_what_no_decision_explains_is_told() -> None:
+    captured, times = scaled()
+    wrong, messages = times(1.01), list[str]()
+    decisions = [Decision("kind", "p", (), {"old": 1.0, "new": 0.5}, "new", {}, "kind p")]
+    searching = Search(captured, lambda choices: (wrong, decisions), 1e6, messages.append, lambda state: None)
+    searching.excess = searching._reference()
+    searching._drop_imprecise()
+    assert searching.state.dropped == [] and "do without measuring" in messages[-1]
+
+
+class Conversions(nn.Module):
+    """What widening has to reach: conversions, a constant, whole numbers, a dtype among the arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.embedding = nn.Linear(8, 8), nn.Embedding(5, 8)
+        self.register_buffer("shift", torch.randn(8))
+
+    def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x).to(torch.float16).float() + self.shift + self.embedding(i)
+        return torch.softmax(y, -1, dtype=torch.float32) * torch.ones(8), i + 1
+
+
+def test_a_widened_program_computes_in_fp64_alone() -> None:
+    module, inputs = Conversions().eval(), (torch.randn(3, 8), torch.arange(3))
+    program = capture(module, inputs)
+    wide = reference.widened(program)
+    outputs = reference.tensors(wide.run(wide.examples))
+    assert [o.dtype for o in outputs] == [torch.float64, torch.int64] and torch.equal(outputs[1], inputs[1] + 1)
+    y = module.linear(inputs[0]) + module.shift + module.embedding(inputs[1])
+    exact = [p.double() for p in (module.linear.weight, module.linear.bias)]
+    y = (
+        nn.functional.linear(inputs[0].double(), *exact)
+        + module.shift.double()
+        + module.embedding.weight.double()[inputs[1]]
+    )
+    torch.testing.assert_close(outputs[0], torch.softmax(y, -1), rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        assert module(*inputs)[0].dtype == torch.float32  # the program itself is what it was
+    moved = reference.widened(program, "fp32")
+    (disturbed, _) = reference.tensors(moved.run(moved.examples))
+    assert 1e-9 < reference.distance(disturbed, outputs[0]).norm < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_reference_takes_what_eager_makes_and_not_what_is_off(dtype: torch.dtype) -> None:
+    module, x = Branches().eval().to(dtype), torch.randn(2, 4, 8, 8, dtype=dtype)
+    captured = capture(module, (x,))
+    assert reference.precision_of(captured) == {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    held = reference.Reference(captured)
+    (out,) = captured.run((x,))
+    assert held.excess([out]) <= 1
+    one = out.clone()
+    one.view(-1)[7] += 20 * torch.finfo(dtype).eps * out.abs().max() * (100 if dtype == torch.float32 else 1)
+    hole = out.clone()
+    hole.view(-1)[7] = torch.nan
+    assert min(held.excess([wrong]) for wrong in (one, hole, out * 1.1, out.roll(1))) > 1
+
+
+def test_without_fp64_a_search_compares_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(captured: Program) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(search, "Reference", none)
+    space = Space(2, wrong=lambda candidate: candidate != Candidate())
+    state = space.searching(monkeypatch)[0].run()
+    assert state.best == Candidate() and state.gains == []
+    assert Space(2).searching(monkeypatch)[0].run().best != Candidate()
 
 
 def test_what_fails_is_no_end_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from models.model import TF32
-from systems.arithmetic import without_tf32
+from systems.arithmetic import disturb, epsilon, without_tf32
 
 WIDE = {"fp64": torch.float64, "fp32": torch.float32}  # the highest first
-TF32_EPSILON = 2.0**-10  # TF32 keeps ten bits
 FEWEST_DRAWS = 2  # they show whether the output depends on the inputs
 SECONDS = 15.0  # after which no further draw is computed: fp64 takes long on a CPU
 COPIES = 2.0  # free host memory that the reference needs, in sizes of its weights
@@ -62,27 +61,6 @@ def references(module: Callable[..., object], draws: Sequence[Inputs], precision
         return References("fp32" if precision in TF32 else precision, outputs, disturbed)
     finally:
         _give_back()
-
-
-def epsilon(tensor: Tensor, precision: str) -> float:
-    """The relative distance of neighbouring numbers, as the arithmetic sees a weight; 0 for whole numbers.
-
-    Under TF32 a GPU may round what it multiplies: under tf32 eager does in convolutions, other systems in products too.
-    So this is TF32's for every fp32 tensor of two or more dimensions.
-    """
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0.0
-    if precision in TF32 and tensor.is_cuda and tensor.dim() > 1 and tensor.dtype == torch.float32:
-        return TF32_EPSILON
-    return torch.finfo(tensor.dtype).eps
-
-
-@torch.no_grad()
-def disturb(tensor: Tensor, seed: int, by: float) -> None:
-    """Move each element up or down by this fraction, in place."""
-    generator = torch.Generator(tensor.device).manual_seed(seed)
-    signs = torch.randint(2, tensor.shape, generator=generator, device=tensor.device) * 2 - 1
-    tensor.mul_(1 + by * signs)
 
 
 def _of_copy(module: nn.Module, draws: Sequence[Inputs], precision: str, name: str) -> References:

@@ -17,14 +17,15 @@ from models.model import TF32
 from results.cell import Cell
 from results.record import Correctness
 from runners.measurements.base import options_of
-from runners.measurements.correctness import FLOOR, MULTIPLE, Distance, Errors, beyond, distance, largest
+from runners.measurements.correctness import Errors, beyond, largest
 from runners.measurements.training import TrainingOptions
+from systems.arithmetic import disturb, epsilon
 from systems.base import Prepared, System, Unsupported
 from systems.pytorch.eager import Eager
+from systems.tolerance import FLOOR, MULTIPLE, Distance, distance
 from systems.training.step import undone
 
 from .calls import sample
-from .reference import disturb, epsilon
 from .session import Session
 
 COMPARED_STEPS = 3

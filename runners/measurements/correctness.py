@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
 
 from models.model import TF32
 from results.record import Correctness as CorrectnessPart
 from results.record import Record
+from systems.tolerance import FLOOR, MULTIPLE, NONE, Distance, distance, is_whole
 
 from .base import Column, Measurement, Part, Row, number_or_dash
 from .subject import Subject
@@ -24,30 +25,11 @@ from .subject import Subject
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A system may be this many times as far from the reference as eager is, by the precision of the arithmetic. In fp32 other
-# algorithms than eager's round more: Winograd's convolutions, some ten times as much. Lower precisions round what is stored
-# and multiplied, whatever the algorithm: another order of the same operators rounds differently from eager, not more. In
-# bf16 eager itself is off by half of what other inputs do to Inception-v3's output, so that more would hide everything.
-MULTIPLE = {"fp32": 16.0, "tf32": 4.0, "tf32_products": 4.0, "fp16": 2.0, "bf16": 1.0}
 NEAR = 0.5  # of what other inputs do to the output: with a smaller error it is not the output of other inputs
-FLOOR = 2.0  # units of rounding that any output may be off by, so that nothing has to be exact because eager happens to be
 DRAWS = 3
 
 
-class Distance(NamedTuple):
-    """How far a tensor is from a reference: ||a - b|| / ||b||, and max |a - b| / max |b|.
-
-    Of whole numbers and truth values both are the share of elements that differ.
-    """
-
-    norm: float
-    element: float
-
-    def or_more(self, other: Distance) -> Distance:
-        return Distance(max(self.norm, other.norm), max(self.element, other.element))
-
-
-NONE, ANY = Distance(0.0, 0.0), Distance(inf, inf)
+ANY = Distance(inf, inf)
 
 
 @dataclass
@@ -197,7 +179,7 @@ class _Trial:
         elif not torch.isfinite(out).all():
             self.reason = f"the {place} is not finite"
         else:
-            least = 0.0 if _is_whole(own) else FLOOR * torch.finfo(own.dtype).eps
+            least = 0.0 if is_whole(own) else FLOOR * torch.finfo(own.dtype).eps
             errors = self.errors.setdefault(place, Errors(least, self.multiple))
             self.equals_eager = self.equals_eager and torch.equal(out, own)
             errors.system = errors.system.or_more(distance(out, reference))
@@ -275,29 +257,6 @@ def _other_form(outs: Mapping[str, Any], owns: Mapping[str, Any]) -> str | None:
         if place.startswith("the type of") and out != own:
             return f"{place} is {out}, eager's is {own}"
     return next((f"the output has {place}, eager's has not" for place in outs if place not in owns), None)
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def distance(out: Tensor, reference: Tensor, typical: float = 0.0) -> Distance:
-    """How far `out` is from `reference`, of the same shape, in double precision.
-
-    Args:
-        typical: of an element. It stands in where the reference's own are smaller.
-    """
-    import torch
-
-    if not reference.numel():
-        return NONE
-    if _is_whole(reference):
-        share = (out != reference).double().mean().item()
-        return Distance(share, share)
-    wide = torch.complex128 if reference.is_complex() else torch.float64
-    apart, size = (out.to(wide) - reference.to(wide)).abs(), reference.to(wide).abs()
-    norm, element = max(size.norm().item(), typical * sqrt(size.numel())), max(size.max().item(), typical)
-    return Distance(apart.norm().item() / (norm or 1.0), apart.max().item() / (element or 1.0))
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:

@@ -17,12 +17,12 @@ from torch import Tensor
 from models.gpt import GPT
 from models.model import TF32
 from results.record import Correctness
-from runners.measurements.correctness import FLOOR, MULTIPLE, distance
 from systems.serving.batch import Batch
 from systems.serving.engine import Engine, LocalEngine, Returned
 from systems.serving.loop import Listed, RealClock, serve
 from systems.serving.request import Request
 from systems.serving.system import Server
+from systems.tolerance import FLOOR, MULTIPLE, distance
 
 WIDER = {torch.float64: "fp64", torch.float32: "fp32"}
 

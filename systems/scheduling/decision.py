@@ -34,6 +34,15 @@ class Decision:
     place: str = ""
 
     @property
+    def without(self) -> str:
+        """What is done without the decision; as chosen where nothing was measured."""
+        return next(iter(self.milliseconds), self.chosen)
+
+    @property
+    def is_change(self) -> bool:
+        return self.chosen != self.without
+
+    @property
     def gain(self) -> float | None:
         """How many times as fast the chosen alternative is as the first; None where either has no time."""
         return _gain(self.milliseconds, self.chosen)

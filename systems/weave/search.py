@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from conf.text import first_line
 from systems.cache import JSON
@@ -23,12 +22,13 @@ from systems.scheduling.plans.launch_early import early_operators
 from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.schedule import Schedule
 
+from .reference import Reference, tensors
 from .stream_plans import FIRST, STREAM_PLANS
 
 ROUNDS, LEAST_CALLS, ROUND_SECONDS = 5, 5, 0.02
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
-PRECISION = 2.0  # times the error of the passes' own decisions that a change may have
+PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
 Choices: TypeAlias = Mapping[str, str]
 Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
@@ -83,6 +83,7 @@ class State:
         best: the best so far.
         ratios: by `Candidate.key`, over the best at that time; None where it failed.
         gains: the changes that led to the best, in order.
+        dropped: decisions of the passes that cost more precision than a cell may lose, in words.
         seconds: spent so far.
         is_complete: nothing is left to try.
     """
@@ -90,6 +91,7 @@ class State:
     best: Candidate = Candidate()
     ratios: dict[str, float | None] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     seconds: float = 0.0
     is_complete: bool = False
 
@@ -102,6 +104,7 @@ class State:
             },
             "ratios": {**self.ratios},
             "gains": [[gain.change, gain.before_ms, gain.after_ms] for gain in self.gains],
+            "dropped": [*self.dropped],
             "seconds": self.seconds,
             "is_complete": self.is_complete,
         }
@@ -116,7 +119,8 @@ class State:
         gains = [Gain(str(change), float(before), float(after)) for change, before, after in document["gains"]]
         ratios = {str(key): ratio for key, ratio in document["ratios"].items()}
         candidate = Candidate(best["stream_plan"], choices, best["is_early"] is True)
-        return cls(candidate, ratios, gains, float(document["seconds"]), document["is_complete"])
+        dropped = [str(words) for words in document["dropped"]]
+        return cls(candidate, ratios, gains, dropped, float(document["seconds"]), document["is_complete"])
 
 
 class Search:
@@ -125,7 +129,8 @@ class Search:
     Invariants:
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
         - No candidate is measured twice, in whatever process the search goes on.
-        - What is kept gives eager's output within PRECISION times the error of the passes' own decisions.
+        - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
+          those go that are not.
 
     Args:
         captured: the program before any pass, whose output is eager's.
@@ -149,8 +154,7 @@ class Search:
         self.begin = perf_counter() - self.state.seconds
         self.num_tried = 0
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
-        self.reference: list[Tensor] = []
-        self.most_error = 0.0
+        self.excess: Callable[[list[Tensor]], float] = lambda outputs: 0.0  # of an error over what it may be
 
     def run(self) -> State:
         """Search until the budget is over or nothing is left; returns the state."""
@@ -165,10 +169,9 @@ class Search:
 
     def _search(self) -> None:
         """Try one change after another, as long as there is time."""
-        self.reference = _tensors(self.captured.run(self.inputs))
-        with closing(self._prepare(Candidate())) as own:
-            least = max((torch.finfo(t.dtype).eps for t in self.reference if t.is_floating_point()), default=0.0)
-            self.most_error = PRECISION * max(self._error(own), least)
+        self.excess = self._reference()
+        if self.state.best == Candidate():
+            self._drop_imprecise()
         with closing(_Holder(self._prepare(self.state.best))) as holder:
             while not self._is_over():
                 before = self.state.best
@@ -239,10 +242,49 @@ class Search:
         self.keep(self.state)
 
     def _is_precise(self, prepared: Scheduled, change: str) -> bool:
-        if (error := self._error(prepared)) <= self.most_error:
+        if (excess := self.excess(tensors(prepared(*self.inputs)))) <= 1:
             return True
-        self.report(f"{change}: dropped, its error {error:.1e} exceeds {self.most_error:.1e}")
+        self.report(f"{change}: dropped, its error is {excess:.1f} times what it may be")
         return False
+
+    def _reference(self) -> Callable[[list[Tensor]], float]:
+        """How far outputs are from the program's in fp64, over what they may be; where that does not run, from eager's."""
+        try:
+            return Reference(self.captured).excess
+        except Exception as error:  # no memory for fp64, or no kernel
+            self.report(f"compared with eager in its own precision: {first_line(error)}")
+        expected = tensors(self.captured.run(self.inputs))
+        own = tensors(self._rewritten(Candidate())[0].run(self.inputs))
+        least = max((torch.finfo(t.dtype).eps for t in expected if t.is_floating_point()), default=0.0)
+        most = PRECISION * max(_error(own, expected), least)
+        return lambda outputs: _error(outputs, expected) / most if most else inf * _error(outputs, expected)
+
+    def _drop_imprecise(self) -> None:
+        """Begin without those decisions of the passes that cost more precision than a cell may lose.
+
+        Invariant: each decision that is dropped has to go. Of all in their order, the shortest beginning whose dropping
+        makes the program precise ends with it. It alone is dropped, and the rest is looked at again.
+        """
+        dropped: dict[str, str] = {}
+        while self._program_excess(dropped) > 1:
+            kept = {d.place: d for d in self.rewrite(dropped)[1] if d.place and d.place not in dropped and d.is_change}
+            rest = [(place, d.without) for place, d in kept.items()]
+            if self._program_excess(dropped | dict(rest)) > 1:
+                self.report("what the passes do without measuring costs more precision than a cell may lose")
+                break
+            low, high = 1, len(rest)
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._program_excess(dropped | dict(rest[:middle])) <= 1 else (middle + 1, high)
+            place, without = rest[low - 1]
+            dropped[place] = without
+            self.state.dropped.append(f"{kept[place].kind} at {kept[place].pattern}: {kept[place].chosen}")
+            self.report(f"dropped, since it costs precision: {self.state.dropped[-1]}")
+        self.state.best = replace(self.state.best, choices=tuple(sorted(dropped.items())))
+
+    def _program_excess(self, choices: Choices) -> float:
+        program, _ = self.rewrite(choices)
+        return self.excess(tensors(program.run(self.inputs)))
 
     def _rewritten(self, candidate: Candidate) -> tuple[Program, list[Decision]]:
         """The program of a candidate, and its decisions; the best so far and the last one are remembered."""
@@ -260,11 +302,6 @@ class Search:
         """Milliseconds of a call of each, of the round with the median ratio of those in which they take turns."""
         rounds = [(_milliseconds(best, self.inputs), _milliseconds(other, self.inputs)) for _ in range(ROUNDS + 1)]
         return sorted(rounds[1:], key=lambda each: each[1] / each[0])[ROUNDS // 2]
-
-    def _error(self, prepared: Scheduled) -> float:
-        """The largest relative error of an output against eager's."""
-        outputs = _tensors(prepared(*self.inputs))
-        return max((_distance(a, b) for a, b in zip(outputs, self.reference, strict=True)), default=0.0)
 
 
 class _Holder:
@@ -295,8 +332,9 @@ def _milliseconds(prepared: Scheduled, inputs: tuple[Tensor, ...]) -> float:
     return median(samples)
 
 
-def _tensors(outputs: object) -> list[Tensor]:
-    return [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest relative error of an output."""
+    return max((_distance(a, b) for a, b in zip(outputs, expected, strict=True)), default=0.0)
 
 
 def _distance(out: Tensor, reference: Tensor) -> float:

@@ -81,7 +81,8 @@ class Weave(Scheduler):
             Decision("weave", gain.change, (), {"before": gain.before_ms, "after": gain.after_ms}, "after")
             for gain in state.gains
         ]
-        return rewritten, [*decisions, *gains]
+        drops = [Decision("weave", f"{words}, which costs precision", (), {}, "dropped") for words in state.dropped]
+        return rewritten, [*decisions, *drops, *gains]
 
     def _by_file(self, program: Program, recipe: Recipe) -> tuple[Program, list[Decision]]:
         try:
