@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .kernel import Kernel
-from .tile import activated, check_activations, let_consumers_launch, power_of_two, rounded, wait_for_producers
+from .tile import activated, check_activations, empty_output, let_consumers_launch, power_of_two, rounded, wait_for_producers
 
 FEW_TAPS = 9  # of a depthwise kernel, up to which its rows are unrolled
 SOME_TAPS = 25  # up to which that is worth a trial: it takes longer to compile
@@ -101,12 +100,8 @@ class Separable(Kernel):
         """
         n, c, h, w = x.shape
         k = pointwise.shape[0]
-        height, width = (
-            (size + 2 * p - d * (kernel - 1) - 1) // s + 1
-            for size, p, d, kernel, s in zip((h, w), self.padding, self.dilation, self.kernel, self.stride, strict=True)
-        )
-        layout = torch.channels_last if self.is_channels_last else torch.contiguous_format
-        out = torch.empty((n, k, height, width), dtype=x.dtype, device=x.device, memory_format=layout)
+        out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
+        height, width = out.shape[2:]
         tile = self.tile
         grid = (triton.cdiv(n * height * width, tile.pixels), triton.cdiv(k, tile.channels))
         _separable[grid](

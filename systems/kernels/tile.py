@@ -1,7 +1,9 @@
 """What kernels share within a tile: activations, rounding to TF32, and the launch before the kernel before has ended."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish")
 
@@ -47,6 +49,28 @@ def let_consumers_launch(is_early: tl.constexpr):
     """Blocks of the next kernel may take up an SM once all of this one's have come here."""
     if is_early:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+def empty_output(
+    x: Tensor,
+    channels: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    is_channels_last: bool,
+) -> Tensor:
+    """What a convolution of x [N, C, H, W] writes to: [N, channels, H', W'] in one of two layouts.
+
+    Args:
+        kernel, stride, padding, dilation: each (height, width).
+    """
+    sizes = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+    )
+    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    return torch.empty((x.shape[0], channels, *sizes), dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 def power_of_two(size: int) -> int:
