@@ -83,5 +83,5 @@ def over_seeds(each: Sequence[Area]) -> Area:
 
 def log_loss(positive: NDArray[np.float64], label: NDArray[np.int64]) -> float:
     """The mean of -log of the probability that the rows' own class was given; probabilities are kept 1e-15 from 0 and 1."""
-    kept = np.clip(positive, 1e-15, 1 - 1e-15)
-    return float(-np.where(np.asarray(label) == 1, np.log(kept), np.log1p(-kept)).mean())
+    clipped = np.clip(positive, 1e-15, 1 - 1e-15)
+    return float(-np.where(np.asarray(label) == 1, np.log(clipped), np.log1p(-clipped)).mean())

@@ -111,8 +111,8 @@ def _file(path: str | None, name: str, what: str) -> Path:
 def _as_categories(pieces: list[pd.DataFrame], columns: list[str]) -> list[pd.DataFrame]:
     """The pieces with each word held once, so that tens of millions of rows fit into memory."""
     for name in columns:
-        held = [piece[name].astype("category") for piece in pieces]
-        known = pd.api.types.union_categoricals(held).categories
-        for piece, values in zip(pieces, held, strict=True):
+        columns_of_pieces = [piece[name].astype("category") for piece in pieces]
+        known = pd.api.types.union_categoricals(columns_of_pieces).categories
+        for piece, values in zip(pieces, columns_of_pieces, strict=True):
             piece[name] = values.cat.set_categories(known)
     return pieces

@@ -80,9 +80,9 @@ def _asa_pieces(file: Path) -> list[pd.DataFrame]:
     """A year's flights, read in pieces so that only the columns that count are ever held."""
     pieces = []
     for piece in read_columns(file, list(ASA_NAMES), chunk_rows=CHUNK_ROWS, encoding="latin-1"):
-        kept = piece.rename(columns=ASA_NAMES).dropna(subset=["delay"])
-        kept["distance"] = kept["distance"].fillna(0)
-        pieces.append(kept.astype({"carrier": "category", "origin": "category", "destination": "category"}))
+        flights = piece.rename(columns=ASA_NAMES).dropna(subset=["delay"])
+        flights["distance"] = flights["distance"].fillna(0)
+        pieces.append(flights.astype({"carrier": "category", "origin": "category", "destination": "category"}))
     categories = {
         name: pd.api.types.union_categoricals([p[name] for p in pieces]).categories
         for name in ("carrier", "origin", "destination")

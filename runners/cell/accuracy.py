@@ -88,9 +88,9 @@ class AccuracySession(Session):
             split = self._split(seed)
             label = self.dataset.label[split.test]
             self._rows = (len(split.training), len(split.validation), len(split.test))
-            with self._kept(seed) as kept:
-                scores = {name: tensor.numpy() for name, tensor in load_file(kept.folder / SCORES).items()}
-                facts = json.loads((kept.folder / FACTS).read_text(encoding="utf-8"))
+            with self._kept(seed) as artefact:
+                scores = {name: tensor.numpy() for name, tensor in load_file(artefact.folder / SCORES).items()}
+                facts = json.loads((artefact.folder / FACTS).read_text(encoding="utf-8"))
             area = auc(scores["positive"], label)
             gain = auc_difference(scores["positive"], scores["pipeline"], label) if "pipeline" in scores else None
             self._parameters = facts.pop("parameters")

@@ -48,12 +48,14 @@ def _text(value: float) -> str:
 
 def _latency(record: Record, name: str) -> str:
     """Its median, p90 and p99 in milliseconds, or why there are none."""
-    found = [_quantity(record, f"{name}_p{percentile}_ms") for percentile in (50, 90, 99)]
-    if found[0] is None:
+    percentiles = [_quantity(record, f"{name}_p{percentile}_ms") for percentile in (50, 90, 99)]
+    if percentiles[0] is None:
         return DASH
-    if found[0].value is None:
-        return f"none: {found[0].reason}"
-    return ", ".join(_text(quantity.value) for quantity in found if quantity is not None and quantity.value is not None)
+    if percentiles[0].value is None:
+        return f"none: {percentiles[0].reason}"
+    return ", ".join(
+        _text(quantity.value) for quantity in percentiles if quantity is not None and quantity.value is not None
+    )
 
 
 class ServingMeasurement(Measurement):

@@ -30,23 +30,23 @@ class Client:
 
     def __init__(self, connection: socket.socket, frames: Frames, plan: Plan):
         self.connection, self.frames, self.plan = connection, frames, plan
-        self.asked = plan.asked
-        prompts = [prompt_of(plan.seed, i, length, plan.vocabulary) for i, (_, length, _) in enumerate(self.asked)]
+        self.arrivals = plan.arrivals
+        prompts = [prompt_of(plan.seed, i, length, plan.vocabulary) for i, (_, length, _) in enumerate(self.arrivals)]
         self.bodies = [
             array("i", [i, new, *prompt]).tobytes()
-            for i, ((_, _, new), prompt) in enumerate(zip(self.asked, prompts, strict=True))
+            for i, ((_, _, new), prompt) in enumerate(zip(self.arrivals, prompts, strict=True))
         ]
-        self.due_s = [due_s for due_s, _, _ in self.asked]
+        self.due_s = [due_s for due_s, _, _ in self.arrivals]
         self.sent_s: list[float] = []
-        self.token_s: list[list[float]] = [[] for _ in self.asked]
+        self.token_s: list[list[float]] = [[] for _ in self.arrivals]
         self.num_finished = 0
 
     def run(self) -> None:
         """Until every request is finished. Raises Closed."""
         self.begin = perf_counter()
-        while self.num_finished < len(self.asked):
+        while self.num_finished < len(self.arrivals):
             now_s = perf_counter() - self.begin
-            while (number := len(self.sent_s)) < len(self.asked) and self._is_due(number, now_s):
+            while (number := len(self.sent_s)) < len(self.arrivals) and self._is_due(number, now_s):
                 self._send(number, now_s)
             readable, _, _ = select.select([self.connection], [], [], self._patience())
             if readable:
@@ -66,7 +66,7 @@ class Client:
     def _patience(self) -> float | None:
         """Seconds until the next request is due."""
         number = len(self.sent_s)
-        if self.plan.concurrency or number == len(self.asked):
+        if self.plan.concurrency or number == len(self.arrivals):
             return None
         return max(0.0, self.due_s[number] - (perf_counter() - self.begin))
 

@@ -150,21 +150,23 @@ class Endpoint:
             return _refused("the server is shutting down", 503)
         try:
             body = await http.json()
-            asked = Completion.of(body)
+            completion = Completion.of(body)
         except (BadBody, json.JSONDecodeError, UnicodeDecodeError) as error:
             return _refused(str(error) if isinstance(error, BadBody) else f"the body is not JSON: {error}", 400)
-        requests = [Request(-1, prompt, asked.max_tokens, sampling=asked.sampling) for prompt in asked.prompts]
+        requests = [
+            Request(-1, prompt, completion.max_tokens, sampling=completion.sampling) for prompt in completion.prompts
+        ]
         for request in requests:
             if reason := refusal(request, *self.server.bounds):
                 return _refused(reason, 400)
-        streams = [self._pieces(request, asked.stops) for request in requests]
-        if asked.is_streaming:
+        streams = [self._pieces(request, completion.stops) for request in requests]
+        if completion.is_streaming:
             return await self._streamed(http, streams)
         try:
             wholes = await asyncio.gather(*map(_whole, streams))
         except Stopped as error:
             return _refused(str(error), 500)
-        num_prompt, num_new = sum(map(len, asked.prompts)), sum(len(whole.tokens) for whole in wholes)
+        num_prompt, num_new = sum(map(len, completion.prompts)), sum(len(whole.tokens) for whole in wholes)
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
         return web.json_response(self._document([_choice(i, whole) for i, whole in enumerate(wholes)]) | {"usage": usage})
 

@@ -44,12 +44,14 @@ def is_stable(requests: ServedRequests, concurrency: int) -> bool:
 
 def latencies_ms(seen: Seen) -> dict[str, list[float]]:
     """Every sample of each of LATENCIES."""
-    of = seen.requests
-    whole = [(tokens[-1] - due, tokens) for due, tokens in zip(of.due_s, of.token_s, strict=True)]
+    requests = seen.requests
+    whole = [(tokens[-1] - due, tokens) for due, tokens in zip(requests.due_s, requests.token_s, strict=True)]
     seconds = {
-        "ttft": [tokens[0] - due for due, tokens in zip(of.due_s, of.token_s, strict=True)],
-        "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in of.token_s if tokens[-1] > tokens[0]],
-        "itl": [after - before for tokens in of.token_s for before, after in pairwise(tokens) if tokens[-1] > tokens[0]],
+        "ttft": [tokens[0] - due for due, tokens in zip(requests.due_s, requests.token_s, strict=True)],
+        "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in requests.token_s if tokens[-1] > tokens[0]],
+        "itl": [
+            after - before for tokens in requests.token_s for before, after in pairwise(tokens) if tokens[-1] > tokens[0]
+        ],
         "end_to_end": [latency for latency, _ in whole],
         "normalized": [latency / len(tokens) for latency, tokens in whole],
         "queued": list(seen.queued_s),
@@ -98,8 +100,8 @@ def quantities(seen: Sequence[Seen], stable: Sequence[bool], num_slots: int, slo
 
 def lag_p99_ms(seen: Seen) -> float:
     """How late the load generator sent."""
-    of = seen.requests
-    return float(np.percentile([(sent - due) * 1e3 for due, sent in zip(of.due_s, of.sent_s, strict=True)], 99))
+    requests = seen.requests
+    return float(np.percentile([(sent - due) * 1e3 for due, sent in zip(requests.due_s, requests.sent_s, strict=True)], 99))
 
 
 def _over(
@@ -153,5 +155,5 @@ def _vain(seen: Seen) -> float:
 
 
 def _iteration_ms(seen: Seen) -> float:
-    of = seen.iterations
-    return float(np.median([(end - begin) * 1e3 for begin, end in zip(of.begin_s, of.end_s, strict=True)]))
+    iterations = seen.iterations
+    return float(np.median([(end - begin) * 1e3 for begin, end in zip(iterations.begin_s, iterations.end_s, strict=True)]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runners.checks import BadRequest, at_least, is_positive, not_negative, positive_integer
 
-from .workload import Asked, drawn, read, span_of
+from .workload import Arrival, drawn, read, span_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ServingOptions:
         if self.trace is not None:
             read(Path(self.trace).expanduser(), self.requests)
 
-    def trace_of(self, seed: int) -> tuple[Asked, ...]:
+    def trace_of(self, seed: int) -> tuple[Arrival, ...]:
         """The requests of one trace. A file's are the same for every seed."""
         if self.trace is not None:
             return read(Path(self.trace).expanduser(), self.requests)

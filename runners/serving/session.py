@@ -32,7 +32,7 @@ from .correctness import Trial, compared, trials
 from .options import EngineOptions, ServingOptions
 from .simulation import simulated
 from .traffic import Seen
-from .workload import Asked
+from .workload import Arrival
 
 NUM_TRIALS, MOST_TRIAL_TOKENS = 4, 96  # requests that are compared, and prompt tokens of one
 TRIAL_NEW = 6  # tokens that each generates
@@ -86,13 +86,13 @@ class ServingSession(Session):
         self.serving_system = system_of(cell)
         if cell.batch != 1 and not self.calls_are_batches:
             raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
-        self.traces = self._asked()
+        self.traces = self._drawn_traces()
         phase("making the model")
         self.decoder = decoder_of(cell)
         self._server: Server | None = None
         self._trials: list[Trial] = []
 
-    def _asked(self) -> list[tuple[Asked, ...]]:
+    def _drawn_traces(self) -> list[tuple[Arrival, ...]]:
         """The traces that the runner asks for."""
         return [self.options.trace_of(self.cell.conditions.seed + i) for i in range(self.options.repeats)]
 
@@ -122,8 +122,8 @@ class ServingSession(Session):
     def before_preparing(self) -> None:
         """Compute what logits should be, while the memory is free."""
         self.phase("correctness")
-        asked = self.traces[0][:NUM_TRIALS]
-        lengths = [(min(a.prompt_tokens, MOST_TRIAL_TOKENS), min(a.max_new_tokens, TRIAL_NEW)) for a in asked]
+        trial_requests = self.traces[0][:NUM_TRIALS]
+        lengths = [(min(a.prompt_tokens, MOST_TRIAL_TOKENS), min(a.max_new_tokens, TRIAL_NEW)) for a in trial_requests]
         self._trials = trials(self.decoder, lengths, self.cell.conditions.seed)
 
     def prepare(self) -> float:
@@ -186,8 +186,8 @@ class ServingSession(Session):
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         """Normalized latency of one request alone, the median of a few."""
-        asked = [Asked(0.0, prompt_tokens, new_tokens)] * NUM_ALONE
-        seen = traffic.run(self.server, asked, self.cell.conditions.seed, concurrency=1)
+        trace = [Arrival(0.0, prompt_tokens, new_tokens)] * NUM_ALONE
+        seen = traffic.run(self.server, trace, self.cell.conditions.seed, concurrency=1)
         return median(metrics.latencies_ms(seen)["normalized"])
 
 
@@ -204,10 +204,10 @@ class EngineSession(ServingSession):
 
     calls_are_batches = True
 
-    def _asked(self) -> list[tuple[Asked, ...]]:
+    def _drawn_traces(self) -> list[tuple[Arrival, ...]]:
         options = options_of(EngineOptions, self.cell.runner)
         assert isinstance(options, EngineOptions)
-        return [(Asked(0.0, options.prompt_tokens, options.new_tokens),) * self.cell.batch]
+        return [(Arrival(0.0, options.prompt_tokens, options.new_tokens),) * self.cell.batch]
 
     def prepare(self) -> float:
         """Raises MemoryError where the batch's keys and values do not fit, BadOption where it is no batch of the system."""
@@ -227,8 +227,8 @@ class EngineSession(ServingSession):
         return (perf_counter() - start) * 1e3
 
     def _serve(self) -> Course:
-        (asked,) = self.traces
-        requests = [Request(i, (i % 100,) * a.prompt_tokens, a.max_new_tokens) for i, a in enumerate(asked)]
+        (trace,) = self.traces
+        requests = [Request(i, (i % 100,) * a.prompt_tokens, a.max_new_tokens) for i, a in enumerate(trace)]
         return serve(
             self.server.scheduler, self.server.engine, Listed(requests), lambda deliveries, now_s: None, RealClock()
         )

@@ -12,40 +12,40 @@ from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import SimulatedEngine, VirtualClock
 
 from .traffic import Seen
-from .workload import Asked
+from .workload import Arrival
 
 
-def simulated(scheduler: Scheduler, cost: Callable[[Batch], float], asked: Sequence[Asked], num_workers: int = 1) -> Seen:
+def simulated(scheduler: Scheduler, cost: Callable[[Batch], float], trace: Sequence[Arrival], num_workers: int = 1) -> Seen:
     """What a client would see. No token is computed.
 
     Args:
         scheduler: with no request.
         cost: seconds that a stage takes for a batch.
-        asked: the trace, each request sent when it is due.
+        trace: each request is sent when it is due.
         num_workers: stages of the pipeline.
     """
     clock = VirtualClock()
-    token_s: list[list[float]] = [[] for _ in asked]
+    token_s: list[list[float]] = [[] for _ in trace]
 
     def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
         for delivery in deliveries:
             token_s[delivery.request_id] += [now_s] * len(delivery.tokens)
 
-    requests = [Request(i, (0,) * a.prompt_tokens, a.max_new_tokens, a.due_s) for i, a in enumerate(asked)]
-    of = serve(scheduler, SimulatedEngine(clock, cost, num_workers), Listed(requests), deliver, clock).iterations
+    requests = [Request(i, (0,) * a.prompt_tokens, a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
+    served = serve(scheduler, SimulatedEngine(clock, cost, num_workers), Listed(requests), deliver, clock).iterations
     first: dict[int, float] = {}
-    for iteration in of:
+    for iteration in served:
         for row in iteration.batch.rows:
             first.setdefault(row.request_id, iteration.begin_s)
-    due_s = tuple(a.due_s for a in asked)
-    lengths = tuple(a.prompt_tokens for a in asked), tuple(a.max_new_tokens for a in asked)
+    due_s = tuple(a.due_s for a in trace)
+    lengths = tuple(a.prompt_tokens for a in trace), tuple(a.max_new_tokens for a in trace)
     iterations = Iterations(
-        begin_s=tuple(i.begin_s for i in of),
-        end_s=tuple(i.end_s for i in of),
-        rows=tuple(i.num_rows for i in of),
-        tokens=tuple(i.num_tokens for i in of),
-        useful_tokens=tuple(i.num_useful for i in of),
-        reserved_slots=tuple(i.num_reserved for i in of),
+        begin_s=tuple(i.begin_s for i in served),
+        end_s=tuple(i.end_s for i in served),
+        rows=tuple(i.num_rows for i in served),
+        tokens=tuple(i.num_tokens for i in served),
+        useful_tokens=tuple(i.num_useful for i in served),
+        reserved_slots=tuple(i.num_reserved for i in served),
     )
     queued_s = tuple(first[i] - due for i, due in enumerate(due_s))
     return Seen(ServedRequests(due_s, due_s, *lengths, tuple(map(tuple, token_s))), iterations, queued_s)

@@ -19,7 +19,7 @@ from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
 
 from .wire import Closed, Frames, Kind, Plan, Report, numbers, send, send_json
-from .workload import Asked
+from .workload import Arrival
 
 WAIT_S = 0.1  # for a request, where the engine is idle
 END_S = 10.0  # for the load generator's process to end
@@ -79,12 +79,12 @@ class Seen:
     queued_s: tuple[float, ...]
 
 
-def run(server: Server, asked: Sequence[Asked], seed: int, concurrency: int) -> Seen:
+def run(server: Server, trace: Sequence[Arrival], seed: int, concurrency: int) -> Seen:
     """Serve one trace.
 
     Args:
         server: with nothing to do.
-        asked: the trace.
+        trace: the requests.
         seed: of the prompts.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
 
@@ -97,7 +97,7 @@ def run(server: Server, asked: Sequence[Asked], seed: int, concurrency: int) -> 
     )
     theirs.close()
     try:
-        rows = [(a.due_s, a.prompt_tokens, a.max_new_tokens) for a in asked]
+        rows = [(a.due_s, a.prompt_tokens, a.max_new_tokens) for a in trace]
         send_json(ours, Kind.PLAN, Plan(rows, seed, server.bounds[-1], concurrency))
         inbox = SocketInbox(ours, server)
         try:
@@ -122,30 +122,30 @@ def run(server: Server, asked: Sequence[Asked], seed: int, concurrency: int) -> 
         generator.wait()
         ours.close()
     assert inbox.report is not None, "the loop ends with the report"
-    return _seen(Report(**json.loads(inbox.report)), asked, course)
+    return _seen(Report(**json.loads(inbox.report)), trace, course)
 
 
-def _seen(report: Report, asked: Sequence[Asked], course: Course) -> Seen:
+def _seen(report: Report, trace: Sequence[Arrival], course: Course) -> Seen:
     requests = ServedRequests(
         due_s=_rounded(report.due_s),
         sent_s=_rounded(report.sent_s),
-        prompt_tokens=tuple(a.prompt_tokens for a in asked),
-        max_new_tokens=tuple(a.max_new_tokens for a in asked),
+        prompt_tokens=tuple(a.prompt_tokens for a in trace),
+        max_new_tokens=tuple(a.max_new_tokens for a in trace),
         token_s=tuple(map(_rounded, report.token_s)),
     )
     begin = report.begin
-    of = course.iterations
+    served = course.iterations
     first: dict[int, float] = {}
-    for iteration in of:
+    for iteration in served:
         for row in iteration.batch.rows:
             first.setdefault(row.request_id, iteration.begin_s - begin)
     iterations = Iterations(
-        begin_s=_rounded([i.begin_s - begin for i in of]),
-        end_s=_rounded([i.end_s - begin for i in of]),
-        rows=tuple(i.num_rows for i in of),
-        tokens=tuple(i.num_tokens for i in of),
-        useful_tokens=tuple(i.num_useful for i in of),
-        reserved_slots=tuple(i.num_reserved for i in of),
+        begin_s=_rounded([i.begin_s - begin for i in served]),
+        end_s=_rounded([i.end_s - begin for i in served]),
+        rows=tuple(i.num_rows for i in served),
+        tokens=tuple(i.num_tokens for i in served),
+        useful_tokens=tuple(i.num_useful for i in served),
+        reserved_slots=tuple(i.num_reserved for i in served),
     )
     queued_s = tuple(first[number] - sent for number, sent in enumerate(requests.sent_s))
     return Seen(requests, iterations, queued_s)

@@ -30,13 +30,13 @@ class Plan:
     """What a client is to send.
 
     Args:
-        asked: of each request when it is due, its prompt tokens, and the most new tokens.
+        arrivals: of each request when it is due, its prompt tokens, and the most new tokens.
         seed: of the prompts.
         vocabulary: token ids are below it.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
     """
 
-    asked: list[tuple[float, int, int]]
+    arrivals: list[tuple[float, int, int]]
     seed: int
     vocabulary: int
     concurrency: int

@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arrival:
     """A request of a trace. due_s: seconds since the trace begins."""
 
     due_s: float
@@ -47,7 +47,7 @@ def span_of(key: str, text: str) -> tuple[int, int]:
 
 def drawn(
     count: int, rate: float, burstiness: float, prompt_tokens: tuple[int, int], new_tokens: tuple[int, int], seed: int
-) -> tuple[Asked, ...]:
+) -> tuple[Arrival, ...]:
     """Uniform lengths, and gaps between arrivals from a gamma distribution.
 
     Args:
@@ -60,12 +60,12 @@ def drawn(
     lengths, gaps = random.Random(f"{seed}/lengths"), random.Random(f"{seed}/gaps")
     requests, due_s = [], 0.0
     for _ in range(count):
-        requests.append(Asked(due_s, lengths.randint(*prompt_tokens), lengths.randint(*new_tokens)))
+        requests.append(Arrival(due_s, lengths.randint(*prompt_tokens), lengths.randint(*new_tokens)))
         due_s += gaps.gammavariate(burstiness, 1 / burstiness) / rate
     return tuple(requests)
 
 
-def read(file: Path, count: int) -> tuple[Asked, ...]:
+def read(file: Path, count: int) -> tuple[Arrival, ...]:
     """The first requests of a trace file with the columns of COLUMNS. Raises BadRequest for what is none."""
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", newline="", encoding="utf-8-sig") as lines:
@@ -75,11 +75,11 @@ def read(file: Path, count: int) -> tuple[Asked, ...]:
             if columns is None:
                 known = "; or ".join(f"{', '.join(columns)} ({whose})" for whose, columns in COLUMNS.items())
                 raise BadRequest(f"runner.trace={file} lacks columns: it needs {known}")
-            rows: list[Asked] = []
+            rows: list[Arrival] = []
             for number, row in enumerate(reader, 2):
                 if len(rows) == count:
                     break
-                rows.append(_asked(file, number, [row[names[column]] for column in columns]))
+                rows.append(_arrival_of(file, number, [row[names[column]] for column in columns]))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadRequest(f"runner.trace={file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
@@ -88,18 +88,18 @@ def read(file: Path, count: int) -> tuple[Asked, ...]:
         if after.due_s < before.due_s:
             raise BadRequest(f"runner.trace={file} line {number}: it comes before the line above it")
     first_s = rows[0].due_s
-    return tuple(Asked(row.due_s - first_s, row.prompt_tokens, row.max_new_tokens) for row in rows)
+    return tuple(Arrival(row.due_s - first_s, row.prompt_tokens, row.max_new_tokens) for row in rows)
 
 
-def _asked(file: Path, number: int, cells: Sequence[str | None]) -> Asked:
+def _arrival_of(file: Path, number: int, cells: Sequence[str | None]) -> Arrival:
     try:
-        arrival, prompt, new = (str(cell or "").strip() for cell in cells)
-        asked = Asked(_seconds(arrival), int(prompt), int(new))
+        due, prompt, new = (str(cell or "").strip() for cell in cells)
+        arrival = Arrival(_seconds(due), int(prompt), int(new))
     except ValueError as error:
         raise BadRequest(f"runner.trace={file} line {number}: {error}") from error
-    if asked.prompt_tokens < 1 or asked.max_new_tokens < 1 or not math.isfinite(asked.due_s):
+    if arrival.prompt_tokens < 1 or arrival.max_new_tokens < 1 or not math.isfinite(arrival.due_s):
         raise BadRequest(f"runner.trace={file} line {number}: it has no prompt token, no token to generate or no time")
-    return asked
+    return arrival
 
 
 def _seconds(text: str) -> float:

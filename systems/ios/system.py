@@ -106,9 +106,9 @@ class Ios(Scheduler):
                 raise BadOption(f"system.schedule={self.file} does not fit this model: {error}") from error
             return self.file_schedule
         stored = StoredStages(program, self.options) if self.options.searches else None
-        found = (stored and stored.read()) or self._search(program, stored)
-        schedule = to_schedule(program.graph, self.name, found.stages, found.search, self.barriers)
-        return replace(schedule, decisions=found.decisions)
+        stage_plan = (stored and stored.read()) or self._search(program, stored)
+        schedule = to_schedule(program.graph, self.name, stage_plan.stages, stage_plan.search, self.barriers)
+        return replace(schedule, decisions=stage_plan.decisions)
 
     def execute(self, program: Program, schedule: Schedule, arena: Arena | None = None) -> Scheduled:
         if self.capture or program.device.type != "cuda":
@@ -121,15 +121,15 @@ class Ios(Scheduler):
         begin = perf_counter()
         timer = Timer(program.device)
         try:
-            found = find_stages(program, self.options, timer, self.report)
+            stage_plan = find_stages(program, self.options, timer, self.report)
         finally:
             timer.close()  # also when it is interrupted, so that nothing is measured twice
         self.num_measured += timer.taken
-        search = replace(found.search, seconds=perf_counter() - begin, measured=timer.taken)
-        found = replace(found, search=search)
+        search = replace(stage_plan.search, seconds=perf_counter() - begin, measured=timer.taken)
+        stage_plan = replace(stage_plan, search=search)
         if stored:
-            stored.write(found)
-        return found
+            stored.write(stage_plan)
+        return stage_plan
 
 
 def _read(file: Path) -> Schedule:

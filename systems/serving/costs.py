@@ -92,10 +92,10 @@ def seconds_of(engine: Engine, batch: Batch) -> float:
 
 def _ascending(values: Sequence[float]) -> tuple[float, ...]:
     """More tokens cost no less: what was disturbed less than a smaller one gives way."""
-    found = list(values)
+    ascending = list(values)
     for at, (before, after) in enumerate(pairwise(values), 1):
-        found[at] = max(before, after, found[at - 1])
-    return tuple(found)
+        ascending[at] = max(before, after, ascending[at - 1])
+    return tuple(ascending)
 
 
 def _batch(mix: Sequence[tuple[int, int]], block_size: int) -> Batch:

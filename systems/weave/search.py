@@ -267,8 +267,10 @@ class Search:
         """
         dropped: dict[str, str] = {}
         while self._program_excess(dropped) > 1:
-            kept = {d.place: d for d in self.rewrite(dropped)[1] if d.place and d.place not in dropped and d.is_change}
-            rest = [(place, d.without) for place, d in kept.items()]
+            decisions_by_place = {
+                d.place: d for d in self.rewrite(dropped)[1] if d.place and d.place not in dropped and d.is_change
+            }
+            rest = [(place, d.without) for place, d in decisions_by_place.items()]
             if self._program_excess(dropped | dict(rest)) > 1:
                 self.report("what the passes do without measuring costs more precision than a cell may lose")
                 break
@@ -278,7 +280,8 @@ class Search:
                 low, high = (low, middle) if self._program_excess(dropped | dict(rest[:middle])) <= 1 else (middle + 1, high)
             place, without = rest[low - 1]
             dropped[place] = without
-            self.state.dropped.append(f"{kept[place].kind} at {kept[place].pattern}: {kept[place].chosen}")
+            decision = decisions_by_place[place]
+            self.state.dropped.append(f"{decision.kind} at {decision.pattern}: {decision.chosen}")
             self.report(f"dropped, since it costs precision: {self.state.dropped[-1]}")
         self.state.best = replace(self.state.best, choices=tuple(sorted(dropped.items())))
 

@@ -151,11 +151,11 @@ def _standard(seen: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 def trained(translation: Translation, scope: str) -> list[nn.Parameter]:
     """The parameters that a scope trains; the others stop requiring gradients."""
     if scope == "trees":
-        kept = {
+        trained_ids = {
             id(p) for part in (translation.predictor, *(f.module for f in translation.forests)) for p in part.parameters()
         }
         for parameter in translation.network.parameters():
-            parameter.requires_grad_(parameter.requires_grad and id(parameter) in kept)
+            parameter.requires_grad_(parameter.requires_grad and id(parameter) in trained_ids)
     return [p for p in translation.network.parameters() if p.requires_grad and p.numel()]
 
 
@@ -196,8 +196,10 @@ def fine_tune(
             _restore(parameters, first)
             torch.manual_seed(settings.seed)
             where = f"setting {number + 1} of {len(pairs)}, " if len(pairs) > 1 else ""
-            told = lambda line, where=where: report(where + line)  # noqa: E731
-            trial, state = _trial(network, parameters, training, validation, loss, metric, settings, rate, decay, told)
+            report_trial = lambda line, where=where: report(where + line)  # noqa: E731
+            trial, state = _trial(
+                network, parameters, training, validation, loss, metric, settings, rate, decay, report_trial
+            )
             trials.append(trial)
             if trial.metric > best_metric:
                 best_metric, best_state = trial.metric, state

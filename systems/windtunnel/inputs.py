@@ -55,14 +55,14 @@ class Lookup:
 
     def __call__(self, x: Any) -> NDArray[np.int64]:
         """[B, columns] -> rows, [B, columns]. Raises ValueError."""
-        found = []
+        all_rows = []
         for i, (categories, column) in enumerate(zip(self.categories, columns_of(x), strict=True)):
             rows = places(categories, column)
             if self.refuses_unknown and not rows.all():
                 value = column[int(np.argmin(rows))]
                 raise ValueError(f"{self.name} has not seen the category {value!r} of its column {i}")
-            found.append(rows)
-        return np.stack(found, 1)
+            all_rows.append(rows)
+        return np.stack(all_rows, 1)
 
 
 @dataclass(frozen=True, eq=False)

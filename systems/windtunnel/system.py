@@ -88,5 +88,5 @@ class WindTunnelLearner(Learner):
 
 def _log_odds(positive: np.ndarray) -> np.ndarray:
     """The raw scores that these probabilities are of, as the three predictors have them."""
-    kept = positive.clip(1e-12, 1 - 1e-12)
-    return np.log(kept) - np.log1p(-kept)
+    probability = positive.clip(1e-12, 1 - 1e-12)
+    return np.log(probability) - np.log1p(-probability)

@@ -81,8 +81,8 @@ class Streams:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.held: list[Stream] = []
-        self._give_back = weakref.finalize(self, _Idle.put, self.held)
+        self.streams: list[Stream] = []
+        self._give_back = weakref.finalize(self, _Idle.put, self.streams)
         self._give_back.atexit = False
 
     def take(self, have_workspace: Sequence[bool]) -> list[Stream]:
@@ -92,14 +92,14 @@ class Streams:
         """
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         device = torch.device("cuda", index)
-        own = [[s for s in self.held if (s.pool is not None) is has] for has in (False, True)]
+        own = [[s for s in self.streams if (s.pool is not None) is has] for has in (False, True)]
         taken = []
         for has in have_workspace:
             if own[has]:
                 stream = own[has].pop(0)
             else:
                 stream = _Idle.get(device, has) or Stream(device)
-                self.held.append(stream)
+                self.streams.append(stream)
             if has:
                 stream.provide_workspace()
             taken.append(stream)
@@ -108,7 +108,7 @@ class Streams:
 
     @property
     def workspace_bytes(self) -> int:
-        return sum(stream.workspace_bytes for stream in self.held)
+        return sum(stream.workspace_bytes for stream in self.streams)
 
     def close(self) -> None:
         self._give_back()

@@ -29,8 +29,8 @@ class StreamExecutor(Scheduled):
         verify(program.graph, schedule)
         self.program, self.schedule = program, schedule
         self.device = program.device
-        self.held: Streams | None = Streams(self.device)
-        self.streams = self.held.take([False] * schedule.stream_count)
+        self.owned_streams: Streams | None = Streams(self.device)
+        self.streams = self.owned_streams.take([False] * schedule.stream_count)
         self.events = {u: Event() for u in {u for u, _ in schedule.waits}}
         waits: dict[int, list[Event]] = {}
         for u, v in schedule.waits:
@@ -46,7 +46,7 @@ class StreamExecutor(Scheduled):
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         self.program.check(inputs)
-        if self.held is None:
+        if self.owned_streams is None:
             raise RuntimeError("this executor is closed")
         self.program.derived.refresh()
         current = torch.cuda.current_stream(self.device).cuda_stream
@@ -74,9 +74,9 @@ class StreamExecutor(Scheduled):
         return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in outputs])
 
     def close(self) -> None:
-        if self.held is not None:
+        if self.owned_streams is not None:
             torch.cuda.synchronize(self.device)
             for event in (self.fork, *self.joins, *self.events.values()):
                 event.close()
-            self.held.close()
-            self.held = None
+            self.owned_streams.close()
+            self.owned_streams = None

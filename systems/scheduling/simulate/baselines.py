@@ -38,7 +38,7 @@ def baselines(schedule: Schedule, simulator: Simulator) -> Baselines:
     area = 0.0
     for node in nodes:
         if node.blocks:
-            held = -(-node.blocks // max(1, capacity.resident_blocks(node.kernel)))
-            area += node.alone_us * min(1.0, held / sms)
+            num_sms = -(-node.blocks // max(1, capacity.resident_blocks(node.kernel)))
+            area += node.alone_us * min(1.0, num_sms / sms)
     longest = max(ends, default=0.0)
     return Baselines(sum(node.alone_us for node in nodes), longest, max(longest, area))

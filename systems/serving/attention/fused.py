@@ -41,10 +41,10 @@ def _store_kernel(
     # within a token a head's values lie HEAD apart, in the cache SIZE
     source = (column // SIZE) * HEAD + column % SIZE
     is_there = column < WIDTH
-    kept = tl.load(k + token * k_token + source, mask=is_there)
-    tl.store(cache + slot * slot_stride + column, kept, mask=is_there)
-    kept = tl.load(v + token * v_token + source, mask=is_there)
-    tl.store(cache + kind_stride + slot * slot_stride + column, kept, mask=is_there)
+    vector = tl.load(k + token * k_token + source, mask=is_there)
+    tl.store(cache + slot * slot_stride + column, vector, mask=is_there)
+    vector = tl.load(v + token * v_token + source, mask=is_there)
+    tl.store(cache + kind_stride + slot * slot_stride + column, vector, mask=is_there)
 
 
 @triton.jit
