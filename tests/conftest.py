@@ -156,8 +156,8 @@ def environment(**more: str) -> dict[str, str]:
     wait for their core take many times as long.
     """
     plain = {k: v for k, v in os.environ.items() if k not in ("HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST")}
-    found = {**plain, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **more}
-    return {k: v for k, v in found.items() if v or k != "OMP_NUM_THREADS"}
+    variables = {**plain, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **more}
+    return {k: v for k, v in variables.items() if v or k != "OMP_NUM_THREADS"}
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -198,8 +198,8 @@ def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
             main()
         except SystemExit as end:
             status = end.code or 0
-        told = capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, status, told.out, told.err)
+        output = capsys.readouterr()
+        return subprocess.CompletedProcess(sys.argv, status, output.out, output.err)
 
     return script
 
@@ -221,14 +221,14 @@ def heed_interrupts() -> None:
 
 def living(folder: Path) -> list[str]:
     """The processes that work in `folder`."""
-    found = []
+    command_lines = []
     for process in psutil.process_iter():
         try:
             if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
+                command_lines.append(" ".join(process.cmdline()))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return command_lines
 
 
 def soon(condition: Callable[[], Any], within: float = 120.0) -> bool:

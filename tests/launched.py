@@ -73,7 +73,7 @@ def begun(folder: Path, shell: Mapping[str, str], *arguments: str) -> "Iterator[
             process.kill()
 
 
-def kept(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
+def records_by_cell(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
     """The records by batch and system."""
     records = [json.loads(file.read_text()) for file in (folder / "r").glob("*.json")]
     return {(r["cell"]["conditions"]["batch"], r["cell"]["system"]["name"]): r for r in records}
@@ -107,7 +107,7 @@ def ended(process: "subprocess.Popen[str]") -> tuple[str, str]:
 
 def complete(folder: Path, batches: Sequence[int]) -> None:
     """Both systems of each batch were measured, in turn, by one job; and the launch has left nothing else."""
-    records = kept(folder)
+    records = records_by_cell(folder)
     assert set(records) == set(product(batches, ("eager", "torchscript")))
     assert {r["status"] for r in records.values()} == {"ok"}
     for batch in batches:

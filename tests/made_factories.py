@@ -68,13 +68,13 @@ def factory(seed: int) -> str:
     """The file of a seed, whose function `make` takes a batch."""
     chance = Random(seed)
     kind = ("raises", "raises", "makes", "inputs", "acts", "acts", "fails", "both")[seed % 8]
-    error, made, given, act = (chance.choice(pool) for pool in (ERRORS, MADE, INPUTS, ACTS))
+    error, made, tensor, act = (chance.choice(pool) for pool in (ERRORS, MADE, INPUTS, ACTS))
     body = {
         "raises": f"raise {error}",
         "makes": f"return {made}",
-        "inputs": f"return Odd(torch.relu), ({given},)",
+        "inputs": f"return Odd(torch.relu), ({tensor},)",
         "acts": f"return Odd({act}), (torch.ones(batch, 4),)",
         "fails": f"return Odd(lambda x: throw({error})), (torch.ones(batch, 4),)",
-        "both": f"return Odd({act}), ({given}, {given})",
+        "both": f"return Odd({act}), ({tensor}, {tensor})",
     }
     return f"{HEAD}    {body[kind]}\n"

@@ -79,7 +79,7 @@ def right(chance: Random) -> list[str]:
     return arguments
 
 
-def asked(seed: int) -> Asked:
+def request_of(seed: int) -> Asked:
     """The request of a seed: one in three is right, the others have one thing wrong."""
     chance = Random(seed)
     arguments = right(chance)

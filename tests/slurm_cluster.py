@@ -89,19 +89,21 @@ class SlurmCluster:
         """Kill a node with everything that runs on it."""
         self.machines[name].kill()
 
-    def told(self, *command: str) -> str:
+    def output_of(self, *command: str) -> str:
         """What one of Slurm's commands prints."""
         done = subprocess.run(command, env=self.variables, capture_output=True, text=True, timeout=30)
         return done.stdout.strip()
 
     def jobs(self) -> dict[str, str]:
         """The node of each job that is in the queue, empty while it waits."""
-        lines = self.told("squeue", "--array", "--noheader", "--format=%i %N").splitlines()
+        lines = self.output_of("squeue", "--array", "--noheader", "--format=%i %N").splitlines()
         return {line.split()[0]: line.partition(" ")[2].strip() for line in lines}
 
     def until_idle(self) -> None:
         """Wait until all nodes are ready."""
-        self.until(lambda: self.told("sinfo", "--noheader", "--format=%D %t") == f"{len(NODES)} idle", "all nodes are idle")
+        self.until(
+            lambda: self.output_of("sinfo", "--noheader", "--format=%D %t") == f"{len(NODES)} idle", "all nodes are idle"
+        )
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
         """Wait. Raises AssertionError with what the daemons have told."""

@@ -44,15 +44,15 @@ def test_from_the_command_line_to_the_record(tmp_path: Path) -> None:
     sweep = ["-m", *ASKED, "model.pipeline=pipe1", "system=pipeline,windtunnel,eager", "runner.seeds=2"]
     done = run(tmp_path, *sweep)
     assert done.returncode == 0, done.stderr
-    found = {record["cell"]["system"]["choice"]: record for record in records(tmp_path / "r").values()}
-    assert {name: record["status"] for name, record in found.items()} == {
+    records_by_system = {record["cell"]["system"]["choice"]: record for record in records(tmp_path / "r").values()}
+    assert {name: record["status"] for name, record in records_by_system.items()} == {
         "pipeline": "ok",
         "windtunnel": "ok",
         "eager": "unsupported",
     }
-    assert "eager executes networks, and learns nothing from a table" in found["eager"]["reason"]
-    whole, tuned = (from_json(found[name]) for name in ("pipeline", "windtunnel"))
-    assert to_json(tuned) == found["windtunnel"]
+    assert "eager executes networks, and learns nothing from a table" in records_by_system["eager"]["reason"]
+    whole, tuned = (from_json(records_by_system[name]) for name in ("pipeline", "windtunnel"))
+    assert to_json(tuned) == records_by_system["windtunnel"]
     assert whole.accuracy is not None and tuned.accuracy is not None
     assert whole.accuracy.form == tuned.accuracy.form == "small" and "(small)" in done.stdout
     assert [seed.seed for seed in tuned.accuracy.seeds] == [0, 1] and tuned.accuracy.test_rows == 1800
@@ -105,9 +105,11 @@ def session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, model: str = "pipeline", **options: Any
 ) -> AccuracySession:
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
-    asked = {"dataset": "synthetic", "pipeline": "pipe1"} | options if model == "pipeline" else options
+    model_options = {"dataset": "synthetic", "pipeline": "pipe1"} | options if model == "pipeline" else options
     conditions = Conditions(batch=1, device="cpu", precision="fp32", layout="contiguous", seed=3, algorithms="heuristic")
-    cell = Cell(choose("model", model, **asked), choose("system", system), choose("runner", "accuracy", seeds=2), conditions)
+    cell = Cell(
+        choose("model", model, **model_options), choose("system", system), choose("runner", "accuracy", seeds=2), conditions
+    )
     return AccuracySession(cell, "0", lambda phase: None)
 
 

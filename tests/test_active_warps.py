@@ -85,11 +85,11 @@ def test_a_kernel_has_the_warps_that_fit_although_the_occupancy_is_rounded(
     per_sm = min(blocks / sms, resident)
     percent = int(0.5 + 100 * per_sm * threads / 2048)
     kernel = event(0, 1, 1, blocks, block=[threads, 1, 1], **occupied(percent))
-    found = active_warps.warps_of(kernel, most)
+    num_warps = active_warps.warps_of(kernel, most)
     all_of_it = blocks * ceil(threads / 32)
-    assert found <= min(all_of_it, most)
+    assert num_warps <= min(all_of_it, most)
     if threads % 32 == 0:  # else the profiler counts a part of a warp
-        assert abs(found - min(all_of_it, sms * resident * threads / 32)) <= 0.01 * most + 1e-9
+        assert abs(num_warps - min(all_of_it, sms * resident * threads / 32)) <= 0.01 * most + 1e-9
 
 
 def test_a_small_kernel_is_not_rounded_away() -> None:
@@ -109,11 +109,11 @@ class Traces:
     """Traces that are given instead of a profiler's, in turn, and what was asked for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, traces: list[list[DeviceEvent]]):
-        self.asked: list[tuple[int, bool]] = []
+        self.arguments: list[tuple[int, bool]] = []
         turns = iter(traces)
 
         def traced(call: Any, calls: int = trace.CALLS, ahead: Any = None) -> list[DeviceEvent]:
-            self.asked.append((calls, ahead is not None))
+            self.arguments.append((calls, ahead is not None))
             return next(turns)
 
         monkeypatch.setattr(trace, "traced", traced)
@@ -132,9 +132,9 @@ def test_one_call_is_the_shortest_and_a_graph_is_launched_behind_something(
 ) -> None:
     turns = [call_of(2.0, 3.0 + turn % 4, graph=graph) for turn in range(1, trace.TURNS + 1)]
     traces = Traces(monkeypatch, [call_of(1.0, 1.0, graph=graph), *turns])
-    found = trace.of_one_call(lambda: None)
-    assert found == (turns[3][1:] if graph else turns[3])  # the copy is not the graph's; the first turn does not count
-    assert traces.asked == [(1, False)] + trace.TURNS * [(1, graph)]
+    events = trace.of_one_call(lambda: None)
+    assert events == (turns[3][1:] if graph else turns[3])  # the copy is not the graph's; the first turn does not count
+    assert traces.arguments == [(1, False)] + trace.TURNS * [(1, graph)]
 
 
 COUNTED = '"ID","{}","{}","{}"\n"","%","warp","ns"\n"0","50","8.0","1000"\n'
@@ -171,20 +171,22 @@ def test_the_course_is_estimated_whatever_the_mean_is(
     monkeypatch.setattr(active_warps.shutil, "which", lambda _: which)
     monkeypatch.setattr(active_warps, "profiled", profiled)
     monkeypatch.setattr(trace, "of_one_call", one_call)
-    found = active_warps.measure(lambda: None, cell("ios"), captured, 0.0005)
+    measurement = active_warps.measure(lambda: None, cell("ios"), captured, 0.0005)
     assert order == (["counters", "trace"] if which else ["trace"])
-    course = found.estimated_course
+    course = measurement.estimated_course
     assert course is not None
     assert len(course.warps) == active_warps.STEPS and course.duration == pytest.approx(1.999)
     assert course.mean == pytest.approx(sum(4 * (1 + i % 5) for i in range(1000)) / 1999)  # a microsecond each, in 1999
-    assert found.source == source and found.value == pytest.approx(course.mean if value is None else value, rel=1e-6)
-    assert (found.reason is None) == (source == "counters")
-    assert found.profiled_ms == (0.001 if source == "counters" else None)
+    assert measurement.source == source and measurement.value == pytest.approx(
+        course.mean if value is None else value, rel=1e-6
+    )
+    assert (measurement.reason is None) == (source == "counters")
+    assert measurement.profiled_ms == (0.001 if source == "counters" else None)
 
 
 def test_a_cpu_has_no_course() -> None:
-    found = active_warps.measure(lambda: None, made_cell(), False, 1.0)
-    assert found.value is None and found.estimated_course is None and "CPU" in (found.reason or "")
+    measurement = active_warps.measure(lambda: None, made_cell(), False, 1.0)
+    assert measurement.value is None and measurement.estimated_course is None and "CPU" in (measurement.reason or "")
 
 
 @pytest.mark.usefixtures("cache_folder")
@@ -221,9 +223,9 @@ def test_a_record_of_inception_on_a_gpu_holds_its_course(monkeypatch: pytest.Mon
     """Sequential, without counters: the value is the mean of the course, which is about as long as another call."""
     monkeypatch.setattr(active_warps.shutil, "which", lambda _: None)
     session = Session(cell("sequential"), "0", lambda _: None)
-    found = measured(session, record(of=cell("sequential")))
-    assert found.is_ok and found.active_warps is not None, found.reason
-    active, course = found.active_warps, found.active_warps.estimated_course
+    result = measured(session, record(of=cell("sequential")))
+    assert result.is_ok and result.active_warps is not None, result.reason
+    active, course = result.active_warps, result.active_warps.estimated_course
     assert course is not None and active.source == "estimated" and active.value == pytest.approx(course.mean, rel=1e-3)
     assert course.mean > 0 and len(course.warps) == active_warps.STEPS
     one = trace.of_one_call(session.call)

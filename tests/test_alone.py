@@ -25,39 +25,39 @@ def run(durations_us: Sequence[float]) -> list[DeviceEvent]:
 
 def states() -> dict[str, list[DeviceEvent]]:
     """Warm takes 1 us a kernel but for the first of a row, cold 9, in sequence without a graph 5."""
-    found: dict[str, list[DeviceEvent]] = {}
+    traces: dict[str, list[DeviceEvent]] = {}
     for v, signature in enumerate(SIGNATURES):
         for i in range(REPEATS):
-            found[f"in sequence {i} {v}"] = [kernel(name, 5.0) for name in KERNELS[signature]]
+            traces[f"in sequence {i} {v}"] = [kernel(name, 5.0) for name in KERNELS[signature]]
         if v < 2:
             for i in range(REPEATS + 1):
-                found[f"warm {i} {v}"] = [kernel(name, 1.0 if i else 7.0) for name in KERNELS[signature]]
+                traces[f"warm {i} {v}"] = [kernel(name, 1.0 if i else 7.0) for name in KERNELS[signature]]
             for i in range(REPEATS):
-                found[f"cold {i} {v}"] = [kernel(name, 9.0) for name in KERNELS[signature]]
-    return found
+                traces[f"cold {i} {v}"] = [kernel(name, 9.0) for name in KERNELS[signature]]
+    return traces
 
 
 def test_a_kernel_has_the_median_of_its_places_in_the_replays() -> None:
     replays = [run([2, 20, 3, 4, 40]), run([2, 20, 3, 4, 40]), run([90, 90, 90, 90, 90])]
-    found = combined(SIGNATURES, replays, states())
-    assert [k.milliseconds * 1e3 for k in found["conv"].kernels] == pytest.approx([3, 30])
-    assert [k.milliseconds * 1e3 for k in found["relu"].kernels] == pytest.approx([3])
-    assert found["conv"].milliseconds == pytest.approx(0.033)
-    assert [(k.warm_ms, k.cold_ms) for k in found["conv"].kernels] == [pytest.approx((0.001, 0.009))] * 2
+    operators = combined(SIGNATURES, replays, states())
+    assert [k.milliseconds * 1e3 for k in operators["conv"].kernels] == pytest.approx([3, 30])
+    assert [k.milliseconds * 1e3 for k in operators["relu"].kernels] == pytest.approx([3])
+    assert operators["conv"].milliseconds == pytest.approx(0.033)
+    assert [(k.warm_ms, k.cold_ms) for k in operators["conv"].kernels] == [pytest.approx((0.001, 0.009))] * 2
 
 
 def test_replays_of_other_kernels_say_nothing() -> None:
     """Attention may launch others under capture: then the pass without a graph counts."""
-    found = combined(SIGNATURES, [[kernel("other", 1.0)] * 5], states())
-    assert [k.milliseconds * 1e3 for k in found["conv"].kernels] == pytest.approx([5, 5])
+    operators = combined(SIGNATURES, [[kernel("other", 1.0)] * 5], states())
+    assert [k.milliseconds * 1e3 for k in operators["conv"].kernels] == pytest.approx([5, 5])
 
 
 def test_states_that_differ_in_their_kernels_are_unknown() -> None:
     changed = states()
     changed["warm 2 0"] = [kernel("gemm", 1.0)]
-    found = combined(SIGNATURES, [run([1] * 5)], changed)
-    assert {(k.warm_ms, k.cold_ms) for k in found["conv"].kernels} == {(None, None)}
-    assert found["relu"].kernels[0].warm_ms is not None
+    operators = combined(SIGNATURES, [run([1] * 5)], changed)
+    assert {(k.warm_ms, k.cold_ms) for k in operators["conv"].kernels} == {(None, None)}
+    assert operators["relu"].kernels[0].warm_ms is not None
 
 
 def test_a_trace_that_has_lost_its_durations_is_no_profile() -> None:
@@ -69,21 +69,21 @@ def test_a_trace_that_has_lost_its_durations_is_no_profile() -> None:
 def test_a_copy_has_no_blocks() -> None:
     copied = states()
     copied |= {f"in sequence {i} 1": [DeviceEvent("Memcpy DtoD", "gpu_memcpy", 0.0, 5.0)] for i in range(REPEATS)}
-    found = combined(SIGNATURES, [], copied)
-    assert found["relu"].kernels[0].num_blocks == 0 and found["relu"].milliseconds == 0.005
+    operators = combined(SIGNATURES, [], copied)
+    assert operators["relu"].kernels[0].num_blocks == 0 and operators["relu"].milliseconds == 0.005
 
 
 def test_an_operator_that_launches_nothing_takes_nothing() -> None:
     view: dict[str, list[DeviceEvent]] = {f"{state} {i} 0": [] for state in ("warm", "cold") for i in range(REPEATS + 1)}
-    found = combined(["view"], [[]], view | {"in sequence 0 0": []})
-    assert found["view"].milliseconds == 0 and found["view"].kernels == ()
+    operators = combined(["view"], [[]], view | {"in sequence 0 0": []})
+    assert operators["view"].milliseconds == 0 and operators["view"].kernels == ()
 
 
 def test_a_cpu_has_calls_in_place_of_kernels() -> None:
     program = capture(Branches().eval(), (torch.randn(1, 3, 8, 8),))
-    found = operators_alone(program)
-    assert set(found) == {program.signature(v) for v in range(len(program.graph))}
-    assert all(o.milliseconds > 0 and not o.kernels for o in found.values())
+    operators = operators_alone(program)
+    assert set(operators) == {program.signature(v) for v in range(len(program.graph))}
+    assert all(o.milliseconds > 0 and not o.kernels for o in operators.values())
 
 
 @pytest.mark.gpu

@@ -47,7 +47,7 @@ def test_models_of_the_zoo_are_captured(script: Run, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "says", "own_process"),
+    ("name", "arguments", "says", "own_process"),
     [
         ("benchmark_scheduling", ["trace.json"], "not a schedule file", True),
         ("benchmark_scheduling", ["--zoo", "squeezenett"], "did you mean squeezenet", False),
@@ -56,12 +56,12 @@ def test_models_of_the_zoo_are_captured(script: Run, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_wrong_request_is_one_line(
-    script: Run, tmp_path: Path, name: str, asked: list[str], says: str, own_process: bool
+    script: Run, tmp_path: Path, name: str, arguments: list[str], says: str, own_process: bool
 ) -> None:
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": []}))
     if own_process:
-        command = [sys.executable, str(ROOT / "tests" / "benchmarks" / f"{name}.py"), *asked]
+        command = [sys.executable, str(ROOT / "tests" / "benchmarks" / f"{name}.py"), *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     else:
-        done = script(name, *asked, cwd=tmp_path)
+        done = script(name, *arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr

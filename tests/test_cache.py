@@ -34,9 +34,9 @@ def never(folder: Path) -> None:
 def test_an_artefact_is_made_once_and_held_with_its_notes(tmp_path: Path) -> None:
     with Cache(tmp_path).artefact("test", "a", OF, hello) as made:
         assert made.is_new and (made.folder / "sub" / "hello").read_text() == "hello"
-    with Cache(tmp_path).artefact("test", "a", OF, never) as found:
-        assert not found.is_new and found.notes == {"words": 1} and found.seconds == made.seconds
-        assert (found.folder / "sub" / "hello").read_text() == "hello"
+    with Cache(tmp_path).artefact("test", "a", OF, never) as artefact:
+        assert not artefact.is_new and artefact.notes == {"words": 1} and artefact.seconds == made.seconds
+        assert (artefact.folder / "sub" / "hello").read_text() == "hello"
     with Cache(tmp_path).artefact("test", "a", OF | {"batch": 2}, hello) as other:
         assert other.is_new and other.folder != made.folder
     assert [(e.kind, e.label) for e in Cache(tmp_path).entries()] == [("test", "a")] * 2
@@ -52,8 +52,8 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
         file.unlink()
     else:
         (made.folder / MANIFEST).write_text('{"of": ')
-    told = pytest.warns(UserWarning, match="damaged") if damage == "changed" else nullcontext()
-    with told, Cache(tmp_path).artefact("test", "a", OF, hello) as again:
+    expectation = pytest.warns(UserWarning, match="damaged") if damage == "changed" else nullcontext()
+    with expectation, Cache(tmp_path).artefact("test", "a", OF, hello) as again:
         assert again.is_new and (again.folder / "sub" / "hello").read_text() == "hello"
 
 

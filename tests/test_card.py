@@ -63,17 +63,17 @@ def test_other_processes_are_told_of_their_own_card(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("reasons", "told"),
+    ("reasons", "causes"),
     [(0x0, []), (0x1 | 0x2, []), (0x4, ["power cap"]), (0x8 | 0x20, ["hardware slowdown", "thermal slowdown"])],
 )
 def test_a_lower_clock_is_told_unless_it_is_idle_or_asked_for(
-    monkeypatch: pytest.MonkeyPatch, reasons: int, told: list[str]
+    monkeypatch: pytest.MonkeyPatch, reasons: int, causes: list[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", StandInForNvml(reasons=reasons))  # type: ignore[arg-type]
     clocks = card.clocks("0")
-    assert clocks.throttled == tuple(told)
+    assert clocks.throttled == tuple(causes)
     assert (clocks.sm_mhz, clocks.sm_max_mhz, clocks.power_w) == (1200, 1980, 650.0)
-    throttled = (Warning("throttled", {"reasons": ", ".join(told)}),) if told else ()
+    throttled = (Warning("throttled", {"reasons": ", ".join(causes)}),) if causes else ()
     assert latency.doubts((1.0,) * 10, "cuda", "0") == throttled
     assert latency.doubts((1.0, 2.0) * 5, "cuda", "0") == (Warning("latency_scatters", {"spread": 1 / 1.5}), *throttled)
 

@@ -126,8 +126,8 @@ def request_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
             monkeypatch.setenv(variable, value)
         with pytest.raises(SystemExit) as end:
             main()
-        told = capfd.readouterr()
-        return subprocess.CompletedProcess(sys.argv, int(end.value.code or 0), told.out, told.err)
+        output = capfd.readouterr()
+        return subprocess.CompletedProcess(sys.argv, int(end.value.code or 0), output.out, output.err)
 
     return request_here
 
@@ -199,8 +199,8 @@ def test_an_option_that_all_swept_systems_have_is_taken_for_each(request_here: R
 
 def test_a_folder_without_permission_is_one_line(run: Run, folder: Path) -> None:
     # Not even root can make a file in /proc.
-    for asked in ("results=/proc/opweave", "results=/proc"):
-        assert "cannot be written" in refused(run(asked, "device=cpu"), folder, ["tiny.py"])
+    for argument in ("results=/proc/opweave", "results=/proc"):
+        assert "cannot be written" in refused(run(argument, "device=cpu"), folder, ["tiny.py"])
     assert "cannot be written" in refused(run("runner=schedule", "output=/proc/x.json"), folder, ["tiny.py"])
 
 
@@ -283,8 +283,8 @@ def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:
 
 
 def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, folder: Path) -> None:
-    asked = ["runner=schedule", "model=custom", "model.factory=tiny:make", "batch=3"]
-    done = run(*asked, "system=nimble", "output=s.json")
+    arguments = ["runner=schedule", "model=custom", "model.factory=tiny:make", "batch=3"]
+    done = run(*arguments, "system=nimble", "output=s.json")
     assert done.returncode == 0, done.stderr
     schedule: dict[str, Any] = json.loads((folder / "s.json").read_text())
     assert {k: schedule[k] for k in ("model", "system", "batch", "device")} == {
@@ -297,9 +297,9 @@ def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, folde
     assert all(set(o) == {"id", "name", "target", "stream", "position"} for o in operators)
     assert {tuple(w) for w in schedule["waits"]} <= {tuple(e) for e in schedule["edges"]}
     assert set(schedule["search"]) >= {"seconds", "states", "transitions"}
-    printed = run(*asked, "system=nimble")
+    printed = run(*arguments, "system=nimble")
     assert json.loads(printed.stdout) | {"search": 0} == schedule | {"search": 0}
-    none = run(*asked, "system=eager", "output=none.json")
+    none = run(*arguments, "system=eager", "output=none.json")
     assert none.returncode == 0 and "no schedule" in none.stderr and not (folder / "none.json").exists()
     assert not (folder / "results").exists()
 
@@ -337,9 +337,9 @@ def test_a_schedule_file_reads_back_and_passes_the_proof(run: Run, folder: Path)
 
 def test_a_killed_run_of_a_schedule_leaves_the_old_file(folder: Path) -> None:
     (folder / "s.json").write_text("old")
-    asked = ["runner=schedule", "model=custom", "model.factory=tiny:make", "output=s.json"]
+    arguments = ["runner=schedule", "model=custom", "model.factory=tiny:make", "output=s.json"]
     for seconds in (0.6, 1.5):
-        process = subprocess.Popen(command(*asked), cwd=folder, env=environment(), stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command(*arguments), cwd=folder, env=environment(), stderr=subprocess.DEVNULL)
         time.sleep(seconds)
         process.kill()
         process.wait()

@@ -71,8 +71,8 @@ def test_the_other_way_round_it_is_the_inverse(a: list[float], b: list[float]) -
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_set_is_the_same_as_itself(metric: str) -> None:
     records = [cell("eager"), cell("nimble"), cell("nimble", batch=8)]
-    found = changes(records, copy.deepcopy(records), metric, "eager")
-    assert found and all(change.verdict(0.0) == SAME for change in found)
+    differences = changes(records, copy.deepcopy(records), metric, "eager")
+    assert differences and all(change.verdict(0.0) == SAME for change in differences)
 
 
 def test_what_is_better_depends_on_the_metric() -> None:
@@ -91,8 +91,8 @@ def test_a_speedup_is_compared_whatever_the_machine(machine: float) -> None:
         cell("eager", "b", comparison=rounds("h", *([x * machine for x in r] for r in slow))),
         cell("nimble", "b", comparison=rounds("h", *([x * machine * 1.25] for x in (1.0, 1.1, 1.0)))),
     ]
-    found = changes(before, after, "speedup", "eager")
-    (change,) = [c for c in found if c.key[2] == "nimble"]
+    differences = changes(before, after, "speedup", "eager")
+    (change,) = [c for c in differences if c.key[2] == "nimble"]
     assert (change.before, change.after) == (pytest.approx(4.0), pytest.approx(3.2))
     assert change.worse == pytest.approx(1.25) and change.verdict(0.05) == REGRESSION
 
@@ -106,15 +106,18 @@ def test_regressions_come_first_and_the_surest_of_them() -> None:
         cell(batch=8, status="incorrect", reason="wrong"),
         timed([1.2, 1.2, 1.2, 1.2], batch=16),
     ]
-    found = changes(before, after, "latency", "eager")
-    assert [(change.key[1], change.verdict(0.05)) for change in found] == [
+    differences = changes(before, after, "latency", "eager")
+    assert [(change.key[1], change.verdict(0.05)) for change in differences] == [
         ("8", REGRESSION),
         ("2", REGRESSION),
         ("16", REGRESSION),
         ("1", SAME),
         ("4", IMPROVEMENT),
     ]
-    assert found[0].after is None and found[0].statuses == ("ok", "incorrect")  # an incorrect system has no speed
+    assert differences[0].after is None and differences[0].statuses == (
+        "ok",
+        "incorrect",
+    )  # an incorrect system has no speed
 
 
 def test_a_system_that_began_to_run_is_an_improvement_and_one_that_never_did_is_the_same() -> None:
@@ -166,7 +169,7 @@ def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "more", "told"),
+    ("b", "more", "message"),
     [
         ([cell()], ["--threshold", "-1"], "--threshold -1 is not a share"),
         ([cell()], ["--threshold", "nan"], "--threshold nan is not a share"),
@@ -177,9 +180,9 @@ def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
         ([], [], "no record in"),
     ],
 )
-def test_a_bad_request_is_a_line(compare: Compare, b: list[Record], more: list[str], told: str) -> None:
+def test_a_bad_request_is_a_line(compare: Compare, b: list[Record], more: list[str], message: str) -> None:
     done = compare([cell()], b, *more)
-    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compare, tmp_path: Path) -> None:
@@ -205,5 +208,5 @@ def test_the_reference_is_as_good_as_itself() -> None:
     assert not changes(alone, alone, "speedup", "eager")  # a profiler had been in these before their rounds
     for metric in METRICS:
         records = in_turn if metric == "speedup" else alone
-        found = changes(records, records, metric, "eager")
-        assert len(found) > 100 and {change.verdict(0.0) for change in found} <= {SAME, UNCERTAIN}, metric
+        differences = changes(records, records, metric, "eager")
+        assert len(differences) > 100 and {change.verdict(0.0) for change in differences} <= {SAME, UNCERTAIN}, metric

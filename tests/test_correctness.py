@@ -293,16 +293,16 @@ def deep() -> nn.Sequential:
 
 
 def test_custom_models_are_calibrated_and_so_can_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Cell(
+    custom_cell = Cell(
         choose("model", "custom"), choose("system", "eager"), choose("runner", "correctness"), Conditions(1, "cpu", "fp32")
     )
     made = models.Model("custom", deep(), (torch.randn(1, 4, 6, 6),))
     monkeypatch.setattr("runners.cell.session.load", lambda *_, **__: made)
-    checked = measured(Session(asked, "0", lambda _: None), record(of=asked))
+    checked = measured(Session(custom_cell, "0", lambda _: None), record(of=custom_cell))
     assert checked.is_ok and checked.correctness is not None and (checked.correctness.input_effect or 0) > 0.1
     monkeypatch.setattr("runners.cell.session.calibrate", lambda *_: None)
     monkeypatch.setattr(made.module[0], "weight", nn.Parameter(made.module[0].weight * 1e-12))
-    unchecked = measured(Session(asked, "0", lambda _: None), record(of=asked))
+    unchecked = measured(Session(custom_cell, "0", lambda _: None), record(of=custom_cell))
     assert unchecked.status == "unchecked" and "could not be seen" in (unchecked.reason or "") and unchecked.latency is None
 
 

@@ -129,7 +129,7 @@ def test_only_rounds_that_all_have_shared_are_shared() -> None:
 
 @pytest.mark.slow
 def test_busy_loops_beside_a_sweep_cost_its_ratio(run: Run, folder: Path) -> None:
-    asked = (
+    arguments = (
         "-m",
         "model=custom",
         "model.factory=tiny:make",
@@ -139,7 +139,7 @@ def test_busy_loops_beside_a_sweep_cost_its_ratio(run: Run, folder: Path) -> Non
         "results=r",
     )
     with burning(2 * NUM_CORES):
-        done = run("-m", *asked, "system=eager,nimble", "rounds=2")
+        done = run("-m", *arguments, "system=eager,nimble", "rounds=2")
     assert done.returncode == 0, done.stderr
     assert "other processes took" in done.stdout and "x [" not in done.stdout
     read = {name: from_json(document) for name, document in records(folder / "r").items()}

@@ -22,15 +22,15 @@ BUILD_TOOLS = {"gcc", "g++", "make", "cmake", "build-essential", "git", "python3
 
 def tool(name: str) -> str:
     """The path of a program beside this Python or on the PATH; skips the test where there is none."""
-    found = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
-    if found is None:
+    path = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    if path is None:
         pytest.skip(f"{name} is not installed")
-    return found
+    return path
 
 
 def stages() -> dict[str, tuple[str, list[tuple[str, str]]]]:
     """By its name, what a stage is built on and its instructions, continued lines as one."""
-    found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
+    stages_by_name: dict[str, tuple[str, list[tuple[str, str]]]] = {}
     instructions: list[tuple[str, str]] = []
     text = re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE)
     for line in re.sub(r"\\\n", " ", text).splitlines():
@@ -39,10 +39,10 @@ def stages() -> dict[str, tuple[str, list[tuple[str, str]]]]:
             if word == "FROM":
                 base, _, name = rest.partition(" AS ")
                 instructions = []
-                found[name] = base, instructions
+                stages_by_name[name] = base, instructions
             else:
                 instructions.append((word, rest))
-    return found
+    return stages_by_name
 
 
 def lineage(target: str) -> list[tuple[str, str]]:
@@ -103,14 +103,14 @@ def test_every_package_is_pinned_by_the_lock() -> None:
 def test_what_is_copied_is_sent_to_the_builder() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert rules[0] == "*"
-    kept = {rule[1:] for rule in rules if rule.startswith("!")}
-    assert all((ROOT / path).exists() for path in kept)
+    exceptions = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert all((ROOT / path).exists() for path in exceptions)
     for _, rest in (i for _, instructions in stages().values() for i in instructions if i[0] == "COPY"):
         if "--from" not in rest:
-            assert all(source in (*kept, ".") for source in rest.split()[:-1]), rest
+            assert all(source in (*exceptions, ".") for source in rest.split()[:-1]), rest
     packages = {file.name for file in ROOT.iterdir() if (file / "__init__.py").exists()} - {"tests"}
     files = {"run.py", "opweave.py", "build_opweave.py", "LICENSE", "pyproject.toml", "requirements.lock"}
-    assert packages | files | {"conf", "hydra_plugins", "docker/entrypoint.sh"} <= kept
+    assert packages | files | {"conf", "hydra_plugins", "docker/entrypoint.sh"} <= exceptions
     assert any(fnmatch("results/runs", rule) for rule in rules)  # nobody's own records
 
 
@@ -121,18 +121,18 @@ def compose() -> dict[str, Any]:
 
 @pytest.mark.parametrize("service", ["bench", "bench-cuda"])
 def test_a_service_builds_an_image_and_writes_to_the_host(service: str) -> None:
-    found = compose()["services"][service]
-    assert (DOCKER / found["build"]["context"]).resolve() == ROOT
-    assert (ROOT / found["build"]["dockerfile"]).exists()
+    definition = compose()["services"][service]
+    assert (DOCKER / definition["build"]["context"]).resolve() == ROOT
+    assert (ROOT / definition["build"]["dockerfile"]).exists()
     for compiler in ("", "-compiler"):
-        assert found["build"]["target"].replace("${OPWEAVE_COMPILER:-}", compiler) in TARGETS
-    (volume,) = found["volumes"]
+        assert definition["build"]["target"].replace("${OPWEAVE_COMPILER:-}", compiler) in TARGETS
+    (volume,) = definition["volumes"]
     host, _, inside = volume.partition(":")
     assert (DOCKER / host).resolve() == ROOT / "results"
     assert f"results={inside}/runs" in (DOCKER / "entrypoint.sh").read_text()
-    assert found["user"] == "${OPWEAVE_USER:-1000:1000}"
-    assert found["uts"] == "host"  # or each container would be a machine of its own, and measure everything anew
-    devices = found.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+    assert definition["user"] == "${OPWEAVE_USER:-1000:1000}"
+    assert definition["uts"] == "host"  # or each container would be a machine of its own, and measure everything anew
+    devices = definition.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
     assert [d["capabilities"] for d in devices] == ([["gpu"]] if service == "bench-cuda" else [])
 
 
@@ -142,13 +142,13 @@ def test_the_entrypoint_hands_over_the_arguments(tmp_path: Path) -> None:
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$TMPDIR" "$OPWEAVE_CACHE" "$@"\n')
     python.chmod(0o755)
     script = (DOCKER / "entrypoint.sh").read_text().replace("/results", str(tmp_path / "results"))
-    asked = ["-m", "model=custom", "model.factory=a b:c"]
+    arguments = ["-m", "model=custom", "model.factory=a b:c"]
     path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    command = ["sh", "-c", script, "entrypoint.sh", *asked]
+    command = ["sh", "-c", script, "entrypoint.sh", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
     results = tmp_path / "results"
     places = [f"{results}/cache", f"{results}/cache/kept"]
-    assert done.stdout.splitlines() == [*places, "run.py", f"results={results}/runs", *asked]
+    assert done.stdout.splitlines() == [*places, "run.py", f"results={results}/runs", *arguments]
     named = subprocess.run(command, capture_output=True, text=True, env=path | {"OPWEAVE_CACHE": "/elsewhere"}, check=True)
     assert named.stdout.splitlines()[1] == "/elsewhere"
     assert (results / "cache").is_dir()

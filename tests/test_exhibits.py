@@ -67,7 +67,7 @@ def judged(name: str, records: list[Record] = RECORDS) -> tuple[Preset, Evidence
 
 
 def test_every_exhibit_has_a_preset() -> None:
-    assert sorted(names()) == sorted(f"{paper}/{exhibit}" for paper, found in ISSUED.items() for exhibit in found)
+    assert sorted(names()) == sorted(f"{paper}/{exhibit}" for paper, exhibits in ISSUED.items() for exhibit in exhibits)
 
 
 @pytest.mark.parametrize("name", names())
@@ -84,13 +84,13 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
                 assert option in conf.options(group, choice), (key, choice)
     assert set(read.charts) <= {*CHARTS, *OWN}
     # Every figure has a quantity here, and a model, a system and a batch that the sweep asks for.
-    asked = set(parts(read.sweep["model"]))
+    models = set(parts(read.sweep["model"]))
     batches = set(parts(read.sweep.get("batch", "1")))
     for value, _ in read.figures:
         metric = value.metric
         assert metric in quantities.RATIOS or metric in quantities.PLAIN or (metric in quantities.COMPARED and read.ratio)
         ours = read.models[value.model].choice if value.model in read.models else value.zoo_model
-        assert ours is None or ours in asked | {change.get("model", "") for change in read.also}, ours
+        assert ours is None or ours in models | {change.get("model", "") for change in read.also}, ours
         assert not value.batch.isdigit() or value.batch in batches
     if read.ratio:
         (other,) = read.ratio.values()
@@ -111,15 +111,15 @@ def test_the_published_values_of_the_three_papers_are_all_in_some_preset() -> No
 
 def test_no_figure_of_a_preset_is_left_out_but_the_other_sides_of_ratios() -> None:
     for name in names():
-        read, _, found = judged(name)
+        read, _, exhibit_findings = judged(name)
         sides = [v for v, _ in read.figures if read.ratio and v.metric in quantities.COMPARED]
         others = [v for v in sides if v.system in read.ratio.values()]
-        assert len(found) == len(read.figures) - len(others), name
+        assert len(exhibit_findings) == len(read.figures) - len(others), name
 
 
 def test_speedups_are_those_of_the_rounds_that_were_shared() -> None:
-    _, _, found = judged("nimble/figure7")
-    (resnet,) = [f for f in found if f.what == "resnet50: nimble over eager"]
+    _, _, exhibit_findings = judged("nimble/figure7")
+    (resnet,) = [f for f in exhibit_findings if f.what == "resnet50: nimble over eager"]
     shared = [
         r.comparison for s in (EAGER, NIMBLE) for r in RECORDS if (r.cell.model.label, r.cell.system.key) == ("resnet50", s)
     ]
@@ -149,10 +149,10 @@ def test_a_bound_is_the_extreme_over_the_networks() -> None:
 
 
 def test_a_direction_is_told_by_the_worst_network() -> None:
-    _, evidence, found = judged("nimble/supplement_figure1")
-    assert evidence.measured is not None and all(f.verdict == HOLDS for f in found)
+    _, evidence, exhibit_findings = judged("nimble/supplement_figure1")
+    assert evidence.measured is not None and all(f.verdict == HOLDS for f in exhibit_findings)
     ratios = [evidence.measured.over(row, NIMBLE, EAGER) for row in evidence.measured.rows]
-    assert found[0].low == min(r.low for r in ratios if r is not None)
+    assert exhibit_findings[0].low == min(r.low for r in ratios if r is not None)
 
     def slower(record: Record) -> Record:
         if record.comparison is None or (record.cell.model.name, record.cell.system.key) != ("resnet50", NIMBLE):
@@ -167,10 +167,10 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
 
 
 def test_a_verdict_says_how_much_of_its_exhibit_was_measured() -> None:
-    preset, evidence, found = judged("nimble/figure2a")
-    verdict = judgement.judge(preset, evidence, found, small=False)
-    assert judgement.extent(verdict, found) == "holds; 1 of 2 figures measured"
-    assert judgement.extent(verdict, found[:1]) == "holds" and found[0].reason.startswith("on ")
+    preset, evidence, exhibit_findings = judged("nimble/figure2a")
+    verdict = judgement.judge(preset, evidence, exhibit_findings, small=False)
+    assert judgement.extent(verdict, exhibit_findings) == "holds; 1 of 2 figures measured"
+    assert judgement.extent(verdict, exhibit_findings[:1]) == "holds" and exhibit_findings[0].reason.startswith("on ")
 
 
 def made(system: str, batch: int, scale: float, model: str = "inception_v3", **options: Any) -> Record:
@@ -189,18 +189,18 @@ def test_latencies_become_ratios() -> None:
     networks = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
     scales = {"sequential": 4.0, "greedy": 3.0, "ios": 2.0}
     records = [made(system, 1, scale, model) for model in networks for system, scale in scales.items()]
-    _, _, found = judged("ios/schedules", records)
-    by_name = {f.what: f for f in found}
+    _, _, exhibit_findings = judged("ios/schedules", records)
+    by_name = {f.what: f for f in exhibit_findings}
     assert by_name["inception_v3: ios over sequential"].ours == pytest.approx(2)
     assert by_name["inception_v3: ios over sequential"].published == pytest.approx(6.51 / 4.03)
     assert by_name["geometric mean: greedy over sequential"].ours == pytest.approx(4 / 3)
     assert by_name["geometric mean: ios_merge over sequential"].verdict == CANNOT
-    _, _, found = judged("ios/schedules", [r for r in records if r.cell.model.name != "nasnet_large"])
-    (mean,) = [f for f in found if f.what == "geometric mean: ios over sequential"]
+    _, _, exhibit_findings = judged("ios/schedules", [r for r in records if r.cell.model.name != "nasnet_large"])
+    (mean,) = [f for f in exhibit_findings if f.what == "geometric mean: ios over sequential"]
     assert mean.verdict == CANNOT and "4 networks, and nasnet_large" in mean.reason
     batches = [made(system, batch, scale * batch) for batch in (1, 16) for system, scale in scales.items()]
-    _, _, found = judged("ios/batch_sizes", batches)
-    (at_16,) = [f for f in found if f.what == "inception_v3, batch 16: ios over sequential"]
+    _, _, exhibit_findings = judged("ios/batch_sizes", batches)
+    (at_16,) = [f for f in exhibit_findings if f.what == "inception_v3, batch 16: ios over sequential"]
     assert at_16.ours == pytest.approx(2) and at_16.published == pytest.approx(17.95 / 15.17)
 
 
@@ -211,14 +211,18 @@ def test_a_schedule_is_judged_against_the_others_at_the_batch_that_it_was_search
     records = []
     for (batch, of), scale in scales.items():
         records.append(made("ios", batch, scale, schedule=own[of].options["schedule"]))
-    _, _, found = judged("ios/specialization", records)
-    words = [f for f in found if f.rule == "not_slower"]
-    assert len(words) == 6 and len({f.what for f in found}) == len(found)
+    _, _, exhibit_findings = judged("ios/specialization", records)
+    words = [f for f in exhibit_findings if f.rule == "not_slower"]
+    assert len(words) == 6 and len({f.what for f in exhibit_findings}) == len(exhibit_findings)
     assert {f.what for f in words if f.verdict != HOLDS} == {
         "inception_v3, batch 32: ios (schedule=inception_v3@ios@b32) over ios (schedule=inception_v3@ios@b128)"
     }
     # What is judged by the paper's figure too says which of the two it is.
-    both = [f for f in found if f.what.removesuffix(", in words") in {g.what for g in found if g.rule == "ratio"}]
+    both = [
+        f
+        for f in exhibit_findings
+        if f.what.removesuffix(", in words") in {g.what for g in exhibit_findings if g.rule == "ratio"}
+    ]
     assert sorted(f.what.endswith(", in words") for f in both if f.rule == "not_slower") == [True, True]
 
 
@@ -278,10 +282,13 @@ def test_the_folder_of_pictures_holds_what_the_readme_shows() -> None:
 def test_a_range_of_batches_has_its_extremes() -> None:
     scales = {1: 1.1, 2: 1.3, 4: 1.2, 8: 1.05}
     records = [made(s, b, scale) for b, gain in scales.items() for s, scale in (("nimble", gain), ("opara", 1.0))]
-    _, _, found = judged("opara/figure9", records)
-    assert {f.what.rpartition(", ")[2]: round(f.ours or 0, 6) for f in found} == {"smallest": 1.05, "largest": 1.3}
-    _, _, found = judged("opara/figure9", [r for r in records if r.cell.batch != 4])
-    assert {f.reason for f in found} == {"it is over batches 1, 2, 4, 8, and 4 was not measured"}
+    _, _, exhibit_findings = judged("opara/figure9", records)
+    assert {f.what.rpartition(", ")[2]: round(f.ours or 0, 6) for f in exhibit_findings} == {
+        "smallest": 1.05,
+        "largest": 1.3,
+    }
+    _, _, exhibit_findings = judged("opara/figure9", [r for r in records if r.cell.batch != 4])
+    assert {f.reason for f in exhibit_findings} == {"it is over batches 1, 2, 4, 8, and 4 was not measured"}
 
 
 def test_counted_and_estimated_values_are_not_compared() -> None:
@@ -302,17 +309,17 @@ def test_counted_and_estimated_values_are_not_compared() -> None:
 def test_what_is_not_ok_gives_no_figure(status: str) -> None:
     wrong = {"status": status, "reason": "for a reason"}
     records = [replace(r, **wrong) if r.cell.system.key == NIMBLE else r for r in RECORDS]  # type: ignore[arg-type]
-    read, evidence, found = judged("nimble/figure7", records)
-    assert all(f.verdict == CANNOT for f in found)
-    assert any(f.reason == f"nimble is {status}: for a reason" for f in found)
-    assert judgement.judge(read, evidence, found, small=False).verdict == CANNOT
+    read, evidence, exhibit_findings = judged("nimble/figure7", records)
+    assert all(f.verdict == CANNOT for f in exhibit_findings)
+    assert any(f.reason == f"nimble is {status}: for a reason" for f in exhibit_findings)
+    assert judgement.judge(read, evidence, exhibit_findings, small=False).verdict == CANNOT
     nothing = Evidence()
     assert judgement.judge(read, nothing, findings.findings(read, nothing), small=False).verdict == NOT_RUN
 
 
 def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
-    read, evidence, found = judged("nimble/figure7")
-    verdict = judgement.judge(read, evidence, found, small=False)
+    read, evidence, exhibit_findings = judged("nimble/figure7")
+    verdict = judgement.judge(read, evidence, exhibit_findings, small=False)
     assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
     assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
     assert "published 9.99x" in verdict.reason and "mobilenet_v2: nimble over eager" in verdict.reason
@@ -347,10 +354,10 @@ def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
         return replace(record, cell=replace(record.cell, conditions=replace(record.cell.conditions, device="cpu")))
 
     records = [on_cpu(record) for record in RECORDS]
-    read, evidence, found = judged("nimble/figure7", records)
-    verdict = judgement.judge(read, evidence, found, small=True)
+    read, evidence, exhibit_findings = judged("nimble/figure7", records)
+    verdict = judgement.judge(read, evidence, exhibit_findings, small=True)
     assert verdict.verdict == CANNOT and "about a GPU" in verdict.reason and "8 of its 10 figures" in verdict.reason
-    none = [replace(finding, ours=None, reason="it was not asked for") for finding in found]
+    none = [replace(finding, ours=None, reason="it was not asked for") for finding in exhibit_findings]
     reason = judgement.judge(read, evidence, none, small=True).reason
     assert reason.startswith("It is about a GPU, and this was a CPU with small settings. ") and "not asked for" in reason
 
@@ -369,21 +376,21 @@ def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
     )
     nasnet = next(r for r in RECORDS if r.cell.model.name == "nasnet")
     other = [replace(nasnet, environment=replace(nasnet.environment, host="elsewhere"))]
-    assert (found := select([*RECORDS, *other], [sweep])) is not None and found.setting.host != "elsewhere"
+    assert (selection := select([*RECORDS, *other], [sweep])) is not None and selection.setting.host != "elsewhere"
 
 
 @pytest.mark.parametrize("name", ["nimble/figure2a", "nimble/figure2c", "nimble/table1"])
 def test_exhibits_are_drawn(name: str) -> None:
-    read, evidence, found = judged(name)
-    charts, refused = pictures(read, evidence, found)
+    read, evidence, exhibit_findings = judged(name)
+    charts, refused = pictures(read, evidence, exhibit_findings)
     assert "claims" in charts and set(read.charts) <= {n.partition("-")[0] for n in (*charts, *refused)}
     texts = {text.get_text() for chart in charts.values() for axes in chart.figure.axes for text in axes.get_yticklabels()}
-    assert {f.what for f in found} <= texts
+    assert {f.what for f in exhibit_findings} <= texts
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:
-    read, evidence, found = judged("ios/blockwise")
-    charts, refused = pictures(read, evidence, found)
+    read, evidence, exhibit_findings = judged("ios/blockwise")
+    charts, refused = pictures(read, evidence, exhibit_findings)
     assert not charts and "claims" in refused
     with pytest.raises(NoResults):
         Selection([])
@@ -396,10 +403,10 @@ def test_blocks_are_drawn_from_the_search_of_a_record() -> None:
     assert record.schedule is not None
     search = replace(record.schedule.search, parts=blocks)
     record = replace(record, schedule=replace(record.schedule, search=search))
-    read, evidence, found = judged("ios/blockwise", [record])
-    charts, _ = pictures(read, evidence, found)
+    read, evidence, exhibit_findings = judged("ios/blockwise", [record])
+    charts, _ = pictures(read, evidence, exhibit_findings)
     assert len(charts["blocks"].figure.axes[0].patches) == 4  # two blocks of several units, two bars each
-    assert found[0].ours == pytest.approx(3.0) and found[0].verdict == HOLDS
+    assert exhibit_findings[0].ours == pytest.approx(3.0) and exhibit_findings[0].verdict == HOLDS
 
 
 def test_changes_of_a_preset(tmp_path: Path) -> None:
@@ -415,9 +422,12 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
     one = Run(Preset.read("opara/figure1"), {"model": "googlenet"}, tmp_path, tmp_path / "out", small=False)
     assert [sweep["model"] for sweep in one.sweeps] == ["googlenet"]
     other = {"runner.samples": "9", "force": "true", "gpus": "all"}
-    asked = Run(Preset.read("opara/figure6"), other, tmp_path, tmp_path / "out", small=False)
-    assert asked.force and asked._trace != Run(asked.preset, {"model": "bert"}, tmp_path, tmp_path / "out", False)._trace
-    assert asked._trace == Run(Preset.read("opara/figure6"), {}, tmp_path, tmp_path / "out", False)._trace
+    figure_run = Run(Preset.read("opara/figure6"), other, tmp_path, tmp_path / "out", small=False)
+    assert (
+        figure_run.force
+        and figure_run._trace != Run(figure_run.preset, {"model": "bert"}, tmp_path, tmp_path / "out", False)._trace
+    )
+    assert figure_run._trace == Run(Preset.read("opara/figure6"), {}, tmp_path, tmp_path / "out", False)._trace
     elsewhere = Run(Preset.read("ios/specialization"), {}, tmp_path, tmp_path / "out", small=False)
     schedules = parts(elsewhere.preset.sweep["system.schedule"])
     assert [Path(file).parent for file in schedules] == [elsewhere.folder] * 3
@@ -428,7 +438,7 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exhibit", "told"),
+    ("exhibit", "message"),
     [
         ({"title": "t", "claim": "c", "colour": "red"}, "an exhibit has no colour"),
         ({"title": "t", "claim": "c", "needs": "luck"}, "needs is luck"),
@@ -437,13 +447,13 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
     ],
 )
 def test_a_preset_that_is_not_as_it_should_be_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exhibit: dict[str, Any], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exhibit: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "nimble").mkdir()
     document = {"exhibit": exhibit, "hydra": {"sweeper": {"params": {"model": "vgg16", "system": "eager"}}}}
     (tmp_path / "nimble" / "figure0.yaml").write_text(yaml.safe_dump(document))
     monkeypatch.setattr(preset, "EXPERIMENTS", tmp_path)
-    with pytest.raises(NoPreset, match=told):
+    with pytest.raises(NoPreset, match=message):
         Preset.read("nimble/figure0")
 
 

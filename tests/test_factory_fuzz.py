@@ -29,12 +29,12 @@ def reasons(seed: int, folder: Path, write: Callable[[object], None]) -> list[st
     (folder / f"odd_{seed}.py").write_text(factory(seed))
     model = choose("model", "custom", factory=f"odd_{seed}:make")
     runner = choose("runner", "latency", samples=3)
-    asked = replace(cell(), model=model, system=choose("system", SYSTEMS[seed % len(SYSTEMS)]), runner=runner)
+    odd_cell = replace(cell(), model=model, system=choose("system", SYSTEMS[seed % len(SYSTEMS)]), runner=runner)
     own = worker.Worker(None)  # type: ignore[arg-type]
     own.write = write  # type: ignore[method-assign]
     said = []
-    measure = messages.Measure(replace(record(), cell=asked), None, False)
-    for command in (messages.Check("model", model, 1), messages.Learn(asked), measure):
+    measure = messages.Measure(replace(record(), cell=odd_cell), None, False)
+    for command in (messages.Check("model", model, 1), messages.Learn(odd_cell), measure):
         try:
             reply = worker.guarded(own.carry_out, command)
         except BaseException as error:  # ends the process of a cell, as os._exit does
@@ -73,13 +73,13 @@ def test_a_factory_has_a_record_or_a_reason_in_a_line(
 
 @pytest.mark.slow
 def test_a_sweep_over_odd_factories_ends_and_loses_nothing(run: Run, folder: Path) -> None:
-    asked = ("model=custom", "system=eager,nimble", "runner=latency", "runner.samples=3", "rounds=0", "results=r", "-m")
-    assert run(*asked, "model.factory=tiny:make").returncode == 0
+    arguments = ("model=custom", "system=eager,nimble", "runner=latency", "runner.samples=3", "rounds=0", "results=r", "-m")
+    assert run(*arguments, "model.factory=tiny:make").returncode == 0
     whole = {file: file.read_bytes() for file in (folder / "r").iterdir()}
     assert len(whole) == 2
     for seed in range(PROCESSES):
         (folder / f"odd_{seed}.py").write_text(factory(seed))
-        done = run(*asked, f"model.factory=odd_{seed}:make")
+        done = run(*arguments, f"model.factory=odd_{seed}:make")
         assert done.returncode in (0, 1, 2) and "opweave: interrupted" not in done.stderr, (seed, done.stderr)
         assert "Traceback" not in done.stdout + done.stderr, (seed, done.stdout, done.stderr)
         is_wrong = done.returncode == 2

@@ -88,10 +88,10 @@ def test_what_a_number_is_printed_to() -> None:
 
 
 def test_an_exhibit_stands_as_its_measured_figures_do() -> None:
-    held, part, fails = (Finding("", "ratio", "x", 4.0, ours) for ours in (4.0, 2.0, 0.5))
+    whole, part, fails = (Finding("", "ratio", "x", 4.0, ours) for ours in (4.0, 2.0, 0.5))
     missing = Finding("", "ratio", "x", 4.0, reason="no GPU")
-    assert overall([held, missing]) == HOLDS and overall([held, held]) == HOLDS
-    assert overall([held, fails]) == overall([held, part]) == overall([part]) == IN_PART
+    assert overall([whole, missing]) == HOLDS and overall([whole, whole]) == HOLDS
+    assert overall([whole, fails]) == overall([whole, part]) == overall([part]) == IN_PART
     assert overall([fails, fails, missing]) == DOES_NOT_HOLD
     assert overall([missing]) == overall([]) == CANNOT
 

@@ -150,37 +150,39 @@ def test_weights_loaded_in_place_are_what_the_next_call_computes_with(which: str
 
 
 def test_what_is_slower_stays_apart_and_each_distinct_group_is_measured_once() -> None:
-    asked: list[Program] = []
+    programs: list[Program] = []
 
     def cost(program: Program) -> float:
-        asked.append(program)
+        programs.append(program)
         return -float(len(program.graph))
 
     module = parts(lambda p, x: p["norm"](p["a"](p["norm"](p["a"](x) + x)) + x))
     captured = capture(module, (tokens(),))
     program, fusions = fuse_reductions(captured, measuring(cost))
-    assert names(program) == names(captured) and len(asked) == 2
+    assert names(program) == names(captured) and len(programs) == 2
     assert [f.chosen for f in fusions] == ["separate", "separate"] and "rows of 8" in fusions[0].pattern
 
 
 def test_what_a_later_pass_makes_of_the_operators_is_what_they_are_measured_as() -> None:
-    asked: list[list[str]] = []
+    operator_names: list[list[str]] = []
 
     def cost(program: Program) -> float:
-        asked.append(names(program))
+        operator_names.append(names(program))
         return 0.0
 
     captured = capture(parts(lambda p, x: (p["a"](x) * 2 + 1).softmax(-1)), (tokens(),))
     fuse_reductions(captured, measuring(cost))
     fuse_reductions(captured, measuring(cost, later=lambda part: fuse_elementwise(part, COUNTING)[0]))
-    assert asked[::2] == [["mul", "add", "softmax"], ["mul_add", "softmax"]] and asked[1] == asked[3] == ["mul_add_softmax"]
+    assert operator_names[::2] == [["mul", "add", "softmax"], ["mul_add", "softmax"]] and operator_names[
+        1
+    ] == operator_names[3] == ["mul_add_softmax"]
 
 
 def test_groups_whose_outputs_differ_are_measured_apart_and_one_around_two_reductions_once() -> None:
-    asked: list[Program] = []
+    programs: list[Program] = []
 
     def cost(program: Program) -> float:
-        asked.append(program)
+        programs.append(program)
         return -float(len(program.graph))
 
     def forward(p: nn.ModuleDict, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,7 +190,7 @@ def test_groups_whose_outputs_differ_are_measured_apart_and_one_around_two_reduc
         return p["a"](p["norm"](passed_on)) + passed_on, p["norm"](p["a"](x) + x)
 
     _, fusions = fuse_reductions(capture(parts(forward), (tokens(),)), measuring(cost))
-    assert len(fusions) == 2 and len(asked) == 4 and [f.pattern.endswith("2 outputs") for f in fusions] == [True, False]
+    assert len(fusions) == 2 and len(programs) == 4 and [f.pattern.endswith("2 outputs") for f in fusions] == [True, False]
     _, fusions = fuse_reductions(
         capture(parts(lambda p, x: p["norm"](p["norm"](p["a"](x)) * 2)), (tokens(),)), measuring(cost)
     )
@@ -204,8 +206,8 @@ def test_no_output_lies_in_the_memory_of_an_input_or_a_parameter() -> None:
     program, fusions = fused(module, x)
     outputs = program.run((x,))
     assert any(f.chosen == "fused" for f in fusions)
-    given = {t.untyped_storage().data_ptr() for t in (x, *module.parameters())}
-    assert not given & {t.untyped_storage().data_ptr() for t in outputs}
+    addresses = {t.untyped_storage().data_ptr() for t in (x, *module.parameters())}
+    assert not addresses & {t.untyped_storage().data_ptr() for t in outputs}
     agrees(module, program, x)
 
 

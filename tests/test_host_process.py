@@ -80,8 +80,8 @@ def spoil_free_memory() -> None:
     """Fill what torch could give away next with NaN, so that whoever reads freed memory answers NaN."""
     torch.cuda.synchronize()
     for bytes_each in (32 << 20, 8 << 20, 1 << 20, 1 << 16):
-        held = [torch.full((bytes_each // 4,), float("nan"), device="cuda") for _ in range(24)]
-        del held
+        blocks = [torch.full((bytes_each // 4,), float("nan"), device="cuda") for _ in range(24)]
+        del blocks
     torch.cuda.synchronize()
 
 
@@ -165,7 +165,7 @@ def test_two_threads_prepare_and_run_at_once(networks: Networks) -> None:
 def test_memory_is_bounded_whatever_number_of_modules_came_and_went(networks: Networks) -> None:
     module, inputs, _ = networks["bert"]
     gc.collect()
-    held = []
+    memory_sizes = []
     for i in range(8):
         prepared = systems.load(("nimble", "cuda_graph")[i % 2]).prepare(module, inputs)
         prepared(*inputs)
@@ -175,8 +175,8 @@ def test_memory_is_bounded_whatever_number_of_modules_came_and_went(networks: Ne
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
-    assert len(set(held[2:])) == 1, held
+        memory_sizes.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert len(set(memory_sizes[2:])) == 1, memory_sizes
     by_thread = []
     for _ in range(4):
         thread = threading.Thread(target=lambda: systems.load("nimble").prepare(module, inputs).close())

@@ -190,8 +190,8 @@ def test_a_stage_is_a_decision_whose_alternatives_took_what_was_measured(strateg
     module, x = nn.Sequential(Branches(), nn.MaxPool2d(1), Branches()).eval(), torch.randn(2, 8, 12, 12)
     schedule = systems.load("ios", strategy=strategy).schedule(module, (x,))
     program = capture(module, (x,))
-    kept = Timer(program.device)
-    timer, units = StageTimer(program, kept), find_units(program, "auto")
+    measurements = Timer(program.device)
+    timer, units = StageTimer(program, measurements), find_units(program, "auto")
 
     def concurrent(groups: list[tuple[int, ...]]) -> float:
         return timer.concurrent([[group] for group in groups], [timer.number([group]) for group in groups])
@@ -210,9 +210,9 @@ def test_a_stage_is_a_decision_whose_alternatives_took_what_was_measured(strateg
             milliseconds |= {} if merged is None else {"merged": merged}
         chosen = "in turn" if len(inside) == 1 else "merged" if is_merged else "concurrent"
         decisions.append(Decision("ios", "", operators, milliseconds, chosen))
-    assert kept.taken == 0
-    found = [(d.count, d.num_operators, d.chosen, d.milliseconds) for d in schedule.decisions]
-    assert found == [(d.count, d.num_operators, d.chosen, d.milliseconds) for d in rows(decisions)]
+    assert measurements.taken == 0
+    decision_rows = [(d.count, d.num_operators, d.chosen, d.milliseconds) for d in schedule.decisions]
+    assert decision_rows == [(d.count, d.num_operators, d.chosen, d.milliseconds) for d in rows(decisions)]
     for d in schedule.decisions:
         ways = {name: t for name, t in d.milliseconds.items() if name != "in turn" and t is not None}
         assert not ways or d.milliseconds[d.chosen] == min(ways.values())
@@ -237,12 +237,12 @@ def test_decisions_of_stages_follow_those_of_passes_and_are_kept(monkeypatch: py
 def test_a_bounded_search_measures_less_and_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("systems.ios.stage_timer.milliseconds", _model_of_a_device)
     module, x = nn.Sequential(Branches(), nn.MaxPool2d(1), Branches()).eval(), torch.randn(2, 8, 12, 12)
-    found = {}
+    schedules = {}
     for exhaustive in (False, True):
         monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / str(exhaustive)))
-        found[exhaustive] = systems.load("ios", exhaustive=exhaustive).schedule(module, (x,))
-    assert found[False].search.measured < found[True].search.measured
-    assert found[False].stages == found[True].stages
+        schedules[exhaustive] = systems.load("ios", exhaustive=exhaustive).schedule(module, (x,))
+    assert schedules[False].search.measured < schedules[True].search.measured
+    assert schedules[False].stages == schedules[True].stages
 
 
 def test_an_interrupted_search_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

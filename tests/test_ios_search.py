@@ -60,19 +60,19 @@ def test_the_search_is_exact(graph: OperatorGraph, limits: tuple[int | None, int
     def cost(ending: frozenset[int]) -> float:
         return random.Random(f"{seed} {sorted(ending)}").randint(1, 50)
 
-    asked: dict[int, tuple[int, ...]] = {}
+    groups_by_ending: dict[int, tuple[int, ...]] = {}
 
     def stage_cost(ending: int, groups: tuple[int, ...]) -> float:
-        asked[ending] = groups
+        groups_by_ending[ending] = groups
         return cost(members(ending))
 
-    found = find_schedule(graph.predecessors, stage_cost, r, s)
+    schedule = find_schedule(graph.predecessors, stage_cost, r, s)
     least, states, transitions, schedules = brute_force(graph, cost, r, s)
-    assert (found.cost, found.counts.states, found.counts.transitions) == (least, states, transitions)
-    assert found.counts.schedules == schedules
-    assert sum(cost(members(sum(groups))) for groups in found.stages) == least
-    assert sorted(v for groups in found.stages for g in groups for v in members(g)) == list(range(len(graph)))
-    for ending, groups in asked.items():
+    assert (schedule.cost, schedule.counts.states, schedule.counts.transitions) == (least, states, transitions)
+    assert schedule.counts.schedules == schedules
+    assert sum(cost(members(sum(groups))) for groups in schedule.stages) == least
+    assert sorted(v for groups in schedule.stages for g in groups for v in members(g)) == list(range(len(graph)))
+    for ending, groups in groups_by_ending.items():
         components = nx.weakly_connected_components(as_networkx(graph).subgraph(members(ending)))
         assert {members(g) for g in groups} == {frozenset(c) for c in components}
 
@@ -85,56 +85,56 @@ def test_stages_that_cannot_matter_are_not_asked_for(
     """Costs that grow with what a stage holds, but for some: the same schedule comes of fewer of them."""
     weight = [chance.randint(1, 20) for _ in range(len(graph))]
     contention, seed = chance.choice([0.1, 0.4, 1.0]), chance.random()
-    asked: list[int] = []
+    measured_endings: list[int] = []
 
     def merges(groups: tuple[int, ...]) -> bool:
         alone = len(groups) > 1 and all(g.bit_count() == 1 for g in groups)
         return alone and random.Random(f"{seed} {groups}").random() < 0.3
 
     def cost(ending: int, groups: tuple[int, ...]) -> float:
-        asked.append(ending)
+        measured_endings.append(ending)
         times = [sum(weight[v] for v in members(g)) for g in groups]
         concurrent = max(max(times), contention * sum(times)) + 1
         return concurrent * random.Random(f"{seed} {ending}").random() if merges(groups) else concurrent
 
     whole = find_schedule(graph.predecessors, cost, r, s)
-    all_of_them = len(asked)
-    asked.clear()
-    found = find_schedule(graph.predecessors, cost, r, s, merges)
-    assert found.cost == pytest.approx(whole.cost) and found.counts == whole.counts
-    assert len(asked) == len(set(asked)) <= all_of_them
+    all_of_them = len(measured_endings)
+    measured_endings.clear()
+    schedule = find_schedule(graph.predecessors, cost, r, s, merges)
+    assert schedule.cost == pytest.approx(whole.cost) and schedule.counts == whole.counts
+    assert len(measured_endings) == len(set(measured_endings)) <= all_of_them
 
 
 def test_a_device_that_is_never_full_leaves_little_to_measure() -> None:
     """Six chains of three that may all run at once: one stage of all of them is best, and few others are asked for."""
     predecessors = [[v - 1] if v % 3 else [] for v in range(18)]
-    asked: list[int] = []
+    measured_endings: list[int] = []
 
     def cost(ending: int, groups: tuple[int, ...]) -> float:
-        asked.append(ending)
+        measured_endings.append(ending)
         return 1.0 + max(g.bit_count() for g in groups)
 
-    found = find_schedule(predecessors, cost, 3, 8, lambda _: False)
-    assert len(found.stages) == 1 and len(found.stages[0]) == 6
-    assert len(asked) < 60 < found.counts.states
+    schedule = find_schedule(predecessors, cost, 3, 8, lambda _: False)
+    assert len(schedule.stages) == 1 and len(schedule.stages[0]) == 6
+    assert len(measured_endings) < 60 < schedule.counts.states
 
 
 def test_stages_that_are_alike_are_asked_for_once() -> None:
     """Six chains of two, all the same: groups of a stage are first units, second ones, or both."""
     predecessors = [[v - 1] if v % 2 else [] for v in range(12)]
-    asked: list[tuple[int, ...]] = []
+    kinds: list[tuple[int, ...]] = []
 
     def kind(groups: tuple[int, ...]) -> tuple[int, ...]:
         first = sum(1 << v for v in range(0, 12, 2))
         return tuple(sorted(2 * g.bit_count() + bool(g & first) for g in groups))
 
     def cost(ending: int, groups: tuple[int, ...]) -> float:
-        asked.append(kind(groups))
+        kinds.append(kind(groups))
         return 1.0 + max(g.bit_count() for g in groups) + 0.6 * ending.bit_count()
 
-    found = find_schedule(predecessors, cost, 2, 8, lambda _: False, kind)
-    assert len(asked) == len(set(asked)) < 60
-    assert found.cost == pytest.approx(find_schedule(predecessors, cost, 2, 8).cost)
+    schedule = find_schedule(predecessors, cost, 2, 8, lambda _: False, kind)
+    assert len(kinds) == len(set(kinds)) < 60
+    assert schedule.cost == pytest.approx(find_schedule(predecessors, cost, 2, 8).cost)
 
 
 def test_a_block_that_is_too_wide_is_refused() -> None:
@@ -143,8 +143,8 @@ def test_a_block_that_is_too_wide_is_refused() -> None:
 
 
 def test_what_must_not_be_is_not_chosen() -> None:
-    found = find_schedule([[], [], []], lambda ending, _: inf if ending.bit_count() > 1 else 1.0)
-    assert found.cost == 3 and all(len(groups) == 1 for groups in found.stages)
+    schedule = find_schedule([[], [], []], lambda ending, _: inf if ending.bit_count() > 1 else 1.0)
+    assert schedule.cost == 3 and all(len(groups) == 1 for groups in schedule.stages)
     with pytest.raises(ValueError, match="finite"):
         find_schedule([[]], lambda *_: inf)
 
@@ -167,5 +167,5 @@ def test_the_largest_blocks_of_the_papers_table_1() -> None:
 
 def test_a_long_chain_and_a_wide_block_beyond_a_machine_word() -> None:
     chain = [[v - 1] if v else [] for v in range(300)]
-    found = find_schedule(chain, lambda ending, _: 1.0 + ending.bit_count() / 100, 3, 8)
-    assert len(found.stages) == 100 and found.counts.states == 300
+    schedule = find_schedule(chain, lambda ending, _: 1.0 + ending.bit_count() / 100, 3, 8)
+    assert len(schedule.stages) == 100 and schedule.counts.states == 300

@@ -83,8 +83,8 @@ def test_greedy_puts_each_unit_into_the_first_stage_it_can_be_in(graph: Operator
 @given(dags(max_nodes=15), st.randoms())
 def test_stages_become_a_valid_schedule(graph: OperatorGraph, chance: random.Random) -> None:
     """Whatever the stages: each is over before the next begins, and the file reads back."""
-    found = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
-    stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in found.stages]
+    block_schedule = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
+    stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in block_schedule.stages]
     schedule = to_schedule(graph, "ios", stages, Search(seconds=0.0, states=1, transitions=2))
     verify(graph, schedule)
     before = schedule.happens_before()
@@ -96,8 +96,8 @@ def test_stages_become_a_valid_schedule(graph: OperatorGraph, chance: random.Ran
 
 @given(dags(max_nodes=15), st.randoms())
 def test_without_barriers_only_dependencies_and_groups_order_what_runs(graph: OperatorGraph, chance: random.Random) -> None:
-    found = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
-    stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in found.stages]
+    block_schedule = find_schedule(graph.predecessors, lambda ending, _: chance.random(), 3, 3)
+    stages = [Stage(tuple(tuple(sorted(members(g))) for g in groups)) for groups in block_schedule.stages]
     schedule = to_schedule(graph, "ios", stages, Search(), barriers=False)
     verify(graph, schedule)
     assert schedule.order == to_schedule(graph, "ios", stages, Search()).order

@@ -37,25 +37,29 @@ def test_windows_make_stages_better_and_none_can_be_done_better(
             return cost_of(frozenset(units[i] for i in members(ending)))
 
         try:
-            found = find_schedule(inner, stage_cost, 2, 3, max_transitions=limit)
+            block_schedule = find_schedule(inner, stage_cost, 2, 3, max_transitions=limit)
         except TooManyTransitions:
             return None
-        return [UnitStage(tuple(tuple(units[i] for i in sorted(members(g))) for g in groups)) for groups in found.stages]
+        return [
+            UnitStage(tuple(tuple(units[i] for i in sorted(members(g))) for g in groups)) for groups in block_schedule.stages
+        ]
 
     start: list[UnitStage] = [UnitStage(((v,),)) for v in range(len(graph))]
-    found = improve(start, most, cost, solve)
-    assert cost(found) <= cost(start)
-    level = {v: number for number, stage in enumerate(found) for v in stage.units}
-    assert sorted(level) == list(range(len(graph))) and sum(map(len, found)) == len(graph)
-    group = {v: (number, g) for number, stage in enumerate(found) for g, units in enumerate(stage.groups) for v in units}
+    best_stages = improve(start, most, cost, solve)
+    assert cost(best_stages) <= cost(start)
+    level = {v: number for number, stage in enumerate(best_stages) for v in stage.units}
+    assert sorted(level) == list(range(len(graph))) and sum(map(len, best_stages)) == len(graph)
+    group = {
+        v: (number, g) for number, stage in enumerate(best_stages) for g, units in enumerate(stage.groups) for v in units
+    }
     assert all(level[u] < level[v] or group[u] == group[v] for u, v in graph.edges)
     whole = solve(tuple(range(len(graph))), 10**6)
-    assert whole is not None and cost(whole) <= cost(found) + 1e-9
+    assert whole is not None and cost(whole) <= cost(best_stages) + 1e-9
     if most >= len(graph) and limit == 400 and solve(tuple(range(len(graph)))) is not None:
-        assert cost(found) == pytest.approx(cost(whole))
-    run = found[:1]  # the first window, which is always looked at
-    while len(run) < len(found) and sum(map(len, found[: len(run) + 1])) <= most:
-        run = found[: len(run) + 1]
+        assert cost(best_stages) == pytest.approx(cost(whole))
+    run = best_stages[:1]  # the first window, which is always looked at
+    while len(run) < len(best_stages) and sum(map(len, best_stages[: len(run) + 1])) <= most:
+        run = best_stages[: len(run) + 1]
     better = solve(tuple(sorted(v for stage in run for v in stage.units))) if len(run) > 1 else None
     assert better is None or cost(better) >= cost(run) - 1e-9
 

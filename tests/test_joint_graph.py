@@ -49,14 +49,14 @@ def test_operators_touch_what_the_graph_declares_and_nothing_else(make: Optimize
     unchanging = {names[id(t)]: t for t in (*module.parameters(), *module.buffers()) if names[id(t)] not in lasting}
     assert set(unchanging) == {"unused"}
     for v in range(len(graph)):
-        kept = {name: t.detach().clone() for name, t in (lasting | unchanging).items()}
+        copies = {name: t.detach().clone() for name, t in (lasting | unchanging).items()}
         outputs = {u: [t.clone() for t in tree_leaves(values[u]) if isinstance(t, Tensor)] for u in range(v)}
         state = torch.get_rng_state()
         with torch.no_grad():
             values[v] = program.execute(v, values, batch(0))  # type: ignore[call-overload]
         written = {piece.name for piece in graph.state if piece.writers >> v & 1}
         for name, t in (lasting | unchanging).items():
-            assert torch.equal(t, kept[name]) or name in written, f"{graph.label(v)} writes {name}"
+            assert torch.equal(t, copies[name]) or name in written, f"{graph.label(v)} writes {name}"
         for u, before in outputs.items():
             after = [t for t in tree_leaves(values[u]) if isinstance(t, Tensor)]
             if not all(torch.equal(a, b) or a.isnan().any() for a, b in zip(after, before, strict=True)):

@@ -92,10 +92,10 @@ def begin(folder: Path) -> Begin:
 
 def ended(process: "subprocess.Popen[str]", folder: Path) -> str:
     """What a sweep has told until its end; nothing is left running of it."""
-    told: str = process.communicate(timeout=120)[1]
-    assert "Traceback" not in told
+    messages: str = process.communicate(timeout=120)[1]
+    assert "Traceback" not in messages
     assert soon(lambda: not living(folder), within=CLEARED_S), living(folder)
-    return told
+    return messages
 
 
 def finished(results: Path) -> dict[str, dict[str, Any]]:
@@ -114,8 +114,8 @@ def without_rounds(documents: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
 def measured_alone(begin: Begin, folder: Path) -> dict[str, dict[str, Any]]:
     """The record of one system, of which a sweep may add the rounds, and lose nothing."""
     process = begin("system=eager")
-    told = ended(process, folder)
-    assert process.returncode == 0, told
+    messages = ended(process, folder)
+    assert process.returncode == 0, messages
     alone = without_rounds(finished(folder / "r"))
     assert len(alone) == 1
     return alone
@@ -132,8 +132,8 @@ def test_a_signal_in_the_first_two_seconds_is_one_line_at_most(
         process = begin("system=eager")
         time.sleep(2.0 * (part + random.random()) / moments)
         process.send_signal(number)
-        told = ended(process, folder)
-        assert process.returncode == ENDS[number] and told in ("", INTERRUPTED), told
+        messages = ended(process, folder)
+        assert process.returncode == ENDS[number] and messages in ("", INTERRUPTED), messages
     assert finished(folder / "r") == {}
 
 
@@ -143,18 +143,18 @@ def test_a_signal_in_the_first_two_seconds_is_one_line_at_most(
 def test_a_sweep_that_is_ended_at_any_moment_goes_on_where_it_stopped(
     begin: Begin, folder: Path, number: signal.Signals
 ) -> None:
-    random, asked = Random(number), ["system=eager,torchscript", "rounds=2"]
+    random, arguments = Random(number), ["system=eager,torchscript", "rounds=2"]
     before = measured_alone(begin, folder)
     for _ in range(MOMENTS):
-        process = begin(*asked)
+        process = begin(*arguments)
         with suppress(subprocess.TimeoutExpired):
             process.wait(random.uniform(0, LONGEST_S))
         process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(2.0)
         is_over = process.poll() is not None  # or it goes on in spite of the signal
-        told = ended(process, folder)
-        assert is_over and process.returncode in (ENDS[number], 0), told
+        messages = ended(process, folder)
+        assert is_over and process.returncode in (ENDS[number], 0), messages
         now = finished(folder / "r")
         assert {name: document for name, document in without_rounds(now).items() if name in before} == before
         if process.returncode == 0:
@@ -163,21 +163,21 @@ def test_a_sweep_that_is_ended_at_any_moment_goes_on_where_it_stopped(
             (folder / "r" / name).unlink()
             del now[name]
         before = without_rounds(now)
-    process = begin(*asked)
-    told = ended(process, folder)
+    process = begin(*arguments)
+    messages = ended(process, folder)
     now = finished(folder / "r")
-    assert process.returncode == 0 and len(now) == 2 and all(document["comparison"] for document in now.values()), told
+    assert process.returncode == 0 and len(now) == 2 and all(document["comparison"] for document in now.values()), messages
     assert {name: document for name, document in without_rounds(now).items() if name in before} == before
 
 
 def workers(sweep: "subprocess.Popen[str]") -> list[psutil.Process]:
     """The processes of the sweep's cells."""
-    found = []
+    processes = []
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(sweep.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                found += [process] if process.cmdline()[2:3] == ["runners.cell.worker"] else []
-    return found
+                processes += [process] if process.cmdline()[2:3] == ["runners.cell.worker"] else []
+    return processes
 
 
 @pytest.mark.slow
@@ -185,10 +185,10 @@ def workers(sweep: "subprocess.Popen[str]") -> list[psutil.Process]:
 def test_a_worker_that_is_ended_at_any_moment_costs_its_cell_alone(
     begin: Begin, folder: Path, number: signal.Signals
 ) -> None:
-    random, asked, before = Random(number), ["system=eager", f"batch={','.join(map(str, range(1, 7)))}"], {}
+    random, arguments, before = Random(number), ["system=eager", f"batch={','.join(map(str, range(1, 7)))}"], {}
     sent = 0
     while sent < MOMENTS:
-        process, known = begin(*asked), set()
+        process, known = begin(*arguments), set()
         while process.poll() is None:
             new = [worker for worker in workers(process) if worker not in known]
             known.update(new)
@@ -199,9 +199,9 @@ def test_a_worker_that_is_ended_at_any_moment_costs_its_cell_alone(
                     new[0].send_signal(number)
                     sent += 1
             time.sleep(0.005)
-        told = ended(process, folder)
+        messages = ended(process, folder)
         records = Store(folder / "r").read().records.values()
-        assert len(records) == 6 and process.returncode == int(any(not r.is_ok for r in records)), told
+        assert len(records) == 6 and process.returncode == int(any(not r.is_ok for r in records)), messages
         for failed in (r for r in records if not r.is_ok):
             assert failed.status == "failed" and failed.reason is not None
             assert number.name in failed.reason or "KeyboardInterrupt" in failed.reason, failed.reason
@@ -211,29 +211,29 @@ def test_a_worker_that_is_ended_at_any_moment_costs_its_cell_alone(
         if process.returncode == 0:
             shutil.rmtree(folder / "r")
             before = {}
-    process = begin(*asked)
-    told = ended(process, folder)
+    process = begin(*arguments)
+    messages = ended(process, folder)
     now = finished(folder / "r")
-    assert process.returncode == 0 and len(now) == 6 and {name: now[name] for name in before} == before, told
+    assert process.returncode == 0 and len(now) == 6 and {name: now[name] for name in before} == before, messages
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_of_two_sweeps_at_once_one_is_killed_and_the_other_completes(begin: Begin, folder: Path, seed: int) -> None:
-    random, asked = Random(seed), ["system=eager,torchscript", "rounds=2"]
+    random, arguments = Random(seed), ["system=eager,torchscript", "rounds=2"]
     alone = measured_alone(begin, folder)
-    first = begin(*asked)
+    first = begin(*arguments)
     time.sleep(random.uniform(0, 2))
-    second = begin(*asked)
+    second = begin(*arguments)
     time.sleep(random.uniform(0, LONGEST_S))
     killed, other = (first, second) if seed else (second, first)
     killed.kill()
     killed.communicate()
     before = without_rounds(finished(folder / "r"))
     assert {name: before[name] for name in alone} == alone
-    told = ended(other, folder)
+    messages = ended(other, folder)
     now = finished(folder / "r")
-    assert other.returncode == 0 and len(now) == 2 and all(document["comparison"] for document in now.values()), told
+    assert other.returncode == 0 and len(now) == 2 and all(document["comparison"] for document in now.values()), messages
     assert {name: document for name, document in without_rounds(now).items() if name in before} == before
 
 
@@ -278,19 +278,19 @@ def test_a_record_that_finds_no_room_leaves_the_old_one(small_disk: Path) -> Non
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_ends_the_sweep_in_one_line(begin: Begin, folder: Path, small_disk: Path) -> None:
-    results, asked = small_disk / "r", ["system=eager", "batch=1,2,3"]
-    process = begin(*asked, results=str(results))
+    results, arguments = small_disk / "r", ["system=eager", "batch=1,2,3"]
+    process = begin(*arguments, results=str(results))
     assert soon(lambda: list(results.glob("*.json")) or process.poll() is not None)
     filler = fill(small_disk)
     (file,) = results.glob("*.json")
     before = file.read_bytes()
     line = f"opweave: results={results} cannot be written: No space left on device"
     for sweep in (process, None):
-        sweep = sweep or begin(*asked, results=str(results))
-        told = ended(sweep, folder)
-        assert sweep.returncode == 2 and told.splitlines()[-1] == line, told
+        sweep = sweep or begin(*arguments, results=str(results))
+        messages = ended(sweep, folder)
+        assert sweep.returncode == 2 and messages.splitlines()[-1] == line, messages
         assert list(results.iterdir()) == [file] and file.read_bytes() == before
     filler.unlink()
-    process = begin(*asked, results=str(results))
-    told = ended(process, folder)
-    assert process.returncode == 0 and len(finished(results)) == 3 and file.read_bytes() == before, told
+    process = begin(*arguments, results=str(results))
+    messages = ended(process, folder)
+    assert process.returncode == 0 and len(finished(results)) == 3 and file.read_bytes() == before, messages

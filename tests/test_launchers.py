@@ -144,15 +144,15 @@ def test_a_lost_job_is_told_once_all_have_ended(name: str, monkeypatch: pytest.M
 
 @submitit
 def test_what_only_a_node_can_tell_is_told_in_a_line(folder: Path, shell: dict[str, str]) -> None:
-    asked = command(*ASKED, "hydra/launcher=submitit_local", "system=eager", "device=cuda")
-    done = subprocess.run(asked, cwd=folder, env=shell, capture_output=True, text=True, timeout=120)
+    command_line = command(*ASKED, "hydra/launcher=submitit_local", "system=eager", "device=cuda")
+    done = subprocess.run(command_line, cwd=folder, env=shell, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "device=cuda, but no CUDA device is visible here" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["hydra/launcher=ray", "runner=schedule"], "keeps no record and runs here"),
         (["hydra/launcher=ray", "batch=0,1"], "batch=0 is not a positive integer"),
@@ -162,9 +162,11 @@ def test_what_only_a_node_can_tell_is_told_in_a_line(folder: Path, shell: dict[s
     ],
 )
 @ray
-def test_a_bad_request_is_told_before_anything_is_launched(run: Run, folder: Path, arguments: list[str], told: str) -> None:
+def test_a_bad_request_is_told_before_anything_is_launched(
+    run: Run, folder: Path, arguments: list[str], message: str
+) -> None:
     done = run("-m", *arguments)
-    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_a_launcher_is_for_sweeps(run: Run) -> None:
@@ -203,9 +205,9 @@ CELLS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(CELLS, min_size=1, max_size=12))
-def test_cells_of_one_ratio_are_in_one_group(plain: Request, asked: list[dict[str, Any]]) -> None:
+def test_cells_of_one_ratio_are_in_one_group(plain: Request, cell_options: list[dict[str, Any]]) -> None:
     requests = []
-    for c in asked:
+    for c in cell_options:
         chosen = choose("model", c["model"]), choose("system", c["system"]), plain.cells[0].runner
         cell = Cell(*chosen, Conditions(c["batch"], c["device"], c["precision"]))
         requests.append(([f"{k}={v}" for k, v in c.items()], Request((cell,), plain.options)))
@@ -297,8 +299,8 @@ def test_only_what_was_lost_is_launched_again(
     launching, launcher = launched(plain, tmp_path, monkeypatch, [2, 1, 0])
     assert launching.run() == 0
     assert launcher.launched == [["batch=1", "batch=2", "batch=3"], ["batch=1", "batch=2"], ["batch=1"]]
-    told = capsys.readouterr().err
-    assert told.count("launched again") == 2 and all(f"nasnet b{n + 1}: done on node{n}" in told for n in range(3))
+    messages = capsys.readouterr().err
+    assert messages.count("launched again") == 2 and all(f"nasnet b{n + 1}: done on node{n}" in messages for n in range(3))
     assert not launching.folder.exists()
 
 
@@ -366,8 +368,8 @@ def test_records_of_two_machines_share_a_folder(tmp_path: Path) -> None:
         store.write(record("eager", environment=place))
     assert len(list(tmp_path.glob("*.json"))) == 4 and len(store.read().records) == 4
     for place in places:
-        found = store.find(record("eager", environment=place).id)
-        assert found is not None and found.environment == place
+        stored_record = store.find(record("eager", environment=place).id)
+        assert stored_record is not None and stored_record.environment == place
 
 
 def test_an_outcome_is_read_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -130,22 +130,22 @@ def test_a_file_of_another_kind_is_none(tmp_path: Path) -> None:
 
 
 def test_the_runner_writes_a_set(run: Run, folder: Path) -> None:
-    asked = ["runner=profile", "model=custom", "model.factory=tiny:make", "device=cpu", "system=nimble"]
-    done = run(*asked, "runner.schedules=greedy nimble", "runner.random_schedules=2", "output=tiny.json.gz")
+    arguments = ["runner=profile", "model=custom", "model.factory=tiny:make", "device=cpu", "system=nimble"]
+    done = run(*arguments, "runner.schedules=greedy nimble", "runner.random_schedules=2", "output=tiny.json.gz")
     assert done.returncode == 0, done.stderr
     assert [s.name for s in MeasuredSet.read(folder / "tiny.json.gz").schedules] == ["nimble", "greedy", "random", "random"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         (["runner=profile", "runner.schedules=nimbel"], "did you mean nimble"),
         (["runner=profile", "runner.random_schedules=-1"], "not an integer of at least 0"),
         (["-m", "runner=profile", "batch=1,2"], "writes one file"),
     ],
 )
-def test_a_wrong_request_is_one_line(run: Run, asked: list[str], words: str) -> None:
-    done = run(*asked, "device=cpu")
+def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
+    done = run(*arguments, "device=cpu")
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 

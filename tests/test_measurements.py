@@ -131,7 +131,7 @@ def test_a_measurement_is_added_by_the_steps_of_the_page(tmp_path: Path) -> None
     (project / "conf" / "runner" / "first_call.yaml").write_text(config)
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        asked = [
+        command_line = [
             sys.executable,
             str(project / "run.py"),
             "model=custom",
@@ -140,7 +140,7 @@ def test_a_measurement_is_added_by_the_steps_of_the_page(tmp_path: Path) -> None
             *arguments,
         ]
         shell = environment(TMPDIR=str(tmp_path))
-        return subprocess.run(asked, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command_line, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240)
 
     done = run("-m", "runner=first_call", "system=eager,nimble", "results=r")
     assert done.returncode == 0, done.stderr

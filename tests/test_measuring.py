@@ -211,9 +211,9 @@ def test_the_critical_path_is_the_longest_path(graph: OperatorGraph, data: st.Da
     theirs = nx.DiGraph()  # the time of an operator stands on every edge that leaves it, one to a common end among them
     theirs.add_edges_from((u, v, {"weight": times[u]}) for u, v in as_networkx(graph).edges)
     theirs.add_edges_from((u, "end", {"weight": times[u]}) for u in range(len(graph)))
-    found = critical_path(graph, times)
-    assert found == pytest.approx(nx.dag_longest_path_length(theirs))
-    assert max(times) <= found <= sum(times) + 1e-9
+    length = critical_path(graph, times)
+    assert length == pytest.approx(nx.dag_longest_path_length(theirs))
+    assert max(times) <= length <= sum(times) + 1e-9
 
 
 def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -244,10 +244,10 @@ def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) 
 def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_models(known: Limits | None) -> None:
     system = choose("system", "nimble", fold_batch_norm=True)
     chosen = choose("model", "resnet18"), system, choose("runner", "limits")
-    asked = Cell(*chosen, Conditions(1, "cpu", "fp32"))
-    session = Session(asked, "0", lambda _: None)
+    measured_cell = Cell(*chosen, Conditions(1, "cpu", "fp32"))
+    session = Session(measured_cell, "0", lambda _: None)
     session.known_limits = known
-    limits = measured(session, record(of=asked)).limits
+    limits = measured(session, record(of=measured_cell)).limits
     assert limits is not None and session.schedule is not None
     own = limits.rewritten
     assert own is not None and own.operators == len(session.schedule.order)
@@ -260,8 +260,10 @@ def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_model
 
 @pytest.mark.usefixtures("cache_folder")
 def test_what_a_scheduler_itself_decides_does_not_rewrite_the_model() -> None:
-    asked = Cell(choose("model", "squeezenet"), choose("system", "ios"), choose("runner", "latency"), Conditions(1, "cpu"))
-    session = Session(asked, "0", lambda _: None)
+    measured_cell = Cell(
+        choose("model", "squeezenet"), choose("system", "ios"), choose("runner", "latency"), Conditions(1, "cpu")
+    )
+    session = Session(measured_cell, "0", lambda _: None)
     session.prepare()
     assert session.schedule is not None and {d.kind for d in session.schedule.decisions} == {"ios"}
     assert not session.is_rewritten
@@ -284,8 +286,8 @@ FIELDS = {*ALONE, "kernels", "measured"} - {"correctness", "energy"}
 def test_each_measurement_alone(runner: str) -> None:
     options = {"samples": 3} if runner == "latency" else {}
     chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", runner, **options)
-    asked = Cell(*chosen, Conditions(1, "cpu", "fp32"))
-    result = measured(Session(asked, "0", lambda _: None), record(of=asked))
+    measured_cell = Cell(*chosen, Conditions(1, "cpu", "fp32"))
+    result = measured(Session(measured_cell, "0", lambda _: None), record(of=measured_cell))
     assert result.is_ok and result.correctness is not None and result.correctness.is_correct
     assert {name for name in FIELDS if getattr(result, name)} == ALONE[runner] and not result.pending
 
@@ -293,9 +295,9 @@ def test_each_measurement_alone(runner: str) -> None:
 def test_what_needs_a_profiler_is_owed_until_it_is_measured() -> None:
     """Its reasons are for people; what is owed is data."""
     chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", "sm_efficiency")
-    asked = Cell(*chosen, Conditions(1, "cpu", "fp32"))
-    session = Session(asked, "0", lambda _: None)
-    owing = measured(session, record(of=asked), is_profiled=False)
+    measured_cell = Cell(*chosen, Conditions(1, "cpu", "fp32"))
+    session = Session(measured_cell, "0", lambda _: None)
+    owing = measured(session, record(of=measured_cell), is_profiled=False)
     assert owing.pending == ("sm_efficiency",) and owing.sm_efficiency is not None
     assert owing.sm_efficiency.reason == NOT_YET
     paid = profiled(session, owing)

@@ -198,18 +198,18 @@ def attention_once_and_twice() -> tuple[Program, Program]:
 def test_merged_only_where_that_is_faster_than_either_way(
     in_turn: float, at_once: float, together: float, chosen: str
 ) -> None:
-    asked: list[int] = []
+    operator_counts: list[int] = []
 
     def cost(program: Program) -> float:
-        asked.append(len(program.graph))
+        operator_counts.append(len(program.graph))
         program.run(program.examples)
         return in_turn if len(program.graph) > 1 else together
 
     once, twice = attention_once_and_twice()
     for captured, places in ((once, 1), (twice, 2)):
-        asked.clear()
+        operator_counts.clear()
         program, merges = merge_linears(captured, measuring(cost, lambda program: at_once))
-        assert asked == [3, 1]  # equal places once
+        assert operator_counts == [3, 1]  # equal places once
         times = {"in turn": in_turn, "at once": at_once, "merged": together}
         assert [(m.milliseconds, m.chosen) for m in merges] == [(times, chosen)] * places
         assert all(m.gain == (min(in_turn, at_once) / together if chosen == "merged" else 1.0) for m in merges)

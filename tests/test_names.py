@@ -57,24 +57,24 @@ ASKED: dict[str, tuple[list[str], Callable[[str], str]]] = {
 
 def test_a_slip_of_one_letter_is_understood() -> None:
     chance, understood, all_of_them = random.Random(0), 0, 0
-    for asked, (names, hint) in ASKED.items():
+    for category, (names, hint) in ASKED.items():
         for name in (name for name in names if len(name) > 1):
             for wrong in slips(name, chance):
                 if wrong in names:
                     continue
                 line = hint(wrong)
                 meant = re.search(r"did you mean (\S+)\?", line)
-                assert meant is None or meant[1] in (KEYS if hint is unknown_key else names), (asked, line)
-                assert meant or all(each in line for each in names if hint is not unknown_key), (asked, line)
+                assert meant is None or meant[1] in (KEYS if hint is unknown_key else names), (category, line)
+                assert meant or all(each in line for each in names if hint is not unknown_key), (category, line)
                 if len(name) >= LEAST_LETTERS:
                     all_of_them += 1
                     understood += meant is not None and meant[1] == name
     assert all_of_them > 500 and understood >= SHARE * all_of_them, (understood, all_of_them)
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_what_is_near_nothing_is_told_what_there_is(asked: str) -> None:
-    names, hint = ASKED[asked]
+@pytest.mark.parametrize("category", ASKED)
+def test_what_is_near_nothing_is_told_what_there_is(category: str) -> None:
+    names, hint = ASKED[category]
     wrong = f"{names[0].partition('.')[0]}.qqqq" if "." in names[0] else "qqqq"
     line = hint(wrong)
     assert "did you mean" not in line and all(name in line for name in names), line

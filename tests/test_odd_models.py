@@ -57,11 +57,11 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module, str], Record
     def ask(module: nn.Module, system: str) -> Record | Failed:
         model = Model("odd", module.eval(), (torch.randn(3, 4),))
         monkeypatch.setattr(session, "load", lambda *_, **__: model)
-        asked = replace(cell(), system=choose("system", system), runner=choose("runner", "latency", samples=3))
+        odd_cell = replace(cell(), system=choose("system", system), runner=choose("runner", "latency", samples=3))
         phases: list[object] = []
         own = worker.Worker(None)  # type: ignore[arg-type]
         monkeypatch.setattr(own, "write", phases.append)
-        for command in (messages.Learn(asked), messages.Measure(replace(record(), cell=asked), None, False)):
+        for command in (messages.Learn(odd_cell), messages.Measure(replace(record(), cell=odd_cell), None, False)):
             reply = worker.guarded(own.carry_out, command)
             if isinstance(reply, Failed):
                 return reply

@@ -54,7 +54,7 @@ class Stateful(nn.Module):
         super().__init__()
         self.act, self.norm = act, nn.BatchNorm2d(3).train()
         self.register_buffer("count", torch.zeros(1))
-        self.register_buffer("kept", torch.zeros(2, 3, 8, 8))
+        self.register_buffer("scratch", torch.zeros(2, 3, 8, 8))
 
     def forward(self, x: Tensor) -> Any:
         return self.act(self, x)
@@ -140,7 +140,7 @@ class TestExported:
             ),
             (lambda self, x: x + self.count.add_(1), "count"),
             (lambda self, x: self.count.view(1).relu_() + x, "count"),
-            (lambda self, x: torch.add(x, 1, out=self.kept), "kept"),
+            (lambda self, x: torch.add(x, 1, out=self.scratch), "scratch"),
             (lambda self, x: x.flatten(1).mul_(2), "input"),
         ],
     )
@@ -248,11 +248,11 @@ def agree(prepared: Any, module: nn.Module, draws: list[tuple[Tensor, ...]], pre
         for o, e in zip(tree_leaves(out), tree_leaves(expected), strict=True):
             if isinstance(e, Tensor):
                 assert (o.dtype, o.shape) == (e.dtype, e.shape)
-    kept = iter(outputs)
-    found = correctness.measure(module, lambda *_: next(kept), draws, precision)
-    assert found.is_correct, found.reason
-    assert found.relative_error is not None
-    return found.relative_error
+    answers = iter(outputs)
+    comparison = correctness.measure(module, lambda *_: next(answers), draws, precision)
+    assert comparison.is_correct, comparison.reason
+    assert comparison.relative_error is not None
+    return comparison.relative_error
 
 
 class DividedSession:
@@ -371,18 +371,18 @@ class TestOnnxRuntime:
         monkeypatch.setattr(onnx_export, "NEEDED", ("no_such_package",))
         assert "no_such_package" in str(OnnxRuntime().unsupported("cpu"))
 
-    @pytest.mark.parametrize("told", ["Failed to load libcurand.so.10: no such file\nPlease follow https://...", ""])
+    @pytest.mark.parametrize("output", ["Failed to load libcurand.so.10: no such file\nPlease follow https://...", ""])
     def test_a_provider_that_does_not_load_is_told_with_what_it_lacks(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: str
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
     ) -> None:
         """A stand-in for a session on a machine that lacks a library of the CUDA provider, which goes on without it."""
-        monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print(told, end=""), raising=False)
+        monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print(output, end=""), raising=False)
         without = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
         monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: without)
         exported = SimpleNamespace(device=torch.device("cuda"), allow_tf32=True, channels_last=False)
         with pytest.raises(Unsupported) as refused:
             OnnxRuntime()._session("model.onnx", exported, SimpleNamespace(cuda_stream=0))  # type: ignore[arg-type]
-        lacks = "Failed to load libcurand.so.10: no such file" if told else "of another version"
+        lacks = "Failed to load libcurand.so.10: no such file" if output else "of another version"
         assert lacks in str(refused.value) and "onnxruntime-gpu[cuda,cudnn]" in str(refused.value)
         assert "\n" not in str(refused.value) and not capsys.readouterr().out
 

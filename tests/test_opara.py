@@ -124,19 +124,21 @@ def test_the_cpu_executor_launches_each_stream_in_launch_order() -> None:
 def test_a_gpu_is_profiled_down_to_its_kernels() -> None:
     loaded = models.load("googlenet", 1, device="cuda")
     program = capture(loaded.module, loaded.inputs)
-    found = profile(program)
-    assert found is not None and found.capacity is not None and found.capacity.threads >= 1024
-    for operator, profiled in zip(program.graph.operators, found.operators, strict=True):
+    operator_profile = profile(program)
+    assert (
+        operator_profile is not None and operator_profile.capacity is not None and operator_profile.capacity.threads >= 1024
+    )
+    for operator, profiled in zip(program.graph.operators, operator_profile.operators, strict=True):
         if operator.name in ("conv2d", "batch_norm", "relu", "max_pool2d", "cat", "linear"):
             assert profiled.kernels and profiled.milliseconds > 0
         for k in profiled.kernels:
             assert k.num_blocks > 0 and 0 < k.num_threads <= 1024 and k.registers > 0 and k.shared_memory >= 0
             assert k.achieved_occupancy is None or 0 <= k.achieved_occupancy <= 1
-            assert 0 < found.capacity.theoretical_occupancy(k) <= 1
+            assert 0 < operator_profile.capacity.theoretical_occupancy(k) <= 1
         if profiled.kernels:
             assert profiled.bytes_read > 0 and profiled.bytes_written > 0
-    assert max(demand(found, "largest_share")) <= 1 and max(demand(found, "shared_memory")) > 0
-    assert found.capacity.blocks >= 16 and found.capacity.num_multiprocessors > 1
-    assert Profile.from_json(found.to_json()) == found
-    assert profile(program, measure=False) == found
+    assert max(demand(operator_profile, "largest_share")) <= 1 and max(demand(operator_profile, "shared_memory")) > 0
+    assert operator_profile.capacity.blocks >= 16 and operator_profile.capacity.num_multiprocessors > 1
+    assert Profile.from_json(operator_profile.to_json()) == operator_profile
+    assert profile(program, measure=False) == operator_profile
     assert intensity.ridge_point(torch.device("cuda", 0), torch.float32, True) > 1

@@ -110,14 +110,14 @@ def texts(figure: Figure) -> list[Text]:
     if figure not in laid_out:
         figure.draw_without_rendering()
         laid_out.add(figure)
-    found = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]  # type: ignore[attr-defined]
+    visible_texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]  # type: ignore[attr-defined]
     hidden: set[int] = set()
     for axes in figure.axes:
         for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
                 if not min(low, high) <= tick.get_loc() <= max(low, high) or not axes.axison:
                     hidden |= {id(tick.label1), id(tick.label2)}
-    return [t for t in found if id(t) not in hidden]  # type: ignore[misc]
+    return [t for t in visible_texts if id(t) not in hidden]  # type: ignore[misc]
 
 
 def drawn(figure: Figure) -> str:
@@ -175,14 +175,14 @@ def test_claims_can_be_read(name: str) -> None:
     unknown = findings.findings(Preset.read(name), Evidence())
     long = "the worker ended with status 1 and said nothing but that its device is none of those that it was made for"
     for part in range(3):
-        found = [
+        exhibit_findings = [
             replace(f, ours=1.2 * f.published) if i % 3 == part else replace(f, reason=(f.reason, long)[i % 2])
             for i, f in enumerate(unknown, start=part)
         ]
         with style.house():
-            if all(f.ours is None for f in found):
+            if all(f.ours is None for f in exhibit_findings):
                 continue
-            figure = claims.draw(found, name.partition("/")[0], "title").figure
+            figure = claims.draw(exhibit_findings, name.partition("/")[0], "title").figure
             check_words(figure)
             for axes in figure.axes:
                 box = axes.get_window_extent()
@@ -190,7 +190,7 @@ def test_claims_can_be_read(name: str) -> None:
                 for note in axes.texts:
                     assert note.get_window_extent().x0 >= box.x0 - 1 and note.get_window_extent().x1 <= figure.bbox.x1
         shown = "".join(drawn(figure).split())
-        for f in found:
+        for f in exhibit_findings:
             assert "".join(f.what.split()) in shown
             assert f.ours is not None or "".join(f.reason.split()) in shown
 
@@ -206,51 +206,51 @@ def test_a_figure_is_the_same_file_again(tmp_path: Path) -> None:
 
 def heights(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tuple[str, str], bars.Bar]:
     """What a chart of bars is given to draw, by model and system."""
-    found: dict[tuple[str, str], bars.Bar] = {}
+    bars_by_cell: dict[tuple[str, str], bars.Bar] = {}
     original = bars.draw_bars
 
     def spy(m: Any, rows: Any, systems: Any, bar: Any, *more: Any, **named: Any) -> Figure:
-        found.update({(row[0], s.label): b for row in rows for s in systems if (b := bar(row, s)) is not None})
+        bars_by_cell.update({(row[0], s.label): b for row in rows for s in systems if (b := bar(row, s)) is not None})
         return original(m, rows, systems, bar, *more, **named)
 
     for module in (speedup, sm_efficiency):
         monkeypatch.setattr(module, "draw_bars", spy)
     draw()
-    return found
+    return bars_by_cell
 
 
 def points(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tuple[str, str], Any]:
     """The same of a chart of dots."""
-    found: dict[tuple[str, str], Any] = {}
+    dots_by_cell: dict[tuple[str, str], Any] = {}
     original = dots.draw_dots
 
     def spy(m: Any, rows: Any, systems: Any, of: Any, *more: Any, **named: Any) -> Figure:
-        found.update({(row[0], s.label): of(row, s) for row in rows for s in systems if of(row, s)})
+        dots_by_cell.update({(row[0], s.label): of(row, s) for row in rows for s in systems if of(row, s)})
         return original(m, rows, systems, of, *more, **named)
 
     for module in (limits, memory, search):
         monkeypatch.setattr(module, "draw_dots", spy)
     draw()
-    return found
+    return dots_by_cell
 
 
 def test_searches_that_knew_of_none_before_are_drawn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cold = {("nasnet", 1, NIMBLE): 3.0, ("nasnet", 8, NIMBLE): 4.0}
-    found = points(monkeypatch, lambda: search.draw(measured(), cold))
-    assert {cell: [dot.value for dot in dots] for cell, dots in found.items()} == {("nasnet", "nimble"): [3.0]}
+    dots_by_cell = points(monkeypatch, lambda: search.draw(measured(), cold))
+    assert {cell: [dot.value for dot in dots] for cell, dots in dots_by_cell.items()} == {("nasnet", "nimble"): [3.0]}
     assert len(points(monkeypatch, lambda: search.draw(measured()))["nasnet", "nimble"]) == 2
     with pytest.raises(NoResults):
         search.draw(measured(), {})
 
 
 def test_bars_are_the_speedups_and_their_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = heights(monkeypatch, lambda: speedup.draw(measured(), CUDA_GRAPH))
+    bars_by_cell = heights(monkeypatch, lambda: speedup.draw(measured(), CUDA_GRAPH))
     for group in siblings(reference()):
         if group.group.conditions.batch == 1:
             ratio = group.over(NIMBLE, CUDA_GRAPH)
-            bar = found[group.group.model.name, "nimble"]
+            bar = bars_by_cell[group.group.model.name, "nimble"]
             assert ratio is not None and (bar.value, bar.low, bar.high) == (ratio.ratio, ratio.low, ratio.high)
-    assert ("nasnet", "cuda_graph") not in found
+    assert ("nasnet", "cuda_graph") not in bars_by_cell
 
 
 def test_what_has_no_baseline_is_named() -> None:
@@ -261,9 +261,9 @@ def test_what_has_no_baseline_is_named() -> None:
 
 
 def test_dots_are_the_distances_to_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = points(monkeypatch, lambda: limits.draw(measured()))
+    dots_by_cell = points(monkeypatch, lambda: limits.draw(measured()))
     for one in measured().records:
-        (dot,) = found[name_of(one)]
+        (dot,) = dots_by_cell[name_of(one)]
         assert one.latency is not None
         host, of_model = one.latency.host, limits.limits_of(measured(), (one.cell.model.name, 1))
         assert of_model is not None and dot.value == pytest.approx(host.median / of_model.critical_path_ms)
@@ -276,13 +276,13 @@ def test_what_is_not_ok_has_no_speed_in_any_chart(monkeypatch: pytest.MonkeyPatc
     wrong = changed("nasnet", "nimble", status=status, reason="because").only(models=["nasnet", "bert"])
     for name in ("speedup", "sm_efficiency"):
         draw = plot.drawings(name, wrong, EAGER, ())[-1]
-        found = heights(monkeypatch, draw)
-        assert ("nasnet", "nimble") not in found and ("nasnet", "cuda_graph") in found
+        bars_by_cell = heights(monkeypatch, draw)
+        assert ("nasnet", "nimble") not in bars_by_cell and ("nasnet", "cuda_graph") in bars_by_cell
         assert drawn(draw().figure).count(WORDS[status]) == 1
     for name in ("memory", "search", "limits"):
         draw = plot.drawings(name, wrong, EAGER, ())[0]
-        found = points(monkeypatch, draw)
-        assert ("nasnet", "nimble") not in found and ("nasnet", "cuda_graph") in found
+        dots_by_cell = points(monkeypatch, draw)
+        assert ("nasnet", "nimble") not in dots_by_cell and ("nasnet", "cuda_graph") in dots_by_cell
         assert f"nimble: {WORDS[status]}" in drawn(draw().figure)
     assert WORDS[status] in drawn(latency.draw(wrong).figure)
     both = Selection([*wrong.records, *measured((8, 32)).records])
@@ -327,8 +327,8 @@ def test_groups_are_packed_in_order_on_as_few_panels_as_hold_them(widths: list[i
     widest: dict[int, int] = {}  # by how many panels there are
     for count in range(len(widths)):
         for cuts in combinations(range(1, len(widths)), count):
-            found = max(sum(widths[i:j]) for i, j in pairwise((0, *cuts, len(widths))))
-            widest[count + 1] = min(found, widest.get(count + 1, found))
+            panel_width = max(sum(widths[i:j]) for i, j in pairwise((0, *cuts, len(widths))))
+            widest[count + 1] = min(panel_width, widest.get(count + 1, panel_width))
     assert len(panels) == min(count for count, width in widest.items() if width <= 50)
     assert max(sum(widths[i] for i in panel) for panel in panels) == widest[len(panels)]
 
@@ -337,8 +337,10 @@ def test_counted_and_estimated_efficiency_never_share_a_chart(monkeypatch: pytes
     sources = {name_of(r): r.sm_efficiency.source for r in measured().records if r.sm_efficiency is not None}
     assert set(sources.values()) == {"counters", "estimated", None}  # None: counted wrongly, by what is known now
     for source in sm_efficiency.SOURCES:
-        found = heights(monkeypatch, lambda source=source: sm_efficiency.draw(measured(), source))  # type: ignore[misc]
-        assert {sources[cell] for cell in found} == {source} and len(found) == list(sources.values()).count(source)
+        bars_by_cell = heights(monkeypatch, lambda source=source: sm_efficiency.draw(measured(), source))  # type: ignore[misc]
+        assert {sources[cell] for cell in bars_by_cell} == {source} and len(bars_by_cell) == list(sources.values()).count(
+            source
+        )
     with pytest.raises(NoResults, match="was counted"):
         sm_efficiency.draw(measured((8,)), "counters")
 
@@ -362,12 +364,12 @@ def test_ratios_of_latencies_measured_alone_are_told_from_those_in_turn() -> Non
     """A profiler had been in the processes of the first set before their rounds, not in those of the second."""
     turns = read([REFERENCE.with_name("h200-turns")])
     mixed = Selection([*(r for r in reference() if r.cell.model.name == "gpt2"), *turns]).only(batches=[1])
-    for found, title, starred in (
+    for selection, title, starred in (
         (measured(), "measured alone", []),
         (mixed, "* measured alone", ["gpt2 *"]),
         (Selection(turns).only(batches=[1]), "", []),
     ):
-        chart = speedup.draw(found)
+        chart = speedup.draw(selection)
         words = drawn(chart.figure).splitlines()
         assert [word for word in words if word.endswith(" *")] == starred
         assert [word.partition("; ")[2] for word in words if word.startswith("NVIDIA")] == [title]
@@ -384,9 +386,9 @@ def test_a_part_looks_as_the_whole_does() -> None:
 
 def test_notes_stand_below_all_points() -> None:
     """Of sweeps over different systems, where there is much to say of what was not measured."""
-    for found in (Selection(read([REFERENCE.with_name(name)])) for name in ("h200-opara", "h200-ios")):
+    for selection in (Selection(read([REFERENCE.with_name(name)])) for name in ("h200-opara", "h200-ios")):
         with style.house():
-            figure = throughput.draw(found).figure
+            figure = throughput.draw(selection).figure
             check_words(figure)
             for axes in figure.axes:
                 assert axes.get_window_extent().height > 1.1 * figure.dpi or not axes.axison
@@ -398,8 +400,8 @@ def test_notes_stand_below_all_points() -> None:
 
 def test_published_values_are_marked_where_they_belong() -> None:
     rows, systems = [("nasnet", 1), ("resnet50", 1), ("nasnet", 8)], [NIMBLE, CUDA_GRAPH]
-    found = speedup.published_marks(exhibit("nimble/figure7"), EAGER, rows, systems)
-    assert {place: [mark.value for mark in marks] for place, marks in found.items()} == {
+    marks_by_place = speedup.published_marks(exhibit("nimble/figure7"), EAGER, rows, systems)
+    assert {place: [mark.value for mark in marks] for place, marks in marks_by_place.items()} == {
         (("nasnet", 1), NIMBLE): [22.34],
         (("resnet50", 1), NIMBLE): [4.32],
     }
@@ -439,9 +441,9 @@ def test_machines_are_not_mixed() -> None:
     other = [
         replace(r, environment=replace(r.environment, gpu="NVIDIA V100"), id="v" + r.id) for r in measured((8,)).records
     ]
-    found = by_setting([*reference(), *other])
-    assert [setting.place for setting in found] == ["NVIDIA H200", "NVIDIA V100"]
-    assert [len(m.records) for m in found.values()] == [145, len(other)]
+    selections_by_setting = by_setting([*reference(), *other])
+    assert [setting.place for setting in selections_by_setting] == ["NVIDIA H200", "NVIDIA V100"]
+    assert [len(m.records) for m in selections_by_setting.values()] == [145, len(other)]
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -450,7 +452,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
-    asked = (
+    arguments = (
         "speedup",
         "sm_efficiency",
         "--results",
@@ -460,7 +462,7 @@ def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
         "--output",
         str(tmp_path),
     )
-    done = run(*asked, "-p", "nimble/figure7")
+    done = run(*arguments, "-p", "nimble/figure7")
     assert done.returncode == 0, done.stderr
     names = {f"speedup-b{batch}" for batch in (1, 8, 32)} | {f"sm_efficiency-estimated-b{b}" for b in (1, 8, 32)}
     names |= {"sm_efficiency-counters-b1"}
@@ -470,7 +472,7 @@ def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["speedupp"], "no chart is named speedupp: there is speedup"),
         (["--results", "nowhere"], "nowhere is not there"),
@@ -483,14 +485,14 @@ def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_request_is_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         plot.main()
     error = capsys.readouterr().err
-    assert ended.value.code == 2 and told in error and len(error.splitlines()) == 1, error
+    assert ended.value.code == 2 and message in error and len(error.splitlines()) == 1, error
 
 
 def test_a_chart_that_was_asked_for_and_cannot_be_drawn_is_told() -> None:

@@ -40,18 +40,20 @@ def kind_of(model: str, method: str, **options: Any) -> dict[str, set[bool]]:
     """For each operator name of a model whether it is memory-intensive, in the cases that occur."""
     loaded = models.load(model, 1, **options)
     program = capture(loaded.module, loaded.inputs)
-    found = defaultdict(set)
+    kinds_by_operator = defaultdict(set)
     for operator, memory in zip(program.graph.operators, intensity.memory_intensive(program, method), strict=True):
-        found[operator.name].add(memory)
-    return dict(found)
+        kinds_by_operator[operator.name].add(memory)
+    return dict(kinds_by_operator)
 
 
 @pytest.mark.slow
 def test_the_papers_table() -> None:
     """What the paper names: Conv, Sgemm, Embedding and Arange on one side, Relu, Add, To and Ones on the other."""
-    found = kind_of("t5", "table", sequence=8, decoder_sequence=8)
-    assert all(found[name] == {False} for name in ("linear", "embedding", "arange", "scaled_dot_product_attention"))
-    assert all(found[name] == {True} for name in ("add", "min", "relu", "_to_copy", "zeros", "view", "mean"))
+    kinds_by_operator = kind_of("t5", "table", sequence=8, decoder_sequence=8)
+    assert all(
+        kinds_by_operator[name] == {False} for name in ("linear", "embedding", "arange", "scaled_dot_product_attention")
+    )
+    assert all(kinds_by_operator[name] == {True} for name in ("add", "min", "relu", "_to_copy", "zeros", "view", "mean"))
     assert kind_of("squeezenet", "table").items() >= {"conv2d": {False}, "max_pool2d": {True}, "cat": {True}}.items()
     assert intensity.in_table("ones") and not intensity.in_table("addmm")
 
@@ -212,8 +214,8 @@ def test_an_occupancy_that_the_profiler_does_not_give_is_none() -> None:
     events = json.loads(json.dumps(EVENTS))
     for event in events:
         event.get("args", {}).pop("est. achieved occupancy %", None)
-    found = operators_of(events, 3)
-    assert found[2].kernels[0].achieved_occupancy is None and whole(found).occupancy() is None
+    operators = operators_of(events, 3)
+    assert operators[2].kernels[0].achieved_occupancy is None and whole(operators).occupancy() is None
 
 
 def test_the_traces_of_the_profiler_itself() -> None:

@@ -55,6 +55,6 @@ def test_a_launch_gets_what_its_arguments_stand_for(args: list[Any], kwargs: dic
 
 def test_a_launch_passes_an_argument_on_as_it_is() -> None:
     """A tensor is not looked into, and a list that an operator may write to is a new one each time."""
-    constant, held = object(), [1, 2]
-    first, second = (Call(lambda *a: a, (constant, held), {}).launch((), ()) for _ in range(2))
-    assert first[0] is second[0] is constant and first[1] == held and first[1] is not held
+    constant, items = object(), [1, 2]
+    first, second = (Call(lambda *a: a, (constant, items), {}).launch((), ()) for _ in range(2))
+    assert first[0] is second[0] is constant and first[1] == items and first[1] is not items

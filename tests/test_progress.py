@@ -29,5 +29,5 @@ def test_why_a_cell_gave_no_result_stands_beside_its_status(capsys: pytest.Captu
         shown.start(cell(), "0")
         shown.done(cell(), record(status="failed", reason="no such thing"))
         shown.skip(cell("eager"))
-    told = capsys.readouterr().err.splitlines()
-    assert told == ["[1/2] nasnet nimble b1: failed (no such thing), 0 s", "[2/2] nasnet eager b1: measured before"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["[1/2] nasnet nimble b1: failed (no such thing), 0 s", "[2/2] nasnet eager b1: measured before"]

@@ -50,7 +50,7 @@ def test_networks_have_an_entry_in_the_zoo() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "criteria", "told"),
+    ("source", "criteria", "message"),
     [
         ("nimbel/figure7", {}, "no paper is named 'nimbel': did you mean nimble?"),
         ("nimble/figure77", {}, "did you mean figure7?"),
@@ -61,10 +61,10 @@ def test_networks_have_an_entry_in_the_zoo() -> None:
         ("nimble/figure7", {"model": []}, "no value with model=[]"),
     ],
 )
-def test_what_is_not_there_is_told_in_a_line(source: str, criteria: dict[str, str], told: str) -> None:
+def test_what_is_not_there_is_told_in_a_line(source: str, criteria: dict[str, str], message: str) -> None:
     with pytest.raises(NoSuchValue) as raised:
         select(source, **criteria)
-    assert told in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @given(st.sampled_from([(v.source, c) for v in everything() for c in COLUMNS]), st.data())
@@ -82,8 +82,8 @@ def test_a_preset_names_rows() -> None:
         {"exhibit": "nimble/figure7", "model": "resnet50"},
         {"exhibit": "nimble/table1", "metric": "speedup", "model": ["darts", "amoebanet"]},
     ]
-    found = reproduced(rows)
-    assert len(found) == 8 + 0 + 2 and len(set(found)) == len(found)
+    published_values = reproduced(rows)
+    assert len(published_values) == 8 + 0 + 2 and len(set(published_values)) == len(published_values)
     with pytest.raises(NoSuchValue, match="named by their exhibit"):
         reproduced([{"paper": "nimble"}])
 
@@ -94,7 +94,7 @@ def test_every_exhibit_can_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         ("paper,value\n", "its columns are"),
         (",".join(COLUMNS) + "\nnimble,f,m,s,b,t,1,V100,speedup,fast,x,\n", "'fast' is not a number"),
@@ -103,10 +103,10 @@ def test_every_exhibit_can_be_named() -> None:
         (",".join(COLUMNS) + "\nnimble,f,m,s,b,t,1,V100,speedup,1.0,x,note,more\n", "line 2: not a row"),
     ],
 )
-def test_a_broken_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, told: str) -> None:
+def test_a_broken_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, message: str) -> None:
     (tmp_path / "nimble.csv").write_text(broken)
     monkeypatch.setattr(values, "FOLDER", tmp_path)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         everything.__wrapped__()
 
 

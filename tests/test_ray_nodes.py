@@ -73,13 +73,13 @@ def cluster(folder: Path) -> Iterator[RayCluster]:
         yield RayCluster((nodes[0], nodes[1]), address, variables)
 
 
-def asked(cluster: RayCluster) -> tuple[str, ...]:
+def launcher_arguments(cluster: RayCluster) -> tuple[str, ...]:
     return "hydra/launcher=ray", f"hydra.launcher.init.address={cluster.address}", "system=eager,torchscript", "rounds=1"
 
 
 def test_a_sweep_ends_complete_though_a_node_is_killed(cluster: RayCluster, folder: Path) -> None:
     """And though the other's worker is killed too. Ray starts both anew, on the node that is left."""
-    with begun(folder, cluster.variables, *asked(cluster), "batch=1,2") as process:
+    with begun(folder, cluster.variables, *launcher_arguments(cluster), "batch=1,2") as process:
         workers = {cluster.place(worker): worker for worker in jobs_of_cells(folder, 2).values()}
         assert set(workers) == {0, 1}
         assert [workers[node].environ()["CUDA_VISIBLE_DEVICES"] for node in (0, 1)] == ["0", "1"]
@@ -92,7 +92,9 @@ def test_a_sweep_ends_complete_though_a_node_is_killed(cluster: RayCluster, fold
 
 
 def test_only_the_job_that_ray_gives_up_is_launched_again(cluster: RayCluster, folder: Path) -> None:
-    with begun(folder, cluster.variables, *asked(cluster), "hydra.launcher.remote.max_retries=0", "batch=1,2,3") as process:
+    with begun(
+        folder, cluster.variables, *launcher_arguments(cluster), "hydra.launcher.remote.max_retries=0", "batch=1,2,3"
+    ) as process:
         batch, worker = next(iter(jobs_of_cells(folder, 2).items()))
         worker.send_signal(signal.SIGKILL)
         (folder / "wait").unlink()

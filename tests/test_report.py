@@ -91,9 +91,9 @@ def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
             if share is not None:
                 assert row[source].value == pytest.approx(100 * share)
             assert sum(row[name].missing for name in ("SM, counted", "SM, estimated")) == (1 if share is not None else 2)
-    told = {(row[0].text, row[2].text, row[3].text): row[4].text for row in section.remarks.rows}
-    assert told["bert", "nimble", "incorrect"] == "relative error 1.0e+00 exceeds <the> tolerance"
-    assert told["nasnet", "torchscript", "unsupported"] == "no compiler | here"
+    remarks_by_cell = {(row[0].text, row[2].text, row[3].text): row[4].text for row in section.remarks.rows}
+    assert remarks_by_cell["bert", "nimble", "incorrect"] == "relative error 1.0e+00 exceeds <the> tolerance"
+    assert remarks_by_cell["nasnet", "torchscript", "unsupported"] == "no compiler | here"
     html = made().html()
     assert "exceeds &lt;the&gt; tolerance" in html and "<the>" not in html
 
@@ -103,26 +103,26 @@ def test_a_schedule_is_told_by_its_name_and_a_ratio_not_in_turn_has_a_mark() -> 
     systems = {row[2].text: row[2].title for row in content.cells(ios, named("system", "sequential")).rows}
     path = "results/exhibits/ios-specialization/inception_v3@ios@b1.schedule.json"
     assert systems["ios (schedule=inception_v3@ios@b1)"] == f"ios (schedule={path})" and systems["ios"] == ""
-    for found, baseline in ((alone, "cuda_graph"), (ios.only(systems=["sequential", "ios"]), "sequential")):
-        table = content.cells(found, named("system", baseline))
+    for selection, baseline in ((alone, "cuda_graph"), (ios.only(systems=["sequential", "ios"]), "sequential")):
+        table = content.cells(selection, named("system", baseline))
         (column,) = [i for i, heading in enumerate(table.columns) if heading.heading == f"over {baseline}"]
-        told = [row[column].text for row in table.rows if not row[column].missing and row[2].text != baseline]
-        assert told and all(text.endswith("] *") == (found is alone) for text in told)
+        ratios = [row[column].text for row in table.rows if not row[column].missing and row[2].text != baseline]
+        assert ratios and all(text.endswith("] *") == (selection is alone) for text in ratios)
 
 
 def test_the_environment_says_where() -> None:
     (section,) = made().sections
-    found = dict(section.environment)
-    assert found["GPU"] == "NVIDIA H200" and found["driver, CUDA, cuDNN"] == "580.159.04, 13.0, 9.19.0"
-    assert "torch 2.11.0" in found["libraries"] and found["SM clock when measured"].endswith("1980 MHz")
+    facts = dict(section.environment)
+    assert facts["GPU"] == "NVIDIA H200" and facts["driver, CUDA, cuDNN"] == "580.159.04, 13.0, 9.19.0"
+    assert "torch 2.11.0" in facts["libraries"] and facts["SM clock when measured"].endswith("1980 MHz")
     count = len(records())
-    assert found["records"] == f"1 incorrect, {count - 2} ok, 1 unsupported"
+    assert facts["records"] == f"1 incorrect, {count - 2} ok, 1 unsupported"
     one = records()[0]
     settings = {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "0"}
     machines = [one, replace(one, environment=replace(one.environment, driver="999", settings=settings))]
-    found = dict(content.environment(Selection(machines)))
-    assert found["driver, CUDA, cuDNN"] == "580.159.04, 999, 13.0, 9.19.0"
-    assert found["settings of the shell"] == "OMP_NUM_THREADS=1 CUDA_LAUNCH_BLOCKING=0"
+    facts = dict(content.environment(Selection(machines)))
+    assert facts["driver, CUDA, cuDNN"] == "580.159.04, 999, 13.0, 9.19.0"
+    assert facts["settings of the shell"] == "OMP_NUM_THREADS=1 CUDA_LAUNCH_BLOCKING=0"
 
 
 def test_the_charts_and_what_could_not_be_drawn_are_there() -> None:
@@ -169,7 +169,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--results", "nowhere"], "nowhere is not there"),
         (["--results", str(REFERENCE), "--schedules", "nowhere.json"], "nowhere.json"),
@@ -179,9 +179,9 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         (["--results", str(REFERENCE), "--output", "r.x", "--markdown", "./r.x"], "are both r.x"),
     ],
 )
-def test_a_bad_request_is_a_line(script: Run, arguments: list[str], told: str) -> None:
+def test_a_bad_request_is_a_line(script: Run, arguments: list[str], message: str) -> None:
     done = script("report", *arguments)
-    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_what_cannot_be_written_is_told_before_anything_is(tmp_path: Path) -> None:

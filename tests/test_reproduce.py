@@ -38,8 +38,8 @@ def test_a_small_run_takes_no_whole_runs_place(tmp_path: Path) -> None:
     file, command = tmp_path / "verdicts.json", "python scripts/reproduce.py nimble/figure7"
     whole = Verdict("nimble/figure7", "a claim", "2x", "2x", HOLDS, "a reason", command, "a GPU")
     small_run = replace(whole, verdict=CANNOT, command=f"{command} +size=small", place="a CPU")
-    for kept, expected in ((small_run, small_run), (whole, whole), (small_run, whole)):
-        keep(file, kept)
+    for verdict, expected in ((small_run, small_run), (whole, whole), (small_run, whole)):
+        keep(file, verdict)
         assert read_verdicts(file) == [expected]
 
 
@@ -78,12 +78,12 @@ def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     (line,) = [line for line in lines if line.startswith(" squeezenet_bypass: ios (r=0, s=0), transitions")]
     assert line.split()[-4:] == [str(largest["transitions"]), "holds", "in", "part"]  # the paper's are pruned
-    found = {}
+    seconds_by_system = {}
     for file in (tmp_path / "out" / "opara-table1-small").glob("googlenet@*.schedule.json"):
         schedule = json.loads(file.read_text())
-        found[schedule["system"]] = schedule["search"].get("allocation_seconds", schedule["search"]["seconds"])
+        seconds_by_system[schedule["system"]] = schedule["search"].get("allocation_seconds", schedule["search"]["seconds"])
     (line,) = [line for line in lines if line.startswith(" googlenet: opara over nimble, stream assignment time")]
-    assert f"{found['nimble'] / found['opara']:.2f}x" in line and "21.48x" in line
+    assert f"{seconds_by_system['nimble'] / seconds_by_system['opara']:.2f}x" in line and "21.48x" in line
     verdicts = {verdict.exhibit: verdict for verdict in read_verdicts(tmp_path / "out" / "verdicts.json")}
     assert set(verdicts) == {"ios/table1", "opara/table1"}
     assert all(verdict.verdict in VERDICTS[:3] and verdict.place == "cpu" for verdict in verdicts.values())
@@ -101,8 +101,8 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
     verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "out" / "verdicts.json")}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for verdict in verdicts.values():
-        told = "By the records of `h200`" if verdict.exhibit == "nimble/figure7" else "Here"  # of another folder's first
-        assert f"{told}: {verdict.reason}." in readme and verdict.place == "NVIDIA H200"
+        origin = "By the records of `h200`" if verdict.exhibit == "nimble/figure7" else "Here"  # of another folder's first
+        assert f"{origin}: {verdict.reason}." in readme and verdict.place == "NVIDIA H200"
     assert sorted((ROOT / "results" / "reference" / "h200").iterdir()) == before
     page = tmp_path / "report.html"
     arguments = ["--results", "results/reference/h200", "--output", str(page), "--models", "resnet18"]
@@ -114,7 +114,7 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["nimble/figure7"], "nimble/figure7: needs a GPU, and none is visible here; +size=small runs it on the CPU"),
         (["nimble/figure77"], "no exhibit is named 'nimble/figure77': did you mean nimble/figure7?"),
@@ -126,9 +126,9 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
         (["ios/table1", "--judge", "results=nowhere"], "nowhere is not there"),
     ],
 )
-def test_a_bad_request_is_a_line_and_status_2(script: Run, arguments: list[str], told: str) -> None:
+def test_a_bad_request_is_a_line_and_status_2(script: Run, arguments: list[str], message: str) -> None:
     done = script("reproduce", *arguments) if arguments else reproduce()  # one of them in a process of its own
-    assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
 
 
 def test_what_run_py_refuses_is_told_by_it_and_the_others_go_on(tmp_path: Path) -> None:
@@ -165,11 +165,11 @@ def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
     assert verdict.verdict in VERDICTS[:3] and verdict.place == torch.cuda.get_device_name()
     done = reproduce("ios/active_warps", "model=squeezenet", "system=eager,sequential", *places, **gpu)
     assert done.returncode == 0, done.stderr
-    found = [warps for r in Store(tmp_path / "runs").read().records.values() if (warps := r.active_warps) is not None]
+    measurements = [warps for r in Store(tmp_path / "runs").read().records.values() if (warps := r.active_warps) is not None]
     properties = torch.cuda.get_device_properties(0)
     most = properties.multi_processor_count * properties.max_threads_per_multi_processor / 32
-    assert len(found) == 2 and all(0 < (warps.value or 0) <= most for warps in found), found
-    assert all(warps.estimated_course and 0 < max(warps.estimated_course.warps) <= most for warps in found)
+    assert len(measurements) == 2 and all(0 < (warps.value or 0) <= most for warps in measurements), measurements
+    assert all(warps.estimated_course and 0 < max(warps.estimated_course.warps) <= most for warps in measurements)
     assert (tmp_path / "out" / "ios-active_warps" / "active_warps.svg").exists(), done.stdout
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from made_requests import asked
+from made_requests import request_of
 
 from results.store import read_record
 from runners import command as program
@@ -44,8 +44,8 @@ def test_a_value_is_of_its_options_type_and_a_path_is_absolute(tmp_path: Path, m
 
 
 def test_a_refusal_is_one_line_whatever_it_quotes() -> None:
-    told = str(BadRequest("no such\nthing\x1b[31m" + "x" * 2 * MOST_LETTERS))
-    assert told.startswith("no such") and told.isprintable() and len(told) <= MOST_LETTERS
+    refusal = str(BadRequest("no such\nthing\x1b[31m" + "x" * 2 * MOST_LETTERS))
+    assert refusal.startswith("no such") and refusal.isprintable() and len(refusal) <= MOST_LETTERS
 
 
 SEEDS = [range(10), *(pytest.param(range(i, i + 75), marks=pytest.mark.slow) for i in range(0, 300, 75))]
@@ -57,7 +57,7 @@ def test_a_request_is_composed_or_refused_in_a_line(seeds: range, tmp_path: Path
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     refused = 0
     for seed in seeds:
-        request = asked(seed)
+        request = request_of(seed)
         line = answer(request.arguments, monkeypatch)
         assert request.is_right is None or request.is_right == (line is None), (seed, request.arguments, line)
         if line is not None:
@@ -72,8 +72,8 @@ def test_a_refused_request_ends_its_process_with_status_2(run: Run, folder: Path
     assert done.returncode == 0, done.stderr
     (record,) = (folder / "r").iterdir()
     whole, before = record.read_bytes(), sorted(os.listdir(folder))
-    for seed in [seed for seed in range(1000) if asked(seed).is_right is False][:PROCESSES]:
-        done = run(*asked(seed).arguments, *([] if "results" in str(asked(seed)) else ["results=r"]))
-        assert done.returncode == 2 and "Traceback" not in done.stderr, (asked(seed), done.stderr)
+    for seed in [seed for seed in range(1000) if request_of(seed).is_right is False][:PROCESSES]:
+        done = run(*request_of(seed).arguments, *([] if "results" in str(request_of(seed)) else ["results=r"]))
+        assert done.returncode == 2 and "Traceback" not in done.stderr, (request_of(seed), done.stderr)
         assert done.stdout == "" and len(done.stderr.splitlines()) == 1 and done.stderr.startswith("opweave: ")
         assert sorted(os.listdir(folder)) == before and record.read_bytes() == whole and read_record(record).is_ok

@@ -160,8 +160,8 @@ def small(runner: str = "correctness", **conditions: Any) -> Cell:
     return Cell(*chosen, Conditions(1, "cpu", "fp32", **conditions))
 
 
-def measure(asked: Cell) -> Record:
-    return measured(Session(asked, "0", lambda _: None), record(of=asked))
+def measure(small_cell: Cell) -> Record:
+    return measured(Session(small_cell, "0", lambda _: None), record(of=small_cell))
 
 
 @pytest.mark.parametrize(("algorithms", "is_timed"), [("timed", True), ("heuristic", False)])
@@ -188,20 +188,22 @@ print(*(event.name for event in trace.traced(session.call, 1)), sep="\\n")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_heuristic_algorithms_are_the_same_in_every_process() -> None:
-    told = [subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True) for _ in range(2)]
-    first, second = (one.stdout.splitlines() for one in told)
+    processes = [
+        subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True) for _ in range(2)
+    ]
+    first, second = (one.stdout.splitlines() for one in processes)
     assert len(first) > 30 and first == second
 
 
 def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = Eager.prepare
 
-    def warned(self: Eager, *given: Any) -> Any:
+    def warned(self: Eager, *arguments: Any) -> Any:
         warnings.warn("nothing is kept", category=Notice, stacklevel=1)
         warnings.warn("nothing\n is \x1b[31mkept", category=Notice, stacklevel=1)
         warnings.warn("long" + "x" * 2**20, category=Notice, stacklevel=1)
         warnings.warn("what a library says", category=DeprecationWarning, stacklevel=1)
-        return prepare(self, *given)
+        return prepare(self, *arguments)
 
     monkeypatch.setattr(Eager, "prepare", warned)
     with pytest.warns(DeprecationWarning, match="what a library says"):
@@ -213,7 +215,7 @@ def test_a_notice_stands_in_the_record_and_other_warnings_do_not(monkeypatch: py
 def test_what_a_system_learns_is_timed_and_its_notices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Session(small(), "0", lambda _: None).learn() is None  # eager has nothing to learn
 
-    def learn(self: Eager, *given: Any) -> None:
+    def learn(self: Eager, *arguments: Any) -> None:
         time.sleep(0.05)
         warnings.warn("the cache is full", category=Notice, stacklevel=1)
 
@@ -437,9 +439,9 @@ def test_a_process_sees_the_one_card_that_is_its_own(monkeypatch: pytest.MonkeyP
 def test_the_shells_settings_and_the_models_files_make_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    found = identity(cell(device="cpu"), (), "0", "0a1b")
-    assert found.settings["OMP_NUM_THREADS"] == "3" and "MKL_NUM_THREADS" not in found.settings
-    assert found.sources == "0a1b" and found.gpu is None and found.cores == len(os.sched_getaffinity(0))
+    machine = identity(cell(device="cpu"), (), "0", "0a1b")
+    assert machine.settings["OMP_NUM_THREADS"] == "3" and "MKL_NUM_THREADS" not in machine.settings
+    assert machine.sources == "0a1b" and machine.gpu is None and machine.cores == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
@@ -460,14 +462,14 @@ def test_memory_that_processes_share_counts_once() -> None:
         assert parent.stdout is not None
         for _ in range(4):  # two forks make four processes of one
             parent.stdout.readline()
-        found = psutil.Process(parent.pid)
-        processes = [found, *found.children(recursive=True)]
+        process = psutil.Process(parent.pid)
+        processes = [process, *process.children(recursive=True)]
         assert len(processes) == 4
         assert host_memory(processes, math.inf) > 4 * 64 * MIB > 2 * host_memory(processes, 0) > 2 * 64 * MIB
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()
-    assert host_memory([found], 0) == 0  # has ended since it was listed
+    assert host_memory([process], 0) == 0  # has ended since it was listed
 
 
 def test_phases_add_up_to_the_time_that_passed() -> None:

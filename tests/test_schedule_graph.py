@@ -52,7 +52,7 @@ def test_stages_follow_one_another_and_merges_are_framed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         ("{", "s.json: "),
         ("[]", "not a JSON object"),
@@ -62,14 +62,14 @@ def test_stages_follow_one_another_and_merges_are_framed() -> None:
         ({"operators": [{"id": 0}]}, "is no schedule: operators"),
     ],
 )
-def test_what_is_no_schedule_is_told(tmp_path: Path, broken: Any, told: str) -> None:
+def test_what_is_no_schedule_is_told(tmp_path: Path, broken: Any, message: str) -> None:
     graph = OperatorGraph.from_edges(2, [(0, 1)])
     file = tmp_path / "s.json"
     whole = document(graph, assign_streams(graph))
     file.write_text(broken if isinstance(broken, str) else json.dumps(whole | broken))
     with pytest.raises(NoSchedule) as raised:
         ScheduleGraph.read(file)
-    assert told in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_schedule_with_a_cycle_is_told() -> None:

@@ -48,8 +48,8 @@ def test_no_assignment_of_layouts_is_cheaper(problem: tuple[list, list, list]) -
             time += sum(conversions[u][other] for other in wanted)
         return time
 
-    found = cheapest_layouts(costs, reads, conversions)
-    assert total(tuple(found)) == min(total(x) for x in itertools.product((0, 1), repeat=len(costs)))
+    best_layouts = cheapest_layouts(costs, reads, conversions)
+    assert total(tuple(best_layouts)) == min(total(x) for x in itertools.product((0, 1), repeat=len(costs)))
 
 
 def prefers(word: str) -> Callable[[Program], float]:

@@ -67,7 +67,7 @@ async def served(scheduler: Scheduler, engine: Engine) -> tuple[dict[int, list[i
     bridge = Bridge(Server(scheduler, engine, (NUM_SLOTS, 64, 100)), end)
     tokens: dict[int, list[int]] = {}
     given_up: set[int] = set()
-    told: set[int] = set()
+    stopped_ids: set[int] = set()
 
     async def ask(new: int, patience: int | None) -> None:
         request = Request(-1, (1,) * chance.randint(1, 30), new)
@@ -80,7 +80,7 @@ async def served(scheduler: Scheduler, engine: Engine) -> tuple[dict[int, list[i
                 return
             answer = await queue.get()
             if isinstance(answer, Stopped):
-                told.add(request.id)
+                stopped_ids.add(request.id)
                 return
             assert isinstance(answer, Delivery)
             got += answer.tokens
@@ -97,19 +97,19 @@ async def served(scheduler: Scheduler, engine: Engine) -> tuple[dict[int, list[i
     async with asyncio.timeout(10):
         await has_ended.wait()
     assert not bridge.answers
-    return tokens, given_up, told, ends
+    return tokens, given_up, stopped_ids, ends
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_thousand_requests_with_random_cancels_lose_nothing(name: str) -> None:
     scheduler = SCHEDULERS[name]()
-    tokens, given_up, told, ends = asyncio.run(served(scheduler, Counting()))
-    assert len(tokens) == NUM_REQUESTS and 100 < len(given_up) < 900 and not told and ends == [None]
+    tokens, given_up, stopped_ids, ends = asyncio.run(served(scheduler, Counting()))
+    assert len(tokens) == NUM_REQUESTS and 100 < len(given_up) < 900 and not stopped_ids and ends == [None]
     assert scheduler.num_reserved == scheduler.num_unfinished == scheduler.num_in_flight == 0
 
 
 def test_an_engine_that_ends_tells_everybody() -> None:
-    tokens, given_up, told, ends = asyncio.run(served(SCHEDULERS["contiguous"](), Counting(most_batches=200)))
-    assert isinstance(ends[0], RuntimeError) and len(told) > 100 and not told & given_up
-    answered = NUM_REQUESTS - len(told) - len(given_up)
+    tokens, given_up, stopped_ids, ends = asyncio.run(served(SCHEDULERS["contiguous"](), Counting(most_batches=200)))
+    assert isinstance(ends[0], RuntimeError) and len(stopped_ids) > 100 and not stopped_ids & given_up
+    answered = NUM_REQUESTS - len(stopped_ids) - len(given_up)
     assert answered > 0 and len(tokens) == NUM_REQUESTS

@@ -89,27 +89,29 @@ def test_greedy_tokens_are_those_of_the_model(running: Running) -> None:
 
 
 def test_a_stream_is_the_whole_answer_in_pieces(running: Running) -> None:
-    asked = {"model": "gpt", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 1.0, "seed": 4, "top_p": 0.9}
-    whole = running.client.completions.create(**asked)
-    pieces = list(running.client.completions.create(**asked, stream=True))
+    parameters = {"model": "gpt", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 1.0, "seed": 4, "top_p": 0.9}
+    whole = running.client.completions.create(**parameters)
+    pieces = list(running.client.completions.create(**parameters, stream=True))
     assert len(pieces) == 20 and "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
     assert [token for piece in pieces for token in piece.choices[0].token_ids] == whole.choices[0].token_ids
     assert [piece.choices[0].finish_reason for piece in pieces] == [None] * 19 + ["length"]
-    assert running.tokens(**{k: v for k, v in asked.items() if k != "model"} | {"seed": 5}) != whole.choices[0].token_ids
+    assert (
+        running.tokens(**{k: v for k, v in parameters.items() if k != "model"} | {"seed": 5}) != whole.choices[0].token_ids
+    )
 
 
 def test_several_prompts_are_several_choices_in_their_order(running: Running) -> None:
-    asked = {"model": "gpt", "max_tokens": 4, "temperature": 0}
-    texts = [choice.text for choice in running.client.completions.create(prompt=["ab", "c", "abc"], **asked).choices]
-    assert texts == [running.client.completions.create(prompt=p, **asked).choices[0].text for p in ("ab", "c", "abc")]
+    parameters = {"model": "gpt", "max_tokens": 4, "temperature": 0}
+    texts = [choice.text for choice in running.client.completions.create(prompt=["ab", "c", "abc"], **parameters).choices]
+    assert texts == [running.client.completions.create(prompt=p, **parameters).choices[0].text for p in ("ab", "c", "abc")]
 
 
 def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
-    asked = {"model": "gpt", "prompt": "ab", "max_tokens": 30, "temperature": 1.0, "seed": 2}
-    text = running.client.completions.create(**asked).choices[0].text
+    parameters = {"model": "gpt", "prompt": "ab", "max_tokens": 30, "temperature": 1.0, "seed": 2}
+    text = running.client.completions.create(**parameters).choices[0].text
     stop = text[8:11]
     for is_streaming in (False, True):
-        answer = running.client.completions.create(**asked, stop=[stop, "\x00\x01"], stream=is_streaming)
+        answer = running.client.completions.create(**parameters, stop=[stop, "\x00\x01"], stream=is_streaming)
         choices = [piece.choices[0] for piece in answer] if is_streaming else answer.choices
         assert "".join(choice.text for choice in choices) == text[: text.find(stop)]
         assert choices[-1].finish_reason == "stop"

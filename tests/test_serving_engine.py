@@ -189,8 +189,8 @@ def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
         for kernels, cache in zip((split, fused), caches, strict=True):
             kernels.store(k, v, cache, layout)
         assert torch.equal(*caches)
-        expected, found = (kernels.attend(q, caches[0], layout) for kernels in (split, fused))
-        differences.append(float((expected - found).abs().max()))
+        expected, fused_output = (kernels.attend(q, caches[0], layout) for kernels in (split, fused))
+        differences.append(float((expected - fused_output).abs().max()))
     return differences
 
 

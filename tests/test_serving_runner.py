@@ -30,7 +30,7 @@ from runners.serving.session import EngineSession, ServingSession
 from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind
-from runners.serving.workload import Asked, drawn, read
+from runners.serving.workload import Arrival, drawn, read
 from systems.base import BadOption, Unsupported
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
@@ -50,7 +50,7 @@ OPTIONS = {
 def test_drawn_traces_have_the_rate_the_burstiness_and_the_lengths_that_were_asked_for() -> None:
     for burstiness in (0.25, 1.0, 4.0):
         trace = drawn(4000, 5.0, burstiness, (32, 512), (1, 128), seed=3)
-        gaps = np.diff([asked.due_s for asked in trace])
+        gaps = np.diff([client_request.due_s for client_request in trace])
         assert gaps.mean() == pytest.approx(1 / 5.0, rel=0.1)
         assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.1)  # of a gamma distribution
     prompts, new = [a.prompt_tokens for a in trace], [a.max_new_tokens for a in trace]
@@ -140,21 +140,21 @@ def server(max_batch_size: int = 3) -> Server:
 
 
 def test_every_token_of_a_trace_comes_to_its_client() -> None:
-    asked = drawn(12, 60.0, 1.0, (2, 12), (1, 6), seed=0)
-    seen = traffic.run(server(), asked, seed=5, concurrency=0)
+    trace = drawn(12, 60.0, 1.0, (2, 12), (1, 6), seed=0)
+    seen = traffic.run(server(), trace, seed=5, concurrency=0)
     of = seen.requests
-    assert [len(tokens) for tokens in of.token_s] == [a.max_new_tokens for a in asked]
-    assert of.due_s == tuple(round(a.due_s, 6) for a in asked) and of.prompt_tokens == tuple(a.prompt_tokens for a in asked)
+    assert [len(tokens) for tokens in of.token_s] == [a.max_new_tokens for a in trace]
+    assert of.due_s == tuple(round(a.due_s, 6) for a in trace) and of.prompt_tokens == tuple(a.prompt_tokens for a in trace)
     for due, sent, tokens in zip(of.due_s, of.sent_s, of.token_s, strict=True):
         assert due <= sent <= tokens[0] and list(tokens) == sorted(tokens)
-    assert sum(seen.iterations.useful_tokens) == sum(a.max_tokens - 1 for a in asked) == sum(seen.iterations.tokens)
+    assert sum(seen.iterations.useful_tokens) == sum(a.max_tokens - 1 for a in trace) == sum(seen.iterations.tokens)
     assert max(seen.iterations.rows) <= 3 and max(seen.iterations.reserved_slots) <= NUM_SLOTS
     assert all(queued >= -0.001 for queued in seen.queued_s)
 
 
 def test_a_closed_loop_keeps_as_many_requests_as_it_was_told() -> None:
-    asked = drawn(12, 1e-9, 1.0, (2, 6), (1, 5), seed=1)  # at this rate an open loop would take years
-    of = traffic.run(server(), asked, seed=0, concurrency=3).requests
+    trace = drawn(12, 1e-9, 1.0, (2, 6), (1, 5), seed=1)  # at this rate an open loop would take years
+    of = traffic.run(server(), trace, seed=0, concurrency=3).requests
     ends = [tokens[-1] for tokens in of.token_s]
     for sent in of.sent_s:
         assert sum(s <= sent and end > sent for s, end in zip(of.sent_s, ends, strict=True)) <= 3
@@ -403,8 +403,8 @@ def test_a_capacity_takes_no_other_load() -> None:
 
 
 def test_a_simulated_trace_is_seen_as_arithmetic_says() -> None:
-    asked = [Asked(0.0, 5, 3), Asked(1.5, 4, 1)]
-    seen = simulated(IterationLevel(ContiguousSlots.all_free(40), 4), LinearCost(1.0), asked)
+    trace = [Arrival(0.0, 5, 3), Arrival(1.5, 4, 1)]
+    seen = simulated(IterationLevel(ContiguousSlots.all_free(40), 4), LinearCost(1.0), trace)
     assert seen.requests.token_s == ((1.0, 2.0, 3.0), (3.0,)) and seen.queued_s == (0.0, 0.5)
     assert seen.iterations.rows == (1, 1, 2) and seen.iterations.reserved_slots == (8, 8, 13)
 

@@ -31,8 +31,8 @@ class Asked:
 
 def workloads(is_cancelling: bool = False, most: int = 12) -> st.SearchStrategy[list[Asked]]:
     cancelled = st.none() | st.integers(0, 40) if is_cancelling else st.none()
-    asked = st.builds(Asked, st.integers(1, 8), st.integers(1, 4), st.integers(0, 20), cancelled)
-    return st.lists(asked, min_size=1, max_size=most)
+    requests = st.builds(Asked, st.integers(1, 8), st.integers(1, 4), st.integers(0, 20), cancelled)
+    return st.lists(requests, min_size=1, max_size=most)
 
 
 @dataclass
@@ -64,10 +64,10 @@ def run(scheduler: Scheduler, workload: Sequence[Asked]) -> Run:
                 done.last_turn[delivery.request_id] = turn
 
     while turn <= 40 or scheduler.num_unfinished:
-        for i, asked in enumerate(workload):
-            if asked.turn == turn and (asked.cancelled is None or asked.cancelled > turn):
+        for i, client_request in enumerate(workload):
+            if client_request.turn == turn and (client_request.cancelled is None or client_request.cancelled > turn):
                 scheduler.add(requests[i])
-            if asked.cancelled == turn:
+            if client_request.cancelled == turn:
                 deliver(scheduler.cancel(i))
         while (batch := scheduler.next_batch()) is not None:
             flight.append(batch)
@@ -112,10 +112,10 @@ class Transcribed:
         flight: deque[list[int]] = deque()
         turn = 0
         while turn <= 40 or self.state:
-            for i, asked in enumerate(workload):
-                if asked.turn == turn:
-                    self.state[i], self.remaining[i], self.arrival[i] = "initiation", asked.new, (turn, i)
-                    self.max_tokens[i] = asked.prompt + asked.new
+            for i, client_request in enumerate(workload):
+                if client_request.turn == turn:
+                    self.state[i], self.remaining[i], self.arrival[i] = "initiation", client_request.new, (turn, i)
+                    self.max_tokens[i] = client_request.prompt + client_request.new
             while self.n_scheduled < self.n_workers and (batch := self.select()):
                 for r in batch:
                     self.state[r] = "running"
@@ -164,17 +164,17 @@ def test_iteration_level_scheduling_keeps_its_invariants(
     for batch in done.batches:
         assert 0 < len(batch.rows) <= max_batch_size and len({row.request_id for row in batch.rows}) == len(batch.rows)
         assert not chunk or batch.num_tokens <= chunk
-        held = [row.region.slot(at) for row in batch.rows for at in range(row.num_context)]
-        assert len(held) == len(set(held)) and all(0 <= slot < NUM_SLOTS for slot in held)
+        context_slots = [row.region.slot(at) for row in batch.rows for at in range(row.num_context)]
+        assert len(context_slots) == len(set(context_slots)) and all(0 <= slot < NUM_SLOTS for slot in context_slots)
         for row in batch.rows:
             assert row.begin == len(fed.setdefault(row.request_id, []))
             fed[row.request_id] += row.tokens
             runs[row.request_id] += 1
-    for i, asked in enumerate(workload):
-        whole = [token_of(i, at) for at in range(asked.new)]
-        if asked.cancelled is None:
-            assert done.tokens[i] == whole and fed[i] == [*range(asked.prompt), *whole[:-1]]
-            assert chunk or runs[i] == asked.new
+    for i, client_request in enumerate(workload):
+        whole = [token_of(i, at) for at in range(client_request.new)]
+        if client_request.cancelled is None:
+            assert done.tokens[i] == whole and fed[i] == [*range(client_request.prompt), *whole[:-1]]
+            assert chunk or runs[i] == client_request.new
         else:
             assert done.tokens.get(i, []) == whole[: len(done.tokens.get(i, []))]
 
@@ -222,23 +222,23 @@ def test_static_batches_compute_what_their_definition_says(
     done = run(scheduler, workload)
     rows: dict[int, list] = {}
     for batch in done.batches:
-        held = [row.region.slot(at) for row in batch.rows for at in range(row.num_context)]
-        assert len(held) == len(set(held)) and all(0 <= slot < NUM_SLOTS for slot in held)
+        context_slots = [row.region.slot(at) for row in batch.rows for at in range(row.num_context)]
+        assert len(context_slots) == len(set(context_slots)) and all(0 <= slot < NUM_SLOTS for slot in context_slots)
         assert all(row.num_context <= row.region.num_slots for row in batch.rows)
         assert batch.num_useful <= batch.num_tokens
         for row in batch.rows:
             assert row.begin == sum(len(earlier.tokens) for earlier in rows.setdefault(row.request_id, []))
             rows[row.request_id].append(row)
-    for i, asked in enumerate(workload):
-        whole = [token_of(i, at) for at in range(asked.new)]
-        if asked.cancelled is None:
+    for i, client_request in enumerate(workload):
+        whole = [token_of(i, at) for at in range(client_request.new)]
+        if client_request.cancelled is None:
             assert done.tokens[i] == whole
             useful = sum(row.num_useful for row in rows[i])
-            assert useful == asked.prompt + asked.new - 1
+            assert useful == client_request.prompt + client_request.new - 1
             fed = [token for row in rows[i] for token in row.tokens][rows[i][0].num_padding :]
-            assert fed[:useful] == [*range(asked.prompt), *whole[:-1]]
+            assert fed[:useful] == [*range(client_request.prompt), *whole[:-1]]
             if batching == "ragged":
-                assert len(rows[i]) == asked.new
+                assert len(rows[i]) == client_request.new
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_books_of_slots_lose_none(sizes: list[int | None], block_size: int) -> N
             regions.append(region)
         else:
             assert not block_size or book.num_free < size
-        held = [region.slot(at) for region in regions for at in range(region.num_slots)]
-        assert len(held) == len(set(held)) == book.num_reserved and set(held) <= set(range(20))
+        slots = [region.slot(at) for region in regions for at in range(region.num_slots)]
+        assert len(slots) == len(set(slots)) == book.num_reserved and set(slots) <= set(range(20))
     for region in regions:
         book = book.released(region)
     assert book.num_reserved == 0 and book.reserved(20) is not None

@@ -24,8 +24,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
         scores = (self.query(x) @ x.transpose(1, 2)).masked_fill(~mask[:, None, :], float("-inf"))
         tokens = scores.softmax(-1) @ self.value(x)
-        kept = tokens * mask[:, :, None]
-        return {"mean": kept.sum(1) / mask.sum(1, keepdim=True), "tokens": tokens}
+        masked_tokens = tokens * mask[:, :, None]
+        return {"mean": masked_tokens.sum(1) / mask.sum(1, keepdim=True), "tokens": tokens}
 
 
 BATCH = Axis(inputs={0: 0, 1: 0}, outputs={0: 0, 1: 0}, fill={1: True})
@@ -69,8 +69,8 @@ def test_the_nearest_prepared_shape_is_taken(monkeypatch: pytest.MonkeyPatch) ->
         return call(self, *inputs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(executor, "__call__", noting)
-    for asked, nearest in {(1, 8): (1, 8), (1, 3): (1, 8), (2, 2): (4, 4), (3, 8): (4, 8)}.items():
-        module(*data(*asked))
+    for shape, nearest in {(1, 8): (1, 8), (1, 3): (1, 8), (2, 2): (4, 4), (3, 8): (4, 8)}.items():
+        module(*data(*shape))
         assert taken.pop() == nearest
     module.close()
 
@@ -121,15 +121,15 @@ def test_all_shapes_share_one_arena() -> None:
 
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=5, unique=True),
-    asked=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    shape=st.tuples(st.integers(1, 6), st.integers(1, 6)),
 )
-def test_the_nearest_shape_by_trying_all(sizes: list[tuple[int, int]], asked: tuple[int, int]) -> None:
+def test_the_nearest_shape_by_trying_all(sizes: list[tuple[int, int]], shape: tuple[int, int]) -> None:
     module = ScheduledModule(nn.Identity(), None, [Axis({0: 0}, {}), Axis({0: 1}, {})])  # type: ignore[arg-type]
     module.prepared = {((torch.Size(s), torch.float32, torch.device("cpu")),): None for s in sizes}  # type: ignore[misc]
-    nearest = module._nearest([torch.zeros(asked)])
-    fitting = [s for s in sizes if s[0] >= asked[0] and s[1] >= asked[1]]
-    if asked in sizes:
-        assert nearest is not None and nearest[0][0] == torch.Size(asked)
+    nearest = module._nearest([torch.zeros(shape)])
+    fitting = [s for s in sizes if s[0] >= shape[0] and s[1] >= shape[1]]
+    if shape in sizes:
+        assert nearest is not None and nearest[0][0] == torch.Size(shape)
     elif not fitting:
         assert nearest is None
     else:

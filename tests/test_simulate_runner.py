@@ -107,7 +107,7 @@ def test_a_what_if_is_labelled_and_has_no_error(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         (["runner.gpu=h2000"], "did you mean h200"),
         (["runner.multiprocessors=0"], "positive integer"),
@@ -115,8 +115,8 @@ def test_a_what_if_is_labelled_and_has_no_error(run: Run) -> None:
         (["runner.profile=nowhere.json"], "nowhere.json"),
     ],
 )
-def test_a_wrong_request_is_one_line(run: Run, asked: list[str], words: str) -> None:
-    done = run("runner=simulate", "model=squeezenet", "device=cpu", *asked)
+def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
+    done = run("runner=simulate", "model=squeezenet", "device=cpu", *arguments)
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 

@@ -111,12 +111,12 @@ def test_no_more_is_resident_than_the_multiprocessors_hold(case: tuple[Schedule,
     for batch in simulator(schedule).batches:
         if batch.end_us > batch.begin_us:
             moments += [(batch.begin_us, 1, batch.blocks, batch.node), (batch.end_us, 0, batch.blocks, batch.node)]
-    held, resident = [0, 0, 0, 0], [0] * len(simulator.kernels.nodes)
+    usage, resident = [0, 0, 0, 0], [0] * len(simulator.kernels.nodes)
     for _, begins, blocks, v in sorted(moments):
         node, sign = simulator.kernels.nodes[v], 1 if begins else -1
         resident[v] += sign * blocks
-        held = [h + sign * blocks * need for h, need in zip(held, node.needs, strict=True)]
-        assert all(h <= limit for h, limit in zip(held, simulator.kernels.limits, strict=True))
+        usage = [h + sign * blocks * need for h, need in zip(usage, node.needs, strict=True)]
+        assert all(h <= limit for h, limit in zip(usage, simulator.kernels.limits, strict=True))
         assert resident[v] <= node.most_blocks
 
 
@@ -183,8 +183,8 @@ def test_the_next_kernel_begins_in_the_last_wave() -> None:
 
 def test_a_kernel_takes_the_room_that_is_left() -> None:
     """200 of 264 places are held for 10 us. Of the other kernel's 100 blocks 64 go first, then the rest."""
-    held, other = operator(kernel(10, 200, 1024, 32, 0)), operator(kernel(4, 100, 1024, 32, 0))
-    timeline = two_beside_each_other(held, other, gpu())
+    large_kernel, other = operator(kernel(10, 200, 1024, 32, 0)), operator(kernel(4, 100, 1024, 32, 0))
+    timeline = two_beside_each_other(large_kernel, other, gpu())
     assert [(b.blocks, b.begin_us, b.end_us) for b in timeline.batches if b.node == 1] == [(64, 0, 4), (36, 4, 8)]
 
 

@@ -42,14 +42,16 @@ def test_a_sweep_ends_complete_though_jobs_are_killed(cluster: SlurmCluster, fol
         waiting = [job for job, node in cluster.jobs().items() if not node]
         assert len(running) == 2 and len(waiting) == 1
         for job in running:
-            text = cluster.told("scontrol", "show", "job", job)
+            text = cluster.output_of("scontrol", "show", "job", job)
             for part in ("Partition=gpu", "TRES=cpu=8,mem=64G,node=1", "TresPerNode=gres:gpu:1", "TimeLimit=04:00:00"):
                 assert part in text, text
         assert {jobs[batch].environ()["CUDA_VISIBLE_DEVICES"] for batch in jobs} == {"0"}
         commands = [process.cmdline() for node in NODES for process in cluster.machines[node].processes()]
         assert {"--cpus-per-task=8" in line for line in commands if line[:1] == ["srun"]} == {True}
         cancelled, killed = jobs.values()
-        cluster.told("scancel", f"{cancelled.environ()['SLURM_ARRAY_JOB_ID']}_{cancelled.environ()['SLURM_ARRAY_TASK_ID']}")
+        cluster.output_of(
+            "scancel", f"{cancelled.environ()['SLURM_ARRAY_JOB_ID']}_{cancelled.environ()['SLURM_ARRAY_TASK_ID']}"
+        )
         killed.send_signal(signal.SIGKILL)
         (folder / "wait").unlink()
         out, err = ended(process)
@@ -66,7 +68,7 @@ def test_a_sweep_ends_complete_though_a_node_is_killed(cluster: SlurmCluster, fo
         jobs_of_cells(folder, 2)
         jobs = {node: job for job, node in cluster.jobs().items()}
         cluster.kill("n1")
-        cluster.told("scancel", "--signal=USR2", jobs["n2"])
+        cluster.output_of("scancel", "--signal=USR2", jobs["n2"])
         cluster.until(lambda: not cluster.jobs()[jobs["n2"]], "the job of n2 waits")
         cluster.boot("n1")
         (folder / "wait").unlink()

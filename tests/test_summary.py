@@ -110,8 +110,8 @@ def test_one_cell_is_shown_downwards(width: int) -> None:
 
 
 def test_the_tail_of_latencies_stands_in_its_order() -> None:
-    told = Statistics(2.0, (1.9, 2.1), min=1.0, p10=1.5, p90=3.0, p99=4.0, mean=2.0, n=9)
-    table = shown([record("eager", **MEASURED | {"latency": Latency(0, (2.0,), None, told, None)})], 120)
+    statistics = Statistics(2.0, (1.9, 2.1), min=1.0, p10=1.5, p90=3.0, p99=4.0, mean=2.0, n=9)
+    table = shown([record("eager", **MEASURED | {"latency": Latency(0, (2.0,), None, statistics, None)})], 120)
     assert "min, p90, p99" in table and "1.000, 3.000, 4.000 ms" in table and "2.000 [1.900, 2.100] ms" in table
 
 

@@ -145,14 +145,14 @@ def begin(folder: Path) -> Callable[..., "subprocess.Popen[str]"]:
     return begin
 
 
-def kept(folder: Path) -> dict[str, dict[str, Any]]:
+def records_by_file(folder: Path) -> dict[str, dict[str, Any]]:
     """Every record by file name; each file must be whole."""
     return {file.name: json.loads(file.read_text()) for file in sorted((folder / "r").glob("*.json"))}
 
 
 def by(key: str, folder: Path) -> dict[Any, dict[str, Any]]:
     """Every record by its batch or its system; there must be one of each."""
-    cells = [(r["cell"]["conditions"] if key == "batch" else r["cell"], r) for r in kept(folder).values()]
+    cells = [(r["cell"]["conditions"] if key == "batch" else r["cell"], r) for r in records_by_file(folder).values()]
     named = [(c[key]["choice"] if key == "system" else c[key], r) for c, r in cells]
     assert len(dict(named)) == len(named)
     return dict(named)
@@ -173,8 +173,8 @@ def made(folder: Path) -> int:
 
 
 def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> None:
-    asked = ["system=eager,cuda_graph,nimble", "rounds=3"]
-    done = sweep(*asked)
+    arguments = ["system=eager,cuda_graph,nimble", "rounds=3"]
+    done = sweep(*arguments)
     assert done.returncode == 0, done.stderr
     first = by("system", folder)
     assert [first[s]["status"] for s in ("eager", "cuda_graph", "nimble")] == ["ok", "unsupported", "ok"]
@@ -189,14 +189,14 @@ def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> Non
     assert made(folder) == 3  # once to check the factory, once a cell that runs here
 
     before = contents(folder)
-    again = sweep(*asked)
+    again = sweep(*arguments)
     assert again.returncode == 0 and again.stderr.count("measured before") == 3
     assert contents(folder) == before and made(folder) == 4 and f"{ratio.ratio:.2f}x" in again.stdout
 
     forced = sweep("system=eager", "force=true")
     assert forced.returncode == 0, forced.stderr
     new = by("system", folder)
-    assert list(kept(folder)) == sorted(before) and new["eager"]["id"] == first["eager"]["id"]
+    assert list(records_by_file(folder)) == sorted(before) and new["eager"]["id"] == first["eager"]["id"]
     assert new["eager"]["when"] > first["eager"]["when"]
     assert new["eager"]["latency"]["host_ms"] != first["eager"]["latency"]["host_ms"]
     assert new["nimble"] == first["nimble"]
@@ -207,16 +207,24 @@ def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> Non
 def test_cells_that_go_wrong_are_recorded_and_the_sweep_goes_on(sweep: Run, folder: Path) -> None:
     done = sweep("system=torchscript", "batch=2,3,4,5,1", "timeout=12")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    found = by("batch", folder)
-    assert {b: r["status"] for b, r in found.items()} == {2: "failed", 3: "failed", 4: "timeout", 5: "incorrect", 1: "ok"}
-    assert "SIGKILL" in found[2]["reason"]
-    assert "status 7" in found[3]["reason"] and "the model's last words" in found[3]["reason"]
-    assert "12 s" in found[4]["reason"] and "relative error" in found[5]["reason"]
-    assert found[1]["reason"] is None and found[1]["latency"]["host_ms"]
+    records_by_batch = by("batch", folder)
+    assert {b: r["status"] for b, r in records_by_batch.items()} == {
+        2: "failed",
+        3: "failed",
+        4: "timeout",
+        5: "incorrect",
+        1: "ok",
+    }
+    assert "SIGKILL" in records_by_batch[2]["reason"]
+    assert "status 7" in records_by_batch[3]["reason"] and "the model's last words" in records_by_batch[3]["reason"]
+    assert "12 s" in records_by_batch[4]["reason"] and "relative error" in records_by_batch[5]["reason"]
+    assert records_by_batch[1]["reason"] is None and records_by_batch[1]["latency"]["host_ms"]
     for batch in (2, 3, 4, 5):
-        assert found[batch]["reason"] in done.stdout and "\n" not in found[batch]["reason"]
-        assert not {"latency", "throughput", "comparison"} & set(found[batch])
-    assert not found[5]["correctness"]["is_correct"] and found[5]["correctness"]["relative_error"] > 0.01
+        assert records_by_batch[batch]["reason"] in done.stdout and "\n" not in records_by_batch[batch]["reason"]
+        assert not {"latency", "throughput", "comparison"} & set(records_by_batch[batch])
+    assert (
+        not records_by_batch[5]["correctness"]["is_correct"] and records_by_batch[5]["correctness"]["relative_error"] > 0.01
+    )
     hanging = [int(process) for process in (folder / "hanging").read_text().split()]
     assert len(hanging) == 2 and soon(lambda: not any(psutil.pid_exists(p) for p in hanging), within=5)
     assert living(folder) == []
@@ -224,23 +232,25 @@ def test_cells_that_go_wrong_are_recorded_and_the_sweep_goes_on(sweep: Run, fold
 
 @pytest.mark.slow
 def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_started(sweep: Run, folder: Path) -> None:
-    asked = ["system=eager,torchscript", "batch=6,7", "rounds=1", "timeout=60"]
-    done = sweep(*asked, "memory_gib=1.2")
+    arguments = ["system=eager,torchscript", "batch=6,7", "rounds=1", "timeout=60"]
+    done = sweep(*arguments, "memory_gib=1.2")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    found = {(r["cell"]["conditions"]["batch"], r["cell"]["system"]["name"]): r for r in kept(folder).values()}
-    assert len(found) == 4 and all(found[batch, "eager"]["status"] == "ok" for batch in (6, 7))
+    records_by_cell = {
+        (r["cell"]["conditions"]["batch"], r["cell"]["system"]["name"]): r for r in records_by_file(folder).values()
+    }
+    assert len(records_by_cell) == 4 and all(records_by_cell[batch, "eager"]["status"] == "ok" for batch in (6, 7))
     for batch in (6, 7):
-        record = found[batch, "torchscript"]
+        record = records_by_cell[batch, "torchscript"]
         assert (record["status"], record["memory_limit_gib"]) == ("out_of_memory", 1.2) and record["reason"] in done.stdout
-        told = re.fullmatch(r"took more than memory_gib=1.2: (.*) GiB of host memory, .*, at: preparing", record["reason"])
-        assert told and 1.2 <= float(told[1]) < 4  # told to 0.01 GiB
+        match = re.fullmatch(r"took more than memory_gib=1.2: (.*) GiB of host memory, .*, at: preparing", record["reason"])
+        assert match and 1.2 <= float(match[1]) < 4  # told to 0.01 GiB
     assert made(folder) == 5  # once to check, and once a cell: what is parked has no share in it, and there is no second try
     assert gone([int(p) for p in (folder / "taking").read_text().split()], within=5) and living(folder) == []
 
     (folder / "enough").touch()
     done = sweep("system=torchscript", "batch=6")
-    assert done.returncode == 0 and len(kept(folder)) == 4, done.stderr
-    assert sum(r["status"] == "ok" and "memory_limit_gib" not in r for r in kept(folder).values()) == 3
+    assert done.returncode == 0 and len(records_by_file(folder)) == 4, done.stderr
+    assert sum(r["status"] == "ok" and "memory_limit_gib" not in r for r in records_by_file(folder).values()) == 3
 
     before = contents(folder)
     refused = sweep("system=eager", "batch=1", "memory_gib=0.001")  # too little to try the model's factory in
@@ -250,33 +260,33 @@ def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_starte
 
 @pytest.mark.slow
 def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin: Callable[..., Any], folder: Path) -> None:
-    asked = ["system=eager,torchscript", "rounds=10"]  # some 3 s of rounds
+    arguments = ["system=eager,torchscript", "rounds=10"]  # some 3 s of rounds
 
     def killed_when(moment: Callable[[], Any], wait: float = 0.0) -> dict[str, dict[str, Any]]:
         """Kill the same sweep once more, at `moment` and so many seconds; what it has left of records."""
         (folder / "made").unlink(missing_ok=True)
-        process = begin(*asked)
+        process = begin(*arguments)
         reached = soon(lambda: moment() or process.poll() is not None)
         time.sleep(wait)
         assert reached and process.poll() is None, process.communicate()[1]
         process.kill()
         process.communicate()
         assert soon(lambda: not living(folder), within=5), living(folder)
-        return kept(folder)
+        return records_by_file(folder)
 
     assert killed_when(lambda: len(living(folder)) > 1) == {}  # its first worker begins to live
     assert killed_when(lambda: made(folder) == 1) == {}  # the factory is checked
     assert killed_when(lambda: made(folder) == 2) == {}  # the first cell has its model
-    one = killed_when(lambda: kept(folder))
+    one = killed_when(lambda: records_by_file(folder))
     assert [r["cell"]["system"]["name"] for r in one.values()] == ["eager"]
-    two = killed_when(lambda: len(kept(folder)) == 2, wait=0.5)
+    two = killed_when(lambda: len(records_by_file(folder)) == 2, wait=0.5)
     assert len(two) == 2 and not any("comparison" in r for r in two.values())  # amid the rounds
     assert {name: two[name] for name in one} == one
 
     (folder / "made").unlink()
-    done = sweep(*asked)
+    done = sweep(*arguments)
     assert done.returncode == 0 and done.stderr.count("measured before") == 2, done.stderr
-    finished = kept(folder)
+    finished = records_by_file(folder)
     own = {"comparison": None, "warnings": None}
     assert {n: r | own for n, r in finished.items()} == {n: r | own for n, r in two.items()}  # are kept
     assert len({r["comparison"]["group"] for r in finished.values()}) == 1
@@ -287,18 +297,18 @@ def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin
 
 @pytest.mark.slow
 def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: Path) -> None:
-    asked = ["-m", *ASKED[:4], "runner.samples=5", "max_load=1", "system=eager,nimble", "rounds=2"]
-    assert run(*asked, TMPDIR=str(folder / "tmp")).returncode == 0
-    whole = kept(folder)
+    arguments = ["-m", *ASKED[:4], "runner.samples=5", "max_load=1", "system=eager,nimble", "rounds=2"]
+    assert run(*arguments, TMPDIR=str(folder / "tmp")).returncode == 0
+    whole = records_by_file(folder)
     names = ("sm_efficiency", "kernels", "limits")
     for name, document in whole.items():  # what a sweep leaves that is killed between the rounds and the profiler
         assert document["limits"]["critical_path_ms"] > 0 and "pending" not in document
         assert document["sm_efficiency"]["when"] > document["comparison"]["when"]
         left = to_json(owing(record_of(document), names, NOT_YET))
         (folder / "r" / name).write_text(json.dumps(left))
-    done = run(*asked, TMPDIR=str(folder / "tmp"))
+    done = run(*arguments, TMPDIR=str(folder / "tmp"))
     assert done.returncode == 0 and done.stderr.count("measured before") == 2, done.stderr
-    again = kept(folder)
+    again = records_by_file(folder)
     measured = dict.fromkeys(names)
     assert {name: r | measured for name, r in again.items()} == {name: r | measured for name, r in whole.items()}
     assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
@@ -310,17 +320,17 @@ def overheard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     monkeypatch.chdir(folder)
     monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
     monkeypatch.setattr(Lane, "has_idle_cores", lambda _: True)
-    told: list[tuple[int, str, str, int]] = []
+    commands: list[tuple[int, str, str, int]] = []
     tell = CellProcess.tell
 
     def listen(self: CellProcess, command: Command) -> bool:
         cell = command.record.cell if isinstance(command, Measure) else getattr(command, "cell", None)
         if cell is not None:
-            told.append((self.process.pid, type(command).__name__, cell.system.choice, cell.batch))
+            commands.append((self.process.pid, type(command).__name__, cell.system.choice, cell.batch))
         return tell(self, command)
 
     monkeypatch.setattr(CellProcess, "tell", listen)
-    return told
+    return commands
 
 
 def asked_for(batches: Sequence[int], systems: Sequence[str]) -> Request:
@@ -340,8 +350,10 @@ def test_what_the_next_cell_needs_is_made_ahead_of_it(overheard: list[tuple[int,
         Sweep(asked_for((1, 5), ("eager", "torchscript"))).run() == 1
     )  # the second model has a branch that tracing freezes
     order = [("eager", 1), ("torchscript", 1), ("eager", 5), ("torchscript", 5)]
-    told = {do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("Ahead", "Measure")}
-    assert told == {"Ahead": order[1:], "Measure": order}
+    cells_by_command = {
+        do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("Ahead", "Measure")
+    }
+    assert cells_by_command == {"Ahead": order[1:], "Measure": order}
     of = {(do, system, batch): pid for pid, do, system, batch in overheard}
     assert all(of["Ahead", *c] == of["Measure", *c] for c in order[1:])
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in of.values()))
@@ -351,10 +363,10 @@ def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Command], Answer |
     """Have answers that are not None stand for those of the processes."""
     ask = CellProcess.ask
 
-    def asked(self: CellProcess, command: Command, *rest: Any) -> Answer:
+    def stand_in(self: CellProcess, command: Command, *rest: Any) -> Answer:
         return answer(command) or ask(self, command, *rest)
 
-    monkeypatch.setattr(CellProcess, "ask", asked)
+    monkeypatch.setattr(CellProcess, "ask", stand_in)
 
 
 def test_a_system_that_learns_is_measured_in_a_process_that_has_learned_nothing(
@@ -405,31 +417,34 @@ def test_a_cell_that_cannot_take_part_in_rounds_is_known_by_data(
     assert first == sweep.tried.process.process.pid  # the model was tried in forks of it
     records = list(sweep.store.read().records.values())
     assert all(r.warnings[-1] == Warning("no_ratio", {"status": "failed", "reason": "it ended"}) for r in records)
-    told = len(overheard)
-    assert Sweep(asked_for((1,), ("eager", "torchscript"))).run() == 0 and len(overheard) == told  # not tried again
+    num_commands = len(overheard)
+    assert Sweep(asked_for((1,), ("eager", "torchscript"))).run() == 0 and len(overheard) == num_commands  # not tried again
 
 
 def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Callable[..., Any], folder: Path) -> None:
     process = begin("system=eager", "batch=4")
     assert soon(lambda: (folder / "hanging").exists())
     process.send_signal(2)
-    _, told = process.communicate(timeout=15)
-    assert process.returncode == 130 and "Traceback" not in told and "goes on where" in told.splitlines()[-1]
+    _, messages = process.communicate(timeout=15)
+    assert process.returncode == 130 and "Traceback" not in messages and "goes on where" in messages.splitlines()[-1]
     assert soon(lambda: not living(folder), within=5), living(folder)
-    assert kept(folder) == {}
+    assert records_by_file(folder) == {}
 
 
 @pytest.mark.slow
 def test_two_sweeps_at_once_lose_nothing_and_measure_nothing_twice(begin: Callable[..., Any], folder: Path) -> None:
     both = [begin("system=eager,torchscript", "rounds=2"), begin("system=torchscript,eager", "rounds=2")]
-    told = [process.communicate(timeout=240) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    found = by("system", folder)
-    assert {s: r["status"] for s, r in found.items()} == {"eager": "ok", "torchscript": "ok"}
-    assert sorted(err.count("measured before") for _, err in told) == [0, 2]
+    outputs = [process.communicate(timeout=240) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    records_by_system = by("system", folder)
+    assert {s: r["status"] for s, r in records_by_system.items()} == {"eager": "ok", "torchscript": "ok"}
+    assert sorted(err.count("measured before") for _, err in outputs) == [0, 2]
     assert made(folder) == 4  # a check of each sweep, and once a cell
-    assert speedup(record_of(found["torchscript"]), record_of(found["eager"])) is not None and len(contents(folder)) == 2
-    assert all("over eager" in out for out, _ in told)
+    assert (
+        speedup(record_of(records_by_system["torchscript"]), record_of(records_by_system["eager"])) is not None
+        and len(contents(folder)) == 2
+    )
+    assert all("over eager" in out for out, _ in outputs)
 
 
 @pytest.mark.slow

@@ -136,8 +136,8 @@ def test_the_nine_pipelines_fit_and_translate(before: str, after: str) -> None:
     rows, _ = dataset.at(parts.test)
     tunnel = WindTunnel(made)
     np.testing.assert_allclose(tunnel.predict_proba(rows), made.predict_proba(rows), atol=1e-4)
-    kept = [line.operator for line in tunnel.explanation if line.became == "kept"]
-    assert kept == (["bins (Bucketizer)"] if before == "pre3" else [])
+    operators = [line.operator for line in tunnel.explanation if line.became == "kept"]
+    assert operators == (["bins (Bucketizer)"] if before == "pre3" else [])
 
 
 def test_the_generator_plants_what_no_linear_model_has() -> None:

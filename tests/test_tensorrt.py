@@ -39,7 +39,7 @@ def two(seed: int = 0) -> nn.Module:
     return Two(seed).eval()
 
 
-def given(batch: int = 2) -> tuple[Tensor, Tensor]:
+def model_inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
     return torch.ones(batch, 4), torch.arange(batch)
 
 
@@ -61,8 +61,15 @@ class TestUnsupported:
 
     @WITHOUT
     def test_a_cell_is_unsupported_and_the_exit_status_0(self, run: Run, folder: Path) -> None:
-        asked = ("model=custom", "model.factory=tiny:make", "system=tensorrt", "runner=latency", "device=cpu", "rounds=0")
-        done = run(*asked, f"results={folder / 'out'}")
+        arguments = (
+            "model=custom",
+            "model.factory=tiny:make",
+            "system=tensorrt",
+            "runner=latency",
+            "device=cpu",
+            "rounds=0",
+        )
+        done = run(*arguments, f"results={folder / 'out'}")
         assert done.returncode == 0 and "opweave[onnx,tensorrt]" in done.stdout + done.stderr
         (record,) = records(folder / "out").values()
         assert record["status"] == "unsupported" and record["reason"] == tensorrt.NOT_INSTALLED
@@ -112,11 +119,11 @@ def test_an_engine_that_prepare_builds_is_learned_in_place(
     monkeypatch.setattr(tensorrt, "PreparedEngine", lambda plan, *_: lambda *inputs: plan)
     assert TensorRT().learns
     with pytest.warns(Notice) as heard:
-        TensorRT().prepare(two(), given())
+        TensorRT().prepare(two(), model_inputs())
     assert [str(w.message) for w in heard] == [tensorrt.CAUTION, tensorrt.LEARNED_IN_PLACE] and len(built) == 1
-    TensorRT(optimization_level=5).learn(two(), given())
+    TensorRT(optimization_level=5).learn(two(), model_inputs())
     with pytest.warns(Notice) as heard:
-        TensorRT(optimization_level=5).prepare(two(), given())
+        TensorRT(optimization_level=5).prepare(two(), model_inputs())
     assert [str(w.message) for w in heard] == [tensorrt.CAUTION] and len(built) == 2
 
 
@@ -128,24 +135,24 @@ def test_a_record_will_say_that_it_has_not_been_run(
     pytest.importorskip("onnx", reason="needs the extra onnx")
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
     with pytest.warns(Notice, match="has not been run"), pytest.raises(ModuleNotFoundError, match="tensorrt"):
-        TensorRT().prepare(two(), given())
+        TensorRT().prepare(two(), model_inputs())
     assert [entry.kind for entry in Cache().entries()] == ["onnx"]
 
 
 class TestKeys:
     def test_an_engine_is_of_its_model_batch_gpu_and_versions(self, gpu: dict[str, Any]) -> None:
-        same, again = (engine_of(Exported(two(), given()), 3) for _ in range(2))
+        same, again = (engine_of(Exported(two(), model_inputs()), 3) for _ in range(2))
         assert same == again
-        others = [engine_of(Exported(two(1), given()), 3), engine_of(Exported(two(), given(4)), 3)]
-        others += [engine_of(Exported(two(), given()), 5), engine_of(Exported(InHalf(two()), given()), 3)]
+        others = [engine_of(Exported(two(1), model_inputs()), 3), engine_of(Exported(two(), model_inputs(4)), 3)]
+        others += [engine_of(Exported(two(), model_inputs()), 5), engine_of(Exported(InHalf(two()), model_inputs()), 3)]
         for change in ({"version": "11.0"}, {"name": "A100"}, {"multi_processor_count": 16}, {"major": 8}):
             before = dict(gpu)
             gpu.update(change)
-            others.append(engine_of(Exported(two(), given()), 3))
+            others.append(engine_of(Exported(two(), model_inputs()), 3))
             gpu.update(before)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tensorrt, "code_of", lambda *modules: "older")
-            others.append(engine_of(Exported(two(), given()), 3))
+            others.append(engine_of(Exported(two(), model_inputs()), 3))
         assert all(other != same for other in others)
         assert len({tuple(sorted(map(str, other.items()))) for other in others}) == len(others)
 
@@ -154,7 +161,7 @@ class TestKeys:
         try:
             for allowed in (False, True):
                 torch.backends.cuda.matmul.allow_tf32 = allowed
-                seen.append(engine_of(Exported(two(), given()), 3)["tf32"])
+                seen.append(engine_of(Exported(two(), model_inputs()), 3)["tf32"])
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
         assert seen == [False, True]
@@ -174,7 +181,7 @@ class TestKeys:
 
 class TestBindings:
     def test_they_follow_the_order_of_the_file(self) -> None:
-        exported = Exported(two(), given())
+        exported = Exported(two(), model_inputs())
         assert bindings(exported, ["x", "index"], ["sum", "positive", "next"]) == [
             Binding("x", (2, 4), torch.float32, 0, False),
             Binding("index", (2,), torch.int64, 1, False),
@@ -186,14 +193,14 @@ class TestBindings:
     @pytest.mark.parametrize(("inputs", "outputs"), [(["x"], ["a", "b", "c"]), (["x", "index"], ["a", "b"])])
     def test_another_number_is_refused(self, inputs: list[str], outputs: list[str]) -> None:
         with pytest.raises(ValueError):
-            bindings(Exported(two(), given()), inputs, outputs)
+            bindings(Exported(two(), model_inputs()), inputs, outputs)
 
     def test_those_of_an_exported_file(self, tmp_path: Path) -> None:
         pytest.importorskip("onnx", reason="needs the extra onnx")
         onnx_export = pytest.importorskip("systems.onnx.export")
         if reason := onnx_export.unavailable():
             pytest.skip(reason)
-        exported = Exported(two(), given())
+        exported = Exported(two(), model_inputs())
         with onnx_export.onnx_file(exported, two(), Cache(tmp_path)) as artefact:
             bound = bindings(exported, artefact.notes["inputs"], artefact.notes["outputs"])
         assert [dataclasses.replace(b, name="") for b in bound] == [
@@ -205,7 +212,7 @@ class TestBindings:
 
 class TestHalf:
     def test_it_computes_in_half_and_looks_as_before(self) -> None:
-        module, x = two(), given()
+        module, x = two(), model_inputs()
         half = InHalf(module)
         seen = []
         half.module.linear.register_forward_hook(lambda layer, args, out: seen.append((args[0].dtype, out.dtype)))

@@ -44,38 +44,38 @@ def recorded(system: str, classify: str = "table", device: str = "cpu") -> tuple
     module, inputs = Branches().eval().to(device), (torch.randn(2, 3, 64, 64, device=device),)
     prepared = systems.load(system).prepare(module, inputs)
     program = prepared.program if isinstance(prepared, Scheduled) else capture(module, inputs)
-    found = timeline.record(prepared, program, inputs, classify, cell(system, runner="timeline"))
+    run_timeline = timeline.record(prepared, program, inputs, classify, cell(system, runner="timeline"))
     prepared.close()
-    return found, program, prepared
+    return run_timeline, program, prepared
 
 
 @pytest.mark.parametrize("system", ["nimble", "opara"])
 def test_a_schedule_is_seen_as_it_ran(system: str) -> None:
-    found, program, prepared = recorded(system)
-    assert isinstance(prepared, Scheduled) and found.source == "worker threads"
-    assert found.num_scheduled_streams == len(found.streams) == prepared.schedule.stream_count
-    bars = {bar.details["operator"]: bar for bar in found.bars}
-    assert sorted(bars) == list(range(len(program.graph))) and min(bar.start for bar in found.bars) == 0.0
+    run_timeline, program, prepared = recorded(system)
+    assert isinstance(prepared, Scheduled) and run_timeline.source == "worker threads"
+    assert run_timeline.num_scheduled_streams == len(run_timeline.streams) == prepared.schedule.stream_count
+    bars = {bar.details["operator"]: bar for bar in run_timeline.bars}
+    assert sorted(bars) == list(range(len(program.graph))) and min(bar.start for bar in run_timeline.bars) == 0.0
     for v, bar in bars.items():
         assert bar.name == program.graph.operators[v].name and bar.stream == prepared.schedule.streams[v]
         assert bar.duration > 0 and bar.kind == (MEMORY if intensity.in_table(bar.name) else COMPUTE)
     for u, v in program.graph.edges:
         assert bars[u].end <= bars[v].start + 1e-9
-    assert_one_at_a_time(found)
+    assert_one_at_a_time(run_timeline)
 
 
 @pytest.mark.parametrize("classify", ["table", "measured"])
 def test_a_system_without_a_schedule_is_seen_by_the_profiler(monkeypatch: pytest.MonkeyPatch, classify: str) -> None:
     monkeypatch.setattr(intensity, "ridge_point", lambda *_: 1.0)  # above it are the convolutions, whatever machine this is
-    found, _, _ = recorded("eager", classify)
-    assert [bar.name for bar in found.bars] == ["conv2d", "relu", "conv2d", "sigmoid", "cat"]
-    assert [bar.kind for bar in found.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
+    run_timeline, _, _ = recorded("eager", classify)
+    assert [bar.name for bar in run_timeline.bars] == ["conv2d", "relu", "conv2d", "sigmoid", "cat"]
+    assert [bar.kind for bar in run_timeline.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
     assert (
-        found.streams == [0]
-        and found.num_scheduled_streams is None
-        and found.bars[0].details["shapes"] == [[2, 3, 64, 64], [64, 3, 3, 3], [64]]
+        run_timeline.streams == [0]
+        and run_timeline.num_scheduled_streams is None
+        and run_timeline.bars[0].details["shapes"] == [[2, 3, 64, 64], [64, 3, 3, 3], [64]]
     )
-    assert_one_at_a_time(found)
+    assert_one_at_a_time(run_timeline)
 
 
 def test_of_what_is_compiled_the_operators_within_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +97,9 @@ def test_of_what_is_compiled_the_operators_within_are_seen(monkeypatch: pytest.M
     program = capture(nn.Conv2d(3, 4, 3).eval(), (torch.randn(2, 3, 8, 8),))
     monkeypatch.setattr(timeline, "kinds", lambda *_: [COMPUTE])
     bars = timeline._profiled(lambda: None, timeline._by_shapes(program, "measured"), "measured")
-    found = [(bar.name, bar.kind, round(bar.start * 1e3)) for bar in bars]
+    bar_summaries = [(bar.name, bar.kind, round(bar.start * 1e3)) for bar in bars]
     fused, linear = ("fused_convolution_relu", UNKNOWN, 0), ("_linear_pointwise", UNKNOWN, 65)
-    assert found == [fused, ("convolution", COMPUTE, 10), linear]
+    assert bar_summaries == [fused, ("convolution", COMPUTE, 10), linear]
     bars = timeline._profiled(lambda: None, {}, "table")
     assert [bar.kind for bar in bars] == [UNKNOWN, COMPUTE, COMPUTE]
 
@@ -107,8 +107,8 @@ def test_of_what_is_compiled_the_operators_within_are_seen(monkeypatch: pytest.M
 def test_of_torchscript_the_branches_too_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it runs the second branch the output of the first lies on its stack, and torch.profiler lists all of that."""
     monkeypatch.setattr(intensity, "ridge_point", lambda *_: 1.0)
-    found, _, _ = recorded("torchscript", "measured")
-    assert [bar.kind for bar in found.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
+    run_timeline, _, _ = recorded("torchscript", "measured")
+    assert [bar.kind for bar in run_timeline.bars] == [COMPUTE, MEMORY, COMPUTE, MEMORY, MEMORY]
 
 
 def test_operators_that_nobody_sees_are_no_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +127,9 @@ def test_operators_that_nobody_sees_are_no_timeline(monkeypatch: pytest.MonkeyPa
         timeline.of_cell(cell(), "", lambda _: None, "table")
 
 
-def assert_one_at_a_time(found: Timeline) -> None:
-    for stream in found.streams:
-        of = sorted((bar for bar in found.bars if bar.stream == stream), key=lambda bar: bar.start)
+def assert_one_at_a_time(run_timeline: Timeline) -> None:
+    for stream in run_timeline.streams:
+        of = sorted((bar for bar in run_timeline.bars if bar.stream == stream), key=lambda bar: bar.start)
         assert all(a.end <= b.start + 1e-9 for a, b in pairwise(of))
 
 
@@ -149,13 +149,19 @@ def test_a_call_without_an_operator_is_an_empty_timeline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = (torch.randn(2),)
-    asked = cell("eager", runner="timeline")
-    found = timeline.record(systems.load("eager").prepare(nn.Identity(), inputs), None, inputs, "measured", asked)
-    assert found.bars == ()
-    monkeypatch.setattr(showing, "ask", lambda *_: Shown(found.to_json()))
+    eager_cell = cell("eager", runner="timeline")
+    run_timeline = timeline.record(
+        systems.load("eager").prepare(nn.Identity(), inputs), None, inputs, "measured", eager_cell
+    )
+    assert run_timeline.bars == ()
+    monkeypatch.setattr(showing, "ask", lambda *_: Shown(run_timeline.to_json()))
     file = tmp_path / "t.json"
-    request = Request((asked,), SweepOptions(tmp_path, False, 1.0, None, rounds=0, max_load=1.0, gpus=(0,), output=file))
-    assert showing.Timeline(asked.runner).run(request) == 0 and from_trace(json.loads(file.read_text())) == [found]
+    request = Request(
+        (eager_cell,), SweepOptions(tmp_path, False, 1.0, None, rounds=0, max_load=1.0, gpus=(0,), output=file)
+    )
+    assert showing.Timeline(eager_cell.runner).run(request) == 0 and from_trace(json.loads(file.read_text())) == [
+        run_timeline
+    ]
     assert capsys.readouterr().out == f"{file}: nasnet, eager, batch 1, cpu: 0 operators on 0 streams in 0.000 ms\n"
 
 
@@ -239,13 +245,13 @@ def test_kernels_are_recognised_by_what_the_operators_launch_alone(monkeypatch: 
 
 @pytest.mark.parametrize("system", [pytest.param(s, marks=GPU) for s in ("eager", "cuda_graph", "nimble", "opara")])
 def test_a_gpu_is_seen_by_its_kernels(system: str) -> None:
-    found, program, _ = recorded(system, device="cuda")
-    names = Counter(bar.name for bar in found.bars)
+    run_timeline, program, _ = recorded(system, device="cuda")
+    names = Counter(bar.name for bar in run_timeline.bars)
     assert {"conv2d", "relu", "cat"} <= {part for name in names for part in name.split("/")}
-    assert {bar.kind for bar in found.bars} >= {COMPUTE, MEMORY} and len(found.bars) >= len(program.graph) - 1
-    assert all(bar.duration > 0 for bar in found.bars)
-    assert (found.num_scheduled_streams is None) == (system in ("eager", "cuda_graph"))
-    assert_one_at_a_time(found)
+    assert {bar.kind for bar in run_timeline.bars} >= {COMPUTE, MEMORY} and len(run_timeline.bars) >= len(program.graph) - 1
+    assert all(bar.duration > 0 for bar in run_timeline.bars)
+    assert (run_timeline.num_scheduled_streams is None) == (system in ("eager", "cuda_graph"))
+    assert_one_at_a_time(run_timeline)
 
 
 # The command line
@@ -253,8 +259,8 @@ def test_a_gpu_is_seen_by_its_kernels(system: str) -> None:
 
 @pytest.mark.slow
 def test_two_systems_make_one_trace(run: Run, folder: Path) -> None:
-    asked = ["-m", "runner=timeline", "model=custom", "model.factory=tiny:make", "runner.classify=table", "batch=2"]
-    done = run(*asked, "system=nimble,opara", "output=t.json")
+    arguments = ["-m", "runner=timeline", "model=custom", "model.factory=tiny:make", "runner.classify=table", "batch=2"]
+    done = run(*arguments, "system=nimble,opara", "output=t.json")
     assert done.returncode == 0, done.stderr
     nimble, opara = from_trace(json.loads((folder / "t.json").read_text()))
     assert nimble.title == "custom (factory=tiny:make), nimble, batch 2, cpu"
@@ -266,22 +272,22 @@ def test_two_systems_make_one_trace(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("arguments", "says"),
     [
         (["runner.classify=guess"], "measured, table"),
         (["system=opara", "system.resource=memory"], "shared_memory, largest_share"),
         (["output=."], "a folder"),
     ],
 )
-def test_a_wrong_request_is_one_line(run: Run, asked: list[str], says: str) -> None:
-    done = run("runner=timeline", "model=custom", "model.factory=tiny:make", "device=cpu", *asked)
+def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], says: str) -> None:
+    done = run("runner=timeline", "model=custom", "model.factory=tiny:make", "device=cpu", *arguments)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
 
 
 @pytest.mark.slow
 def test_a_system_that_does_not_run_here_leaves_the_others(run: Run, folder: Path) -> None:
-    asked = ["-m", "runner=timeline", "model=custom", "model.factory=tiny:make", "runner.classify=table"]
-    done = run(*asked, "system=cuda_graph,eager", "output=t.json", "device=cpu", "precision=fp32")
+    arguments = ["-m", "runner=timeline", "model=custom", "model.factory=tiny:make", "runner.classify=table"]
+    done = run(*arguments, "system=cuda_graph,eager", "output=t.json", "device=cpu", "precision=fp32")
     assert done.returncode == 0 and "cuda_graph on custom: unsupported" in done.stderr
     (eager,) = from_trace(json.loads((folder / "t.json").read_text()))
     assert eager.title == "custom (factory=tiny:make), eager, batch 1, fp32, cpu"

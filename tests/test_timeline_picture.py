@@ -45,8 +45,8 @@ timelines_ = st.builds(
 @given(st.lists(timelines_, max_size=3))
 def test_a_trace_reads_back(timelines: list[Timeline]) -> None:
     again = from_trace(json.loads(json.dumps(to_trace(timelines))))
-    told = [[(t.cell, t.source, t.num_scheduled_streams, len(t.bars)) for t in some] for some in (again, timelines)]
-    assert told[0] == told[1]
+    summaries = [[(t.cell, t.source, t.num_scheduled_streams, len(t.bars)) for t in some] for some in (again, timelines)]
+    assert summaries[0] == summaries[1]
     for got, wanted in zip(again, timelines, strict=True):
         expected = sorted(wanted.bars, key=lambda bar: (bar.start, bar.stream))
         for a, b in zip(got.bars, expected, strict=True):
@@ -117,9 +117,9 @@ def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -
 
 def test_streams_that_are_not_the_schedules_are_told_of() -> None:
     bars = EXAMPLE[0].bars  # on two
-    told = {n: picture.draw([Timeline(ONE, "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
-    assert told[None] == told[2] == f"{NAME}: 4.000 ms (seen)"
-    assert told[1].endswith("(seen; 1 stream scheduled)") and told[28].endswith("(seen; 28 streams scheduled)")
+    titles = {n: picture.draw([Timeline(ONE, "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
+    assert titles[None] == titles[2] == f"{NAME}: 4.000 ms (seen)"
+    assert titles[1].endswith("(seen; 1 stream scheduled)") and titles[28].endswith("(seen; 28 streams scheduled)")
     picture.plt.close("all")
 
 
@@ -149,9 +149,9 @@ def test_pictures_are_written_from_the_command_line(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.split() == ["0.png", "0.svg"], done.stderr
     with Image.open(tmp_path / "0.png") as image:
-        found = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
     for kind in KINDS:
-        assert tuple(round(255 * c) for c in matplotlib.colors.to_rgb(picture.COLOURS[kind])) in found
+        assert tuple(round(255 * c) for c in matplotlib.colors.to_rgb(picture.COLOURS[kind])) in colours
     svg = ElementTree.parse(tmp_path / "0.svg").getroot()
     assert svg.tag.endswith("}svg")
     assert all(picture.COLOURS[kind] in (tmp_path / "0.svg").read_text() for kind in KINDS)
@@ -179,12 +179,12 @@ def test_what_cannot_be_drawn_is_told(
     monkeypatch.setattr(sys, "argv", ["timeline.py", *arguments])
     with pytest.raises(SystemExit) as end:
         picture.main()
-    told = capsys.readouterr()
-    assert end.value.code == 2 and says in told.err.splitlines()[-1] and told.out == ""
+    output = capsys.readouterr()
+    assert end.value.code == 2 and says in output.err.splitlines()[-1] and output.out == ""
 
 
 @pytest.mark.parametrize(
-    ("asked", "says", "own_process"),
+    ("arguments", "says", "own_process"),
     [
         ([], "required: TRACE.json", True),
         (["nowhere.json"], "nowhere.json: No such file", False),
@@ -192,13 +192,15 @@ def test_what_cannot_be_drawn_is_told(
         (["trace.json", "--output", "trace.json/x.png"], "trace.json/x.png: Not a directory", False),
     ],
 )
-def test_a_wrong_request_is_one_line(script: Run, tmp_path: Path, asked: list[str], says: str, own_process: bool) -> None:
+def test_a_wrong_request_is_one_line(
+    script: Run, tmp_path: Path, arguments: list[str], says: str, own_process: bool
+) -> None:
     bar = Bar(0, "conv2d", 0.0, 1.0, COMPUTE)
     (tmp_path / "trace.json").write_text(json.dumps(to_trace([Timeline(ONE, "by hand", (bar,))])))
     if own_process:
-        command = [sys.executable, str(ROOT / "scripts" / "timeline.py"), *asked]
+        command = [sys.executable, str(ROOT / "scripts" / "timeline.py"), *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     else:
-        done = script("timeline", *asked, cwd=tmp_path)
+        done = script("timeline", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]

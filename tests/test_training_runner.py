@@ -149,13 +149,13 @@ def test_the_loss_of_several_outputs() -> None:
 
 @pytest.mark.slow
 def test_from_the_command_line(run: Run, folder: Any) -> None:
-    asked = ("model=custom", "model.factory=tiny:make", "batch=4", "device=cpu", "results=out", "rounds=2")
-    done = run("-m", "runner=training", "runner.samples=3", "system=eager,nimble", *asked)
+    arguments = ("model=custom", "model.factory=tiny:make", "batch=4", "device=cpu", "results=out", "rounds=2")
+    done = run("-m", "runner=training", "runner.samples=3", "system=eager,nimble", *arguments)
     assert done.returncode == 0, done.stderr
     assert "samples/s" in done.stdout
-    found = records(folder / "out")
-    both = [found[f"tiny:make {s}"] for s in ("eager", "nimble")]
+    records_by_name = records(folder / "out")
+    both = [records_by_name[f"tiny:make {s}"] for s in ("eager", "nimble")]
     assert all(r["status"] == "ok" and len(r["comparison"]["rounds"]) == 2 for r in both)
     assert all(r["kernels"]["when"] > r["comparison"]["when"] for r in both)
-    done = run("runner=training", "runner.optimizer=adam", *asked[:-2])
+    done = run("runner=training", "runner.optimizer=adam", *arguments[:-2])
     assert done.returncode == 2 and "did you mean adamw?" in done.stderr

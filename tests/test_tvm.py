@@ -169,9 +169,9 @@ def test_batch_norms_need_no_folding_by_tvm(monkeypatch: pytest.MonkeyPatch) -> 
     text = tvm_build.lowered(exported, tvm_build.target_for(exported.device)).script()
     assert not built and "sqrt" not in text
 
-    given = Lambda(lambda x, mean, var: nn.functional.batch_norm(x, mean, var)).eval()
+    batch_norm = Lambda(lambda x, mean, var: nn.functional.batch_norm(x, mean, var)).eval()
     draws = [(torch.randn(2, 3, 4, 4), torch.randn(3), torch.rand(3) + 1) for _ in range(2)]
-    agree(Tvm().prepare(given, draws[0]), given, draws)
+    agree(Tvm().prepare(batch_norm, draws[0]), batch_norm, draws)
 
 
 def test_an_operator_that_the_importer_lacks_is_named() -> None:
@@ -216,7 +216,7 @@ def test_threads_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return tvm.get_global_func("runtime.NumThreads")()
 
-    def found() -> list[int]:
+    def thread_counts() -> list[int]:
         before, numbers = torch.get_num_threads(), []
         for threads in (2, 1):
             torch.set_num_threads(threads)
@@ -231,4 +231,4 @@ def test_threads_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
         return numbers
 
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(found).result() == [2, 2, 1]
+        assert thread.submit(thread_counts).result() == [2, 2, 1]

@@ -63,8 +63,8 @@ class TestLog:
     def test_a_smaller_budget_sees_what_it_would_have_measured(
         self, trials: int, budget: float, usable: int, seconds: float, tmp_path: Path
     ) -> None:
-        found = self.log(tmp_path, [(4, 10.0), (4, 20.0)]).within(trials, budget)
-        assert (len(found.records), found.seconds) == (usable, seconds)
+        log_part = self.log(tmp_path, [(4, 10.0), (4, 20.0)]).within(trials, budget)
+        assert (len(log_part.records), log_part.seconds) == (usable, seconds)
 
     def test_a_torn_line_is_cut_off(self, tmp_path: Path) -> None:
         self.log(tmp_path, [(2, 1.0)])
@@ -141,9 +141,9 @@ def test_tuning_goes_on_after_a_kill() -> None:
     done = before.count(b"\n")
     assert 0 < done < 8
     said: list[str] = []
-    found = tuned(done + 2, said.append)
-    assert said[0].startswith(f"tuning: {done} of {done + 2} trials") and found.trials == done + 2
-    assert found.tuning_s and found.is_compiled_now and found.functions == 2
+    compilation = tuned(done + 2, said.append)
+    assert said[0].startswith(f"tuning: {done} of {done + 2} trials") and compilation.trials == done + 2
+    assert compilation.tuning_s and compilation.is_compiled_now and compilation.functions == 2
     after = records.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == len(candidates(records)) == done + 2
     assert all(max(seconds) < 1 for seconds in candidates(records).values())  # they run, and so do the defaults
@@ -168,14 +168,14 @@ class Timed:
     measured: list[int]  # how many at once
 
     def __init__(self, target: Any, built: Path, num_modules: int):
-        self.asked = 0
+        self.num_calls = 0
 
     def __call__(self, modules: list[Any]) -> list[Any]:
         from tvm.s_tir.meta_schedule.runner import RunnerResult
 
         self.measured.append(len(modules))
-        seconds = self.candidate if self.asked else self.default
-        self.asked += 1
+        seconds = self.candidate if self.num_calls else self.default
+        self.num_calls += 1
         return [RunnerResult([seconds], None) for _ in modules]
 
     def close(self) -> None:
@@ -200,8 +200,8 @@ def tuned_as_timed(
 
 @pytest.mark.slow
 def test_a_candidate_is_used_where_it_beats_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, measured, said = tuned_as_timed(4, 300.0, 1.0, 0.5, monkeypatch)
-    assert measured == [2, 2, 2] and (found.functions, found.tuned, found.trials) == (2, 2, 4)
+    compilation, measured, said = tuned_as_timed(4, 300.0, 1.0, 0.5, monkeypatch)
+    assert measured == [2, 2, 2] and (compilation.functions, compilation.tuned, compilation.trials) == (2, 2, 4)
     assert [line.split(",")[0] for line in said] == [f"tuning: {n} of 4 trials" for n in (0, 0, 2, 4)] + ["building"]
 
 
@@ -241,19 +241,24 @@ def test_a_gpus_candidates_are_of_its_own_schedule_space(tmp_path: Path, monkeyp
     tvm_tuning.tune(lambda: tvm_build.lowered(exported, target), target, log, 4, 300.0)
     assert b"SamplePerfectTile" in (log.folder / RECORDS).read_bytes()
     with tvm_build.cuda_headers():
-        found = tvm_build.build(tvm_build.lowered(exported, target), target, tmp_path, log.best(log.within(4, 300.0)))
-    assert found == {"functions": 1, "tuned": 1}
+        counts = tvm_build.build(tvm_build.lowered(exported, target), target, tmp_path, log.best(log.within(4, 300.0)))
+    assert counts == {"functions": 1, "tuned": 1}
 
 
 def test_a_function_keeps_a_default_that_no_candidate_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _, _ = tuned_as_timed(2, 300.0, 0.5, 0.5, monkeypatch)
-    assert (found.functions, found.tuned, found.trials) == (2, 0, 2)
+    compilation, _, _ = tuned_as_timed(2, 300.0, 0.5, 0.5, monkeypatch)
+    assert (compilation.functions, compilation.tuned, compilation.trials) == (2, 0, 2)
 
 
 def test_a_spent_budget_ends_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the defaults, which take of it too."""
-    found, measured, said = tuned_as_timed(4, 1e-9, 1.0, 0.5, monkeypatch)
-    assert measured == [2] and (found.tuned, found.trials) == (0, 0) and found.tuning_s and found.tuning_s > 1e-9
+    compilation, measured, said = tuned_as_timed(4, 1e-9, 1.0, 0.5, monkeypatch)
+    assert (
+        measured == [2]
+        and (compilation.tuned, compilation.trials) == (0, 0)
+        and compilation.tuning_s
+        and compilation.tuning_s > 1e-9
+    )
     assert said[-1] == "building"
 
 

@@ -108,7 +108,7 @@ class Space:
     def searching(
         self, monkeypatch: pytest.MonkeyPatch, state: State | None = None, most: int = 10**6, **options: object
     ) -> tuple[Search, list[dict]]:
-        kept: list[dict] = []
+        saved_states: list[dict] = []
 
         def prepare(candidate: Candidate) -> Prepared:
             if len(self.prepared) >= most:
@@ -122,12 +122,12 @@ class Space:
             lambda choices: (self.program, self.decisions(dict(choices))),
             1e6,
             lambda message: None,
-            lambda state: kept.append(json.loads(json.dumps(state.to_json()))),
+            lambda state: saved_states.append(json.loads(json.dumps(state.to_json()))),
             state,
         )
         monkeypatch.setattr(made, "_prepare", prepare)
         monkeypatch.setattr(search, "_milliseconds", lambda prepared, inputs: prepared.milliseconds)
-        return made, kept
+        return made, saved_states
 
 
 def neighbours(space: Space, best: Candidate) -> list[Candidate]:
@@ -145,7 +145,7 @@ def neighbours(space: Space, best: Candidate) -> list[Candidate]:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_single_change_of_what_it_found_is_faster(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     space = Space(seed)
-    searching, kept = space.searching(monkeypatch)
+    searching, saved_states = space.searching(monkeypatch)
     state = searching.run()
     best = space.cost(state.best)
     assert state.is_complete and best <= space.cost(Candidate())
@@ -154,7 +154,7 @@ def test_no_single_change_of_what_it_found_is_faster(monkeypatch: pytest.MonkeyP
     keys = [p.candidate.key for p in space.prepared[2:]]
     assert len(keys) == len(set(keys)) and all(p.is_closed for p in space.prepared)
     assert [g.before_ms > g.after_ms for g in state.gains] == [True] * len(state.gains)
-    assert State.from_json(kept[-1]) == state
+    assert State.from_json(saved_states[-1]) == state
 
 
 @pytest.mark.parametrize("most", [3, 5, 9, 14])
@@ -162,12 +162,12 @@ def test_a_killed_search_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatc
     space = Space(3)
     whole = space.searching(monkeypatch)[0].run()
     space.prepared.clear()
-    killed, kept = space.searching(monkeypatch, most=most)
+    killed, saved_states = space.searching(monkeypatch, most=most)
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     tried = [p.candidate.key for p in space.prepared[2:]]
     space.prepared.clear()
-    rest, _ = space.searching(monkeypatch, State.from_json(kept[-1]))
+    rest, _ = space.searching(monkeypatch, State.from_json(saved_states[-1]))
     assert rest.run().best == whole.best
     assert set(tried).isdisjoint(p.candidate.key for p in space.prepared[2:]) and len(tried) == most - 2
 
@@ -250,14 +250,14 @@ def test_the_reference_takes_what_eager_makes_and_not_what_is_off(dtype: torch.d
     module, x = Branches().eval().to(dtype), torch.randn(2, 4, 8, 8, dtype=dtype)
     captured = capture(module, (x,))
     assert reference.precision_of(captured) == {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
-    held = reference.Reference(captured)
+    eager_reference = reference.Reference(captured)
     (out,) = captured.run((x,))
-    assert held.excess([out]) <= 1
+    assert eager_reference.excess([out]) <= 1
     one = out.clone()
     one.view(-1)[7] += 20 * torch.finfo(dtype).eps * out.abs().max() * (100 if dtype == torch.float32 else 1)
     hole = out.clone()
     hole.view(-1)[7] = torch.nan
-    assert min(held.excess([wrong]) for wrong in (one, hole, out * 1.1, out.roll(1))) > 1
+    assert min(eager_reference.excess([wrong]) for wrong in (one, hole, out * 1.1, out.roll(1))) > 1
 
 
 def test_without_fp64_a_search_compares_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +387,15 @@ def test_wrong_options_are_refused(options: dict, message: str) -> None:
 @pytest.mark.slow
 def test_a_search_that_is_killed_loses_nothing_that_was_measured(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    asked = command(
+    command_line = command(
         "runner=schedule", "model=squeezenet", "system=weave", "system.budget_s=300", "device=cpu", "output=plan.json"
     )
     with subprocess.Popen(
-        asked, cwd=folder, env=environment(OPWEAVE_CACHE=str(cache)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command_line,
+        cwd=folder,
+        env=environment(OPWEAVE_CACHE=str(cache)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         try:
             state = _await_state(cache, 3)
@@ -399,7 +403,7 @@ def test_a_search_that_is_killed_loses_nothing_that_was_measured(folder: Path, t
             process.send_signal(signal.SIGKILL)
     assert state is not None and not (folder / "plan.json").exists()
     done = subprocess.run(
-        [*asked[:-2], "device=cpu", "output=plan.json", "system.budget_s=0"],
+        [*command_line[:-2], "device=cpu", "output=plan.json", "system.budget_s=0"],
         cwd=folder,
         env=environment(OPWEAVE_CACHE=str(cache)),
         capture_output=True,
@@ -531,7 +535,7 @@ def test_passes_that_ran_under_the_same_choices_do_not_run_again(monkeypatch: py
 def test_what_a_search_has_spent_is_kept_though_it_tried_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the passes' own measuring takes the whole budget: the process that is timed must not search then."""
     space = Space(0)
-    searching, kept = space.searching(monkeypatch)
+    searching, saved_states = space.searching(monkeypatch)
     prepare = searching._prepare
 
     def slow(candidate: Candidate) -> Prepared:
@@ -539,7 +543,7 @@ def test_what_a_search_has_spent_is_kept_though_it_tried_nothing(monkeypatch: py
         return prepare(candidate)  # type: ignore[return-value]
 
     monkeypatch.setattr(searching, "_prepare", slow)
-    assert searching.run().ratios == {} and kept[-1]["seconds"] > searching.budget_s
+    assert searching.run().ratios == {} and saved_states[-1]["seconds"] > searching.budget_s
     space.prepared.clear()
-    space.searching(monkeypatch, State.from_json(kept[-1]))[0].run()
+    space.searching(monkeypatch, State.from_json(saved_states[-1]))[0].run()
     assert space.prepared == []

@@ -82,12 +82,12 @@ def test_before_tuning_it_is_the_pipeline_and_after_it_is_better(fitted: Pipelin
 
 def test_patience_ends_and_the_best_epoch_stays(fitted: Pipeline) -> None:
     x, y = clicks(3000, 0)
-    held = clicks(1000, 2)
+    validation = clicks(1000, 2)
     tunnel = WindTunnel(fitted, temperature=0.3, patience=2, **FAST | {"max_epochs": 60, "learning_rate": 2e-2})
-    tunnel.fine_tune(x, y, validation=held)
+    tunnel.fine_tune(x, y, validation=validation)
     chosen = tunnel.course_.chosen
     assert chosen.best_epoch is not None and len(chosen.metrics) == chosen.best_epoch + 3 < 60
-    assert roc_auc_score(held[1], tunnel.predict_proba(held[0])[:, 1]) == pytest.approx(chosen.metric, abs=1e-6)
+    assert roc_auc_score(validation[1], tunnel.predict_proba(validation[0])[:, 1]) == pytest.approx(chosen.metric, abs=1e-6)
 
 
 def test_the_grid_is_chosen_on_validation_rows(fitted: Pipeline) -> None:

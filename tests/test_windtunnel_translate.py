@@ -122,8 +122,8 @@ def test_trees_behind_a_scaler_and_alone(model: Any, data: tuple[np.ndarray, np.
     """In float32 a scaler rounds otherwise than scikit-learn's, and a value on a threshold may go the other way."""
     x, y = data
     assert_same(make_pipeline(StandardScaler(), model).fit(x, y), x, forms=(EXACT,))
-    held = x.astype(np.float32).astype(np.float64)
-    assert_same(model.fit(held, y), held)
+    single_precision = x.astype(np.float32).astype(np.float64)
+    assert_same(model.fit(single_precision, y), single_precision)
 
 
 @pytest.mark.parametrize("data", [TWO, WINE], ids=["two classes", "three classes"])

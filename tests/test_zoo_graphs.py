@@ -58,11 +58,11 @@ def test_units_and_blocks_of_the_zoo(model: str, units: int, blocks: int) -> Non
     which torchvision's lacks.
     """
     program = captured(model)
-    found = find_units(program)
-    assert sorted(v for unit in found for v in unit) == list(range(len(program.graph)))
-    graph = unit_graph(program.graph, found)
-    assert len(found) == units < 0.75 * len(program.graph)
-    parts = find_blocks(graph, len(found)).parts
+    model_units = find_units(program)
+    assert sorted(v for unit in model_units for v in unit) == list(range(len(program.graph)))
+    graph = unit_graph(program.graph, model_units)
+    assert len(model_units) == units < 0.75 * len(program.graph)
+    parts = find_blocks(graph, len(model_units)).parts
     assert sum(len(part) > 1 for part in parts) == blocks
     for kind in ("operator", "conv_relu", "relu_sepconv"):
         unit_graph(program.graph, find_units(program, kind))

@@ -35,11 +35,11 @@ def free(ending: int, groups: tuple[int, ...]) -> float:
     return 1.0 + max(group.bit_count() for group in groups)
 
 
-def staged(found: BlockSchedule, block: Sequence[int]) -> list[UnitStage]:
+def staged(schedule: BlockSchedule, block: Sequence[int]) -> list[UnitStage]:
     """Stages by the units of the model in the place of those of the block."""
     return [
         UnitStage(tuple(tuple(v for i, v in enumerate(block) if group >> i & 1) for group in groups))
-        for groups in found.stages
+        for groups in schedule.stages
     ]
 
 
@@ -49,20 +49,22 @@ def search(units: OperatorGraph, blocks: Blocks, r: int | None, s: int | None, m
 
     def window(part: tuple[int, ...]) -> list[UnitStage] | None:
         try:
-            found = find_schedule(subgraph(units, part).predecessors, free, r, s, max_transitions=WINDOW_TRANSITIONS)
+            schedule = find_schedule(subgraph(units, part).predecessors, free, r, s, max_transitions=WINDOW_TRANSITIONS)
         except TooManyTransitions:
             return None
-        windows.append(found.counts)
-        return staged(found, part)
+        windows.append(schedule.counts)
+        return staged(schedule, part)
 
     def cost(stages: Sequence[UnitStage]) -> float:
         return sum(1.0 + max(map(len, stage.groups)) for stage in stages)
 
     for parts in blocks.blocks:
-        found = [find_schedule(subgraph(units, part).predecessors, free, r, s) for part in parts]
-        counts += [f.counts for f in found]
+        schedules = [find_schedule(subgraph(units, part).predecessors, free, r, s) for part in parts]
+        counts += [f.counts for f in schedules]
         if len(parts) > 1:
-            improve([stage for f, part in zip(found, parts, strict=True) for stage in staged(f, part)], most, cost, window)
+            improve(
+                [stage for f, part in zip(schedules, parts, strict=True) for stage in staged(f, part)], most, cost, window
+            )
     return counts + windows
 
 

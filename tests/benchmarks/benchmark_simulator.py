@@ -129,7 +129,10 @@ def main() -> None:
         if len(drawn) > 2:
             own = [r[2] for r in predictions([measured]) if r[1] == "random"]
             times = np.array([s.replay_ms for s in drawn])
-            ceiling, found = spearmanr(times[:, 0], times[:, 1])[0], spearmanr([r[0] for r in own], [r[1] for r in own])[0]
+            ceiling, correlation = (
+                spearmanr(times[:, 0], times[:, 1])[0],
+                spearmanr([r[0] for r in own], [r[1] for r in own])[0],
+            )
             others = ", ".join(
                 f"{name} {spearmanr([r[0] for r in own], [r[i] for r in own])[0]:.3f}"
                 for i, name in ((3, "critical path"), (4, "larger bound"))
@@ -137,7 +140,7 @@ def main() -> None:
             spread = times.max() / times.min()
             console.print(
                 f"{measured.model}, batch {measured.batch}: {len(drawn)} random schedules over {spread:.2f}x, rank "
-                f"correlation {found:.3f} (ceiling {ceiling:.4f}; {others})",
+                f"correlation {correlation:.3f} (ceiling {ceiling:.4f}; {others})",
                 soft_wrap=True,
             )
     for n in SIZES:
