@@ -79,6 +79,13 @@ def records_by_cell(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
     return {(r["cell"]["conditions"]["batch"], r["cell"]["system"]["name"]): r for r in records}
 
 
+def _job_above(cell: psutil.Process) -> psutil.Process | None:
+    """The process that started the keeper of a cell's process, or of a fork of that; None where it has ended."""
+    ancestors = cell.parents()
+    keepers = [i for i, p in enumerate(ancestors) if any("runners.machine.keeper" in part for part in p.cmdline())]
+    return next(iter(ancestors[keepers[0] + 1 :]), None) if keepers else None
+
+
 def jobs_of_cells(folder: Path, count: int = 1, within: float = 120.0) -> dict[int, psutil.Process]:
     """By batch, the launcher's process that makes its model, or made it last.
 
@@ -91,9 +98,8 @@ def jobs_of_cells(folder: Path, count: int = 1, within: float = 120.0) -> dict[i
         lines = (folder / "made").read_text().splitlines() if (folder / "made").exists() else []
         cells = {int(line.split()[0]): int(line.split()[1]) for line in lines}
         if len(cells) >= count:
-            # Between the two is the cell's keeper.
-            jobs = {batch: psutil.Process(cell).parents()[1:2] for batch, cell in cells.items()}
-            return {batch: job[0] for batch, job in jobs.items() if job}
+            jobs = {batch: _job_above(psutil.Process(cell)) for batch, cell in cells.items()}
+            return {batch: job for batch, job in jobs.items() if job}
         time.sleep(0.05)
     raise AssertionError(f"models of {count} batches were not made")
 
