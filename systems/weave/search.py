@@ -251,7 +251,7 @@ class Search:
         """How far outputs are from the program's in fp64, over what they may be; where that does not run, from eager's."""
         try:
             return Reference(self.captured).excess
-        except Exception as error:  # no memory for fp64, or no kernel
+        except (RuntimeError, MemoryError) as error:  # no memory for fp64, or no kernel
             self.report(f"compared with eager in its own precision: {first_line(error)}")
         expected = tensors(self.captured.run(self.inputs))
         own = tensors(self._rewritten(Candidate())[0].run(self.inputs))
