@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import models
 import systems
-from systems.kernels.kernel import Kernel
+from systems.kernels.kernel import Kernel, Launch
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement, replace
@@ -30,8 +30,11 @@ GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 class Twice(Kernel):
     """A stand-in for a kernel of the project, which has none for a CPU."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return x * 2
+
+    def launch(self, *tensors: Tensor | None) -> Launch:
+        raise NotImplementedError
 
 
 class Branches(nn.Module):

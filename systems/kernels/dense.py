@@ -13,8 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel import Kernel
-from .tile import activated, check_activations, empty_output, let_consumers_launch, power_of_two, rounded, wait_for_producers
+from .kernel import Kernel, Launch
+from .tile import (
+    activated,
+    check_activations,
+    empty_output,
+    let_consumers_launch,
+    power_of_two,
+    rounded,
+    strides_of,
+    wait_for_producers,
+)
 
 
 @dataclass(frozen=True)
@@ -75,22 +84,27 @@ class Dense(Kernel):
         words += ["channels_last"] * self.is_channels_last
         return ", ".join([f"{self.kernel[0]}x{self.kernel[1]}", *words, self.precision, str(self.tile)])
 
-    def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None, tickets: Tensor | None
-    ) -> Tensor:
+    def launch(  # type: ignore[override]
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+        tickets: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Launch:
         """Args:
-            x: [N, C, H, W], of any strides.
-            weight: [K, kernel height * width * C], contiguous, rounded to TF32 where that is the precision.
-            bias: [K].
-            addend: of the output's shape and strides.
-            tickets: [blocks without splits] int32, zeros, of this call alone; None without splits.
-
-        Returns:
-            [N, K, H', W'].
+        x: [N, C, H, W], of any strides.
+        weight: [K, kernel height * width * C], contiguous, rounded to TF32 where that is the precision.
+        bias: [K].
+        addend: of the output's shape, of any strides.
+        tickets: [blocks without splits] int32, zeros, of this call alone; None without splits.
+        out: [N, K, H', W'] of any strides, where it writes; a new tensor where there is none.
         """
         n, c, h, w = x.shape
         k = weight.shape[0]
-        out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
+        if out is None:
+            out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
         height, width = out.shape[2:]
         tile = self.tile
         m = n * height * width
@@ -98,15 +112,15 @@ class Dense(Kernel):
         parts = None
         if tile.splits > 1:
             parts = torch.empty((*grid, tile.pixels, tile.channels), dtype=torch.float32, device=x.device)
-        _dense[grid](
+        arguments = (
             x, weight, bias, addend, out, parts, tickets,
-            m, height, width, h, w, c, k, *x.stride(), *out.stride(),
+            m, height, width, h, w, c, k, *x.stride(), *strides_of(addend), *out.stride(),
             *self.kernel, *self.stride, *self.padding, *self.dilation, tile.splits,
             self.before, self.after, self.precision, c < tile.depth,
             tile.pixels, tile.channels, tile.depth, self.is_early,
-            num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.is_early,
         )  # fmt: skip
-        return out
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": self.is_early}
+        return Launch(_dense, grid, arguments, options, out)
 
 
 # Outputs and products of a block that were among the fastest on an H200, of batch 1 and of larger ones.
@@ -148,7 +162,7 @@ UNALIGNED = ["M", "HEIGHT", "WIDTH", "H", "W", "KH", "KW", "SH", "SW", "PH", "PW
 @triton.jit(do_not_specialize=UNALIGNED)
 def _dense(
     x_ptr, weight_ptr, bias_ptr, addend_ptr, out_ptr, parts_ptr, tickets_ptr,
-    M, HEIGHT, WIDTH, H, W, C, K, XN, XC, XH, XW, ON, OC, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW, SPLITS,
+    M, HEIGHT, WIDTH, H, W, C, K, XN, XC, XH, XW, AN, AC, AH, AW, ON, OC, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW, SPLITS,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, IS_FLAT: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -212,5 +226,6 @@ def _dense(
         place = (sample * ON + row * OH + column * OW)[:, None] + channel[None, :] * OC
         mask = is_pixel[:, None] & is_channel[None, :]
         if addend_ptr is not None:
-            sums += tl.load(addend_ptr + place, mask=mask, other=0.0).to(tl.float32)
+            addend_place = (sample * AN + row * AH + column * AW)[:, None] + channel[None, :] * AC
+            sums += tl.load(addend_ptr + addend_place, mask=mask, other=0.0).to(tl.float32)
         tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,5 +1,7 @@
 """What every kernel of this project is; imports no Triton."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +9,25 @@ from typing import Any
 from torch import Tensor
 
 EARLY_CAPABILITY = (9, 0)  # compute capability from which GPUs launch kernels early
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a function that Triton compiles.
+
+    Args:
+        function: of Triton's `jit`.
+        grid: blocks.
+        arguments: of the function, in its order.
+        options: of the launch, such as `num_warps`.
+        out: what the function writes.
+    """
+
+    function: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    out: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,5 +42,20 @@ class Kernel(ABC):
     is_early: bool = False
 
     @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Launch it on the current stream. Each kernel says what it takes."""
+    def launch(self, *tensors: Tensor | None) -> Launch:
+        """Its launch on these tensors. Each kernel says what they are."""
+
+    def __call__(self, *tensors: Tensor | None) -> Tensor:
+        """Launch it on the current stream; returns what it writes.
+
+        Raises:
+            Exception: what Triton raises where a tile takes more than a multiprocessor has.
+        """
+        launch = self.launch(*tensors)
+        launch.function[launch.grid](*launch.arguments, **launch.options)
+        return launch.out
+
+    def compile(self, *tensors: Tensor | None) -> None:
+        """Compile it for such tensors, which may be on the meta device, into Triton's cache; nothing runs."""
+        launch = self.launch(*tensors)
+        launch.function.warmup(*launch.arguments, grid=launch.grid, **launch.options)

@@ -12,8 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel import Kernel
-from .tile import activated, check_activations, empty_output, let_consumers_launch, power_of_two, rounded, wait_for_producers
+from .kernel import Kernel, Launch
+from .tile import (
+    activated,
+    check_activations,
+    empty_output,
+    let_consumers_launch,
+    power_of_two,
+    rounded,
+    strides_of,
+    wait_for_producers,
+)
 
 FEW_TAPS = 9  # of a depthwise kernel, up to which its rows are unrolled
 SOME_TAPS = 25  # up to which that is worth a trial: it takes longer to compile
@@ -75,7 +84,7 @@ class Separable(Kernel):
         words += ["channels_last"] * self.is_channels_last
         return ", ".join([*words, self.precision, str(self.tile)])
 
-    def __call__(
+    def launch(  # type: ignore[override]
         self,
         x: Tensor,
         depthwise: Tensor,
@@ -83,37 +92,34 @@ class Separable(Kernel):
         pointwise: Tensor,
         bias: Tensor | None,
         addend: Tensor | None,
-    ) -> Tensor:
+        out: Tensor | None = None,
+    ) -> Launch:
         """Args:
-            x: [N, C, H, W], of any strides.
-            depthwise: [kernel height * width, C], contiguous: neighbouring threads read neighbouring channels.
-            depthwise_bias: [C].
-            pointwise: [K, C, 1, 1], contiguous in memory.
-            bias: [K].
-            addend: of the output's shape and strides.
-
-        Returns:
-            [N, K, H', W'].
-
-        Raises:
-            Exception: what Triton raises where a tile takes more than a multiprocessor has.
+        x: [N, C, H, W], of any strides.
+        depthwise: [kernel height * width, C], contiguous: neighbouring threads read neighbouring channels.
+        depthwise_bias: [C].
+        pointwise: [K, C, 1, 1], contiguous in memory.
+        bias: [K].
+        addend: of the output's shape, of any strides.
+        out: [N, K, H', W'] of any strides, where it writes; a new tensor where there is none.
         """
         n, c, h, w = x.shape
         k = pointwise.shape[0]
-        out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
+        if out is None:
+            out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
         height, width = out.shape[2:]
         tile = self.tile
         grid = (triton.cdiv(n * height * width, tile.pixels), triton.cdiv(k, tile.channels))
-        _separable[grid](
+        arguments = (
             x, depthwise, depthwise_bias, pointwise, bias, addend, out,
             n * height * width, height, width, h, w, c, k,
-            *x.stride(), *out.stride(),
+            *x.stride(), *strides_of(addend), *out.stride(),
             *self.kernel, *self.stride, *self.padding, *self.dilation,
             self.before, self.between, self.after, self.precision,
             tile.pixels, tile.channels, tile.depth, tile.is_unrolled, self.is_early,
-            num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.is_early,
         )  # fmt: skip
-        return out
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": self.is_early}
+        return Launch(_separable, grid, arguments, options, out)
 
 
 def tiles(in_channels: int, out_channels: int, num_taps: int) -> list[Tile]:
@@ -151,6 +157,7 @@ def _separable(
     M: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     C: tl.constexpr, K: tl.constexpr,
     XN: tl.constexpr, XC: tl.constexpr, XH: tl.constexpr, XW: tl.constexpr,
+    AN: tl.constexpr, AC: tl.constexpr, AH: tl.constexpr, AW: tl.constexpr,
     ON: tl.constexpr, OC: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
@@ -198,5 +205,6 @@ def _separable(
     place = (sample * ON + row * OH + column * OW)[:, None] + channel[None, :] * OC
     mask = is_pixel[:, None] & is_channel[None, :]
     if addend_ptr is not None:
-        sums += tl.load(addend_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        addend_place = (sample * AN + row * AH + column * AW)[:, None] + channel[None, :] * AC
+        sums += tl.load(addend_ptr + addend_place, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)

@@ -73,6 +73,11 @@ def empty_output(
     return torch.empty((x.shape[0], channels, *sizes), dtype=x.dtype, device=x.device, memory_format=layout)
 
 
+def strides_of(tensor: Tensor | None) -> tuple[int, ...]:
+    """Of four dimensions; zeros where there is no tensor."""
+    return (0, 0, 0, 0) if tensor is None else tensor.stride()
+
+
 def power_of_two(size: int) -> int:
     """The least one that is no smaller, 16 at least: a tensor core takes no less."""
     return max(16, 1 << (size - 1).bit_length())

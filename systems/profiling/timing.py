@@ -40,8 +40,11 @@ class Timer:
 
     def __call__(self, program: Program) -> float:
         """Milliseconds of `program`, its operators one after the other."""
-        signature = "; ".join(program.signature(v) for v in range(len(program.graph)))
-        return self.known(signature, lambda: milliseconds(program))
+        return self.known(_in_turn(program), lambda: milliseconds(program))
+
+    def knows(self, program: Program) -> bool:
+        """Is the time of `program` known, its operators one after the other? Its inputs may be on the meta device."""
+        return self.find(_in_turn(program)) is not None
 
     def at_once(self, program: Program) -> float:
         """Milliseconds of `program`, whose operators do not depend on each other, each on a stream of its own."""
@@ -65,6 +68,10 @@ class Timer:
         """Write what is new, and give back the memory that was measured with."""
         self.measurements.write()
         _first_graph.cache_clear()
+
+
+def _in_turn(program: Program) -> str:
+    return "; ".join(program.signature(v) for v in range(len(program.graph)))
 
 
 def name_of(signature: str) -> str:

@@ -86,3 +86,6 @@ class RecordedTimer(Timer):
         if (name := name_of(signature)) not in self.times:
             raise Misfit(f"times lacks {signature:.80}")
         return self.times[name]
+
+    def find(self, signature: str) -> float | None:
+        return self.times.get(name_of(signature))

@@ -14,6 +14,10 @@ def unchanged(program: Program) -> Program:
     return program
 
 
+def unknown(program: Program) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Context:
     """How a pass measures, and what else is switched on.
@@ -25,6 +29,7 @@ class Context:
             operators compares with that, since a later one may fuse what it leaves separate.
         switches: those that are on.
         choices: the alternative to take, by `Decision.place`; where there is none, the pass chooses by its own rule.
+        knows: whether `cost` knows a program, and so runs nothing. The program's inputs may be on the meta device.
     """
 
     cost: Cost
@@ -32,6 +37,7 @@ class Context:
     later: Callable[[Program], Program] = unchanged
     switches: frozenset[str] = frozenset()
     choices: Mapping[str, str] = field(default_factory=dict)
+    knows: Callable[[Program], bool] = unknown
 
     def decide(
         self,

@@ -76,27 +76,61 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
     times_by_signature: dict[str, tuple[dict[str, float | None], dict[str, str]]] = {}
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
-    cores = _num_cores(program.device)
-    for place in _places(program):
-        separate = part(program, place.operators)
-        signature = "; ".join([*(separate.signature(i) for i in range(len(place.operators))), f"before: {place.before}"])
-        kernels, derived = _calls(program, place, cores)
-        calls = {str(call.function.tile): call for call in kernels}  # type: ignore[attr-defined]
-        if signature not in times_by_signature:
-            times_by_signature[signature] = _times(program, place, separate, calls, context)
-        times, reasons = times_by_signature[signature]
+    trials = [_trial(program, place) for place in _places(program)]
+    _compile_ahead(program, trials, context)
+    for trial in trials:
+        place, calls = trial.place, trial.calls
+        if trial.signature not in times_by_signature:
+            times_by_signature[trial.signature] = _times(program, trial, context)
+        times, reasons = times_by_signature[trial.signature]
         weights = [shape_of(conv.weight) for conv in (place.depthwise, place.conv) if conv]
         words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
         pattern = f"{words}: {name_operators(program, place.operators)}"
         own = _own_choice(times, is_kernel_saved=len(place.operators) > 1)
-        decisions.append(context.decide("fuse_in_triton", pattern, place.operators, signature, times, reasons, own))
+        decisions.append(context.decide("fuse_in_triton", pattern, place.operators, trial.signature, times, reasons, own))
         if (chosen := decisions[-1].chosen) in calls:
             name = "_".join(program.graph.operators[v].name for v in place.operators)
             target = _target(calls[chosen])
             replacements.append(
-                Replacement(place.operators, name, target, calls[chosen], {place.operators[-1]: None}, derived)
+                Replacement(place.operators, name, target, calls[chosen], {place.operators[-1]: None}, trial.derived)
             )
     return _without_unread_activations(replace(program, replacements)[0]), decisions
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A place and its alternatives.
+
+    Args:
+        separate: its operators as a program.
+        signature: equal for places that take equally long.
+        calls: the kernel by the name of its tile.
+        derived: the weights that were laid out for it.
+    """
+
+    place: _Place
+    separate: Program
+    signature: str
+    calls: dict[str, Call]
+    derived: tuple[Derived, ...]
+
+
+def _trial(program: Program, place: _Place) -> _Trial:
+    separate = part(program, place.operators)
+    signature = "; ".join([*(separate.signature(i) for i in range(len(place.operators))), f"before: {place.before}"])
+    kernels, derived = _calls(program, place, _num_cores(program.device))
+    return _Trial(place, separate, signature, {str(call.function.tile): call for call in kernels}, derived)  # type: ignore[attr-defined]
+
+
+def _compile_ahead(program: Program, trials: Sequence[_Trial], context: Context) -> None:
+    """Compile, many at once, the kernels that are to be measured."""
+    from systems.kernels.compiling import Job, compile_ahead
+
+    distinct = {trial.signature: trial for trial in trials}.values()
+    calls = [call for trial in distinct for call in trial.calls.values()]
+    meta = torch.device("meta")
+    unmeasured = [call for call in calls if not context.knows(_alone(program, call, meta))]
+    compile_ahead(Job.of(call.function, [program.value(a) for a in call.args]) for call in unmeasured)  # type: ignore[arg-type]
 
 
 def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
@@ -118,24 +152,22 @@ def _has_kernels(device: torch.device) -> bool:
     return (device.type == "cuda" or is_interpreted) and find_spec("triton") is not None
 
 
-def _times(
-    program: Program, place: _Place, separate: Program, calls: dict[str, Call], context: Context
-) -> tuple[dict[str, float | None], dict[str, str]]:
+def _times(program: Program, trial: _Trial, context: Context) -> tuple[dict[str, float | None], dict[str, str]]:
     """Milliseconds of a place by alternative, and why an alternative has none."""
-    times: dict[str, float | None] = {SEPARATE: context.cost(context.later(separate))}
+    times: dict[str, float | None] = {SEPARATE: context.cost(context.later(trial.separate))}
     reasons: dict[str, str] = {}
-    for name, call in calls.items():
+    for name, call in trial.calls.items():
         try:
-            times[name] = context.cost(_alone(program, call))
+            times[name] = context.cost(_alone(program, call, program.device))
         except Exception as error:  # whatever Triton raises of a tile that does not fit
             times[name], reasons[name] = None, first_line(error)
     return times, reasons
 
 
-def _alone(program: Program, call: Call) -> Program:
+def _alone(program: Program, call: Call, device: torch.device) -> Program:
     """The kernel as a program, over inputs of its own."""
     references = list(dict.fromkeys(a for a in call.leaves() if isinstance(a, Output | Input)))
-    examples = [example(program.value(a), program.device) for a in references]
+    examples = [example(program.value(a), device) for a in references]
     moved = call.map(lambda a: Input(references.index(a)) if isinstance(a, Output | Input) else a)
     return alone("triton", _target(call), moved, examples)
 

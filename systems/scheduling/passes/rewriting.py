@@ -138,5 +138,5 @@ class Rewriting:
                 program, _ = p.run(program, context)
             return program
 
-        context = Context(timer, timer.at_once, later, self.switches, choices)
+        context = Context(timer, timer.at_once, later, self.switches, choices, timer.knows)
         return context

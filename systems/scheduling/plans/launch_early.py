@@ -5,6 +5,7 @@ from dataclasses import replace as changed
 
 import torch
 
+from systems.kernels.compiling import Job, compile_ahead
 from systems.kernels.kernel import EARLY_CAPABILITY, Kernel
 from systems.scheduling.graph.program import Program
 
@@ -47,6 +48,8 @@ def launch_early(program: Program, operators: Collection[int]) -> Program:
         if not isinstance(kernel, Kernel):
             raise ValueError(f"operator {program.graph.label(v)} is launched early, and is no kernel of this project")
         calls[v] = changed(calls[v], function=changed(kernel, is_early=True))
+    if program.device.type == "cuda":
+        compile_ahead(Job.of(calls[v].function, [program.value(a) for a in calls[v].args]) for v in operators)  # type: ignore[arg-type]
     return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
 
 

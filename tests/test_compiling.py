@@ -1,0 +1,86 @@
+"""Kernels that are compiled ahead by processes of their own, for a GPU that need not be there."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+
+from systems.kernels import compiling
+from systems.kernels.compiling import Job, compile_ahead, compile_for
+from systems.kernels.dense import Dense, DenseTile
+from systems.kernels.separable import Separable, Tile
+
+H100 = GPUTarget("cuda", 90, 32)
+PLAIN = (1, 1), (1, 1), (0, 0), (1, 1)
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def dense_job(channels: int, precision: str = "tf32", dtype: torch.dtype = torch.float32) -> Job:
+    tile = DenseTile(16, 16, 16, warps=4, stages=2)
+    kernel = Dense(*PLAIN, "none", "relu", precision, False, tile)
+    x = torch.empty(1, channels, 4, 4, dtype=dtype).to(memory_format=torch.channels_last)
+    return Job.of(kernel, [x, torch.empty(16, channels, dtype=dtype), None, None, None])
+
+
+def separable_job() -> Job:
+    kernel = Separable((3, 3), (1, 1), (1, 1), (1, 1), "relu", "none", "none", "ieee", True, Tile(16, 16, 16, 4, 1))
+    x, taps = torch.empty(1, 16, 4, 4), torch.empty(9, 16)
+    return Job.of(replace(kernel, is_early=True), [x, taps, None, torch.empty(16, 16, 1, 1), torch.empty(16), None])
+
+
+def cubins(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.rglob("*.cubin"))
+
+
+def test_processes_compile_each_kernel_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second does not compile, and takes no other with it."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(compiling, "FEW", 2)
+    compile_for(H100, [dense_job(16), dense_job(16, "no precision"), separable_job()])
+    assert cubins(tmp_path) == ["_dense.cubin", "_separable.cubin"]
+
+
+def test_a_job_travels_as_json() -> None:
+    jobs = [dense_job(16), dense_job(3, "ieee", torch.bfloat16), separable_job()]
+    converter = compiling._converter()
+    assert converter.structure(json.loads(json.dumps(converter.unstructure(jobs))), list[Job]) == jobs
+    x = jobs[1].shapes[0]
+    assert x is not None and x.tensor().is_contiguous(memory_format=torch.channels_last)
+    assert x.tensor().dtype == torch.bfloat16
+
+
+def test_few_kernels_and_those_of_before_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(compiling, "compile_for", lambda target, jobs: begun.append(len(jobs)))
+    monkeypatch.setattr(compiling, "_begun", set())
+    monkeypatch.setattr(compiling, "_own_target", lambda: H100)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    compile_ahead(dense_job(channels) for channels in range(1, compiling.FEW))
+    assert begun == []
+    compile_ahead(dense_job(channels) for channels in range(1, compiling.FEW + 1))
+    compile_ahead(dense_job(channels) for channels in range(1, compiling.FEW + 1))
+    assert begun == [compiling.FEW]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compile_ahead(dense_job(channels) for channels in range(100, 200))
+    assert begun == [compiling.FEW]
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+def test_what_was_compiled_ahead_is_not_compiled_again(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert "TRITON_INTERPRET" not in os.environ
+    job = dense_job(32)
+    capability = torch.cuda.get_device_capability()
+    compile_for(GPUTarget("cuda", 10 * capability[0] + capability[1], 32), [job])
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.cubin")}
+    tensors = [
+        None if s is None else torch.zeros(s.sizes, dtype=s.dtype, device=device).as_strided(s.sizes, s.strides)
+        for s in job.shapes
+    ]
+    job.kernel(*tensors)
+    assert len(times) == 1 and {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.cubin")} == times
