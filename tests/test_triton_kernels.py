@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as replace_operators
-from systems.scheduling.passes import fuse_convolution, fuse_in_triton
+from systems.scheduling.passes import fuse_concatenations, fuse_convolution, fuse_in_triton
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-MODULES = ("systems.kernels.tile", "systems.kernels.separable", "systems.kernels.dense")
+MODULES = ("systems.kernels.tile", "systems.kernels.separable", "systems.kernels.dense", "systems.kernels.placed")
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -64,6 +65,29 @@ acts = st.sampled_from(sorted(ACTS))
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
+@st.composite
+def places(draw: st.DrawFn, like: Tensor, dtype: torch.dtype, is_last: bool) -> list[Tensor]:
+    """A part of the channels of a tensor of NaN, to write to, and the whole; or nothing."""
+    if not draw(st.booleans()):
+        return []
+    before, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    n, c, *size = like.shape
+    whole = torch.full((n, before + c + after, *size), torch.nan, dtype=dtype, device=like.device)
+    whole = whole.contiguous(memory_format=LAYOUTS[is_last])
+    return [whole[:, before : before + c], whole]
+
+
+def check_place(out: Tensor, place: list[Tensor], dtype: torch.dtype, is_last: bool) -> None:
+    """A kernel has written where it was to write, and nowhere else."""
+    assert out.dtype == dtype
+    if place:
+        part, whole = place
+        assert out is part and not part.isnan().any()
+        assert int(whole.isnan().sum()) == whole.numel() - part.numel()
+    else:
+        assert out.is_contiguous(memory_format=LAYOUTS[is_last])
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), before=acts, between=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
 def test_a_kernel_computes_what_pytorch_does(
@@ -88,13 +112,14 @@ def test_a_kernel_computes_what_pytorch_does(
     wide = [None if t is None else t.double() for t in (x, weight, biases[0], pointwise, biases[1])]
     expected = functional.conv2d(ACTS[before](wide[0]), wide[1], wide[2], stride, padding, dilation, c)
     expected = functional.conv2d(ACTS[between](expected), wide[3], wide[4])
-    addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[is_last]) if has_addend else None
+    addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[draw(st.booleans())]) if has_addend else None
     expected = ACTS[after](expected if addend is None else expected + addend.double())
     tile = replace(draw(st.sampled_from(kernels().tiles(c, k, kernel[0] * kernel[1]))), is_unrolled=draw(st.booleans()))
     numbers = kernel, stride, padding, dilation
     separable = kernels().Separable(*numbers, before, between, after, "ieee", is_last, tile)
-    out = separable(x, fuse_in_triton._taps(weight), biases[0], pointwise, biases[1], addend)
-    assert out.dtype == dtype and out.is_contiguous(memory_format=LAYOUTS[is_last])
+    place = draw(places(expected, dtype, is_last))
+    out = separable(x, fuse_in_triton._taps(weight), biases[0], pointwise, biases[1], addend, *place[:1])
+    check_place(out, place, dtype, is_last)
     tolerance = 16 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
@@ -121,16 +146,17 @@ def test_a_dense_kernel_computes_what_pytorch_does(
     bias = tensor(k) if has_bias else None
     wide_bias = None if bias is None else bias.double()
     expected = functional.conv2d(ACTS[before](x.double()), weight.double(), wide_bias, stride, padding, dilation)
-    addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[is_last]) if has_addend else None
+    addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[draw(st.booleans())]) if has_addend else None
     expected = ACTS[after](expected if addend is None else expected + addend.double())
     num_pixels, num_taps = expected.numel() // k, kernel[0] * kernel[1]
     tile = draw(st.sampled_from(dense_kernels().tiles(num_pixels, k, c, num_taps, draw(st.integers(1, 40)))))
     dense = dense_kernels().Dense(kernel, stride, padding, dilation, before, after, "ieee", is_last, tile)
     tickets = torch.zeros(tile.num_blocks(num_pixels, k), dtype=torch.int32, device=device) if tile.splits > 1 else None
     tolerance = 16 * torch.finfo(dtype).eps
+    place = draw(places(expected, dtype, is_last))
     for _ in range(2):  # the tickets are ready for another call
-        out = dense(x, fuse_in_triton._rows(weight), bias, addend, tickets)
-        assert out.dtype == dtype and out.is_contiguous(memory_format=LAYOUTS[is_last])
+        out = dense(x, fuse_in_triton._rows(weight), bias, addend, tickets, *place[:1])
+        check_place(out, place, dtype, is_last)
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
@@ -351,3 +377,116 @@ def test_places_that_differ_in_what_they_compute_before_are_measured_apart(devic
         program = capture(module, (x,))
     _, decisions = fuse_in_triton.fuse_in_triton(program, Context(favour("opweave"), favour("opweave")))
     assert len(decisions) == 3 and len({d.place for d in decisions}) == 2
+
+
+def test_a_kernel_that_saves_none_has_to_be_clearly_faster(device: str) -> None:
+    """Of two pointwise convolutions one takes an activation in; each kernel is 3 % faster than what is there.
+
+    Where a concatenation alone reads it, it may save that one's kernel.
+    """
+    module = nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(1), nn.Conv2d(8, 8, 1), nn.Sigmoid(), nn.MaxPool2d(1))
+    x = torch.randn(1, 8, 6, 6, device=device)
+
+    def cost(faster: float) -> Callable[[Program], float]:
+        return lambda program: faster if "opweave" in program.graph.operators[0].target else 1.0
+
+    assert [name == "separate" for name in rewritten(module.eval().to(device), x, cost(0.97))[1]] == [True, False]
+    assert [name == "separate" for name in rewritten(module.eval().to(device), x, cost(0.94))[1]] == [False, False]
+    assert [name == "separate" for name in rewritten(module.eval().to(device), x, cost(1.0))[1]] == [True, True]
+    assert [name == "separate" for name in rewritten(Returned().eval().to(device), x, cost(0.97))[1]] == [False, False]
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), after=acts, is_last=st.booleans(), has_addend=st.booleans())
+def test_a_tensor_or_a_sum_is_written_to_its_place(
+    device: str, data: st.DataObject, after: str, is_last: bool, has_addend: bool
+) -> None:
+    shape = data.draw(st.tuples(*(st.integers(1, most) for most in (3, 9, 9, 9))))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    x, other = (
+        torch.randn(shape, generator=random).to(device, dtype).contiguous(memory_format=LAYOUTS[data.draw(st.booleans())])
+        for _ in range(2)
+    )
+    place = data.draw(places(x, dtype, is_last).filter(bool))
+    placed = import_module("systems.kernels.placed").Placed(after, is_last)
+    check_place(placed(x, other if has_addend else None, place[0]), place, dtype, is_last)
+    expected = ACTS[after](x.double() + (other.double() if has_addend else 0))
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(place[0].double(), expected, rtol=tolerance, atol=tolerance)
+
+
+class Inception(nn.Module):
+    """A concatenation of a convolution, a sum, a pool, an activation and another concatenation; one part is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(8, 6, 1)
+        self.depthwise, self.pointwise = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 1)
+        self.pool, self.last = nn.MaxPool2d(3, 1, 1), nn.Conv2d(38, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.first(x).relu()
+        inner = torch.cat([self.second(x), self.pointwise(self.depthwise(x))], 1)
+        third = self.third(x)
+        y = torch.cat([first, inner, (self.pool(x) + x).relu(), self.pool(first), third], 1)
+        return self.last(y), torch.cat([third, first], 1)
+
+
+def joined(module: nn.Module, x: Tensor, cost: Callable[[Program], float]) -> tuple[Program, list[Decision]]:
+    """The program after both passes; every convolution is a kernel."""
+    with torch.no_grad():
+        program = capture(module, (x,))
+    program, _ = fuse_in_triton.fuse_in_triton(program, Context(favour("opweave"), favour("opweave")))
+    return fuse_concatenations.fuse_concatenations(program, Context(cost, cost))
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_parts_are_written_where_a_concatenation_is_read(device: str, is_last: bool, batch: int) -> None:
+    torch.manual_seed(0)
+    layout = LAYOUTS[is_last]
+    module = Inception().eval().to(device, memory_format=layout)
+    x = torch.randn(batch, 8, 5, 5, device=device).contiguous(memory_format=layout)
+    program, (decision,) = joined(module, x, lambda program: float("aten.cat" in program.graph.operators[-1].target))
+    targets = [o.target for o in program.graph.operators]
+    assert decision.chosen == "written by its parts" and len(decision.operators) == 2
+    # The other concatenation is an output of the model. The pool is copied, the sum with its activation is not.
+    assert targets.count("opweave.joined") == 1 and targets.count("aten.cat.default") == 1
+    assert "aten.add.Tensor" not in targets and "aten.relu.default" not in targets
+    # What others read beside is copied where its strides would be others.
+    num_copies = 2 if (batch, is_last) == (1, False) else 4
+    assert sum(t.startswith("opweave.placed") for t in targets) == num_copies
+    assert f"{num_copies - 1} of them copied" in decision.pattern
+    for scale in (1.0, -3.0):
+        with torch.no_grad():
+            expected = module(x * scale)
+        torch.testing.assert_close(tuple(program.run((x * scale,))), expected, rtol=1e-3, atol=1e-3)
+
+
+class Returned(nn.Module):
+    """Concatenations that a caller sees: one as a vector, one as it is, and one that is of no channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        one, other = self.one(x), self.other(x)
+        return torch.cat([one, other], 1).flatten(1), torch.cat([other, one], 1), torch.cat([one, other], 2).relu()
+
+
+def test_what_a_caller_sees_is_copied(device: str) -> None:
+    """A later run would write it again."""
+    module, x = Returned().eval().to(device), torch.randn(1, 8, 5, 5, device=device)
+    program, decisions = joined(module, x, lambda program: float("aten.cat" in program.graph.operators[-1].target))
+    assert decisions == [] and sum(o.target == "aten.cat.default" for o in program.graph.operators) == 3
+
+
+def test_a_concatenation_that_is_not_slower_stays(device: str) -> None:
+    """Of the outer one two parts are copied. The inner one is a place of its own where the outer stays; it copies none."""
+    module, x = Inception().eval().to(device), torch.randn(1, 8, 5, 5, device=device)
+    program, (outer, inner) = joined(module, x, lambda _: 1.0)
+    assert outer.chosen == "separate" and outer.milliseconds == {"separate": 1.0, "written by its parts": 1.0}
+    assert inner.chosen == "written by its parts" and inner.milliseconds == {"separate": 1.0, "written by its parts": 0.0}
+    assert sum(o.target == "aten.cat.default" for o in program.graph.operators) == 2

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from torch._ops import OpOverload
+
 from .derived import Derived
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Output, Program
@@ -105,8 +107,7 @@ def replace(
     operators = []
     for i, (v, before) in enumerate(order):
         if before:
-            target = calls[v, before].function
-            operators.append(Operator(i, target._schema.name.split("::")[1], str(target)))  # type: ignore[attr-defined]
+            operators.append(_operator(i, calls[v, before].function))
         else:
             of: Operator | Replacement = made.get(v, program.graph.operators[v])
             operators.append(Operator(i, of.name, of.target))
@@ -115,6 +116,14 @@ def replace(
     moved_calls = [calls[key].map(moved) for key in order]
     rewritten = Program(graph, moved_calls, [moved(o) for o in outputs], program.output_spec, program.examples, derived)
     return rewritten, {v: place[owner[v], 0] for v in range(n)}
+
+
+def _operator(i: int, function: object) -> Operator:
+    """Of a Call among the arguments: PyTorch's operator, or a kernel of this project."""
+    if isinstance(function, OpOverload):
+        return Operator(i, function._schema.name.split("::")[1], str(function))
+    name = type(function).__name__.lower()
+    return Operator(i, name, f"opweave.{name}[{function}]")
 
 
 def without(program: Program, unread: Collection[int]) -> Program:

@@ -1,9 +1,7 @@
 """Puts in kernels of our own for convolutions and what stands around them, where they are faster."""
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,26 +10,18 @@ from torch import Tensor
 from conf.text import first_line
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.derived import Derived
-from systems.scheduling.graph.part import alone, example, part
-from systems.scheduling.graph.patterns import ADDITION, Convolution, convolution, only_user, users
+from systems.scheduling.graph.part import part
+from systems.scheduling.graph.patterns import ADDITION, CONCATENATION, Convolution, convolution, only_user, users
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace, without
 
 from .context import Context, Rewritten, fastest
+from .own_kernels import DTYPES, SEPARATE, activation, has_kernels, is_plain, kernel_alone, target_of
 from .patterns import CONV2D_FUNCTIONS, addend_of, name_operators, shape_of
 
 aten = torch.ops.aten
 CUDNN_RELU, CUDNN_ADD_RELU = aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default
-SEPARATE = "separate"  # the alternative that leaves a place as it is
 WORTH = 0.95  # of the time of what is there, that a kernel has to stay below in its place
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-NAMES: dict[object, str] = {
-    aten.relu.default: "relu",
-    aten.relu6.default: "relu6",
-    aten.silu.default: "silu",
-    aten.sigmoid.default: "sigmoid",
-    aten.hardswish.default: "hardswish",
-}
 
 
 @dataclass(frozen=True)
@@ -44,6 +34,7 @@ class _Place:
         x: what the kernel reads; before: the activation of it that others may read too, and that it computes itself.
         depthwise: the convolution before a pointwise one, and the activation between.
         addend: what is added, before the activation after.
+        is_part: concatenations alone read it.
     """
 
     operators: tuple[int, ...]
@@ -54,6 +45,7 @@ class _Place:
     between: str
     addend: Output | Input | None
     after: str
+    is_part: bool
 
 
 def fuse_in_triton(program: Program, context: Context) -> Rewritten:
@@ -67,11 +59,11 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
           goes.
 
         - A place of which no operator goes is taken only where it is at least 1 / WORTH times as fast alone. Beside others
-          a kernel of many blocks takes longer: it holds more SMs.
+          a kernel of many blocks takes longer: it holds more SMs. A part of a concatenation may save that one's kernel.
 
     Each distinct place is measured separate, as the passes before leave it, and with each tile worth a trial.
     """
-    if not _has_kernels(program.device):
+    if not has_kernels(program.device):
         return program, []
     times_by_signature: dict[str, tuple[dict[str, float | None], dict[str, str]]] = {}
     replacements: list[Replacement] = []
@@ -86,11 +78,11 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
         weights = [shape_of(conv.weight) for conv in (place.depthwise, place.conv) if conv]
         words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
         pattern = f"{words}: {name_operators(program, place.operators)}"
-        own = _own_choice(times, is_kernel_saved=len(place.operators) > 1)
+        own = _own_choice(times, is_kernel_saved=len(place.operators) > 1 or place.is_part)
         decisions.append(context.decide("fuse_in_triton", pattern, place.operators, trial.signature, times, reasons, own))
         if (chosen := decisions[-1].chosen) in calls:
             name = "_".join(program.graph.operators[v].name for v in place.operators)
-            target = _target(calls[chosen])
+            target = target_of(calls[chosen])
             replacements.append(
                 Replacement(place.operators, name, target, calls[chosen], {place.operators[-1]: None}, trial.derived)
             )
@@ -129,7 +121,7 @@ def _compile_ahead(program: Program, trials: Sequence[_Trial], context: Context)
     distinct = {trial.signature: trial for trial in trials}.values()
     calls = [call for trial in distinct for call in trial.calls.values()]
     meta = torch.device("meta")
-    unmeasured = [call for call in calls if not context.knows(_alone(program, call, meta))]
+    unmeasured = [call for call in calls if not context.knows(kernel_alone(program, call, meta))]
     compile_ahead(Job.of(call.function, [program.value(a) for a in call.args]) for call in unmeasured)  # type: ignore[arg-type]
 
 
@@ -142,14 +134,8 @@ def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
 
 def _without_unread_activations(program: Program) -> Program:
     readers = users(program)
-    unread = [v for v in range(len(program.graph)) if not readers[v] and _activation(program, v)]
+    unread = [v for v in range(len(program.graph)) if not readers[v] and activation(program, v)]
     return _without_unread_activations(without(program, unread)) if unread else program
-
-
-def _has_kernels(device: torch.device) -> bool:
-    """Does Triton run on this device? Its interpreter runs anywhere."""
-    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return (device.type == "cuda" or is_interpreted) and find_spec("triton") is not None
 
 
 def _times(program: Program, trial: _Trial, context: Context) -> tuple[dict[str, float | None], dict[str, str]]:
@@ -158,22 +144,10 @@ def _times(program: Program, trial: _Trial, context: Context) -> tuple[dict[str,
     reasons: dict[str, str] = {}
     for name, call in trial.calls.items():
         try:
-            times[name] = context.cost(_alone(program, call, program.device))
+            times[name] = context.cost(kernel_alone(program, call, program.device))
         except Exception as error:  # whatever Triton raises of a tile that does not fit
             times[name], reasons[name] = None, first_line(error)
     return times, reasons
-
-
-def _alone(program: Program, call: Call, device: torch.device) -> Program:
-    """The kernel as a program, over inputs of its own."""
-    references = list(dict.fromkeys(a for a in call.leaves() if isinstance(a, Output | Input)))
-    examples = [example(program.value(a), device) for a in references]
-    moved = call.map(lambda a: Input(references.index(a)) if isinstance(a, Output | Input) else a)
-    return alone("triton", _target(call), moved, examples)
-
-
-def _target(call: Call) -> str:
-    return f"opweave.{type(call.function).__name__.lower()}[{call.function}]"
 
 
 def _places(program: Program) -> list[_Place]:
@@ -209,14 +183,14 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
 
     between, depthwise = "none", None
     u = own(x) if _is_pointwise(conv) and conv.stride == (1, 1) else None
-    if u is not None and (act := _activation(program, u)):
+    if u is not None and (act := activation(program, u)):
         w = own(program.calls[u].args[0])
         if w is not None and (depthwise := _depthwise(program, w)):
             operators, x, between = [w, u, *operators], depthwise.x, act
     elif u is not None and (depthwise := _depthwise(program, u)):
         operators, x = [u, *operators], depthwise.x
     before = "none"
-    if isinstance(x, Output) and x.operator not in taken and (act := _activation(program, x.operator)):
+    if isinstance(x, Output) and x.operator not in taken and (act := activation(program, x.operator)):
         if own(x) is not None:
             operators = [x.operator, *operators]
         before, x = act, program.calls[x.operator].args[0]
@@ -229,11 +203,13 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
             if other is not None and _is_computed_before(program, other, operators[0]):
                 operators, addend, v = [*operators, reader], other, reader
                 reader = only_user(readers[v])
-        if reader is not None and (act := _activation(program, reader)):
+        if reader is not None and (act := activation(program, reader)):
             operators, after = [*operators, reader], act
-    if not isinstance(x, Output | Input) or not _is_plain(program.value(x)):
+    if not isinstance(x, Output | Input) or not is_plain(program.value(x)):
         return None
-    return _Place(tuple(sorted(operators)), conv, x, before, depthwise, between, addend, after)
+    last = max(operators)
+    is_part = all(u >= 0 and program.calls[u].function is CONCATENATION for u in readers[last])
+    return _Place(tuple(sorted(operators)), conv, x, before, depthwise, between, addend, after, is_part)
 
 
 def _dense(program: Program, v: int) -> tuple[Convolution, Output | Input | None, str] | None:
@@ -251,7 +227,7 @@ def _dense(program: Program, v: int) -> tuple[Convolution, Output | Input | None
         conv = convolution(call, CONV2D_FUNCTIONS)
     if conv is None or conv.groups != 1 or conv.weight.dim() != 4:
         return None
-    is_taken = isinstance(call.produces, Tensor) and _is_plain(call.produces) and _lies_plainly(conv.weight)
+    is_taken = isinstance(call.produces, Tensor) and is_plain(call.produces) and _lies_plainly(conv.weight)
     return (conv, addend, after) if is_taken else None
 
 
@@ -271,17 +247,6 @@ def _depthwise(program: Program, v: int) -> Convolution | None:
         return None
     channels = conv.weight.shape[0]
     return conv if conv.groups == channels and conv.weight.shape[1] == 1 else None
-
-
-def _activation(program: Program, v: int) -> str | None:
-    call = program.calls[v]
-    is_alone = len(call.args) == 1 and not call.kwargs and isinstance(call.args[0], Output | Input)
-    return NAMES.get(call.function) if is_alone else None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Does a kernel take it? Its places are numbered in 32 bits."""
-    return tensor.dim() == 4 and tensor.dtype in DTYPES and 0 < tensor.numel() < 2**31
 
 
 def _lies_plainly(weight: Tensor) -> bool:

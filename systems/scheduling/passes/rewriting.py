@@ -12,6 +12,7 @@ from systems.scheduling.graph.program import Program
 
 from .context import Context, Rewritten
 from .fold_batch_norm import fold_batch_norm
+from .fuse_concatenations import fuse_concatenations
 from .fuse_convolution import fuse_convolution
 from .fuse_elementwise import fuse_elementwise
 from .fuse_in_triton import fuse_in_triton
@@ -46,7 +47,7 @@ Remembered = dict[tuple[int, frozenset[tuple[str, str]]], Rewritten]
 CHAINS = 3  # of passes, that are remembered
 
 # In the order in which they run. Nimble (Section 5, Appendix B) has neither merge_linears nor select_products,
-# fuse_in_triton and fuse_reductions.
+# fuse_in_triton, fuse_concatenations and fuse_reductions.
 PASSES = (
     Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
@@ -54,6 +55,7 @@ PASSES = (
     Pass(select_products, ("select_kernels",)),
     Pass(fuse_convolution, ("fuse_convolution",)),
     Pass(fuse_in_triton, ("fuse_in_triton",)),
+    Pass(fuse_concatenations, ("fuse_concatenations",)),
     Pass(fuse_reductions, ("fuse_reductions",)),
     Pass(fuse_elementwise, ("fuse_elementwise",), measures=False),
 )

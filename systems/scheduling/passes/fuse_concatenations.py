@@ -1,0 +1,228 @@
+"""Lets the kernels that compute the parts of a concatenation write them where it is read."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.kernels.kernel import Kernel
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.capture import on_meta
+from systems.scheduling.graph.effects import is_view
+from systems.scheduling.graph.patterns import ADDITION, CONCATENATION, only_user, users
+from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import Replacement, replace
+
+from .context import Context, Rewritten
+from .own_kernels import SEPARATE, activation, has_kernels, is_plain, kernel_alone, target_of
+from .patterns import addend_of, shape_of
+
+WRITTEN = "written by its parts"  # the alternative to a kernel that copies them
+OUT = {"Dense": 5, "Separable": 6}  # the place of the argument that such a kernel writes to
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a concatenation, and who writes it.
+
+    Args:
+        operators: that one kernel replaces, in the order of capture; none where a tensor is copied.
+        call: of the kernel, which writes to its last argument.
+    """
+
+    operators: tuple[int, ...]
+    call: Call
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A concatenation with its parts.
+
+    Args:
+        operators: itself, the last, and those that it alone reads.
+        out: what it computes, in memory of its own.
+    """
+
+    operators: tuple[int, ...]
+    out: Tensor
+    parts: tuple[_Part, ...]
+
+    @property
+    def copies(self) -> list[Call]:
+        return [part.call for part in self.parts if not part.operators]
+
+
+def fuse_concatenations(program: Program, context: Context) -> Rewritten:
+    """Replace each concatenation of channels by kernels of `systems.kernels` that write its parts where it is read, where
+    that is faster (in none of the papers).
+
+    A convolution that is such a kernel already writes there itself, and so does a kernel for a sum or an activation. Other
+    parts are copied, each by a kernel of its own, which waits for that part alone.
+
+    Invariants:
+        - What is written lies in memory that nothing else of the program uses, and that lasts as long as the program. It
+          is no output of the model: a later run writes it again.
+        - Others read a part only where its strides stay what they were.
+        - No operator waits for more than before.
+
+    Each distinct place is measured: the copying kernel, and the copies that remain, one after the other.
+    """
+    if not has_kernels(program.device):
+        return program, []
+    readers = users(program)
+    times_by_signature: dict[str, dict[str, float]] = {}
+    replacements: list[Replacement] = []
+    decisions: list[Decision] = []
+    taken: set[int] = set()  # operators of replacements
+    for v in reversed(range(len(program.graph))):  # an outer concatenation before those within it
+        joined = None if v in taken else _join(program, readers, v, taken)
+        if joined is None:
+            continue
+        shapes = [shape_of(program.value(part.call.produces)) for part in joined.parts]
+        signature = f"{program.signature(v)}; {shapes}, copied: {[not part.operators for part in joined.parts]}"
+        if signature not in times_by_signature:
+            copies = [context.cost(kernel_alone(program, call, program.device)) for call in joined.copies]
+            times_by_signature[signature] = {SEPARATE: context.cost(_alone(program, joined)), WRITTEN: sum(copies)}
+        times = times_by_signature[signature]
+        pattern = f"{' + '.join(shapes)}, {len(joined.copies)} of them copied"
+        decisions.append(context.decide("fuse_concatenations", pattern, joined.operators, signature, times))
+        if decisions[-1].chosen == WRITTEN:
+            made = _replacements(program, joined)
+            replacements += made
+            taken.update(u for each in made for u in each.operators)
+    return replace(program, replacements)[0], decisions
+
+
+def joined(out: Tensor, *parts: Tensor) -> Tensor:
+    """What the parts were written to."""
+    return out
+
+
+def _join(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> _Joined | None:
+    """Operator v as a concatenation whose parts are written where it is read, or None."""
+    references, operators = _references(program, readers, v, taken)
+    if not references or _is_returned(program, readers, v):
+        return None
+    value = program.calls[v].produces
+    is_channels_last = not value.is_contiguous()
+    if not is_plain(value) or (is_channels_last and not value.is_contiguous(memory_format=torch.channels_last)):
+        return None
+    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    out = torch.empty(value.shape, dtype=value.dtype, device=program.device).contiguous(memory_format=layout)
+    sizes = [program.value(reference).shape[1] for reference in references]
+    claimed: set[int] = {*taken, *operators}
+    parts = []
+    for reference, place in zip(references, out.split(sizes, 1), strict=True):
+        part = _part(program, readers, reference, place, operators, claimed, is_channels_last)
+        claimed.update(part.operators)
+        parts.append(part)
+    return _Joined(operators, out, tuple(parts))
+
+
+def _references(
+    program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]
+) -> tuple[list[Output | Input], tuple[int, ...]]:
+    """What concatenation v puts together, and the concatenations that it alone reads, itself the last; nothing where v is
+    none of channels."""
+    call = program.calls[v]
+    is_joined = call.function is CONCATENATION and not call.kwargs and len(call.args) == 2 and call.args[1] in (1, -3)
+    if not is_joined or not isinstance(call.produces, Tensor) or call.produces.dim() != 4:
+        return [], ()
+    references: list[Output | Input] = []
+    operators: list[int] = []
+    for reference in call.args[0]:
+        value = program.value(reference)
+        if not isinstance(reference, Output | Input) or not is_plain(value) or value.dtype != call.produces.dtype:
+            return [], ()
+        inner: list[Output | Input] = []
+        u = reference.operator if isinstance(reference, Output) and reference.index is None else None
+        if u is not None and u not in taken and only_user(readers[u]) == v:
+            inner, own = _references(program, readers, u, taken)
+            operators += own
+        references += inner or [reference]
+    return references, (*sorted(operators), v)
+
+
+def _part(
+    program: Program,
+    readers: Sequence[list[int]],
+    reference: Output | Input,
+    place: Tensor,
+    operators: Collection[int],
+    claimed: Collection[int],
+    is_channels_last: bool,
+) -> _Part:
+    """Who writes one part to its place.
+
+    Args:
+        operators: the concatenation, with those within it.
+        claimed: operators that belong to something else.
+    """
+    from systems.kernels.placed import Placed  # imports Triton
+
+    def own(candidate: object) -> int | None:
+        """The operator that computes this for the concatenation alone."""
+        if not isinstance(candidate, Output) or candidate.index is not None or candidate.operator in claimed:
+            return None
+        return candidate.operator if set(readers[candidate.operator]) <= {*operators} else None
+
+    produces = on_meta(place)
+    if isinstance(reference, Output) and reference.index is None and reference.operator not in claimed:
+        call = program.calls[reference.operator]
+        out_place = OUT.get(type(call.function).__name__)
+        is_written = isinstance(call.function, Kernel) and out_place == len(call.args)
+        others_may = -1 not in readers[reference.operator] and _is_alike(place, call.produces)
+        if is_written and (own(reference) is not None or others_may):
+            return _Part((reference.operator,), changed(call, args=(*call.args, place), produces=produces))
+    x: Any = reference
+    members: list[int] = []
+    after, addend = "none", None
+    u = own(x)
+    if u is not None and (name := activation(program, u)):
+        members, after, x = [u], name, program.calls[u].args[0]
+        u = x.operator if isinstance(x, Output) and x.operator not in claimed and readers[x.operator] == [u] else None
+    if u is not None and program.calls[u].function is ADDITION and isinstance(first := program.calls[u].args[0], Output):
+        other = addend_of(program, u, first.operator) if first.index is None else None
+        if other is not None and is_plain(program.value(first)):
+            members, x, addend = [u, *members], first, other
+    kernel = Placed(after, is_channels_last)
+    return _Part(tuple(sorted(members)), Call(kernel, (x, addend, place), {}, produces))
+
+
+def _is_alike(a: Tensor, b: Tensor) -> bool:
+    """Do both lie alike in memory? The stride of a dimension of one element says nothing."""
+    steps = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(size == 1 or own == other for size, own, other in steps)
+
+
+def _is_returned(program: Program, readers: Sequence[list[int]], v: int) -> bool:
+    """Is the output of v an output of the model, or seen through one?"""
+    if -1 in readers[v]:
+        return True
+    return any(is_view(program.calls[u].function) and _is_returned(program, readers, u) for u in readers[v])
+
+
+def _replacements(program: Program, one: _Joined) -> list[Replacement]:
+    made = []
+    arguments: list[Any] = []
+    for part in one.parts:
+        if part.operators:
+            name = "_".join(program.graph.operators[u].name for u in part.operators)
+            last = part.operators[-1]
+            made.append(Replacement(part.operators, name, target_of(part.call), part.call, {last: None}))
+            arguments.append(Output(last))
+        else:
+            arguments.append(part.call)
+    v = one.operators[-1]
+    call = Call(joined, (one.out, *arguments), {}, program.calls[v].produces)
+    made.append(Replacement(one.operators, "joined", "opweave.joined", call, {v: None}))
+    return made
+
+
+def _alone(program: Program, one: _Joined) -> Program:
+    from systems.scheduling.graph.part import part
+
+    return part(program, one.operators)
