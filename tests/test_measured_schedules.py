@@ -1,10 +1,13 @@
 """Schedules that are drawn, and sets of measured ones with their files."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from subprocess import CompletedProcess
 
+import networkx as nx
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +15,9 @@ from hypothesis import strategies as st
 
 import systems
 from runners.cell.measured_schedules import PreparedSchedules
+from runners.machine.installation import ROOT
+from runners.machine.manifest import state
+from systems.ios.merges import merge_candidates, merged_operators
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.lower import lower
@@ -19,7 +25,7 @@ from systems.scheduling.plans.schedule import sequential
 from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler
 from systems.scheduling.simulate.measured_set import MeasuredSet
-from systems.scheduling.simulate.random_schedules import random_merges, random_schedule, random_schedules
+from systems.scheduling.simulate.random_schedules import longest_chain, random_merges, random_schedule, random_schedules
 from tests.dags import dags
 
 Damage = Callable[[dict], object]
@@ -69,6 +75,44 @@ def test_merges_are_those_that_an_executor_carries_out() -> None:
         torch.testing.assert_close(out, module(x))
 
 
+def test_chains_of_chosen_schedules_lie_evenly() -> None:
+    """No step between two of them is more than thrice the mean one, where chains from 1 to 120 can be drawn."""
+    graph = OperatorGraph.from_edges(120, [])
+    chains = [longest_chain(schedule) for schedule in random_schedules(graph, 12, 0)]
+    steps = [b - a for a, b in pairwise(chains)]
+    assert chains[-1] == 120 and min(steps) >= 0 and max(steps) <= 3 * (chains[-1] - chains[0]) / 11
+
+
+@settings(deadline=None)
+@given(dags(), st.integers(0, 2**32), st.floats(0, 1))
+def test_the_longest_chain_is_that_of_what_happens_before_what(graph: OperatorGraph, seed: int, share: float) -> None:
+    schedule = random_schedule(graph, Random(seed), share)
+    ordered = nx.DiGraph(
+        (u, v) for v, mask in enumerate(schedule.happens_before()) for u in range(len(graph)) if mask >> u & 1
+    )
+    assert longest_chain(schedule) == 1 + nx.dag_longest_path_length(ordered)
+
+
+def test_every_merge_that_a_search_may_choose_is_an_operator_once() -> None:
+    """Of three branches that merge with each other: three pairs and all three, each as a merge of the program makes it."""
+    module, x = Inception().eval(), torch.randn(1, 3, 8, 8)
+    program = capture(module, (x,))
+    merges = merged_operators(program)
+    assert merges is not None
+    plain = sequential(program.graph)
+    expected = set()
+    for units in merge_candidates(program):
+        schedule = replace(plain, merges=(tuple(v for unit in units for v in unit),))
+        merged, _ = lower(program, schedule)
+        expected |= {merged.signature(v) for v, o in enumerate(merged.graph.operators) if o.name == "merged_conv2d"}
+    assert sorted(expected) == sorted(merges.signature(v) for v in range(len(merges.graph))) and len(expected) == 4
+    assert len(merges.run(merges.examples)) == len(merges.outputs) >= 4
+
+
+def test_a_program_without_convolutions_has_no_merges() -> None:
+    assert merged_operators(capture(torch.nn.Linear(3, 2).eval(), (torch.randn(1, 3),))) is None
+
+
 @pytest.fixture(scope="module")
 def measured() -> MeasuredSet:
     program = capture(Inception().eval(), (torch.randn(1, 3, 8, 8),))
@@ -90,7 +134,8 @@ def _load(name: str) -> systems.base.System:
 def test_each_schedule_is_measured_twice_and_each_program_profiled(measured: MeasuredSet) -> None:
     assert [s.name for s in measured.schedules] == ["nimble", "nimble_fused", *["random"] * 5]
     assert all(len(s.replay_ms) == 2 and min(*s.replay_ms, s.call_ms) > 0 for s in measured.schedules)
-    assert {s.program for s in measured.schedules if s.name == "random"} > {"captured"}
+    assert {s.program for s in measured.schedules if s.name == "random"} > {"captured"} and "merges" in measured.programs
+    assert measured.commit == state(ROOT).commit
     for name, program in measured.programs.items():
         assert len(program.profile.operators) == len(program.graph), name
         assert any(o.bytes_written for o in program.profile.operators)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runners.machine.installation import ROOT
+from runners.machine.manifest import state
+from systems.ios.merges import merged_operators
 from systems.profiling.alone import operators_alone
 from systems.profiling.intensity import moved_bytes
 from systems.profiling.measurements import conditions
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from systems.scheduling.execution.cuda_executor import CudaExecutor
 
 REPLAYS, CALLS, WARM_UP_CALLS = 12, 6, 2
-CAPTURED = "captured"
+CAPTURED, MERGES = "captured", "merges"  # programs: the model's, and every merge that IOS may choose
 
 Turn = Callable[[], AbstractContextManager[object]]
 
@@ -82,6 +85,8 @@ class PreparedSchedules:
             for i, schedule in enumerate(random_schedules(graph, count, seed + number)):
                 report(f"preparing {i + 1} of {count} random schedules of the {name} program")
                 self.prepared.append(("random", name, execute(self.programs[name], schedule, self.arena)))
+        if (merges := merged_operators(program)) is not None:
+            self.programs[MERGES] = merges
         self.profiled: dict[str, ProfiledProgram] = {}
         self.replay_ms: list[list[float]] = [[] for _ in self.prepared]
         self.call_ms: list[float] = []
@@ -128,7 +133,10 @@ class PreparedSchedules:
             MeasuredSchedule(name, form, _plain(name, executor.schedule), tuple(self.replay_ms[i]), self.call_ms[i])
             for i, (name, form, executor) in enumerate(self.prepared)
         )
-        return MeasuredSet(self.model, self.batch, conditions(self.device), self.profiled, schedules)
+        code = state(ROOT)
+        return MeasuredSet(
+            self.model, self.batch, conditions(self.device), self.profiled, schedules, code.commit, code.modified
+        )
 
     def close(self) -> None:
         for _, _, executor in self.prepared:

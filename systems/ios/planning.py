@@ -8,13 +8,14 @@ from math import inf
 from systems.base import BadOption
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision, DecisionRow, place_of, rows
-from systems.scheduling.graph.program import Input, Output, Program
+from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.merge import mergeable
 from systems.scheduling.plans.schedule import BlockSearch, Search
 from systems.scheduling.plans.stages import Stage, greedy
 
 from .blocks import find_blocks, subgraph, unit_graph
 from .endings import MAX_TRANSITIONS, TooManyTransitions
+from .merges import first_input
 from .search import Groups, find_schedule
 from .stage_simulator import StageSimulator
 from .stage_timer import StageTimer, Unit
@@ -251,7 +252,7 @@ class _Planner:
         """The best stages of a part of the units; parts that compute the same are searched once."""
         inner = subgraph(self.graph, part).predecessors
         units = [self.units[v] for v in part]
-        inputs = [_first_input(self.program, unit[0]) for unit in units]
+        inputs = [first_input(self.program, unit[0]) for unit in units]
         key = (
             tuple(tuple(p) for p in inner),
             tuple(self.timer.number([unit]) for unit in units),
@@ -336,8 +337,3 @@ class _StageCosts:
 
 def _members(group: int) -> tuple[int, ...]:
     return tuple(i for i in range(group.bit_length()) if group >> i & 1)
-
-
-def _first_input(program: Program, operator: int) -> object:
-    """What the operator reads first, which units must share to be merged; the operator itself where it reads nothing."""
-    return next((a for a in program.calls[operator].leaves() if isinstance(a, Output | Input)), operator)

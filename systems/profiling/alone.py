@@ -132,7 +132,8 @@ def _traced(
 ) -> tuple[list[list[DeviceEvent]], dict[str, list[DeviceEvent]]]:
     """The events of each replay of the sequence, and those of each "STATE REPEAT OPERATOR".
 
-    Each profiler's events are read before the next one begins: afterwards they have lost their durations.
+    Each profiler's events are read before the next one begins: afterwards they have lost their durations. Reading takes
+    longer than measuring, and leaves the device to others.
     """
     with turn():
         other = torch.zeros(OTHER_BYTES // 4, device=program.device)
@@ -146,16 +147,16 @@ def _traced(
                     torch.cuda._sleep(trace.QUEUE_CYCLES)  # the profiler launches a graph more slowly than the GPU runs it
                     executor.replay()  # type: ignore[attr-defined]
                 torch.cuda.synchronize()
-            by_launch: dict[int | None, list[DeviceEvent]] = {}
-            for event in trace.on_device(trace.exported(replayed)):
-                by_launch.setdefault(event.correlation, []).append(event)
         finally:
             executor.close()
-        with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as launched:
-            for i in range(REPEATS):
-                _in_sequence(program, f"{LABEL}in sequence {i} ")
-            _in_both_states(program, set(distinct), lambda: other.max())
-            torch.cuda.synchronize()
+    by_launch: dict[int | None, list[DeviceEvent]] = {}
+    for event in trace.on_device(trace.exported(replayed)):
+        by_launch.setdefault(event.correlation, []).append(event)
+    with turn(), torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as launched:
+        for i in range(REPEATS):
+            _in_sequence(program, f"{LABEL}in sequence {i} ")
+        _in_both_states(program, set(distinct), lambda: other.max())
+        torch.cuda.synchronize()
     return list(by_launch.values()), trace.launched_under(trace.exported(launched), LABEL)
 
 

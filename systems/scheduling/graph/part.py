@@ -84,6 +84,30 @@ def alone(name: str, target: str, call: Call, examples: Sequence[Tensor]) -> Pro
     return Program(graph, [call], [Output(0)], tree_structure([0]), tuple(examples))
 
 
+def together(programs: Sequence[Program]) -> Program:
+    """Programs side by side in one, none of which reads another's outputs; inputs and outputs in their order."""
+    calls: list[Call] = []
+    operators: list[Operator] = []
+    predecessors: list[list[int]] = []
+    outputs: list[Any] = []
+    examples: list[Tensor] = []
+    for program in programs:
+        first, first_input = len(operators), len(examples)
+
+        def moved(argument: Any, first: int = first, first_input: int = first_input) -> Any:
+            if isinstance(argument, Output):
+                return Output(first + argument.operator, argument.index)
+            return Input(first_input + argument.index) if isinstance(argument, Input) else argument
+
+        calls += [call.map(moved) for call in program.calls]
+        operators += [Operator(first + o.id, o.name, o.target) for o in program.graph.operators]
+        predecessors += [[first + u for u in before] for before in program.graph.predecessors]
+        outputs += map(moved, program.outputs)
+        examples += program.examples
+    graph = OperatorGraph(operators, predecessors)
+    return Program(graph, calls, outputs, tree_structure([0] * len(outputs)), tuple(examples))
+
+
 def example(value: Any, device: torch.device) -> Tensor:
     """A tensor of the shape, dtype and strides of `value`: random where it is of floating point, else zero.
 

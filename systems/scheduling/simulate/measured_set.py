@@ -8,11 +8,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from systems.cache import JSON
 from systems.profiling.profile import Capacity, OperatorProfile, Profile, checked, mapping, number, operator_of
 from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
 from systems.scheduling.plans.schedule import Schedule
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,10 @@ class MeasuredSet:
         model: Its name.
         batch: Samples of a call.
         conditions: Of the profile: device, libraries, arithmetic (`measurements.conditions`).
-        programs: By name: "captured", and what passes and merges made of it.
+        programs: By name: "captured", and what passes and merges made of it; "merges" holds every merge that IOS may choose.
         schedules: Of these programs.
+        commit: Of the code that measured; None where nothing names it.
+        modified: Did files differ from that commit?
     """
 
     model: str
@@ -60,6 +65,8 @@ class MeasuredSet:
     conditions: dict[str, JSON]
     programs: dict[str, ProfiledProgram]
     schedules: tuple[MeasuredSchedule, ...]
+    commit: str | None = None
+    modified: bool | None = None
 
     def to_json(self) -> dict[str, JSON]:
         """One JSON document, each distinct operator once."""
@@ -80,6 +87,8 @@ class MeasuredSet:
             "model": self.model,
             "batch": self.batch,
             "conditions": self.conditions,
+            "commit": self.commit,
+            "modified": self.modified,
             "device": profile.device,
             "capacity": None if profile.capacity is None else asdict(profile.capacity),
             "operators": operators,
@@ -123,6 +132,8 @@ class MeasuredSet:
                 conditions=mapping(whole["conditions"]),  # type: ignore[arg-type]
                 programs=programs,
                 schedules=tuple(_schedule(mapping(entry), programs) for entry in checked(whole["schedules"], list)),
+                commit=_or_none(whole.get("commit"), str),
+                modified=_or_none(whole.get("modified"), bool),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"this is no set of measured schedules: {type(error).__name__}: {error}") from error
@@ -140,6 +151,10 @@ class MeasuredSet:
             return cls.from_json(json.loads(gzip.decompress(content) if file.suffix == ".gz" else content))
         except (EOFError, gzip.BadGzipFile, RecursionError) as error:
             raise ValueError(f"this is no set of measured schedules: {type(error).__name__}: {error}") from error
+
+
+def _or_none(value: object, kind: type[T]) -> T | None:
+    return None if value is None else checked(value, kind)
 
 
 def _program(

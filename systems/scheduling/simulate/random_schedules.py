@@ -14,20 +14,42 @@ from systems.scheduling.plans.stream_assignment import assign_streams
 
 MOST_STREAMS = 16  # that are drawn at random
 MOST_BARRIERS = 6
+DRAWS = 6  # for each schedule that is chosen
 
 
 def random_schedules(graph: OperatorGraph, count: int, seed: int) -> list[Schedule]:
-    """`count` valid schedules; a larger share of the operators is ordered at random from one to the next.
+    """`count` valid schedules: their longest chains of operators lie evenly, up to that of all operators.
+
+    How long a schedule takes goes with its longest chain, so latencies lie evenly too. No profile and no simulation has a
+    part in the choice, which would favour the simulator.
 
     Args:
         graph: Of the operators.
         seed: The same schedules for the same seed.
     """
-    random = Random(seed)
-    return [random_schedule(graph, random, i / max(1, count - 1)) for i in range(count)]
+    random, num_draws = Random(seed), DRAWS * count
+    nimbles = assign_streams(graph).streams if count else ()
+    drawn = [random_schedule(graph, random, i / max(1, num_draws - 1), nimbles) for i in range(num_draws)]
+    drawn.sort(key=longest_chain)
+    return [drawn[i] for i in _evenly([longest_chain(schedule) for schedule in drawn], count)]
 
 
-def random_schedule(graph: OperatorGraph, random: Random, ordered_share: float) -> Schedule:
+def longest_chain(schedule: Schedule) -> int:
+    """Operators of the longest chain that a schedule orders one after the other."""
+    chain = [0] * len(schedule.graph)
+    last = dict.fromkeys(schedule.streams, 0)
+    waits: dict[int, list[int]] = {}
+    for u, v in schedule.waits:
+        waits.setdefault(v, []).append(u)
+    for v in schedule.order:
+        before = max((chain[u] for u in waits.get(v, ())), default=0)
+        chain[v] = last[schedule.streams[v]] = 1 + max(before, last[schedule.streams[v]])
+    return max(chain, default=0)
+
+
+def random_schedule(
+    graph: OperatorGraph, random: Random, ordered_share: float, nimbles: Sequence[int] | None = None
+) -> Schedule:
     """One valid schedule, in a random topological launch order.
 
     Invariant: every wait points forward in that order, and those of `waits_between` order every dependency; what is added
@@ -39,10 +61,11 @@ def random_schedule(graph: OperatorGraph, random: Random, ordered_share: float) 
 
     Args:
         ordered_share: Of the operators that step 2 orders, 0 to 1.
+        nimbles: Nimble's streams, where they are known already.
     """
     order = _topological(graph, random)
     if random.random() < 0.5:
-        streams: Sequence[int] = assign_streams(graph).streams
+        streams: Sequence[int] = assign_streams(graph).streams if nimbles is None else nimbles
     else:
         num_streams = random.randint(2, MOST_STREAMS)
         streams = [random.randrange(num_streams) for _ in order]
@@ -65,6 +88,20 @@ def random_merges(program: Program, random: Random) -> tuple[tuple[int, ...], ..
             by_input.setdefault(call.args[0], []).append(v)
     groups = (tuple(v for v in group if random.random() < 0.5) for group in by_input.values())
     return tuple(group for group in groups if mergeable(program, [(v,) for v in group]))
+
+
+def _evenly(values: Sequence[int], count: int) -> list[int]:
+    """Places of `count` of the ascending values, as near as there are to equal steps from the least to the largest.
+
+    Invariant: places ascend, and as many values are left as are still to be chosen.
+    """
+    places: list[int] = []
+    for i in range(count):
+        wanted = values[0] + (values[-1] - values[0]) * (i / max(1, count - 1))
+        first = places[-1] + 1 if places else 0
+        free = range(first, len(values) - (count - i) + 1)
+        places.append(min(free, key=lambda place: abs(values[place] - wanted)))
+    return places
 
 
 def _topological(graph: OperatorGraph, random: Random) -> list[int]:
