@@ -13,7 +13,7 @@ from .gpu import Gpu
 Resources = tuple[int, int, int, int]  # threads, registers, bytes of shared memory, slots of blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One kernel or copy of an operator, which runs alone in waves of equal length.
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from .kernels import Kernels
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Blocks of one kernel that began and ended together.
 
     Args:
