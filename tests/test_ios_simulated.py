@@ -1,5 +1,6 @@
 """IOS with simulated costs: stages without a measurement."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler
 from systems.scheduling.simulate.simulator import simulate
-from systems.scheduling.simulate.stored import read_sets, stored_profile
+from systems.scheduling.simulate.stored import StoredOperators, read_sets
 from tests.modules import Branches
 
 X = torch.randn(1, 3, 8, 8)
@@ -54,7 +55,7 @@ def test_a_search_measures_nothing(program: Program, file: Path, monkeypatch: py
 
 def test_a_stage_costs_what_simulating_it_says(program: Program, file: Path) -> None:
     """One group of all operators is the whole program in sequence, but for the launch of the graph."""
-    profile = stored_profile(program, read_sets(str(file)))
+    profile = StoredOperators(read_sets(str(file))).profile(program)
     costs = StageSimulator(program, Timer(program.device), "h200", str(file))
     everything = [tuple(range(len(program.graph)))]
     one = systems.load("sequential")
@@ -62,6 +63,32 @@ def test_a_stage_costs_what_simulating_it_says(program: Program, file: Path) -> 
     whole_us = simulate(one.plan(program), profile, costs.gpu).latency_us
     alone_us = whole_us - costs.gpu.launch_us - costs.gpu.finish_us + costs.gpu.edge_us
     assert costs.concurrent([everything], [costs.number(everything)]) * 1e3 == pytest.approx(alone_us)
+
+
+class Twins(torch.nn.Module):
+    """Two convolutions of one input, which merge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.left(x), self.right(x)], 1)
+
+
+@pytest.mark.parametrize(("merged_ms", "is_merged"), [(0.001, True), (10.0, False)])
+def test_a_search_merges_where_the_profile_says_that_it_pays(tmp_path: Path, merged_ms: float, is_merged: bool) -> None:
+    program = capture(Twins().eval(), (X,))
+    prepared = PreparedSchedules("twins", 1, program, {})
+    prepared.profile()
+    measured = prepared.result()
+    merges = measured.programs["merges"]
+    profile = replace(merges.profile, operators=tuple(replace(o, milliseconds=merged_ms) for o in merges.profile.operators))
+    programs = {**measured.programs, "merges": replace(merges, profile=profile)}
+    replace(measured, programs=programs).write(file := tmp_path / "twins.json.gz")
+    ios = systems.load("ios", costs="simulated", profile=str(file))
+    assert isinstance(ios, Scheduler)
+    assert bool(ios.plan(program).merges) == is_merged
 
 
 @pytest.mark.parametrize(

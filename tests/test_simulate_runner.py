@@ -15,11 +15,12 @@ from simulated import GPU, kernel, operator, profile_of
 from results.timeline import from_trace
 from systems.base import Unsupported
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.measured_set import MeasuredSchedule, MeasuredSet, ProfiledProgram
 from systems.scheduling.simulate.simulator import simulate
-from systems.scheduling.simulate.stored import measurement, stored_profile
+from systems.scheduling.simulate.stored import StoredOperators
 from systems.scheduling.simulate.what_if import on_another
 from tests.modules import Branches
 
@@ -63,18 +64,51 @@ def test_a_program_finds_its_operators_wherever_it_was_captured(measured: Measur
     other = measured.programs["captured"]
     moved = tuple(s.replace("relu", "device(type='cuda', index=0) relu") for s in other.profile.signatures)
     program = capture(Branches().eval(), (torch.randn(1, 3, 8, 8),))
-    assert stored_profile(program, [measured]).operators == other.profile.operators
+    assert StoredOperators([measured]).profile(program).operators == other.profile.operators
     changed = replace(other, profile=replace(other.profile, signatures=moved))
     with pytest.raises(Unsupported, match=r"lacks operator .*relu"):
-        stored_profile(program, [replace(measured, programs={"captured": changed})])
+        StoredOperators([replace(measured, programs={"captured": changed})]).profile(program)
 
 
 def test_a_measurement_is_of_the_same_order_alone(measured: MeasuredSet) -> None:
     profiled = measured.programs["captured"]
-    schedule = assign_streams(profiled.graph)
-    assert measurement(schedule, profiled.profile, [measured]) is measured.schedules[0]
+    schedule, stored = assign_streams(profiled.graph), StoredOperators([measured])
+    assert stored.measurement(schedule, profiled.profile) is measured.schedules[0]
     other = replace(schedule, streams=(0,) * len(profiled.graph), waits=())
-    assert measurement(other, profiled.profile, [measured]) is None
+    assert stored.measurement(other, profiled.profile) is None
+
+
+class Attention(torch.nn.Module):
+    """With a mask that lies transposed, which is copied on a CPU alone."""
+
+    def __init__(self, is_copied: bool) -> None:
+        super().__init__()
+        self.is_copied = is_copied
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        mask = mask.transpose(2, 3)
+        if self.is_copied:
+            mask = mask.clone(memory_format=torch.contiguous_format)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+
+def test_a_copy_that_a_gpus_capture_leaves_out_takes_no_time(measured: MeasuredSet) -> None:
+    """The set is of a GPU's capture, whose attention reads the mask as it lies, and one that reads it in order."""
+    inputs = torch.randn(1, 2, 8, 4), torch.randn(1, 1, 8, 8)
+    on_gpu, on_cpu = (capture(Attention(is_copied).eval(), inputs) for is_copied in (False, True))
+    signatures = (*map(on_gpu.signature, range(len(on_gpu.graph))), on_cpu.signature(len(on_cpu.graph) - 1))
+    operators = [operator(kernel(10, 8, 128, 32, 0)) if "attention" in s else operator() for s in signatures]
+    graph = OperatorGraph.from_edges(len(signatures), [])
+    profile = replace(profile_of(operators), signatures=signatures)
+    stored = StoredOperators([replace(measured, programs={"captured": ProfiledProgram(graph, profile)}, schedules=())])
+    assert [o.milliseconds for o in stored.profile(on_cpu).operators] == [0.0, 0.0, 0.01]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bert", "gpt2"])
+def test_a_laptop_knows_what_was_measured_of_attention(run: Run, model: str) -> None:
+    done = run("runner=simulate", f"model={model}", "system=nimble", "device=cpu")
+    assert done.returncode == 0 and "measured" in done.stdout, done.stderr
 
 
 def test_half_the_bandwidth_takes_twice_as_long_for_what_memory_limits() -> None:

@@ -132,10 +132,10 @@ class Simulate(Showing):
         from systems.scheduling.simulate.baselines import baselines
         from systems.scheduling.simulate.gpu import find, load
         from systems.scheduling.simulate.simulator import Simulator
-        from systems.scheduling.simulate.stored import measurement, read_sets, stored_profile
+        from systems.scheduling.simulate.stored import StoredOperators, read_sets
         from systems.scheduling.simulate.what_if import on_another
 
-        sets = [each for file in self._files(cell) for each in read_sets(str(file))]
+        stored = StoredOperators([each for file in self._files(cell) for each in read_sets(str(file))])
         report("loading the model")
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)  # some schedulers measure
         model = shape_of(cell.model, cell.conditions)
@@ -147,10 +147,10 @@ class Simulate(Showing):
         with torch.no_grad(), refused_by_the_system(lambda: model.module(*model.inputs)):
             program, schedule = system.lowered(model.module, model.inputs)
         report("simulating")
-        profile = stored_profile(program, sets)
+        profile = stored.profile(program)
         gpu, own = load(self.options.gpu, **self.options.changed), find(profile.device)
         is_guess = gpu != own
-        measured = None if is_guess else measurement(schedule, profile, sets)
+        measured = None if is_guess else stored.measurement(schedule, profile)
         if is_guess:
             if own is None:
                 raise Unsupported(f"conf/gpu has no {profile.device}, from which times could be scaled")

@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 
 from systems.profiling.timing import Timer
 from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import replace
+from systems.scheduling.plans.merge import merge
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.kernels import Kernels, Node
 from systems.scheduling.simulate.simulator import replay
-from systems.scheduling.simulate.stored import read_sets, stored_profile
+from systems.scheduling.simulate.stored import StoredOperators, read_sets
 
 from .stage_timer import StageTimer, Unit
 
@@ -15,7 +17,7 @@ from .stage_timer import StageTimer, Unit
 class StageSimulator(StageTimer):
     """Costs of stages as `StageTimer` gives them, out of a profile.
 
-    A merge of convolutions is none of the operators of the program, and no profile has it: no stage is merged.
+    A merge is considered where the profile has it; `merges.py` says which merges a profile of a program holds.
 
     Args:
         program: Whose units are timed.
@@ -39,8 +41,10 @@ class StageSimulator(StageTimer):
     ):
         super().__init__(program, timer, on_measured)
         self.gpu = load(gpu)
-        self.kernels = Kernels.of(program.graph, stored_profile(program, read_sets(profile)), self.gpu)
+        self.stored = StoredOperators(read_sets(profile))
+        self.kernels = Kernels.of(program.graph, self.stored.profile(program), self.gpu)
         self.costs: dict[str, float] = {}
+        self.merges: dict[str, float | None] = {}
 
     def concurrent(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> float:
         name = self.name(numbers)
@@ -52,22 +56,37 @@ class StageSimulator(StageTimer):
         return self.name(numbers) in self.costs
 
     def merged(self, units: Sequence[Unit]) -> float | None:
-        return None
+        name = " | ".join(map(self._signature, units))
+        if name not in self.merges:
+            self.merges[name] = self._merged(units)
+        return self.merges[name]
+
+    def _merged(self, units: Sequence[Unit]) -> float | None:
+        replacement = merge(self.program, units)
+        if replacement is None:
+            return None
+        whole, place = replace(self.program, [replacement])
+        v = place[replacement.operators[0]]
+        if whole.signature(v) not in self.stored:
+            return None
+        kernels = Kernels.of(whole.graph, self.stored.profile(whole), self.gpu)
+        return self._milliseconds([kernels.nodes[kernels.first[v] : kernels.first[v + 1]]])
 
     def _simulated(self, groups: Sequence[Sequence[Unit]]) -> float:
-        """Milliseconds of groups beside each other, with the edge to the next stage and without the launch of a graph."""
-        first = self.kernels.first
+        first, nodes = self.kernels.first, self.kernels.nodes
+        members = [sorted(v for unit in group for v in unit) for group in groups]
+        return self._milliseconds([[node for v in group for node in nodes[first[v] : first[v + 1]]] for group in members])
+
+    def _milliseconds(self, chains: Sequence[Sequence[Node]]) -> float:
+        """Of chains of kernels beside each other, with the edge to the next stage and without the launch of a graph."""
         nodes: list[Node] = []
         before: list[tuple[int, ...]] = []
-        for group in groups:
-            needed: tuple[int, ...] = ()
-            for v in sorted(v for unit in group for v in unit):
-                for node in self.kernels.nodes[first[v] : first[v + 1]]:
-                    before.append(needed)
-                    needed = (len(nodes),)
-                    nodes.append(node)
+        for chain in chains:
+            for i, node in enumerate(chain):
+                before.append((len(nodes) - 1,) if i else ())
+                nodes.append(node)
         if not nodes:
             return 0.0
         timeline = replay(Kernels(tuple(nodes), (), self.kernels.limits), before, self.gpu)
-        edge_us = self.gpu.branch_us if len(groups) > 1 else self.gpu.edge_us
+        edge_us = self.gpu.branch_us if len(chains) > 1 else self.gpu.edge_us
         return (max(timeline.ends_us) - self.gpu.launch_us + edge_us) / 1e3

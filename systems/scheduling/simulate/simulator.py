@@ -1,7 +1,7 @@
 """How long a schedule takes: a discrete-event simulation of a GPU that runs a captured graph.
 
 1. A kernel becomes ready when all before it have ended and the edge from the last of them has taken its time. They
-   are dispatched in the order in which they became ready, one after the other: the more a kernel had to wait for, the longer.
+   are dispatched in the order in which they became ready, one by one: a kernel that had to wait for more takes longer.
 2. Dispatched kernels stand in one queue. Blocks of the first one go to the multiprocessors as far as registers, shared
    memory, threads and slots allow, all multiprocessors taken together; the next one's turn comes when it has none left. A
    kernel alone runs in waves of equal length, whose sum is its time alone.
