@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, command, environment, records
 
 pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
@@ -102,11 +103,16 @@ def test_bad_requests_are_one_line(arguments: list[str], words: str, tmp_path: P
 
 
 def session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, model: str = "pipeline", **options: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    model: str = "pipeline",
+    precision: str = "fp32",
+    **options: Any,
 ) -> AccuracySession:
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
     model_options = {"dataset": "synthetic", "pipeline": "pipe1"} | options if model == "pipeline" else options
-    conditions = Conditions(batch=1, device="cpu", precision="fp32", layout="contiguous", seed=3, algorithms="heuristic")
+    conditions = Conditions(batch=1, device="cpu", precision=precision, layout="contiguous", seed=3, algorithms="heuristic")
     cell = Cell(
         choose("model", model, **model_options), choose("system", system), choose("runner", "accuracy", seeds=2), conditions
     )
@@ -123,6 +129,15 @@ def test_a_network_is_refused_as_a_table_and_a_table_as_a_network(tmp_path: Path
             systems.load(name).prepare(None, ())  # type: ignore[arg-type]
     with pytest.raises(BadOption, match=r"system\.scope=leaves is not one of all, trees"):
         systems.load("windtunnel", scope="leaves")
+
+
+def test_precision_is_set_and_part_of_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded = session(tmp_path, monkeypatch, "pipeline", precision="tf32_products")
+    assert torch.backends.cuda.matmul.allow_tf32
+    exact = session(tmp_path, monkeypatch, "pipeline", precision="tf32")
+    assert not torch.backends.cuda.matmul.allow_tf32 and exact._of(0) != rounded._of(0)
+    with pytest.raises(Unsupported, match="train in fp32 or TF32, not in fp16"):
+        session(tmp_path, monkeypatch, "pipeline", precision="fp16")
 
 
 def test_a_wrong_translation_is_incorrect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -406,18 +406,19 @@ class SoftForest(nn.Module):
         num_trees, num_nodes, _ = self.shape
         x = x.to(self.signs.dtype)
         known = ((x.nan_to_num(0.0, LARGE, -LARGE) if self.sees_missing else x) - self.shift) / self.scale
+        steepness = 1 / self.temperature
         if self.level >= 3:
-            nodes = torch.addmm(-self.threshold, known, self.weight)  # [B, T·N]
+            nodes = torch.addmm(self.threshold, known, self.weight, beta=-steepness, alpha=steepness)  # [B, T·N]
         else:
-            nodes = known[:, self.feature] - self.threshold
-        nodes = torch.tanh(nodes / self.temperature)
+            nodes = (known[:, self.feature] - self.threshold) * steepness
+        nodes = torch.tanh(nodes)
         if self.sees_missing and self.missing.is_possible:
             is_missing = self.missing.at(x[:, self.feature], ALL)
             nodes = torch.where(is_missing, 1 - 2 * self.missing.missing_left.to(nodes.dtype), nodes)
         nodes = nn.functional.dropout(nodes, self.dropout, self.training)
         nodes = nodes.view(-1, num_trees, num_nodes).transpose(0, 1)  # [T, B, N]
         signs = self.signs * self.node_mask if self.is_padded else self.signs
-        leaves = torch.tanh(torch.baddbmm(self.leaf_bias, nodes, signs) / self.temperature)
+        leaves = torch.tanh(torch.baddbmm(self.leaf_bias, nodes, signs, beta=steepness, alpha=steepness))
         return nn.functional.dropout(leaves, self.dropout, self.training)
 
 

@@ -31,6 +31,7 @@ from systems.base import Prepared, Unsupported
 from systems.cache import JSON, Artefact, Cache
 from systems.tabular.learner import Learned, Learner, Task
 
+from .arithmetic import set_arithmetic
 from .session import Session
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class AccuracySession(Session):
         if reason := system.unsupported(self.device):
             raise Unsupported(reason)
         self.system: Learner = system  # type: ignore[assignment]
+        if cell.conditions.precision in ("fp16", "bf16"):
+            raise Unsupported(f"systems that learn from a table train in fp32 or TF32, not in {cell.conditions.precision}")
+        set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
         options: dict[str, Any] = cell.model.options
         self.table = TableOptions(**options)
         runner = options_of(AccuracyOptions, cell.runner)
@@ -176,6 +180,7 @@ class AccuracySession(Session):
             "system": {"name": self.cell.system.name, **self.cell.system.options},
             "form": self.form,
             "device": self.device,
+            "precision": self.cell.conditions.precision,
             "seed": seed,
             "file": changed,  # type: ignore[dict-item]
             "code": code_digest(roots),
