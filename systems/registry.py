@@ -21,6 +21,7 @@ ELSEWHERE = {
     "lightgbm": ".tabular.pipeline",
     "tabm": ".tabular.networks",
     "ft_transformer": ".tabular.networks",
+    "deepgbm": ".tabular.deepgbm",
 }
 CUSTOM = "custom"  # a user's own scheduler, which needs its option `plan`
 

@@ -180,6 +180,7 @@ def task(seed: int = 0) -> tuple[Task, np.ndarray]:
         ("windtunnel_cold", {"max_epochs": 8}),
         ("gbdt2nn", {"max_epochs": 2}),
         ("lightgbm", {"trials": 2, "max_trees": 30}),
+        ("deepgbm", {"max_epochs": 4, "groups": 2}),
         pytest.param("tabm", {"max_epochs": 4}, marks=pytest.mark.slow),
         pytest.param("ft_transformer", {"max_epochs": 2, "learning_rate": 1e-3}, marks=pytest.mark.slow),
     ],
@@ -206,7 +207,7 @@ def test_no_learner_is_loaded_with_its_libraries() -> None:
     import sys
 
     program = (
-        "import sys, systems; names = ('pipeline', 'windtunnel', 'lightgbm', 'tabm', 'ft_transformer');"
+        "import sys, systems; names = ('pipeline', 'windtunnel', 'lightgbm', 'tabm', 'ft_transformer', 'deepgbm');"
         "[systems.load(name) for name in names]; print({'sklearn', 'lightgbm', 'tabm'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)

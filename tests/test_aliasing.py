@@ -73,7 +73,8 @@ def owner() -> Owner:
     return Owner().eval()
 
 
-LEARNERS = {"pipeline", "windtunnel", "lightgbm", "tabm", "ft_transformer"}  # from tables; they execute no module
+# From tables; they execute no module.
+LEARNERS = {"pipeline", "windtunnel", "lightgbm", "tabm", "ft_transformer", "deepgbm"}
 SERVERS = {"orca", "request_level"}  # nor do these
 
 

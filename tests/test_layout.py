@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
-    "systems.tabular": {"models.tabular", "systems.base"},
+    "systems.tabular": {"models.neural", "models.tabular", "systems.base"},
     "systems.windtunnel": {"conf", "systems.base", "models.neural", "models.tabular", "systems.registry", "systems.tabular"},
     # runners
     "runners": set(),

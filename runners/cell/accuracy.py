@@ -69,6 +69,8 @@ class AccuracySession(Session):
         self.seeds = range(cell.conditions.seed, cell.conditions.seed + runner.seeds)
         is_small = self.table.form == "small" or (self.table.form == "auto" and self.device == "cpu")
         self.form = "small" if is_small else "whole"
+        if is_small:
+            torch.set_num_threads(1)  # steps so small take longer where threads wait for each other
         self._dataset: Dataset | None = None
         self._seeds: list[SeedAccuracy] = []
         self._parameters: int | None = None

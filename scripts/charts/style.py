@@ -78,6 +78,7 @@ LOOKS = {
     "lightgbm": Look("#3cdc54", (9, 1, 20), "ooo"),
     "tabm": Look("#6c2400", (7, 2, 0), "ooo"),
     "ft_transformer": Look("#ece133", (9, 2, 0), "/////"),
+    "deepgbm": Look("#8c6d00", (9, 2, 20), "....."),
 }
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")

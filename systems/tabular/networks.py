@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -16,8 +18,32 @@ from .learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task
 CHUNK = 16_384
 
 
-class _Network(Learner):
-    """AdamW, early stopping by the validation AUC; numbers standardized, categories as ids, an unknown one as 0."""
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A network before its training, with its inputs of three parts of a task.
+
+    Attributes:
+        network: inputs [B, ...] -> logits [B, members].
+        training, validation, test: inputs, on the device.
+        loss: (places of training rows [B], their labels [B]) -> one number.
+    """
+
+    network: nn.Module
+    training: tuple[Tensor, ...]
+    validation: tuple[Tensor, ...]
+    test: tuple[Tensor, ...]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+class NetworkLearner(Learner):
+    """AdamW, and early stopping by the validation AUC.
+
+    Args:
+        learning_rate, weight_decay: of AdamW.
+        batch_size: rows of a step.
+        max_epochs: at most.
+        patience: epochs without a better validation AUC after which it ends.
+    """
 
     def __init__(
         self,
@@ -31,43 +57,29 @@ class _Network(Learner):
         self.max_epochs, self.patience = max_epochs, patience
 
     @abstractmethod
-    def network(self, num_numeric: int, sizes: list[int]) -> nn.Module:
-        """A module of (numbers [B, numeric], ids [B, fields]) -> logits [B, members]."""
+    def built(self, task: Task) -> Built:
+        """The network and its inputs; what is drawn is drawn from torch's generator, which holds the task's seed."""
 
     def learn_from(self, task: Task) -> Learned:
         from sklearn.metrics import roc_auc_score
 
-        from models.tabular.encoders import places
-
         begin = perf_counter()
-        rows, label = task.training
-        numeric, categorical = list(task.dataset.numeric), list(task.dataset.categorical)
-        mean, deviation = rows[numeric].mean(), rows[numeric].std().replace(0, 1)
-        known = {name: np.asarray(rows[name].dropna().unique()) for name in categorical}
-
-        def tensors(table: Any) -> tuple[Tensor, Tensor]:
-            numbers = ((table[numeric] - mean) / deviation).fillna(0).to_numpy(dtype=np.float32)
-            ids = [places(known[name], np.asarray(table[name])) for name in categorical]
-            stacked = np.stack(ids, 1) if ids else np.zeros((len(table), 0), np.int64)
-            return torch.from_numpy(numbers).to(task.device), torch.from_numpy(stacked).to(task.device)
-
-        training, validation, test = (tensors(table) for table in (rows, task.validation[0], task.test))
-        target = torch.as_tensor(label, dtype=torch.float32, device=task.device)
         torch.manual_seed(task.seed)
-        network = self.network(len(numeric), [len(c) + 1 for c in known.values()]).to(task.device)
+        built = self.built(task)
+        network = built.network
+        target = torch.as_tensor(task.training[1], dtype=torch.float32, device=task.device)
         optimizer = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         best, best_state, best_epoch, epochs = -np.inf, {k: v.clone() for k, v in network.state_dict().items()}, 0, 0
         batch_size = min(self.batch_size, SMALL_BATCH) if task.is_small else self.batch_size
         for epoch in range(min(self.max_epochs, SMALL_EPOCHS) if task.is_small else self.max_epochs):
             network.train()
-            for places_ in torch.randperm(len(target), device=task.device).split(batch_size):
-                logits = network(training[0][places_], training[1][places_])
-                loss = binary_cross_entropy_with_logits(logits, target[places_, None].expand_as(logits))
+            for rows in torch.randperm(len(target), device=task.device).split(batch_size):
+                loss = built.loss(rows, target[rows])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
             epochs = epoch + 1
-            metric = float(roc_auc_score(task.validation[1], _positive(network, validation)))
+            metric = float(roc_auc_score(task.validation[1], _positive(network, built.validation)))
             task.report(f"{self.name}, epoch {epochs}: validation {metric:.5f}")
             if metric > best:
                 best, best_epoch = metric, epoch
@@ -76,18 +88,59 @@ class _Network(Learner):
                 break
         network.load_state_dict(best_state)
         parameters = sum(p.numel() for p in network.parameters())
-        return Learned(_positive(network, test), perf_counter() - begin, 0.0, parameters, epochs)
+        return Learned(_positive(network, built.test), perf_counter() - begin, 0.0, parameters, epochs)
 
 
 @torch.no_grad()
-def _positive(network: nn.Module, rows: tuple[Tensor, Tensor]) -> Any:
+def _positive(network: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
     """The mean over members of the probability of label 1, [B]."""
     network.eval()
-    pieces = [network(a, b).sigmoid().mean(1) for a, b in zip(rows[0].split(CHUNK), rows[1].split(CHUNK), strict=True)]
+    pieces = [network(*piece).sigmoid().mean(1) for piece in zip(*(x.split(CHUNK) for x in inputs), strict=True)]
     return torch.cat(pieces).double().cpu().numpy()
 
 
-class TabM(_Network):
+class Ids:
+    """Categories as numbers, [B, fields] int64; one that the training rows do not have is 0."""
+
+    def __init__(self, task: Task):
+        rows = task.training[0]
+        self.known = {name: np.asarray(rows[name].dropna().unique()) for name in task.dataset.categorical}
+        self.sizes = [len(categories) + 1 for categories in self.known.values()]
+
+    def __call__(self, table: Any) -> Tensor:
+        from models.tabular.encoders import places
+
+        ids = [places(categories, np.asarray(table[name])) for name, categories in self.known.items()]
+        return torch.from_numpy(np.stack(ids, 1) if ids else np.zeros((len(table), 0), np.int64))
+
+
+class _TableNetwork(NetworkLearner):
+    """Over the columns themselves, whatever the pipeline: numbers standardized, categories as ids."""
+
+    @abstractmethod
+    def network(self, num_numeric: int, sizes: list[int]) -> nn.Module:
+        """A module of (numbers [B, numeric], ids [B, fields]) -> logits [B, members]."""
+
+    def built(self, task: Task) -> Built:
+        rows, numeric = task.training[0], list(task.dataset.numeric)
+        mean, deviation = rows[numeric].mean(), rows[numeric].std().replace(0, 1)
+        ids = Ids(task)
+
+        def tensors(table: Any) -> tuple[Tensor, ...]:
+            numbers = ((table[numeric] - mean) / deviation).fillna(0).to_numpy(dtype=np.float32)
+            return torch.from_numpy(numbers).to(task.device), ids(table).to(task.device)
+
+        network = self.network(len(numeric), ids.sizes).to(task.device)
+        training = tensors(rows)
+
+        def loss(places: Tensor, target: Tensor) -> Tensor:
+            logits = network(*(x[places] for x in training))
+            return binary_cross_entropy_with_logits(logits, target[:, None].expand_as(logits))
+
+        return Built(network, training, tensors(task.validation[0]), tensors(task.test), loss)
+
+
+class TabM(_TableNetwork):
     """TabM (Gorishniy et al. 2025): 32 networks in one."""
 
     name = "tabm"
@@ -108,7 +161,7 @@ class TabM(_Network):
         return Members()
 
 
-class FTTransformer(_Network):
+class FTTransformer(_TableNetwork):
     """FT-Transformer (Gorishniy et al. 2021), with its authors' defaults."""
 
     name = "ft_transformer"
