@@ -23,9 +23,13 @@ def columns_of(x: Any) -> list[NDArray[Any]]:
     return [np.asarray(x[:, i]) for i in range(x.shape[1])]
 
 
-def places(categories: NDArray[Any], column: NDArray[Any]) -> NDArray[np.int64]:
-    """The row of each value in a table of codes: 1 + its place among the categories, 0 if it is none of them."""
-    return np.asarray(pd.Index(categories).get_indexer(pd.Index(column))) + 1
+def places(categories: NDArray[Any] | pd.Index, column: NDArray[Any]) -> NDArray[np.int64]:
+    """The row of each value in a table of codes: 1 + its place among the categories, 0 if it is none of them.
+
+    An Index keeps its table of hashes from one call to the next.
+    """
+    index = categories if isinstance(categories, pd.Index) else pd.Index(categories)
+    return np.asarray(index.get_indexer(pd.Index(column))) + 1
 
 
 class CategoryEncoder(TransformerMixin, BaseEstimator):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import scipy.sparse
 import torch
 from numpy.typing import NDArray
@@ -53,11 +55,15 @@ class Lookup:
     categories: tuple[NDArray[Any], ...]
     refuses_unknown: bool
 
+    @cached_property
+    def _indexes(self) -> list[pd.Index]:
+        return [pd.Index(categories) for categories in self.categories]
+
     def __call__(self, x: Any) -> NDArray[np.int64]:
         """[B, columns] -> rows, [B, columns]. Raises ValueError."""
         all_rows = []
-        for i, (categories, column) in enumerate(zip(self.categories, columns_of(x), strict=True)):
-            rows = places(categories, column)
+        for i, (index, column) in enumerate(zip(self._indexes, columns_of(x), strict=True)):
+            rows = places(index, column)
             if self.refuses_unknown and not rows.all():
                 value = column[int(np.argmin(rows))]
                 raise ValueError(f"{self.name} has not seen the category {value!r} of its column {i}")
