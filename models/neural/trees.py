@@ -410,7 +410,8 @@ class SoftForest(nn.Module):
         if self.level >= 3:
             nodes = torch.addmm(self.threshold, known, self.weight, beta=-steepness, alpha=steepness)  # [B, T·N]
         else:
-            nodes = (known[:, self.feature] - self.threshold) * steepness
+            # Its gradient adds in place, where that of an index sorts first.
+            nodes = (known.index_select(1, self.feature) - self.threshold) * steepness
         nodes = torch.tanh(nodes)
         if self.sees_missing and self.missing.is_possible:
             is_missing = self.missing.at(x[:, self.feature], ALL)

@@ -27,8 +27,9 @@ def _machine(weight: Tensor, factors: Tensor, bias: Tensor, x: scipy.sparse.csr_
     def summed(table: Tensor, scale: Tensor) -> Tensor:
         return embedding_bag(columns, table, starts, mode="sum", per_sample_weights=scale)
 
-    pairs = summed(factors, values).square() - summed(factors.square(), values.square())
-    return bias + summed(weight[:, None], values)[:, 0] + pairs.sum(1) / 2
+    both = summed(torch.cat([weight[:, None], factors], 1), values)
+    squares = summed(factors.square().sum(1, keepdim=True), values.square())[:, 0]
+    return bias + both[:, 0] + (both[:, 1:].square().sum(1) - squares) / 2
 
 
 class _Factorization(BaseEstimator):
@@ -42,6 +43,7 @@ class _Factorization(BaseEstimator):
         epochs: int = 5,
         batch_size: int = 4096,
         random_state: int = 0,
+        device: str = "cpu",
     ):
         self.rank = rank
         self.learning_rate = learning_rate
@@ -49,24 +51,25 @@ class _Factorization(BaseEstimator):
         self.epochs = epochs
         self.batch_size = batch_size
         self.random_state = random_state
+        self.device = device
 
     def _fit(self, x: scipy.sparse.csr_matrix, target: NDArray[np.float64], is_binary: bool) -> None:
         generator = torch.Generator().manual_seed(self.random_state)
-        weight = torch.zeros(x.shape[1], requires_grad=True)
-        factors = (torch.randn(x.shape[1], self.rank, generator=generator) * 0.01).requires_grad_(True)
+        weight = torch.zeros(x.shape[1], device=self.device, requires_grad=True)
+        factors = (torch.randn(x.shape[1], self.rank, generator=generator) * 0.01).to(self.device).requires_grad_(True)
         mean = float(target.mean())
         start = np.log(mean) - np.log1p(-mean) if is_binary else mean
-        bias = torch.tensor([float(start)], requires_grad=True)
+        bias = torch.tensor([float(start)], device=self.device, requires_grad=True)
         optimizer = torch.optim.Adam([weight, factors, bias], self.learning_rate, weight_decay=self.weight_decay)
         loss = binary_cross_entropy_with_logits if is_binary else mse_loss
-        goal = torch.as_tensor(target, dtype=torch.float32)
+        goal = torch.as_tensor(target, dtype=torch.float32).to(self.device)
         for _ in range(self.epochs):
             order = torch.randperm(len(target), generator=generator)
             for rows in order.split(self.batch_size):
                 optimizer.zero_grad()
                 loss(_machine(weight, factors, bias, x[rows.numpy()]), goal[rows]).backward()
                 optimizer.step()
-        self.coef_, self.factors_ = (p.detach().double().numpy() for p in (weight, factors))
+        self.coef_, self.factors_ = (p.detach().double().cpu().numpy() for p in (weight, factors))
         self.intercept_ = float(bias.detach())
 
     def _scores(self, x: scipy.sparse.csr_matrix) -> NDArray[np.float64]:
@@ -81,6 +84,7 @@ class FactorizationMachine(ClassifierMixin, _Factorization):
         rank: of the factors; the chapter takes 20.
         learning_rate, weight_decay, epochs, batch_size: of Adam; the chapter takes 1e-3.
         random_state: of the first factors and of the order of rows.
+        device: that it is fitted on.
     """
 
     def fit(self, x: Any, y: Any) -> Self:

@@ -28,6 +28,7 @@ class Size:
         num_trees, num_leaves, learning_rate: of LightGBM.
         rank, fm_learning_rate, fm_epochs: of the factorization machine.
         num_threads: of LightGBM; 0 for all.
+        device: that the factorization machine is fitted on.
     """
 
     num_trees: int = 100
@@ -37,6 +38,7 @@ class Size:
     fm_learning_rate: float = 1e-3
     fm_epochs: int = 5
     num_threads: int = 0
+    device: str = "cpu"
 
 
 def preprocessing(name: str, dataset: Dataset) -> ColumnTransformer:
@@ -86,7 +88,9 @@ def predictor(name: str, size: Size, seed: int) -> list[tuple[str, Any]]:
         return [("lightgbm", model)]
     if name == "pipe3":
         leaves = LeafEncoder(size.num_trees, size.num_leaves, size.learning_rate, seed, size.num_threads)
-        machine = FactorizationMachine(size.rank, size.fm_learning_rate, epochs=size.fm_epochs, random_state=seed)
+        machine = FactorizationMachine(
+            size.rank, size.fm_learning_rate, epochs=size.fm_epochs, random_state=seed, device=size.device
+        )
         return [("leaves", leaves), ("machine", machine)]
     raise ValueError(f"pipeline must be one of {', '.join(PIPELINES)}, not {name!r}")
 

@@ -207,7 +207,7 @@ class AccuracySession(Session):
         where = f"seed {seed - self.seeds.start + 1} of {len(self.seeds)}"
         self.phase(f"learning: {where}")
         threads = torch.get_num_threads()
-        size = Size(num_threads=threads)
+        size = Size(num_threads=threads, device=self.device)
         if self.form == "small":
             size = Size(SMALL_TREES, SMALL_LEAVES, fm_epochs=SMALL_EPOCHS, num_threads=threads)
         task = Task(

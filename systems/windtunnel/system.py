@@ -28,8 +28,8 @@ class WindTunnelLearner(Learner):
     def __init__(
         self,
         level: int = 4,
-        temperature: float = 0.3,
-        dropout: float = 0.1,
+        temperature: float = 1.0,
+        dropout: float = 0.0,
         scope: str = "all",
         start: str = "warm",
         learning_rate: float = 1e-3,
