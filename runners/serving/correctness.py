@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from models.gpt import GPT
 from models.model import TF32
 from results.record import Correctness
-from systems.serving.batch import Batch
+from systems.serving.batch import Batch, Row
 from systems.serving.engine import Engine, LocalEngine, Returned
 from systems.serving.loop import Listed, RealClock, serve
 from systems.serving.request import Request
@@ -122,11 +122,17 @@ class ForcedEngine(Engine):
         return self.engine.num_in_flight
 
     def submit(self, batch: Batch) -> None:
+        if batch.has_pending:  # the device has sampled its own
+            batch = replace(batch, rows=tuple(self._given(row) for row in batch.rows))
         self.engine.submit(batch)
         assert self.engine.logits is not None, "it has just computed them"
         # A row that ends within its prompt is of place 0 too: the one that ends it comes last, and stays.
         for row, logits in zip(batch.rows, self.engine.logits.double().cpu(), strict=True):
             self.logits[row.request_id, row.draw] = logits
+
+    def _given(self, row: Row) -> Row:
+        """The same row, which feeds the token of its continuation."""
+        return row._replace(tokens=(self._forced(row.request_id, row.draw - 1),)) if row.tokens[0] < 0 else row
 
     def has_returned(self) -> bool:
         return self.engine.has_returned()

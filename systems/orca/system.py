@@ -5,8 +5,11 @@ from __future__ import annotations
 from systems.base import BadOption
 from systems.serving.engine import Decoder
 from systems.serving.iteration_level import IterationLevel
+from systems.serving.prefix_cache import CachedSlots
 from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
-from systems.serving.system import AUTO, Server, ServingSystem, not_below
+from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
+
+PREEMPTIONS = ("none", "recompute")
 
 
 class Orca(ServingSystem):
@@ -17,6 +20,9 @@ class Orca(ServingSystem):
         block_size: slots of a block of K/V; 0 reserves one run of slots a request.
         prefetch: one batch more than workers is in flight.
         max_num_batched_tokens: of an iteration; longer prompts go in chunks. 0: no limit.
+        prefix_caching: prompts that begin alike share blocks.
+        preemption: one of PREEMPTIONS; `recompute` reserves slots as tokens come, and the youngest give up theirs.
+        asynchronous: the next iteration is selected and submitted while the last one runs.
     """
 
     name = "orca"
@@ -30,11 +36,21 @@ class Orca(ServingSystem):
         block_size: int = 0,
         prefetch: bool = False,
         max_num_batched_tokens: int = 0,
+        prefix_caching: bool = False,
+        preemption: str = "none",
+        asynchronous: bool = False,
     ):
         super().__init__(attention, cuda_graphs, slots, max_batch_size)
         not_below("block_size", block_size, 0)
         not_below("max_num_batched_tokens", max_num_batched_tokens, 0)
         self.block_size, self.prefetch, self.max_num_batched_tokens = block_size, prefetch, max_num_batched_tokens
+        one_of("preemption", preemption, PREEMPTIONS)
+        self.prefix_caching, self.preemption, self.asynchronous = prefix_caching, preemption, asynchronous
+        for value, is_on in (("prefix_caching=true", prefix_caching), (f"preemption={preemption}", preemption != "none")):
+            if is_on and not block_size:
+                raise BadOption(f"system.{value} needs system.block_size above 0: runs of slots neither share nor grow")
+        if prefetch and asynchronous:
+            raise BadOption("system.prefetch and system.asynchronous are two ways to the same end: choose one")
 
     def most_tokens(self, num_positions: int) -> int:
         return self.max_num_batched_tokens or super().most_tokens(num_positions)
@@ -45,6 +61,13 @@ class Orca(ServingSystem):
             raise BadOption(f"system.block_size={self.block_size} is more than the {num_slots} K/V slots")
         slots: Slots = ContiguousSlots.all_free(num_slots)
         if self.block_size:
-            slots = PagedSlots.all_free(num_slots, self.block_size)
-        scheduler = IterationLevel(slots, self.max_batch_size, 1, self.prefetch, self.max_num_batched_tokens)
+            slots = (CachedSlots if self.prefix_caching else PagedSlots).all_free(num_slots, self.block_size)
+        scheduler = IterationLevel(
+            slots,
+            self.max_batch_size,
+            is_prefetching=self.prefetch,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            is_preempting=self.preemption == "recompute",
+            is_asynchronous=self.asynchronous,
+        )
         return Server(scheduler, engine, (slots.num_slots, decoder.shape.positions, decoder.shape.vocabulary))

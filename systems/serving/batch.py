@@ -16,7 +16,8 @@ class Row(NamedTuple):
         request_id: whose tokens they are.
         region: where its keys and values lie.
         begin: the place of the first token in the region; those before it are stored there.
-        tokens: token ids to feed; all of the prompt, one, or a chunk.
+        tokens: token ids to feed; all of the prompt, one, or a chunk. -1 - i is what row i of the batch before has sampled,
+            which the host does not know yet.
         num_padding: places at the region's start that hold padding, which no other place attends to.
         num_useful: of `tokens`, those that a request needs; the others are padding, or of a finished request.
         draw: which of the request's random numbers samples its next token.
@@ -37,6 +38,11 @@ class Row(NamedTuple):
         """Places of the region that are filled after this iteration."""
         return self.begin + len(self.tokens)
 
+    @property
+    def num_stream(self) -> int:
+        """Tokens of the stream that are fed after this iteration."""
+        return self.num_context - self.num_padding
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -53,11 +59,22 @@ class Batch:
     def num_useful(self) -> int:
         return sum(row.num_useful for row in self.rows)
 
+    @property
+    def has_pending(self) -> bool:
+        """Does it feed tokens that the batch before samples?"""
+        return any(row.tokens[0] < 0 for row in self.rows)
 
-def row_of(request: Request, region: Region, num_tokens: int, num_padding: int = 0) -> Row:
-    """The next tokens of a request; its padding comes before its first."""
+
+def row_of(request: Request, region: Region, num_tokens: int, num_padding: int = 0, row_before: int = 0) -> Row:
+    """The next tokens of a request; its padding comes before its first.
+
+    row_before: its row in the batch before, which samples the token that is fed now if that is not known.
+    """
     is_first = request.num_fed == 0
-    tokens = ((0,) * num_padding if is_first else ()) + request.fed_next(num_tokens)
+    if request.num_pending and request.num_fed == request.num_tokens:
+        tokens: tuple[int, ...] = (-1 - row_before,)
+    else:
+        tokens = ((0,) * num_padding if is_first else ()) + request.fed_next(num_tokens)
     return Row(
         request_id=request.id,
         region=region,
@@ -65,6 +82,6 @@ def row_of(request: Request, region: Region, num_tokens: int, num_padding: int =
         tokens=tokens,
         num_padding=num_padding,
         num_useful=0 if request.is_complete else num_tokens,
-        draw=len(request.generated),
+        draw=len(request.generated) + request.num_pending,
         sampling=request.sampling,
     )

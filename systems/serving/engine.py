@@ -138,6 +138,7 @@ class LocalEngine(Engine):
         self.attention = _attention(attention)
         self.flights: deque[Flight] = deque()
         self.logits: Tensor | None = None  # of the batch submitted last, [R, vocabulary]
+        self.sampled: Tensor | None = None  # from them, [R]
         self.graphs: dict[int, Graph] = {}
         if uses_graphs and self.device.type == "cuda":
             self._capture([*(size for size in GRAPH_SIZES if size < max_batch_size), max_batch_size])
@@ -150,8 +151,10 @@ class LocalEngine(Engine):
     def submit(self, batch: Batch) -> None:
         self.logits = self._replayed(batch)
         if self.logits is None:
-            self.logits = self._iteration(self.layouts.of(batch))
-        tokens = sampled(self.logits, batch.rows)
+            layout = self.layouts.of(batch)
+            self._fill(layout.tokens, batch)
+            self.logits = self._iteration(layout)
+        tokens = self.sampled = sampled(self.logits, batch.rows)
         done = None
         if self.device.type == "cuda":
             host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
@@ -173,6 +176,13 @@ class LocalEngine(Engine):
         self.graphs.clear()
         self.cache = self.cache.new_empty(0)
 
+    def _fill(self, tokens: Tensor, batch: Batch) -> None:
+        """Put in what the batch before has sampled, where the batch feeds it. The host need not know it."""
+        if batch.has_pending:
+            assert self.sampled is not None, "a batch came before"
+            before = self.sampled[(-1 - tokens).clamp(min=0)]
+            tokens.copy_(torch.where(tokens < 0, before, tokens))
+
     def _iteration(self, layout: Layout) -> Tensor:
         """Logits of each row's last token, [R, vocabulary]."""
 
@@ -193,6 +203,7 @@ class LocalEngine(Engine):
         numbers, _ = self.layouts.packed(batch, size)
         host = torch.frombuffer(numbers, dtype=torch.int32).pin_memory()
         captured.buffer.copy_(host, non_blocking=True)
+        self._fill(captured.buffer[:size], batch)
         captured.graph.replay()
         return captured.logits[: len(batch.rows)]
 

@@ -5,20 +5,27 @@ Invariants:
 - A request that has started holds `max_tokens` slots until it finishes. So no started request waits for slots, and there
   is no deadlock.
 - Iteration-level FCFS: of two requests the earlier has run at least as many iterations, while both are unfinished.
+
+With preemption a request holds slots for the tokens that it has. Where an earlier one needs more, the youngest gives up all of
+its own, and is computed anew when there is room. The earliest is never preempted, so no request starves. A batch in flight may
+still write to slots that were given up; batches run in their order, so whoever has them next writes later.
+
+Scheduled asynchronously, a batch goes while the one before it runs. Its rows feed tokens that are still on the device.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from .batch import Batch, row_of
+from .batch import Batch, Row, row_of
+from .prefix_cache import CachedSlots, extend_digests
 from .request import Delivery, Request, State
 from .scheduler import Scheduler
-from .slots import Region, Slots
+from .slots import BlockSlots, Region, Slots
 
 
 class Part(NamedTuple):
@@ -43,53 +50,80 @@ class Selection:
         parts: by arrival.
         slots: the book after their reservations.
         is_fragmented: a request waits for slots that are free, but lie in pieces.
+        preempted: requests that give up their slots.
     """
 
     parts: tuple[Part, ...]
     slots: Slots
     is_fragmented: bool
+    preempted: tuple[Request, ...] = ()
 
 
 by_arrival = attrgetter("arrival_s", "id")
 
 
-def select(pool: Iterable[Request], slots: Slots, max_batch_size: int, max_num_batched_tokens: int = 0) -> Selection:
+def select(
+    pool: Collection[Request],
+    slots: Slots,
+    max_batch_size: int,
+    max_num_batched_tokens: int = 0,
+    is_preempting: bool = False,
+    num_ahead: int = 0,
+) -> Selection:
     """Algorithm 2, lines 17 to 28. It changes nothing.
 
     Args:
         pool: every unfinished request.
-        slots: the K/V manager's book.
+        slots: the K/V manager's book; with preemption one of blocks.
         max_batch_size: the chapter's max_bs.
         max_num_batched_tokens: of an iteration; a longer prompt goes in chunks (Sarathi-Serve, OSDI 2024). 0: no limit.
             With one batch in flight no increment waits for a prompt: whoever has started came before it.
+        is_preempting: slots are reserved as tokens come, and the youngest requests give up theirs to earlier ones (vLLM's
+            recomputation, SOSP 2023).
+        num_ahead: batches in flight that a selected request may be in; 0 is the algorithm's.
     """
     parts: list[Part] = []
     budget = max_num_batched_tokens or float("inf")
-    idle = sorted((request for request in pool if request.state is not State.RUNNING), key=by_arrival)
-    for request in idle:
+    holders = sorted((request for request in pool if request.region is not None), key=by_arrival) if is_preempting else []
+    preempted: list[Request] = []
+    for request in sorted((request for request in pool if request.may_run(num_ahead)), key=by_arrival):
         if len(parts) == max_batch_size or budget <= 0:
             break
-        region = request.region
-        if region is None:  # the initiation phase: reserve, or let nobody overtake
-            reservation = slots.reserved(request.max_tokens)
+        region, num_left = request.region, request.num_left
+        if region is None or request in preempted:  # the initiation phase: reserve, or let nobody overtake
+            num_needed = request.num_tokens if is_preempting else request.max_tokens
+            reservation = None if request in preempted else slots.reserved(num_needed, request.digests)
             if reservation is None:
-                return Selection(tuple(parts), slots, slots.num_free >= request.max_tokens)
+                is_fragmented = not preempted and slots.num_free >= num_needed
+                return Selection(tuple(parts), slots, is_fragmented, tuple(preempted))
             slots, region = reservation
-        num_tokens = int(min(request.num_tokens - request.num_fed, budget))
+            num_left -= region.num_cached
+        num_tokens = int(min(num_left, budget))
+        if is_preempting and request.region is not None:
+            assert isinstance(slots, BlockSlots), "with preemption regions grow"
+            while (extension := slots.extended(region, request.num_fed + num_tokens)) is None:
+                victim = holders.pop()
+                assert victim.region is not None
+                slots = slots.released(victim.region)
+                preempted.append(victim)
+                if victim is request:
+                    return Selection(tuple(parts), slots, False, tuple(preempted))
+            slots, region = extension
         budget -= num_tokens
         parts.append(Part(request, region, num_tokens))
-    return Selection(tuple(parts), slots, False)
+    return Selection(tuple(parts), slots, False, tuple(preempted))
 
 
 class IterationLevel(Scheduler):
     """Algorithm 2, lines 1 to 15: the loop's state between two events.
 
     Args:
-        slots: the K/V manager's book, all free.
+        slots: the K/V manager's book, all free. CachedSlots share blocks of equal beginnings.
         max_batch_size: requests of a batch, at most.
         num_workers: stages of the engine's pipeline, each of which has a batch.
         is_prefetching: one batch more than workers is in flight, which hides the scheduler's time (section 4.4).
-        max_num_batched_tokens: as `select` takes it.
+        max_num_batched_tokens, is_preempting: as `select` takes them.
+        is_asynchronous: the next batch of the same requests goes while a batch runs. It takes one worker.
     """
 
     def __init__(
@@ -99,15 +133,21 @@ class IterationLevel(Scheduler):
         num_workers: int = 1,
         is_prefetching: bool = False,
         max_num_batched_tokens: int = 0,
+        is_preempting: bool = False,
+        is_asynchronous: bool = False,
     ):
         super().__init__()
+        assert not is_asynchronous or num_workers == 1, "a token comes from the batch before, which no other worker has"
         self.slots, self.max_batch_size = slots, max_batch_size
-        self.num_in_flight_max = num_workers + is_prefetching
+        self.num_in_flight_max = num_workers + (is_prefetching or is_asynchronous)
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.is_preempting, self.num_ahead = is_preempting, int(is_asynchronous)
         self.started: dict[int, Request] = {}
         self.waiting: list[Request] = []  # that have never been scheduled, by arrival
         self.num_batches = 0
         self.num_fragmented = 0  # selections that a request waited in, for slots in one piece
+        self.num_preempted = 0  # times that a request gave up its slots
+        self.rows_before: dict[int, int] = {}  # in the batch submitted last, by request
 
     @property
     def num_reserved(self) -> int:
@@ -122,13 +162,14 @@ class IterationLevel(Scheduler):
         return len(self.started) + len(self.waiting)
 
     def add(self, request: Request) -> None:
+        self._digest(request, request.prompt[:-1])  # its last token is computed, whoever has had it before
         insort(self.waiting, request, key=by_arrival)
 
     def cancel(self, request_id: int) -> list[Delivery]:
         self.waiting = [request for request in self.waiting if request.id != request_id]
         if (request := self.started.get(request_id)) is not None:
             request.is_cancelled = True
-            if request.state is not State.RUNNING:
+            if not request.num_in_flight:
                 self._remove(request)
         return []
 
@@ -136,34 +177,72 @@ class IterationLevel(Scheduler):
         if self.is_full:
             return None
         pool = (*self.started.values(), *self.waiting[: self.max_batch_size])  # more of the waiting have no place in it
-        selection = select(pool, self.slots, self.max_batch_size, self.max_num_batched_tokens)
+        selection = select(
+            pool, self.slots, self.max_batch_size, self.max_num_batched_tokens, self.is_preempting, self.num_ahead
+        )
         self.num_fragmented += selection.is_fragmented
+        self.slots = selection.slots
+        for victim in selection.preempted:
+            victim.region, victim.num_fed = None, 0
+            self._settle(victim)
+        self.num_preempted += len(selection.preempted)
         if not selection.parts:
             return None
-        self.slots = selection.slots
-        rows = tuple(row_of(part.request, part.region, part.num_tokens) for part in selection.parts)
-        begun = {part.request.id: part.request for part in selection.parts if part.request.state is State.INITIATION}
+        begun = {part.request.id: part.request for part in selection.parts if part.request.id not in self.started}
         self.started |= begun
         self.waiting = self.waiting[len(begun) :]  # nobody overtakes: they are the first
-        for part in selection.parts:
-            part.request.region, part.request.state = part.region, State.RUNNING
-            part.request.num_fed += part.num_tokens
+        rows = []
+        for request, region, num_tokens in selection.parts:
+            if request.region is None:
+                request.num_fed = region.num_cached
+            row = row_of(request, region, num_tokens, row_before=self.rows_before.get(request.id, 0))
+            rows.append(row)
+            request.region, request.state = region, State.RUNNING
+            request.num_fed += num_tokens
+            request.num_in_flight += 1
+            request.num_pending += self._is_sampled(row, request)
+        self.rows_before = {row.request_id: at for at, row in enumerate(rows)}
         self.num_in_flight += 1
         self.num_batches += 1
-        return Batch(self.num_batches - 1, rows)
+        return Batch(self.num_batches - 1, tuple(rows))
 
     def take_back(self, batch: Batch, tokens: Sequence[int]) -> list[Delivery]:
         self.num_in_flight -= 1
         deliveries = []
         for row, token in zip(batch.rows, tokens, strict=True):
             request = self.started[row.request_id]
-            request.state = State.INCREMENT
-            is_accepted = request.accept(token)
+            request.num_in_flight -= 1
+            request.num_pending -= self._is_sampled(row, request)
+            is_accepted = request.accept(token, row.num_stream)
+            self._settle(request)
+            self._share(request, row)
             if is_accepted:
                 deliveries.append(Delivery(request.id, (token,), request.is_complete))
-            if request.is_complete:
+            if request.is_complete and not request.num_in_flight:
                 self._remove(request)
         return deliveries
+
+    def _is_sampled(self, row: Row, request: Request) -> bool:
+        """Is what follows the row the next token of the stream? A chunk that ends within the prompt has none."""
+        return row.num_stream == len(request.prompt) + row.draw
+
+    def _settle(self, request: Request) -> None:
+        """The state of one that was in a batch, or was preempted."""
+        if not request.num_in_flight:
+            request.state = State.PREEMPTED if request.region is None else State.INCREMENT
+
+    def _digest(self, request: Request, tokens: Sequence[int]) -> None:
+        if isinstance(self.slots, CachedSlots):
+            extend_digests(request.digests, tokens, self.slots.block_size)
+
+    def _share(self, request: Request, row: Row) -> None:
+        """Others may begin with the blocks that a row has filled."""
+        if isinstance(self.slots, CachedSlots) and request.region is not None:
+            size = self.slots.block_size
+            filled = slice(row.begin // size, row.num_context // size)
+            if filled.stop > len(request.digests):
+                self._digest(request, (*request.prompt, *request.generated)[: filled.stop * size])
+            self.slots = self.slots.filled(request.region.blocks[filled], request.digests[filled])
 
     def _remove(self, request: Request) -> None:
         """It finishes: its slots are free."""

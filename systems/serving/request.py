@@ -14,6 +14,7 @@ class State(Enum):
     INITIATION = "initiation"  # it has never been scheduled
     RUNNING = "running"  # it is in a batch in flight
     INCREMENT = "increment"  # it has been scheduled, and waits for its next iteration
+    PREEMPTED = "preempted"  # it has been scheduled, and has lost its slots to an earlier one
     FINISHED = "finished"
 
 
@@ -45,8 +46,11 @@ class Request:
         arrival_s: when it arrived, on the server's clock.
         stop_tokens: ids that end the generation early.
         num_fed: tokens of the stream that the model has taken.
-        region: where its keys and values lie; None before it is scheduled.
+        region: where its keys and values lie; None before it is scheduled, and while it is preempted.
         is_cancelled: its client wants no more of it.
+        num_in_flight: batches in flight that it is in.
+        num_pending: tokens that those will append to its stream.
+        digests: of the whole blocks of its stream, where blocks are shared.
     """
 
     id: int
@@ -60,6 +64,9 @@ class Request:
     num_fed: int = 0
     region: Region | None = None
     is_cancelled: bool = False
+    num_in_flight: int = 0
+    num_pending: int = 0
+    digests: list[bytes] = field(default_factory=list)
 
     @property
     def max_tokens(self) -> int:
@@ -77,6 +84,22 @@ class Request:
         stopped = bool(self.generated) and self.generated[-1] in self.stop_tokens
         return self.is_cancelled or stopped or len(self.generated) >= self.max_new_tokens
 
+    @property
+    def num_left(self) -> int:
+        """Tokens of the stream that the model has not taken, those among them that are still on the device."""
+        return self.num_tokens + self.num_pending - self.num_fed
+
+    def may_run(self, num_ahead: int) -> bool:
+        """Can a batch have it now?
+
+        Args:
+            num_ahead: batches in flight that it may be in already; 0 is Algorithm 2's.
+        """
+        if self.num_in_flight == 0:
+            return True
+        is_open = not self.is_complete and len(self.generated) + self.num_pending < self.max_new_tokens
+        return self.num_in_flight <= num_ahead and self.region is not None and is_open
+
     def fed_next(self, count: int) -> tuple[int, ...]:
         """The next tokens to feed. A request that is complete repeats its last token: static batches compute such rows."""
         if count == 1 and self.num_fed == len(self.prompt) + len(self.generated) - 1 and self.generated:  # an increment
@@ -85,9 +108,14 @@ class Request:
         tokens = (*self.prompt[begin:end], *self.generated[max(begin - num_prompt, 0) : max(end - num_prompt, 0)])
         return tokens + (count - len(tokens)) * tuple((self.generated or self.prompt)[-1:])
 
-    def accept(self, token: int) -> bool:
-        """Append a sampled token, unless it is of a place that the stream has already or of a complete request."""
-        is_next = self.num_fed == self.num_tokens and not self.is_complete
+    def accept(self, token: int, num_context: int) -> bool:
+        """Append a sampled token, unless it is of a place that the stream has already or of a complete request.
+
+        Args:
+            token: its id.
+            num_context: tokens of the stream that it follows.
+        """
+        is_next = num_context == self.num_tokens and not self.is_complete
         if is_next:
             self.generated.append(token)
         return is_next

@@ -200,7 +200,7 @@ class RequestLevel(Scheduler):
         self.num_in_flight -= 1
         requests = {request.id: request for request in self.batch.requests}
         for row, token in zip(batch.rows, tokens, strict=True):
-            requests[row.request_id].accept(token)
+            requests[row.request_id].accept(token, row.num_stream)
         for microbatch in self.batch.microbatches:
             if requests[batch.rows[0].request_id] in microbatch.requests:
                 microbatch.is_in_flight = False

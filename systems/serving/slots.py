@@ -22,11 +22,13 @@ class Region:
         blocks: the first slot of each block.
         block_size: slots of a block.
         num_slots: reserved ones, which may be fewer than the blocks hold.
+        num_cached: places at its beginning that another request has filled (prefix caching).
     """
 
     blocks: tuple[int, ...]
     block_size: int
     num_slots: int
+    num_cached: int = 0
 
     def slot(self, position: int) -> int:
         """The slot of the token at a position, from 0."""
@@ -54,12 +56,27 @@ class Slots(ABC):
         return self.num_slots - self.num_free
 
     @abstractmethod
-    def reserved(self, count: int) -> tuple[Self, Region] | None:
-        """The book after reserving `count` slots, and where they lie; None where they do not fit."""
+    def reserved(self, count: int, digests: Sequence[bytes] = ()) -> tuple[Self, Region] | None:
+        """The book after reserving slots, and where they lie; None where they do not fit.
+
+        Args:
+            count: slots.
+            digests: of the first whole blocks of the stream, for a book that knows blocks by them.
+        """
 
     @abstractmethod
     def released(self, region: Region) -> Self:
         """The book after giving a region back."""
+
+
+class BlockSlots(Slots):
+    """A book of blocks, in which a region can grow."""
+
+    block_size: int
+
+    @abstractmethod
+    def extended(self, region: Region, count: int) -> tuple[Self, Region] | None:
+        """The book after a region has come to hold `count` slots at least, and the region; None where they do not fit."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +100,7 @@ class ContiguousSlots(Slots):
     def num_free(self) -> int:
         return sum(end - begin for begin, end in self.free)
 
-    def reserved(self, count: int) -> tuple[Self, Region] | None:
+    def reserved(self, count: int, digests: Sequence[bytes] = ()) -> tuple[Self, Region] | None:
         for i, (begin, end) in enumerate(self.free):
             if end - begin >= count:
                 rest = ((begin + count, end),) if end - begin > count else ()
@@ -104,7 +121,7 @@ class ContiguousSlots(Slots):
 
 
 @dataclass(frozen=True)
-class PagedSlots(Slots):
+class PagedSlots(BlockSlots):
     """Blocks of equal size, anywhere (PagedAttention, SOSP 2023). Nothing is lost but the rest of a request's last block.
 
     Args:
@@ -126,7 +143,7 @@ class PagedSlots(Slots):
     def num_free(self) -> int:
         return len(self.free) * self.block_size
 
-    def reserved(self, count: int) -> tuple[Self, Region] | None:
+    def reserved(self, count: int, digests: Sequence[bytes] = ()) -> tuple[Self, Region] | None:
         num_blocks = -(-count // self.block_size)
         if num_blocks > len(self.free):
             return None
@@ -135,3 +152,12 @@ class PagedSlots(Slots):
 
     def released(self, region: Region) -> Self:
         return replace(self, free=(*region.blocks, *self.free))
+
+    def extended(self, region: Region, count: int) -> tuple[Self, Region] | None:
+        missing = count - region.num_slots
+        if missing <= 0:
+            return self, region
+        if (reservation := self.reserved(missing)) is None:
+            return None
+        book, more = reservation
+        return book, replace(region, blocks=region.blocks + more.blocks, num_slots=region.num_slots + more.num_slots)
