@@ -6,9 +6,9 @@ Invariants:
   is no deadlock.
 - Iteration-level FCFS: of two requests the earlier has run at least as many iterations, while both are unfinished.
 
-With preemption a request holds slots for the tokens that it has. Where an earlier one needs more, the youngest gives up all of
-its own, and is computed anew when there is room. The earliest is never preempted, so no request starves. A batch in flight may
-still write to slots that were given up; batches run in their order, so whoever has them next writes later.
+With preemption a request holds slots for the tokens that it has. Where an earlier one needs more, the youngest gives up
+all of its own, and is computed anew when there is room. The earliest is never preempted, so no request starves. A batch
+in flight may still write to slots that were given up; batches run in their order, so whoever has them next writes later.
 
 Scheduled asynchronously, a batch goes while the one before it runs. Its rows feed tokens that are still on the device.
 """

@@ -3,8 +3,8 @@
 A whole block is known by a digest of all tokens up to its end. A request that comes takes the blocks of its beginning that
 are there already, and computes the rest. At least its last token is computed, since a token is sampled from it.
 
-Invariant: a block is free, idle or of `uses[block]` regions, and of one kind alone. An idle block is of no region, and is kept
-for whoever begins with its tokens until a block is wanted and none is free; the one that went idle first goes first.
+Invariant: a block is free, idle or of `uses[block]` regions, and of one kind alone. An idle block is of no region, and is
+kept for whoever begins with its tokens until a block is wanted and none is free; the one that went idle first goes first.
 """
 
 from __future__ import annotations
