@@ -15,6 +15,16 @@ DTYPES = {**dict.fromkeys(("fp32", *TF32), torch.float32), "fp16": torch.float16
 GIB = 2**30
 
 
+def decoder_size(name: str, **options: Value) -> GPT:
+    """A decoder without weights, on no device. Raises BadModel as `load_decoder` does."""
+    if name != "gpt":
+        raise BadModel(f"model {name} generates no tokens: a server takes model=gpt, or another size of it as gpt_13b")
+    whole = registry.find(name).options(options)
+    shape = Shape(*(int(str(whole[key])) for key in ("layers", "hidden", "heads", "positions", "vocabulary")))
+    with torch.device("meta"):
+        return GPT(shape)
+
+
 def load_decoder(name: str, device: str, precision: str, **options: Value) -> GPT:
     """A decoder on random weights, the same for every system. The host never holds what is for a GPU.
 
@@ -28,14 +38,10 @@ def load_decoder(name: str, device: str, precision: str, **options: Value) -> GP
         BadModel: the request is wrong, or the model generates no tokens.
         MemoryError: its weights do not fit.
     """
-    if name != "gpt":
-        raise BadModel(f"model {name} generates no tokens: a server takes model=gpt, or another size of it as gpt_13b")
-    whole = registry.find(name).options(options)
-    shape = Shape(*(int(str(whole[key])) for key in ("layers", "hidden", "heads", "positions", "vocabulary")))
-    with torch.device("meta"):
-        num_bytes = sum(parameter.numel() for parameter in GPT(shape).parameters()) * DTYPES[precision].itemsize
+    sized = decoder_size(name, **options)
+    num_bytes = sum(parameter.numel() for parameter in sized.parameters()) * DTYPES[precision].itemsize
     free_bytes = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     if num_bytes > free_bytes:
         needed, there = num_bytes / GIB, free_bytes / GIB
         raise MemoryError(f"its weights take {needed:.1f} GiB in {precision}, and {there:.1f} GiB are free")
-    return made(shape, device, DTYPES[precision])
+    return made(sized.shape, device, DTYPES[precision])

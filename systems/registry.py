@@ -22,6 +22,11 @@ ELSEWHERE = {
     "tabm": ".tabular.networks",
     "ft_transformer": ".tabular.networks",
     "deepgbm": ".tabular.deepgbm",
+    "transformers_continuous_batching": ".peers.transformers",
+    "transformers_generate": ".peers.transformers",
+    "vllm": ".peers.vllm",
+    "nano_vllm": ".peers.nano_vllm",
+    "endpoint": ".peers.endpoint",
 }
 CUSTOM = "custom"  # a user's own scheduler, which needs its option `plan`
 

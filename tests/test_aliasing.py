@@ -75,7 +75,8 @@ def owner() -> Owner:
 
 # From tables; they execute no module.
 LEARNERS = {"pipeline", "windtunnel", "lightgbm", "tabm", "ft_transformer", "deepgbm"}
-SERVERS = {"orca", "request_level"}  # nor do these
+SERVERS = {"orca", "request_level", "vllm", "nano_vllm", "endpoint"}  # nor do these
+SERVERS |= {"transformers_continuous_batching", "transformers_generate"}
 
 
 def every_system() -> list[object]:

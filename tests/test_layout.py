@@ -76,6 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.serving": FLOOR,
     "systems.orca": FLOOR | {"systems.serving"},
     "systems.request_level": FLOOR | {"systems.serving"},
+    "systems.peers": FLOOR | {"models", "systems.serving"},
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},

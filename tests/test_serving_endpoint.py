@@ -7,7 +7,7 @@ import http.client
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,9 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_serving_engine import alone
 
+import systems
 from models.decoders import load_decoder
 from runners.serving.text import decoded, encoded
-from systems.serving.request import Request
+from systems.serving.loop import Listed, RealClock
+from systems.serving.peer import PeerFailed, PeerServer
+from systems.serving.request import Delivery, Request
+from systems.serving.system import AnyServingSystem
 
 pytest.importorskip("aiohttp", reason="the endpoint needs aiohttp")
 openai = pytest.importorskip("openai", reason="it is tested with OpenAI's client")
@@ -98,6 +102,27 @@ def test_a_stream_is_the_whole_answer_in_pieces(running: Running) -> None:
     assert (
         running.tokens(**{k: v for k, v in parameters.items() if k != "model"} | {"seed": 5}) != whole.choices[0].token_ids
     )
+
+
+def test_our_load_reaches_any_endpoint_by_its_address(running: Running) -> None:
+    """system=endpoint against a server: its tokens are those of the model there."""
+    module = load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2)
+    system = systems.load("endpoint", url=running.address)
+    assert isinstance(system, AnyServingSystem)
+    server = system.prepare_serving(module)
+    assert isinstance(server, PeerServer) and server.peer.logits((1,)) is None
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+
+    def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
+        for delivery in deliveries:
+            tokens[delivery.request_id] += delivery.tokens
+
+    requests = [Request(0, (7, 8, 9, 300), 9), Request(1, (5,), 3)]
+    server.serve(Listed(requests), deliver, RealClock())
+    assert tokens == {request.id: alone(module, request) for request in requests}
+    with pytest.raises(PeerFailed, match="answers 400"):
+        server.serve(Listed([Request(2, (5,), 5000)]), deliver, RealClock())
+    server.peer.close()
 
 
 def test_several_prompts_are_several_choices_in_their_order(running: Running) -> None:

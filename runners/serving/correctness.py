@@ -20,7 +20,8 @@ from results.record import Correctness
 from systems.serving.batch import Batch, Row
 from systems.serving.engine import Engine, LocalEngine, Returned
 from systems.serving.loop import Listed, RealClock, serve
-from systems.serving.request import Request
+from systems.serving.peer import PeerServer
+from systems.serving.request import Delivery, Request
 from systems.serving.system import Server
 from systems.tolerance import FLOOR, MULTIPLE, distance
 
@@ -76,6 +77,50 @@ def compared(server: Server, trials: Sequence[Trial], decoder: GPT, precision: s
     requests = [Request(i, trial.prompt, len(trial.continuation)) for i, trial in enumerate(trials)]
     serve(server.scheduler, forced, Listed(requests), lambda deliveries, now_s: None, RealClock())
     served = torch.cat([forced.logits_of(i) for i in range(len(trials))])
+    return _judged(served, trials, decoder, precision)
+
+
+def compared_peer(server: PeerServer, trials: Sequence[Trial], decoder: GPT, precision: str) -> Correctness:
+    """The logits of the module that a peer serves, under teacher forcing; and the tokens that it gives when it serves.
+
+    A served token has to be the likeliest after those before it, but for what logits may be off.
+    """
+    if not trials or server.peer.logits(trials[0].prompt[:1]) is None:
+        reason = "its weights are its own: nothing can be compared"
+        return Correctness(True, reason, None, None, None, is_checked=False)
+    logits = []
+    for trial in trials:
+        whole = server.peer.logits((*trial.prompt, *trial.continuation[:-1]))
+        assert whole is not None, "it has shown others"
+        logits.append(whole[len(trial.prompt) - 1 :].double().cpu())
+    judged = _judged(torch.cat(logits), trials, decoder, precision)
+    if not judged.is_correct:
+        return judged
+    assert judged.element_tolerance is not None
+    tokens: dict[int, list[int]] = {i: [] for i in range(len(trials))}
+
+    def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
+        for delivery in deliveries:
+            tokens[delivery.request_id] += delivery.tokens
+
+    requests = [Request(i, trial.prompt, len(trial.continuation)) for i, trial in enumerate(trials)]
+    server.serve(Listed(requests), deliver, RealClock())
+    for number, trial in enumerate(trials):
+        if len(tokens[number]) != len(trial.continuation):
+            reason = f"it gave {len(tokens[number])} tokens in the place of {len(trial.continuation)}"
+            return replace(judged, is_correct=False, reason=reason)
+        expected = _logits(decoder, trial.prompt, tokens[number], _wider(decoder))
+        most = expected.max(-1).values
+        below = most - expected.gather(-1, torch.tensor(tokens[number])[:, None]).squeeze(-1)
+        # two logits, each off by the tolerance
+        if bool((below > 2 * judged.element_tolerance * expected.abs().max()).any()):
+            reason = f"it gave a token whose logit is {float(below.max()):.1e} below the largest"
+            return replace(judged, is_correct=False, reason=reason)
+    return judged
+
+
+def _judged(served: Tensor, trials: Sequence[Trial], decoder: GPT, precision: str) -> Correctness:
+    """served: logits of all trials' continuations, one after another, [N, vocabulary]."""
     reference, eager, other = (
         torch.cat([getattr(trial, name) for trial in trials]) for name in ("reference", "eager", "other")
     )

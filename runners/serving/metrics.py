@@ -21,6 +21,7 @@ STEADY = (0.1, 0.9)  # of the arrivals: what is before and after does not count 
 STABLE = 0.95  # of the arrivals within, at least so many requests finish within
 UNSTABLE = "requests came faster than they were finished: a latency would say how long the trace was"
 WHOLE = "no answer came in more than one piece"
+UNSEEN = "a peer does not say what its iterations are"
 PERCENTILES = (50, 90, 99)
 LATENCIES = {
     "ttft": "time to first token",
@@ -83,19 +84,24 @@ def quantities(seen: Sequence[Seen], stable: Sequence[bool], num_slots: int, slo
             if not all(stable):
                 made.append(Quantity(key, heading_of, "ms", None, reason=UNSTABLE))
             elif not all(of[name] for of in all_ms):
-                made.append(Quantity(key, heading_of, "ms", None, reason=WHOLE))
+                made.append(Quantity(key, heading_of, "ms", None, reason=UNSEEN if name == "queued" else WHOLE))
             else:
                 values = [float(np.percentile(of[name], percentile)) for of in all_ms]
                 made.append(_quantity(key, heading_of, "ms", values))
-    return (
-        *made,
-        _over("batch_size", "mean batch size", "requests", seen, lambda s: _mean(s.iterations, s.iterations.rows), True),
-        _over("slot_use", "K/V slots in use", "share", seen, lambda s: _slot_use(s, num_slots), True),
-        _over("vain_tokens", "tokens computed in vain", "share", seen, _vain),
-        _over("iterations", "iterations", "", seen, lambda s: len(s.iterations.rows)),
-        _over("iteration_ms", "iteration, median", "ms", seen, _iteration_ms),
-        _over("lag_p99_ms", "load generator's lag, p99", "ms", seen, lag_p99_ms),
+    lag = _over("lag_p99_ms", "load generator's lag, p99", "ms", seen, lag_p99_ms)
+    of_iterations = (
+        ("batch_size", "mean batch size", "requests", lambda s: _mean(s.iterations, s.iterations.rows), True),
+        ("slot_use", "K/V slots in use", "share", lambda s: _slot_use(s, num_slots), True),
+        ("vain_tokens", "tokens computed in vain", "share", _vain, False),
+        ("computed_tokens", "tokens computed over those that requests have", "share", _computed, False),
+        ("iterations", "iterations", "", lambda s: len(s.iterations.rows), False),
+        ("iteration_ms", "iteration, median", "ms", _iteration_ms, False),
     )
+    if all(s.iterations.rows for s in seen):
+        numbers = [_over(name, text, unit, seen, value, more) for name, text, unit, value, more in of_iterations]
+    else:
+        numbers = [Quantity(name, text, unit, None, reason=UNSEEN) for name, text, unit, _, _ in of_iterations]
+    return (*made, *numbers, lag)
 
 
 def lag_p99_ms(seen: Seen) -> float:
@@ -152,6 +158,13 @@ def _slot_use(seen: Seen, num_slots: int) -> float:
 
 def _vain(seen: Seen) -> float:
     return 1 - sum(seen.iterations.useful_tokens) / sum(seen.iterations.tokens)
+
+
+def _computed(seen: Seen) -> float:
+    """1 where each token of a stream is computed once, the last never. Less is shared, more is padding or computed anew."""
+    requests = seen.requests
+    lengths = zip(requests.prompt_tokens, requests.token_s, strict=True)
+    return sum(seen.iterations.tokens) / sum(prompt + len(token_s) - 1 for prompt, token_s in lengths)
 
 
 def _iteration_ms(seen: Seen) -> float:

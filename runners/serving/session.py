@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 import systems
-from models.decoders import load_decoder
+from models.decoders import decoder_size, load_decoder
 from models.gpt import GPT
 from results.cell import Cell
 from results.record import Correctness, ServedTrace, Serving, now
@@ -22,13 +22,14 @@ from runners.machine.environment import cores
 from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
 from systems.serving import costs
-from systems.serving.loop import Course, Listed, RealClock, serve
+from systems.serving.loop import Course, Listed, RealClock
+from systems.serving.peer import PeerServer
 from systems.serving.request import Request
-from systems.serving.system import Server, ServingSystem
+from systems.serving.system import AnyServingSystem, Server, ServingSystem
 
 from . import metrics, traffic
 from .capacity import Tried
-from .correctness import Trial, compared, trials
+from .correctness import Trial, compared, compared_peer, trials
 from .options import EngineOptions, ServingOptions
 from .simulation import simulated
 from .traffic import Seen
@@ -41,10 +42,10 @@ NUM_ALONE = 3  # requests, one after another, that say what one takes alone
 WARM_PROMPT = 64  # tokens of each where no trace says how many
 
 
-def system_of(cell: Cell) -> ServingSystem:
+def system_of(cell: Cell) -> AnyServingSystem:
     """The system of a cell that serves. Raises BadOption, Unsupported."""
     loaded = systems.load(cell.system.name, **cell.system.options)
-    if not isinstance(loaded, ServingSystem):
+    if not isinstance(loaded, AnyServingSystem):
         raise Unsupported(f"{cell.system.name} executes modules and serves no requests; system=orca does")
     if reason := loaded.unsupported(cell.device):
         raise Unsupported(reason)
@@ -59,16 +60,18 @@ def decoder_of(cell: Cell) -> GPT:
     return load_decoder(cell.model.name, cell.device, cell.conditions.precision, **cell.model.options)
 
 
-def warm_up(server: Server, longest_prompt: int) -> None:
+def warm_up(server: Server | PeerServer, longest_prompt: int) -> None:
     """A few requests, so that kernels are compiled and libraries have chosen theirs."""
     length = min(longest_prompt, server.bounds[1] - WARM_NEW, server.num_slots - WARM_NEW)
     requests = [Request(i, (i,) * length, WARM_NEW) for i in range(NUM_WARM)]
-    serve(server.scheduler, server.engine, Listed(requests), lambda deliveries, now_s: None, RealClock())
+    server.serve(Listed(requests), lambda deliveries, now_s: None, RealClock())
 
 
 def server_of(cell: Cell) -> Server:
     """A warm server of a cell, for whoever sends requests. Raises BadModel, BadOption, Unsupported, MemoryError."""
     system = system_of(cell)
+    if not isinstance(system, ServingSystem):
+        raise Unsupported(f"{cell.system.choice} is measured as a peer: runner=serve has our own, as system=orca")
     server = system.prepare_serving(decoder_of(cell))
     warm_up(server, WARM_PROMPT)
     return server
@@ -88,8 +91,11 @@ class ServingSession(Session):
             raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
         self.traces = self._drawn_traces()
         phase("making the model")
-        self.decoder = decoder_of(cell)
-        self._server: Server | None = None
+        if self.serving_system.needs_weights:
+            self.decoder = decoder_of(cell)
+        else:
+            self.decoder = decoder_size(cell.model.name, **cell.model.options)
+        self._server: Server | PeerServer | None = None
         self._trials: list[Trial] = []
 
     def _drawn_traces(self) -> list[tuple[Arrival, ...]]:
@@ -103,7 +109,7 @@ class ServingSession(Session):
         return options
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Server | PeerServer:
         assert self._server is not None, "prepare comes first"
         return self._server
 
@@ -121,6 +127,8 @@ class ServingSession(Session):
 
     def before_preparing(self) -> None:
         """Compute what logits should be, while the memory is free."""
+        if not self.serving_system.needs_weights:
+            return
         self.phase("correctness")
         trial_requests = self.traces[0][:NUM_TRIALS]
         lengths = [(min(a.prompt_tokens, MOST_TRIAL_TOKENS), min(a.max_new_tokens, TRIAL_NEW)) for a in trial_requests]
@@ -143,7 +151,10 @@ class ServingSession(Session):
         return perf_counter() - start
 
     def compare(self) -> Correctness:
-        return compared(self.server, self._trials, self.decoder, self.cell.conditions.precision)
+        precision = self.cell.conditions.precision
+        if isinstance(self.server, Server):
+            return compared(self.server, self._trials, self.decoder, precision)
+        return compared_peer(self.server, self._trials, self.decoder, precision)
 
     def settle(self) -> tuple[Warning, ...]:
         return ()
@@ -177,6 +188,8 @@ class ServingSession(Session):
             raise BadOption("runner=simulation knows when requests come: it takes no runner.concurrency")
         self.phase("measuring iterations")
         server = self.server
+        if not isinstance(server, Server):
+            raise BadOption(f"runner=simulation has our schedulers alone: system={self.cell.system.choice} has its own")
         block_size = int(self.cell.system.options.get("block_size") or 0)
         table = costs.measured(server.engine, *server.bounds[:2], self.serving_system.max_batch_size, block_size)
         seed = self.cell.conditions.seed
@@ -229,6 +242,4 @@ class EngineSession(ServingSession):
     def _serve(self) -> Course:
         (trace,) = self.traces
         requests = [Request(i, (i % 100,) * a.prompt_tokens, a.max_new_tokens) for i, a in enumerate(trace)]
-        return serve(
-            self.server.scheduler, self.server.engine, Listed(requests), lambda deliveries, now_s: None, RealClock()
-        )
+        return self.server.serve(Listed(requests), lambda deliveries, now_s: None, RealClock())

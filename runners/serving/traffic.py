@@ -14,7 +14,8 @@ from time import perf_counter
 
 from results.record import Iterations, ServedRequests
 from runners.machine.installation import module_name
-from systems.serving.loop import Course, Inbox, RealClock, serve
+from systems.serving.loop import Course, Inbox, RealClock
+from systems.serving.peer import PeerServer
 from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
 
@@ -32,7 +33,7 @@ class GeneratorEnded(RuntimeError):
 class SocketInbox(Inbox):
     """Requests from the load generator. report: what it saw, once it has finished."""
 
-    def __init__(self, connection: socket.socket, server: Server):
+    def __init__(self, connection: socket.socket, server: Server | PeerServer):
         self.connection, self.server = connection, server
         self.frames = Frames(connection)
         self.report: bytes | None = None
@@ -72,14 +73,20 @@ class SocketInbox(Inbox):
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of one trace. queued_s: from when a request was sent to when its first iteration began, a number each."""
+    """What came of one trace.
+
+    Args:
+        requests: as their client saw them.
+        iterations: none where a peer served, which does not say what they are.
+        queued_s: from when a request was sent to when its first iteration began, a number each where that is known.
+    """
 
     requests: ServedRequests
     iterations: Iterations
     queued_s: tuple[float, ...]
 
 
-def run(server: Server, trace: Sequence[Arrival], seed: int, concurrency: int) -> Seen:
+def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concurrency: int) -> Seen:
     """Serve one trace.
 
     Args:
@@ -115,7 +122,7 @@ def run(server: Server, trace: Sequence[Arrival], seed: int, concurrency: int) -
             send(ours, Kind.TOKENS, body.tobytes())
             ours.setblocking(False)
 
-        course = serve(server.scheduler, server.engine, inbox, deliver, RealClock())
+        course = server.serve(inbox, deliver, RealClock())
         generator.wait(END_S)
     finally:
         generator.kill()
@@ -147,7 +154,7 @@ def _seen(report: Report, trace: Sequence[Arrival], course: Course) -> Seen:
         useful_tokens=tuple(i.num_useful for i in served),
         reserved_slots=tuple(i.num_reserved for i in served),
     )
-    queued_s = tuple(first[number] - sent for number, sent in enumerate(requests.sent_s))
+    queued_s = tuple(first[number] - sent for number, sent in enumerate(requests.sent_s) if number in first)
     return Seen(requests, iterations, queued_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -13,6 +14,9 @@ from conf import not_one_of
 from systems.base import BadOption, Prepared, System, Unsupported
 
 from .engine import ATTENTIONS, Decoder, Engine, LocalEngine
+from .loop import Clock, Course, Inbox, serve
+from .peer import PeerServer
+from .request import Delivery
 from .scheduler import Scheduler
 
 AUTO = "auto"
@@ -36,9 +40,37 @@ class Server:
     def num_slots(self) -> int:
         return self.bounds[0]
 
+    def serve(
+        self,
+        inbox: Inbox,
+        deliver: Callable[[Sequence[Delivery], float], None],
+        clock: Clock,
+        course: Course | None = None,
+    ) -> Course:
+        """Serve until the inbox is closed and every request is finished."""
+        return serve(self.scheduler, self.engine, inbox, deliver, clock, course)
 
-class ServingSystem(System):
+
+class AnyServingSystem(System):
     """A system whose work comes as requests: `prepare_serving` in the place of `prepare`.
+
+    max_batch_size: requests of a batch.
+    needs_weights: it computes with the decoder's weights; one elsewhere needs its size alone.
+    """
+
+    max_batch_size: int
+    needs_weights: bool = True
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        raise Unsupported(f"{self.name} serves requests and executes no module by itself: runner=serving")
+
+    @abstractmethod
+    def prepare_serving(self, decoder: Decoder) -> Server | PeerServer:
+        """Make a server for a decoder that is on its device. Raises BadOption, Unsupported, MemoryError."""
+
+
+class ServingSystem(AnyServingSystem):
+    """One of ours, which differ in their scheduler.
 
     Args:
         attention: auto (fused on a GPU, split on a CPU), or one of ATTENTIONS.
@@ -59,12 +91,8 @@ class ServingSystem(System):
             return "attention=fused is a kernel for a GPU; on a CPU there is attention=split"
         return None
 
-    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        raise Unsupported(f"{self.name} serves requests and executes no module by itself: runner=serving")
-
     @abstractmethod
-    def prepare_serving(self, decoder: Decoder) -> Server:
-        """Make a server for a decoder that is on its device. Raises BadOption, Unsupported, MemoryError."""
+    def prepare_serving(self, decoder: Decoder) -> Server: ...
 
     def engine(self, decoder: Decoder, block_size: int = 0) -> tuple[LocalEngine, int]:
         """An engine, and its K/V slots."""

@@ -1,0 +1,1 @@
+"""Other serving engines, on the same requests: what ours is measured beside."""
