@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,13 @@ from runners.checks import BadRequest
 from runners.measurements.registry import plan
 from runners.serving import metrics, traffic
 from runners.serving.capacity import Tried, largest_rate
+from runners.serving.client import prompt_of
 from runners.serving.correctness import compared, trials
 from runners.serving.options import ServingOptions
 from runners.serving.session import EngineSession, ServingSession
 from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
-from runners.serving.wire import HEADER, Frames, Kind
+from runners.serving.wire import HEADER, Frames, Kind, Plan
 from runners.serving.workload import Arrival, drawn, read
 from systems.base import BadOption, Unsupported
 from systems.serving.engine import LocalEngine
@@ -40,7 +42,7 @@ from systems.serving.system import Server, ServingSystem
 
 OPTIONS = {
     **{"prompt_tokens": "4-12", "new_tokens": "1-6", "requests": 8, "rate": 50.0, "burstiness": 1.0},
-    **{"concurrency": 0, "trace": None, "slo_ms": 0.0, "repeats": 1},
+    **{"concurrency": 0, "trace": None, "trace_speed": 1.0, "shared_tokens": 0, "slo_ms": 0.0, "repeats": 1},
 }
 
 
@@ -74,6 +76,8 @@ def test_files_of_azure_and_burstgpt_are_read(tmp_path: Path) -> None:
         first, second = read(tmp_path / name, 100)
         assert first.due_s == 0 and second.due_s == pytest.approx(gap, abs=1e-5) and read(tmp_path / name, 1) == (first,)
     assert read(tmp_path / "a.csv", 9)[1].prompt_tokens == 396 and read(tmp_path / "b.csv", 9)[1].max_new_tokens == 230
+    fast = ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "trace_speed": 2.5}).trace_of(0)
+    assert [arrival.due_s for arrival in fast] == [0.0, 16.0]
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         file.write(AZURE)
     assert read(tmp_path / "a.csv.gz", 9) == read(tmp_path / "a.csv", 9)
@@ -107,7 +111,7 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: st
     [
         *[("rate", 0.0), ("rate", float("inf")), ("rate", -1.0), ("burstiness", 0.0), ("requests", 0), ("repeats", 0)],
         *[("prompt_tokens", "0-4"), ("prompt_tokens", "9-4"), ("new_tokens", "x"), ("new_tokens", "1-2-3")],
-        *[("concurrency", -1), ("slo_ms", -0.5), ("trace", 3)],
+        *[("trace_speed", 0.0), ("shared_tokens", -1), ("concurrency", -1), ("slo_ms", -0.5), ("trace", 3)],
     ],
 )
 def test_options_that_cannot_be_are_refused(key: str, value: object) -> None:
@@ -420,3 +424,11 @@ def test_both_clocks_serve_the_same_traces() -> None:
     closed = of_cell("simulation", ServingSession, concurrency=2)
     with pytest.raises(BadOption, match=r"takes no runner\.concurrency"):
         closed.both_clocks()
+
+
+def test_prompts_begin_alike_where_that_is_asked_for() -> None:
+    plan = Plan([(0.0, 9, 1), (0.0, 3, 1), (0.0, 9, 1)], seed=1, vocabulary=1000, concurrency=0, shared_tokens=5)
+    first, short, second = (prompt_of(plan, number) for number in range(3))
+    assert (len(first), len(short), len(second)) == (9, 3, 9)
+    assert first[:5] == second[:5] and short == first[:3] and first[5:] != second[5:]
+    assert prompt_of(replace(plan, shared_tokens=0), 0)[:5] != first[:5]

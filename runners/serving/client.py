@@ -19,10 +19,12 @@ from time import perf_counter
 from runners.serving.wire import Frames, Kind, Plan, Report, numbers, send, send_json
 
 
-def prompt_of(seed: int, number: int, length: int, vocabulary: int) -> list[int]:
+def prompt_of(plan: Plan, number: int) -> list[int]:
     """The token ids of a request."""
-    draw = random.Random(f"{seed}/{number}")
-    return [draw.randrange(vocabulary) for _ in range(length)]
+    length = plan.arrivals[number][1]
+    num_shared = min(plan.shared_tokens, length)
+    draws = (random.Random(f"{plan.seed}/shared"), num_shared), (random.Random(f"{plan.seed}/{number}"), length - num_shared)
+    return [draw.randrange(plan.vocabulary) for draw, count in draws for _ in range(count)]
 
 
 class Client:
@@ -31,7 +33,7 @@ class Client:
     def __init__(self, connection: socket.socket, frames: Frames, plan: Plan):
         self.connection, self.frames, self.plan = connection, frames, plan
         self.arrivals = plan.arrivals
-        prompts = [prompt_of(plan.seed, i, length, plan.vocabulary) for i, (_, length, _) in enumerate(self.arrivals)]
+        prompts = [prompt_of(plan, i) for i in range(len(self.arrivals))]
         self.bodies = [
             array("i", [i, new, *prompt]).tobytes()
             for i, ((_, _, new), prompt) in enumerate(zip(self.arrivals, prompts, strict=True))

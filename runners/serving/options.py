@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runners.checks import BadRequest, at_least, is_positive, not_negative, positive_integer
@@ -21,6 +21,8 @@ class ServingOptions:
         burstiness: shape of the gamma distribution of gaps; 1 is a Poisson process.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
         trace: a file of arrivals and lengths in the place of drawn ones; None draws them.
+        trace_speed: of the file's clock.
+        shared_tokens: at the beginning of each prompt, the same in all of a trace.
         slo_ms: the largest normalized latency that is good; 0 names none.
         repeats: traces, each of a seed of its own.
     """
@@ -32,6 +34,8 @@ class ServingOptions:
     burstiness: float
     concurrency: int
     trace: str | None
+    trace_speed: float
+    shared_tokens: int
     slo_ms: float
     repeats: int
 
@@ -42,7 +46,8 @@ class ServingOptions:
         positive_integer("runner.repeats", self.repeats)
         at_least("runner.concurrency", self.concurrency, 0)
         not_negative("runner.slo_ms", self.slo_ms)
-        for key in ("rate", "burstiness"):
+        at_least("runner.shared_tokens", self.shared_tokens, 0)
+        for key in ("rate", "burstiness", "trace_speed"):
             if not is_positive(getattr(self, key)):
                 raise BadRequest(f"runner.{key}={getattr(self, key)} is not a positive number")
         if self.trace is not None and not isinstance(self.trace, str):
@@ -53,7 +58,8 @@ class ServingOptions:
     def trace_of(self, seed: int) -> tuple[Arrival, ...]:
         """The requests of one trace. A file's are the same for every seed."""
         if self.trace is not None:
-            return read(Path(self.trace).expanduser(), self.requests)
+            arrivals = read(Path(self.trace).expanduser(), self.requests)
+            return tuple(replace(arrival, due_s=arrival.due_s / self.trace_speed) for arrival in arrivals)
         prompt, new = span_of("runner.prompt_tokens", self.prompt_tokens), span_of("runner.new_tokens", self.new_tokens)
         return drawn(self.requests, self.rate, self.burstiness, prompt, new, seed)
 

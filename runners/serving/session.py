@@ -164,7 +164,8 @@ class ServingSession(Session):
         options, seen, stable = self.options, [], []
         for i, trace in enumerate(self.traces):
             self.phase(f"serving: trace {i + 1} of {len(self.traces)}, {len(trace)} requests")
-            seen.append(traffic.run(self.server, trace, self.cell.conditions.seed + i, options.concurrency))
+            seed = self.cell.conditions.seed + i
+            seen.append(traffic.run(self.server, trace, seed, options.concurrency, options.shared_tokens))
             stable.append(metrics.is_stable(seen[-1].requests, options.concurrency))
         served = tuple(
             ServedTrace(self.cell.conditions.seed + i, is_stable, s.requests, s.iterations)
@@ -177,7 +178,8 @@ class ServingSession(Session):
         """One trace at another rate."""
         self.phase(f"serving: {rate:.3g} requests a second")
         seed = self.cell.conditions.seed
-        seen = traffic.run(self.server, replace(self.options, rate=rate).trace_of(seed), seed, 0)
+        trace = replace(self.options, rate=rate).trace_of(seed)
+        seen = traffic.run(self.server, trace, seed, 0, self.options.shared_tokens)
         is_stable = metrics.is_stable(seen.requests, 0)
         normalized_ms = median(metrics.latencies_ms(seen)["normalized"]) if is_stable else None
         return Tried(rate, normalized_ms, metrics.request_throughput(seen))
@@ -193,7 +195,8 @@ class ServingSession(Session):
         block_size = int(self.cell.system.options.get("block_size") or 0)
         table = costs.measured(server.engine, *server.bounds[:2], self.serving_system.max_batch_size, block_size)
         seed = self.cell.conditions.seed
-        real = [traffic.run(server, trace, seed + i, 0) for i, trace in enumerate(self.traces)]
+        shared = self.options.shared_tokens
+        real = [traffic.run(server, trace, seed + i, 0, shared) for i, trace in enumerate(self.traces)]
         virtual = [simulated(server.scheduler, table, trace) for trace in self.traces]
         return _numbers(real), _numbers(virtual)
 
@@ -216,6 +219,7 @@ class EngineSession(ServingSession):
     """Serves batches of equal requests that come at once, with no load generator: the engine alone (section 4.5.1)."""
 
     calls_are_batches = True
+    num_batches = 0
 
     def _drawn_traces(self) -> list[tuple[Arrival, ...]]:
         options = options_of(EngineOptions, self.cell.runner)
@@ -241,5 +245,8 @@ class EngineSession(ServingSession):
 
     def _serve(self) -> Course:
         (trace,) = self.traces
-        requests = [Request(i, (i % 100,) * a.prompt_tokens, a.max_new_tokens) for i, a in enumerate(trace)]
+        self.num_batches += 1  # no prompt is that of an earlier batch: nothing is there of it
+        first = self.num_batches % self.server.bounds[-1]
+        prompts = [(first, *(i % 100,) * (a.prompt_tokens - 1)) for i, a in enumerate(trace)]
+        requests = [Request(i, prompts[i], a.max_new_tokens) for i, a in enumerate(trace)]
         return self.server.serve(Listed(requests), lambda deliveries, now_s: None, RealClock())

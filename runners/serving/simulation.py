@@ -31,7 +31,7 @@ def simulated(scheduler: Scheduler, cost: Callable[[Batch], float], trace: Seque
         for delivery in deliveries:
             token_s[delivery.request_id] += [now_s] * len(delivery.tokens)
 
-    requests = [Request(i, (0,) * a.prompt_tokens, a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
+    requests = [Request(i, (i,) * a.prompt_tokens, a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
     served = serve(scheduler, SimulatedEngine(clock, cost, num_workers), Listed(requests), deliver, clock).iterations
     first: dict[int, float] = {}
     for iteration in served:

@@ -86,7 +86,7 @@ class Seen:
     queued_s: tuple[float, ...]
 
 
-def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concurrency: int) -> Seen:
+def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concurrency: int, shared_tokens: int = 0) -> Seen:
     """Serve one trace.
 
     Args:
@@ -94,6 +94,7 @@ def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concur
         trace: the requests.
         seed: of the prompts.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
+        shared_tokens: at the beginning of each prompt, the same in all.
 
     Raises:
         GeneratorEnded: its process ended before.
@@ -105,7 +106,7 @@ def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concur
     theirs.close()
     try:
         rows = [(a.due_s, a.prompt_tokens, a.max_new_tokens) for a in trace]
-        send_json(ours, Kind.PLAN, Plan(rows, seed, server.bounds[-1], concurrency))
+        send_json(ours, Kind.PLAN, Plan(rows, seed, server.bounds[-1], concurrency, shared_tokens))
         inbox = SocketInbox(ours, server)
         try:
             inbox.frames.next()

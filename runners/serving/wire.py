@@ -34,12 +34,14 @@ class Plan:
         seed: of the prompts.
         vocabulary: token ids are below it.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
+        shared_tokens: at the beginning of each prompt, the same in all.
     """
 
     arrivals: list[tuple[float, int, int]]
     seed: int
     vocabulary: int
     concurrency: int
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True)
