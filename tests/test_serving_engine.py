@@ -156,8 +156,8 @@ def test_weights_are_the_same_each_time_and_not_the_callers_random_state() -> No
 FUSED = """
 import json, sys, torch
 sys.path.insert(0, "tests")
-from test_serving_engine import fused_differs
-print(json.dumps(fused_differs("cpu", torch.float32)))
+from test_serving_engine import fused_differs, product_differs
+print(json.dumps([fused_differs("cpu", torch.float32), product_differs("cpu", torch.float32)]))
 """
 
 
@@ -166,14 +166,19 @@ def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
     from systems.serving.attention import fused, split  # Triton reads TRITON_INTERPRET when it is imported
 
     differences = []
-    heads, size, num_slots = 2, 24, 400
+    kv_heads, size, num_slots = 2, 24, 400
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     mixes = [(0, 1, 0)], [(0, 70, 0), (99, 1, 0), (5, 3, 0)], [(0, 9, 4), (30, 1, 6)], [(64, 1, 0), (90, 30, 0)]
-    for mix, block_size in zip((mixes[0], *mixes), (0, 8, 8, 0, 8), strict=True):
+    increments = [(150, 1, 0), (2, 1, 0), (47, 1, 20)]  # one of them has a part that is padding alone
+    layouts = [*((mix, size) for mix, size in zip((mixes[0], *mixes), (0, 8, 8, 0, 8), strict=True))]
+    layouts += [(increments, 0), (increments, 8), ([(0, 8, 4), (3, 1, 6), (200, 1, 0)], 8)]
+    cuts = fused.Cut(16, 3, 4, 2, False), fused.Cut(32, 4, 4, 1, True), None
+    for number, (mix, block_size) in enumerate(layouts):
+        group = 3 if number % 2 else 1
         begin, rows = 0, []
         for before, count, padding in mix:
             num = -(-(before + count) // 8) * 8
@@ -182,25 +187,53 @@ def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
             rows.append(Row(0, region, before, (0,) * count, padding, count, 0, Sampling()))
             begin += num
         layout = LayoutBuffer(torch.device(device), num_slots, 50 if block_size else 1, block_size).of(Batch(0, tuple(rows)))
-        qkv = draw(sum(count for _, count, _ in mix), heads, 3, size)
-        q, k, v = qkv.unbind(-2)
-        caches = [draw(2, num_slots + 1, heads, size)]
+        num_tokens = sum(count for _, count, _ in mix)
+        k, v = draw(num_tokens, kv_heads, 2, size).unbind(-2)
+        q = draw(num_tokens, group * kv_heads, size)
+        caches = [draw(2, num_slots + 1, kv_heads, size)]
         caches.append(caches[0].clone())
         for kernels, cache in zip((split, fused), caches, strict=True):
             kernels.store(k, v, cache, layout)
         assert torch.equal(*caches)
-        expected, fused_output = (kernels.attend(q, caches[0], layout) for kernels in (split, fused))
-        differences.append(float((expected - fused_output).abs().max()))
+        expected = split.attend(q, caches[0].repeat_interleave(group, dim=2), layout)
+        for cut in (cuts[number % 2], *cuts[2:][: number in (2, 5)]):  # the second needs the tickets that the first leaves
+            differences.append(float((expected - fused.attend(q, caches[0], layout, cut)).abs().max()))
+            assert not layout.tickets.any()
     return differences
 
 
-def test_fused_attention_is_the_split_one_in_tritons_interpreter() -> None:
+def product_differs(device: str, dtype: torch.dtype, is_early: bool = False) -> list[float]:
+    """The largest difference of products of one token from PyTorch's, of values near 1, of widths that no strip divides."""
+    from systems.serving import gemv
+
+    torch.manual_seed(0)
+    differences = []
+    for width, num_rows, has_norm, strip in (
+        (48, 50, True, (4, 32, 4)),
+        (20, 7, False, (2, 64, 1)),
+        (64, 9, True, (1, 16, 2)),
+    ):
+        linear, norm = torch.nn.Linear(width, num_rows, has_norm), torch.nn.LayerNorm(width)
+        torch.nn.init.normal_(norm.weight)
+        linear, norm = (module.to(device, dtype).requires_grad_(False) for module in (linear, norm))
+        x, addend = torch.randn(1, width).to(device, dtype) * 3 + 1, torch.randn(1, num_rows).to(device, dtype)
+        expected = linear.double()(norm.double()(x.double()) if has_norm else x.double())
+        if has_norm:
+            expected = torch.nn.functional.gelu(expected, approximate="tanh")
+        linear, norm = linear.to(dtype), norm.to(dtype)
+        output = gemv.product(x, linear, norm if has_norm else None, addend, has_norm, is_early, gemv.Strip(*strip))
+        differences.append(float((output - expected - addend).abs().max()))
+    return differences
+
+
+def test_kernels_are_what_pytorch_computes_in_tritons_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FUSED], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    differences = json.loads(done.stdout)
-    assert len(differences) == 5 and max(differences) < 1e-5, differences
+    attention, products = json.loads(done.stdout)
+    assert len(attention) == 10 and max(attention) < 1e-5, attention
+    assert len(products) == 3 and max(products) < 1e-5, products
 
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -212,6 +245,12 @@ GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 def test_fused_attention_is_the_split_one(dtype: torch.dtype) -> None:
     differences = fused_differs("cuda", dtype)
     assert max(differences) < {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype], differences
+
+
+@pytest.mark.parametrize("is_early", [pytest.param(value, marks=GPU) for value in (False, True)])
+def test_products_of_one_token_are_pytorchs(is_early: bool) -> None:
+    differences = product_differs("cuda", torch.float16, is_early)
+    assert max(differences) < 1e-2, differences
 
 
 @pytest.mark.parametrize("uses_graphs", [pytest.param(value, marks=GPU) for value in (False, True)])

@@ -17,6 +17,7 @@ from .request import Sampling
 from .slots import Region
 
 TILE = 64  # tokens of one row that a thread block of the fused attention has
+NUM_TICKETS = 4096  # rows, each of a K/V head, that several thread blocks may share in one launch
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Layout:
         blocks: first slots of each row's blocks, [R, M].
         tile_rows, tile_begins: of each tile of at most TILE tokens its row, and its first token within it, [T].
         lasts: each row's last token, [R].
+        tickets: zeros, [NUM_TICKETS]: how many of the blocks that share a row have ended. Each launch leaves zeros.
         block_size: slots of a block; 0 where every region is one run.
         rows: as the batch has them; none in a layout that a CUDA graph was captured on.
     """
@@ -46,6 +48,7 @@ class Layout:
     tile_rows: Tensor
     tile_begins: Tensor
     lasts: Tensor
+    tickets: Tensor
     block_size: int
     rows: tuple[Row, ...] = ()
 
@@ -64,6 +67,7 @@ class LayoutBuffer:
         self.device = device
         self.dead_row = Row(-1, Region((num_slots,), 1, 1), 0, (0,), 0, 0, 0, Sampling())
         self.max_blocks, self.block_size = max_blocks, block_size
+        self.tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
 
     def packed(self, batch: Batch, num_rows: int) -> tuple[array[int], tuple[int, ...]]:
         """The numbers of a layout, and how many each of its tensors takes.
@@ -100,7 +104,7 @@ class LayoutBuffer:
         tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts = buffer.split(sizes)
         blocks = blocks.view(-1, self.max_blocks)
         return Layout(
-            *(tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts),
+            *(tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts, self.tickets),
             block_size=self.block_size,
             rows=rows,
         )
