@@ -52,25 +52,63 @@ class Shape:
         return self.hidden // self.heads
 
 
+class Operators:
+    """What a block computes beside attention, by PyTorch's operators. A serving engine may have kernels of its own for it.
+
+    The residual stream goes between them in two parts, x and what is yet to be added to it, or None.
+    """
+
+    def enter(
+        self, x: Tensor, addend: Tensor | None, norm: nn.LayerNorm, linear: nn.Linear, is_gelu: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The stream with its addend, and linear(norm(stream)), with the tanh form of GELU after it if `is_gelu`."""
+        x, normed = self.norm(x, addend, norm)
+        output = linear(normed)
+        return x, functional.gelu(output, approximate="tanh") if is_gelu else output
+
+    def leave(self, x: Tensor, linear: nn.Linear, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The stream, and linear(y), which is yet to be added to it."""
+        return x, linear(y)
+
+    def norm(self, x: Tensor, addend: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """The stream with its addend, and its norm."""
+        x = x if addend is None else x + addend
+        return x, norm(x)
+
+
+PLAIN = Operators()
+
+
 class Block(nn.Module):
-    """A decoder block, norms first: [..., hidden] -> [..., hidden]."""
+    """A decoder block, norms first: the residual stream [..., hidden] in two parts, before and after.
 
-    def __init__(self, shape: Shape):
+    degree: parts that its heads and its inner width are split into, of which it has one. The outputs of `out` and `down` are
+        then summands of the block's own (Megatron-LM).
+    """
+
+    def __init__(self, shape: Shape, degree: int = 1):
         super().__init__()
-        hidden = shape.hidden
-        self.heads = (shape.heads, 3, shape.head_size)  # the rows of qkv, so that a part of the heads is a part of the rows
+        hidden, inner = shape.hidden, shape.hidden // degree
+        # The rows of qkv are of one head after another, so that a part of the heads is a part of the rows.
+        self.heads = (shape.heads // degree, 3, shape.head_size)
         self.norm_attention, self.norm_mlp = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * inner), nn.Linear(inner, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * inner), nn.Linear(4 * inner, hidden)
 
-    def forward(self, x: Tensor, layer: int, attention: Attention) -> Tensor:
-        q, k, v = self.qkv(self.norm_attention(x)).unflatten(-1, self.heads).unbind(-2)  # each [..., heads, head size]
-        x = x + self.out(attention(layer, q, k, v).flatten(-2))
-        return x + self.down(functional.gelu(self.up(self.norm_mlp(x)), approximate="tanh"))
+    def forward(
+        self, x: Tensor, addend: Tensor | None, layer: int, attention: Attention, operators: Operators = PLAIN
+    ) -> tuple[Tensor, Tensor | None]:
+        x, qkv = operators.enter(x, addend, self.norm_attention, self.qkv)
+        q, k, v = qkv.unflatten(-1, self.heads).unbind(-2)  # each [..., heads, head size]
+        x, addend = operators.leave(x, self.out, attention(layer, q, k, v).flatten(-2))
+        x, inner = operators.enter(x, addend, self.norm_mlp, self.up, is_gelu=True)
+        return operators.leave(x, self.down, inner)
 
 
 class GPT(nn.Module):
     """Token ids [B, S] -> logits [B, S, vocabulary]. The embedding of tokens is also the last product's weight."""
+
+    takes_operators = True
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -84,48 +122,61 @@ class GPT(nn.Module):
         places = torch.arange(tokens.shape[-1], device=tokens.device)
         return self.logits(self.hidden(tokens, places, causal))
 
-    def hidden(self, tokens: Tensor, places: Tensor, attention: Attention) -> Tensor:
+    def hidden(self, tokens: Tensor, places: Tensor, attention: Attention, operators: Operators = PLAIN) -> Tensor:
         """The last hidden state, [..., hidden].
 
         Args:
             tokens: ids, [B, S] or [N].
             places: of each token in its own request, from 0; [S] or [N].
             attention: all that knows which tokens belong together.
+            operators: for all else.
         """
-        x = self.tokens(tokens) + self.places(places)
+        x, addend = self.tokens(tokens) + self.places(places), None
         for layer, block in enumerate(self.blocks):
-            x = block(x, layer, attention)
-        return self.norm(x)
+            x, addend = block(x, addend, layer, attention, operators)
+        return operators.norm(x, addend, self.norm)[1]
 
     def forward_in(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Logits [S, vocabulary] of ids [S] in another precision, a block at a time: a wider copy need not fit."""
         x = self.tokens.weight[tokens].to(dtype) + self.places.weight[: len(tokens)].to(dtype)
-        x = x[None]
+        x, addend = x[None], None
         for layer, block in enumerate(self.blocks):
-            x = deepcopy(block).to(dtype)(x, layer, causal)
-        x = deepcopy(self.norm).to(dtype)(x[0])
+            x, addend = deepcopy(block).to(dtype)(x, addend, layer, causal)
+        x = PLAIN.norm(x, addend, deepcopy(self.norm).to(dtype))[1][0]
         return functional.linear(x, self.tokens.weight.to(dtype))[:, : self.shape.vocabulary]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocabulary]."""
         return functional.linear(hidden, self.tokens.weight)[..., : self.shape.vocabulary]
 
-    @torch.no_grad()
     def draw(self, seed: int = 0) -> GPT:
-        """Fill with random weights on the device that they are on, the same for a seed. The caller's random state stays.
-
-        Products into the residual stream are smaller by the root of their number, as GPT-2's.
-        """
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(float("norm" in name and name.endswith("weight")))
-                continue
-            is_residual = name.endswith(("out.weight", "down.weight"))
-            std = STD / math.sqrt(2 * self.shape.layers) if is_residual else STD
-            for i, part in enumerate(parameter.chunk(NUM_DRAWS, dim=int(is_residual))):
-                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{name}/{i}".encode()))
-                part.copy_(torch.randn(part.shape, generator=generator, device=part.device, dtype=part.dtype) * std)
+        """Fill with random weights on the device that they are on, the same for a seed. The caller's random state stays."""
+        draw(self, self.shape, seed)
         return self
+
+
+@torch.no_grad()
+def draw(module: nn.Module, shape: Shape, seed: int, rank: int = 0, degree: int = 1) -> None:
+    """Fill a GPT, or a part of one, with the random weights of a seed.
+
+    Products into the residual stream are smaller by the root of their number, as GPT-2's.
+
+    Args:
+        module: whose parameters have a GPT's names.
+        shape: of the whole.
+        rank, degree: which part it is of how many that each block is split into; a divisor of NUM_DRAWS.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(float("norm" in name and name.endswith("weight")))
+            continue
+        is_residual = name.endswith(("out.weight", "down.weight"))
+        std = STD / math.sqrt(2 * shape.layers) if is_residual else STD
+        num_draws = NUM_DRAWS // degree if name.startswith("blocks.") else NUM_DRAWS
+        first = rank * num_draws if name.startswith("blocks.") else 0
+        for i, part in enumerate(parameter.chunk(num_draws, dim=int(is_residual)), first):
+            generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{name}/{i}".encode()))
+            part.copy_(torch.randn(part.shape, generator=generator, device=part.device, dtype=part.dtype) * std)
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

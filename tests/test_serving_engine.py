@@ -156,8 +156,9 @@ def test_weights_are_the_same_each_time_and_not_the_callers_random_state() -> No
 FUSED = """
 import json, sys, torch
 sys.path.insert(0, "tests")
-from test_serving_engine import fused_differs, product_differs
-print(json.dumps([fused_differs("cpu", torch.float32), product_differs("cpu", torch.float32)]))
+from test_serving_engine import fused_differs, operators_differ, product_differs
+float32 = torch.float32
+print(json.dumps([fused_differs("cpu", float32), product_differs("cpu", float32), operators_differ("cpu", float32, False)]))
 """
 
 
@@ -176,7 +177,7 @@ def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
     increments = [(150, 1, 0), (2, 1, 0), (47, 1, 20)]  # one of them has a part that is padding alone
     layouts = [*((mix, size) for mix, size in zip((mixes[0], *mixes), (0, 8, 8, 0, 8), strict=True))]
     layouts += [(increments, 0), (increments, 8), ([(0, 8, 4), (3, 1, 6), (200, 1, 0)], 8)]
-    cuts = fused.Cut(16, 3, 4, 2, False), fused.Cut(32, 4, 4, 1, True), None
+    cuts = fused.Cut(16, 3, 4, 2, False, 16), fused.Cut(32, 4, 4, 1, True, 32), None
     for number, (mix, block_size) in enumerate(layouts):
         group = 3 if number % 2 else 1
         begin, rows = 0, []
@@ -226,14 +227,35 @@ def product_differs(device: str, dtype: torch.dtype, is_early: bool = False) -> 
     return differences
 
 
+def operators_differ(device: str, dtype: torch.dtype, is_early: bool) -> list[float]:
+    """The largest difference of a model's hidden state by our kernels from that by PyTorch, of values near 1."""
+    from systems.serving.operators import KernelOperators
+
+    module = telling(dtype, device)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.linspace(-0.5, 0.5, len(parameter), device=device, dtype=dtype))
+    differences = []
+    for count in (1, 3):
+        tokens, places = torch.arange(count, device=device), torch.arange(count, device=device)
+        plain, own = (
+            module.hidden(tokens, places, lambda layer, q, k, v: q * 0.5 + v, *operators)
+            for operators in ((), (KernelOperators(is_early),))
+        )
+        differences.append(float((plain - own).abs().max()))
+    return differences
+
+
 def test_kernels_are_what_pytorch_computes_in_tritons_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FUSED], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    attention, products = json.loads(done.stdout)
+    attention, products, operators = json.loads(done.stdout)
     assert len(attention) == 10 and max(attention) < 1e-5, attention
     assert len(products) == 3 and max(products) < 1e-5, products
+    assert len(operators) == 2 and 0 < max(operators) < 1e-4, operators
 
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -251,6 +273,8 @@ def test_fused_attention_is_the_split_one(dtype: torch.dtype) -> None:
 def test_products_of_one_token_are_pytorchs(is_early: bool) -> None:
     differences = product_differs("cuda", torch.float16, is_early)
     assert max(differences) < 1e-2, differences
+    differences = operators_differ("cuda", torch.float32, is_early)
+    assert max(differences) < 1e-3, differences
 
 
 @pytest.mark.parametrize("uses_graphs", [pytest.param(value, marks=GPU) for value in (False, True)])

@@ -42,7 +42,10 @@ class DecoderShape(Protocol):
 
 
 class Decoder(Protocol):
-    """A module whose operators, all but attention, take the tokens of any requests side by side: models.gpt.GPT is one."""
+    """A module whose operators, all but attention, take the tokens of any requests side by side: models.gpt.GPT is one.
+
+    One that `takes_operators` has its others computed by an engine's kernels too: `hidden` has them as its last argument.
+    """
 
     @property
     def shape(self) -> DecoderShape: ...
@@ -136,6 +139,11 @@ class LocalEngine(Engine):
         max_blocks = -(-shape.positions // block_size) if block_size else 1
         self.layouts = LayoutBuffer(self.device, num_slots, max_blocks, block_size)
         self.attention = _attention(attention)
+        self.operators: tuple[object, ...] = ()
+        if self.device.type == "cuda" and weight.dtype != torch.float64 and getattr(decoder, "takes_operators", False):
+            from .operators import KernelOperators  # it needs Triton
+
+            self.operators = (KernelOperators(),)
         self.flights: deque[Flight] = deque()
         self.logits: Tensor | None = None  # of the batch submitted last, [R, vocabulary]
         self.sampled: Tensor | None = None  # from them, [R]
@@ -148,13 +156,18 @@ class LocalEngine(Engine):
         return len(self.flights)
 
     @torch.inference_mode()
-    def submit(self, batch: Batch) -> None:
+    def launched(self, batch: Batch) -> Tensor:
+        """Begin an iteration, and sample nothing; logits of each row's last token, [R, vocabulary], up to the next."""
         self.logits = self._replayed(batch)
         if self.logits is None:
             layout = self.layouts.of(batch)
             self._fill(layout.tokens, batch)
             self.logits = self._iteration(layout)
-        tokens = self.sampled = sampled(self.logits, batch.rows)
+        return self.logits
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> None:
+        tokens = self.sampled = sampled(self.launched(batch), batch.rows)
         done = None
         if self.device.type == "cuda":
             host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
@@ -191,7 +204,7 @@ class LocalEngine(Engine):
             output: Tensor = self.attention.attend(q, self.cache[layer], layout)
             return output
 
-        hidden = self.decoder.hidden(layout.tokens, layout.places, attention)
+        hidden = self.decoder.hidden(layout.tokens, layout.places, attention, *self.operators)
         return self.decoder.logits(hidden[layout.lasts])
 
     def _replayed(self, batch: Batch) -> Tensor | None:

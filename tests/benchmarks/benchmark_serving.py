@@ -39,7 +39,7 @@ HIDDEN = HEADS * SIZE
 CASES = ((1, 160), (1, 2000), (8, 300), (16, 1000), (64, 300), (128, 300), (32, 2000))  # increments, filled places of each
 SHAPES = {"qkv": (3 * HIDDEN, HIDDEN), "out": (HIDDEN, HIDDEN), "up": (4 * HIDDEN, HIDDEN), "down": (HIDDEN, 4 * HIDDEN)}
 CANDIDATES = tuple(
-    Cut(keys, splits, warps, stages, is_by_products)
+    Cut(keys, splits, warps, stages, is_by_products, least_part=keys)
     for (keys, warps, stages, is_by_products), splits in combinations(
         (
             *((32, 4, 3, True), (64, 4, 2, True), (64, 4, 3, True), (64, 2, 3, True), (128, 4, 2, True), (128, 8, 2, True)),
@@ -52,6 +52,7 @@ STRIPS = tuple(Strip(rows, columns, warps) for rows in (1, 2, 4, 8) for columns,
 CACHE_BYTES = 2**28  # that a graph's calls read at least, several times what a GPU's cache holds
 GB, REPEATS = 1e9, 5
 TOLERANCE = 3e-3  # of fp16, by norm
+EARLY = ", launched early"
 LIBRARY = "a library, the product alone"
 BEGIN = perf_counter()
 
@@ -88,10 +89,10 @@ def check(output: Tensor, expected: Tensor, what: str) -> None:
 
 
 def copy_rate() -> float:
-    """Bytes a second, read and written."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    """Bytes a second, read and written, by a kernel."""
+    source = torch.zeros(2**28, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / seconds_of(lambda i: target.copy_(source), 4)
+    return 2 * source.nbytes / seconds_of(lambda i: torch.neg(source, out=target), 4)
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Products:
         linear = self.linears[i % len(self.linears)]
         return functional.linear(self.x, linear.weight, linear.bias)
 
-    def own(self, strip: Strip, is_early: bool, i: int) -> Tensor:
+    def own(self, strip: Strip | None, is_early: bool, i: int) -> Tensor:
         linear = self.linears[i % len(self.linears)]
         return gemv.product(self.x, linear, self.norm, self.addend, self.is_gelu, is_early, strip)
 
@@ -171,16 +172,17 @@ def attention(cuts: tuple[Cut | None, ...]) -> None:
             say(f"{num_rows} x {num_places}: {seconds * 1e6:.1f} us, {rate:.0f} GB/s by {cut}{' (table)' * is_tables}")
 
 
-def products(strips: tuple[Strip, ...]) -> None:
+def products(strips: tuple[Strip | None, ...]) -> None:
     """A line for each product of a block, by a library and by each strip, the fastest first."""
     for name, (num_rows, width) in SHAPES.items():
         num_bytes = num_rows * width * 2
         case = products_of(name, max(2, -(-CACHE_BYTES // num_bytes)))
         results = [(seconds_of(case.by_library, 8), LIBRARY)]
+        width = case.x.shape[1]
         for strip, is_early in combinations(strips, (False, True)):
             check(case.own(strip, is_early, 0), case.expected(), f"{name} by {strip}")
             seconds = seconds_of(partial(case.own, strip, is_early), 8)
-            results.append((seconds, f"{strip}{', launched early' * is_early}"))
+            results.append((seconds, f"{strip or gemv.strip_of(width, case.norm is not None)}{EARLY * is_early}"))
         results.sort(key=lambda result: result[0])
         for seconds, what in [*results[:6], *(result for result in results[6:] if result[1] == LIBRARY)]:
             say(f"{name}: {seconds * 1e6:.1f} us, {num_bytes / seconds / GB:.0f} GB/s by {what}")
@@ -218,7 +220,7 @@ def main() -> None:
         if arguments.attention or not arguments.products:
             attention((None, *CANDIDATES) if arguments.all else (None,))
         if arguments.products or not arguments.attention:
-            products(STRIPS if arguments.all else (gemv.STRIP,))
+            products(STRIPS if arguments.all else (None,))
 
 
 if __name__ == "__main__":

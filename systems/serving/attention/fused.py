@@ -33,6 +33,7 @@ class Cut:
         warps: of a block.
         stages: of the software pipeline: reads in flight.
         is_by_products: on tensor cores, which take 16 query heads at least; else in sums over one query head.
+        least_part: places of each of those blocks, at least: a smaller part takes less time than its merging.
     """
 
     keys: int
@@ -40,19 +41,15 @@ class Cut:
     warps: int
     stages: int
     is_by_products: bool
+    least_part: int = 256
 
     def __str__(self) -> str:
         how = "products" if self.is_by_products else "sums"
         return f"{self.keys} keys, {self.splits} splits, {self.warps} warps, {self.stages} stages, {how}"
 
 
-# By K/V heads of all rows, up to so many: what fills a GPU without splits needs none.
-CUTS = (
-    (64, Cut(64, 16, 4, 3, True)),
-    (256, Cut(64, 8, 4, 3, True)),
-    (1024, Cut(64, 4, 4, 3, True)),
-    (NUM_TICKETS, Cut(64, 2, 4, 3, True)),
-)
+# By K/V heads of all rows, up to so many: what fills a GPU needs no splits. Measured on an H200 (benchmark_serving.py).
+CUTS = ((64, Cut(64, 8, 4, 3, True)), (256, Cut(64, 4, 4, 3, True)))
 FULL = Cut(64, 1, 4, 3, True)  # beyond the table
 PROMPT = Cut(64, 1, 4, 2, True)  # of the launches that have prompts
 
@@ -95,7 +92,7 @@ def _attend_kernel(
     q, cache, out, parts, tickets, row_begins, num_contexts, num_paddings, blocks, tile_rows, tile_begins,
     max_blocks, scale, q_token, q_head, slot_stride, kind_stride, out_token,
     SIZE: tl.constexpr, PADDED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr,
-    QUERIES: tl.constexpr, NUM_KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    QUERIES: tl.constexpr, NUM_KEYS: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, STAGES: tl.constexpr,
     BY_PRODUCTS: tl.constexpr, HAS_PROMPTS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -144,7 +141,7 @@ def _attend_kernel(
             target = out + wheres * out_token + head * SIZE + column[None, :]
             tl.store(target, results.to(out.dtype.element_ty), mask=shown)
     elif head < KV_HEADS:  # an increment: a block has all query heads of one K/V head
-        length = tl.cdiv(tl.cdiv(num_context, SPLITS), NUM_KEYS) * NUM_KEYS  # places of a part
+        length = tl.maximum(tl.cdiv(tl.cdiv(num_context, SPLITS), NUM_KEYS) * NUM_KEYS, LEAST)  # places of a part
         num_parts = tl.cdiv(num_context, length)
         if split < num_parts:
             keys = cache + head * SIZE
@@ -250,7 +247,7 @@ def attend(q: Tensor, cache: Tensor, layout: Layout, cut: Cut | None = None) -> 
         layout.tile_rows, layout.tile_begins, layout.blocks.shape[1], LOG2_E / math.sqrt(size),
         q.stride(0), q.stride(1), cache.stride(1), cache.stride(0), out.stride(0),
         SIZE=size, PADDED=padded, KV_HEADS=kv_heads, GROUP=group, MEMBERS=members, QUERIES=TILE, NUM_KEYS=cut.keys,
-        SPLITS=splits, STAGES=cut.stages, BY_PRODUCTS=is_by_products, HAS_PROMPTS=has_prompts,
+        SPLITS=splits, LEAST=cut.least_part, STAGES=cut.stages, BY_PRODUCTS=is_by_products, HAS_PROMPTS=has_prompts,
         BLOCK_SIZE=layout.block_size, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip

@@ -1,0 +1,140 @@
+"""A part of a GPT: some of its layers (a stage of a pipeline), of each some of its heads (tensor parallelism).
+
+Chapter 4 of the dissertation calls them inter-layer and intra-layer parallelism (section 4.3.1). The weights are those of
+the whole model, whatever the parts are.
+
+Invariant: between two blocks every part of a stage has the same hidden state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.gpt import NUM_DRAWS, PADDED_TO, PLAIN, Attention, Block, Operators, Shape, draw
+from models.registry import BadModel
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a model.
+
+    Args:
+        stage, num_stages: of the pipeline, each of as many layers.
+        rank, degree: of the split of each layer.
+    """
+
+    stage: int = 0
+    num_stages: int = 1
+    rank: int = 0
+    degree: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+    def layers(self, num_layers: int) -> range:
+        """The layers of its stage."""
+        count = num_layers // self.num_stages
+        return range(self.stage * count, (self.stage + 1) * count)
+
+
+def check_parts(shape: Shape, num_stages: int, degree: int) -> None:
+    """Raises BadModel for a model that cannot be split so."""
+    if shape.layers % num_stages:
+        raise BadModel(f"{shape.layers} layers are no {num_stages} stages of as many each (system.pipeline_parallel)")
+    if shape.heads % degree:
+        raise BadModel(f"{shape.heads} heads are no {degree} parts of as many each (system.tensor_parallel)")
+    if degree > 1 and (NUM_DRAWS % degree or shape.hidden % NUM_DRAWS):
+        raise BadModel(f"a width of {shape.hidden} is split into 1, 2, 4 or 8 parts, by 8 (system.tensor_parallel={degree})")
+
+
+class Link(Protocol):
+    """How a part reaches the others. A sum changes its argument."""
+
+    def sum(self, x: Tensor) -> None: ...
+    def gathered(self, x: Tensor) -> Tensor: ...
+    def send(self, x: Tensor) -> None: ...
+    def receive(self, x: Tensor) -> None: ...
+
+
+class GPTPart(nn.Module):
+    """A part, as a serving engine takes a decoder. Only the last stage's logits are logits.
+
+    Args:
+        shape: of the whole model.
+        part: which it is.
+    """
+
+    takes_operators = True
+    link: Link
+
+    def __init__(self, shape: Shape, part: Part):
+        super().__init__()
+        self.whole, self.part = shape, part
+        rows = -(-shape.vocabulary // PADDED_TO) * PADDED_TO
+        if part.is_first or part.is_last:
+            self.tokens = nn.Embedding(rows, shape.hidden)
+        if part.is_first:
+            self.places = nn.Embedding(shape.positions, shape.hidden)
+        layers = part.layers(shape.layers)
+        self.blocks = nn.ModuleDict({str(layer): Block(shape, part.degree) for layer in layers})  # named as the whole's
+        if part.is_last:
+            self.norm = nn.LayerNorm(shape.hidden)
+        # What an engine holds keys and values for.
+        self.shape = replace(shape, layers=len(layers), heads=shape.heads // part.degree, hidden=shape.hidden // part.degree)
+
+    def join(self, link: Link) -> None:
+        """Reach the other parts. Summands have the bias of one part alone."""
+        self.link = link
+        if self.part.degree == 1:
+            return
+        for block in self.blocks.values():
+            assert isinstance(block, Block)
+            for linear in (block.out, block.down):
+                if self.part.rank:
+                    linear.bias.data.zero_()
+                linear.register_forward_hook(lambda module, inputs, output: link.sum(output))
+
+    def hidden(self, tokens: Tensor, places: Tensor, attention: Attention, operators: Operators = PLAIN) -> Tensor:
+        """As GPT's, through the layers of its stage; [N, hidden] of the whole."""
+        if self.part.is_first:
+            x = self.tokens(tokens) + self.places(places)
+        else:
+            weight = next(self.blocks.parameters())
+            x = torch.empty(len(tokens), self.whole.hidden, device=weight.device, dtype=weight.dtype)
+            self.link.receive(x)
+        addend = None
+        for layer, block in enumerate(self.blocks.values()):
+            x, addend = block(x, addend, layer, attention, operators)
+        if self.part.is_last:
+            return operators.norm(x, addend, self.norm)[1]
+        x = x if addend is None else x + addend
+        self.link.send(x)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocabulary], each part computing its share of it. Earlier stages give back what they take."""
+        if not self.part.is_last:
+            return hidden
+        rows = self.tokens.weight.chunk(self.part.degree)[self.part.rank]
+        share = functional.linear(hidden, rows)  # [R, vocabulary / degree]
+        whole = self.link.gathered(share) if self.part.degree > 1 else share
+        return whole[..., : self.whole.vocabulary]
+
+
+def made_part(shape: Shape, part: Part, device: str | torch.device, dtype: torch.dtype, seed: int = 0) -> GPTPart:
+    """A part with the weights that `made` gives the whole, on its device; no host holds them."""
+    with torch.device("meta"):
+        module = GPTPart(shape, part)
+    module = module.to(dtype).to_empty(device=device).eval()
+    draw(module, shape, seed, part.rank, part.degree)
+    return module

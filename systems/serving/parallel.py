@@ -1,0 +1,203 @@
+"""An engine of several processes: tensor and pipeline parallelism (section 4.3.1).
+
+Invariant: when one worker ends, all do, and whoever waits for the engine is told which one and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .engine import Engine, Returned
+from .message import to_bytes
+from .worker import END, OUT_OF_MEMORY, Spec, Wiring
+
+END_S = 10.0  # for workers to end once they are told to
+PACKAGE = (__package__ or "").removesuffix("systems.serving")  # "opweave." in a wheel, nothing in a checkout
+QUIET = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_GRAPH_MIXING_SUPPORT": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+}  # all workers are of one host
+
+
+class EngineEnded(RuntimeError):
+    """A worker has ended, and with it the engine."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A worker. errors: what it wrote there."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+    def why(self) -> str:
+        """How it ended, and the last line that it wrote."""
+        status = self.process.returncode
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"{how}{f': {lines[-1]}' if lines else ''}"
+
+
+class ParallelEngine(Engine):
+    """The parts of a model in processes of their own.
+
+    Args:
+        specs: of the workers, by rank.
+        vocabulary: columns of the logits.
+    """
+
+    def __init__(self, specs: Sequence[Spec], vocabulary: int):
+        """Start the workers and wait until all are ready. Raises MemoryError, EngineEnded."""
+        self.parts, self.vocabulary = specs[0].parts, vocabulary
+        self.num_workers = self.parts.pipeline
+        self.batches: deque[tuple[Batch, bool]] = deque()
+        self.received: deque[Returned] = deque()
+        self.keeps_logits = False
+        self._logits: Tensor | None = None
+        self.is_closing, self.is_out_of_memory, self.end = False, False, ""
+        self.has_ended = threading.Event()
+        self.folder = tempfile.TemporaryDirectory(prefix="opweave-")
+        self.first, self.answers, wirings = self._pipes(specs[0].control)
+        self.workers = [self._started(spec, wiring) for spec, wiring in zip(specs, wirings, strict=True)]
+        for wiring in wirings:
+            for descriptor in _descriptors(wiring):
+                os.close(descriptor)
+        self.threads = [threading.Thread(target=self._watch, args=(worker,), daemon=True) for worker in self.workers]
+        for thread in self.threads:
+            thread.start()
+        (self.num_slots,) = array("q", self._answer())
+
+    def _pipes(self, control: str) -> tuple[Connection, Connection, list[Wiring]]:
+        """The engine's ends of the pipes of messages and of answers, and all others by rank."""
+        parts = self.parts
+        reads: list[int | None] = [None] * parts.num_ranks
+        writes: list[list[int]] = [[] for _ in range(parts.num_ranks)]
+        reads[0], first = os.pipe()
+        for rank in range(1, parts.num_ranks if control == "pipe" else 1):
+            stage, part = parts.place(rank)
+            before = stage * parts.tensor if part else rank - parts.tensor
+            reads[rank], write = os.pipe()
+            writes[before].insert(0 if not part else len(writes[before]), write)  # to the next stage first
+        answers, last = os.pipe()
+        replier = (parts.pipeline - 1) * parts.tensor
+        wirings = [
+            Wiring(reads[rank], tuple(writes[rank]), last if rank == replier else None) for rank in range(parts.num_ranks)
+        ]
+        return Connection(first, readable=False), Connection(answers, writable=False), wirings
+
+    def _started(self, spec: Spec, wiring: Wiring) -> Process:
+        rendezvous = str(Path(self.folder.name) / "rendezvous")
+        spec = Spec(**{**vars(spec), "rendezvous": rendezvous})
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        environment = QUIET | dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        module = f"{PACKAGE}systems.serving.worker"
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, spec.to_json(), json.dumps(asdict(wiring))],
+            stdin=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=_descriptors(wiring),
+            env=environment,
+        )
+        return Process(spec.rank, process, errors)
+
+    def _watch(self, worker: Process) -> None:
+        """Wait for the end of one worker, and end the others with it."""
+        worker.process.wait()
+        if not self.is_closing and not self.has_ended.is_set():
+            end = f"{self.parts.named(worker.rank)} {worker.why()}"
+            self.end, self.is_out_of_memory = end, worker.process.returncode == OUT_OF_MEMORY
+            self.has_ended.set()
+            self._kill()
+
+    def _kill(self) -> None:
+        for worker in self.workers:
+            worker.process.kill()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.batches) + len(self.received)
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Of the batch submitted last, [R, vocabulary] float64, where they are kept."""
+        while self.batches:
+            self.received.append(self._received())
+        return self._logits
+
+    def submit(self, batch: Batch) -> None:
+        self.batches.append((batch, self.keeps_logits))
+        try:
+            self.first.send_bytes(to_bytes(batch, self.keeps_logits))
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def has_returned(self) -> bool:
+        return bool(self.received) or (bool(self.batches) and (self.answers.poll() or self.has_ended.is_set()))
+
+    def collect(self) -> Returned:
+        return self.received.popleft() if self.received else self._received()
+
+    def _received(self) -> Returned:
+        numbers = self._answer()
+        batch, has_logits = self.batches.popleft()
+        size = 8 * len(batch.rows)
+        if has_logits:
+            self._logits = torch.frombuffer(bytearray(numbers[size:]), dtype=torch.float64).view(-1, self.vocabulary)
+        return Returned(batch, array("q", numbers[:size]).tolist())
+
+    def _answer(self) -> bytes:
+        try:
+            return self.answers.recv_bytes()
+        except EOFError:
+            raise self._ended() from None
+
+    def _ended(self) -> Exception:
+        """What to raise where nothing more comes."""
+        self.has_ended.wait(END_S)
+        end = self.end or "a worker closed its pipe"
+        self.close()
+        return MemoryError(end) if self.is_out_of_memory else EngineEnded(end)
+
+    def close(self) -> None:
+        """End the workers, those that do not end by themselves by force."""
+        if self.is_closing:
+            return
+        self.is_closing = True
+        with suppress(OSError):  # the first worker may be gone
+            self.first.send_bytes(END)
+        for thread in self.threads:
+            thread.join(END_S / len(self.threads))
+        self._kill()
+        for worker, thread in zip(self.workers, self.threads, strict=True):
+            thread.join()
+            assert worker.process.stdin is not None
+            worker.process.stdin.close()
+            worker.errors.close()
+        self.first.close()
+        self.answers.close()
+        self.folder.cleanup()
+
+
+def _descriptors(wiring: Wiring) -> list[int]:
+    return [number for number in (wiring.messages, *wiring.forwards, wiring.answers) if number is not None]

@@ -1,0 +1,85 @@
+"""Which process has which part of a model, and what it has room for; decided before anything is loaded.
+
+Rank `stage * tensor + r` has part r of a stage: the parts of a stage are neighbours, since they exchange the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .engine import DecoderShape
+
+GIB = 2**30
+SHARE = 0.95  # of a GPU's memory beside the weights, for keys and values
+CONTEXT_BYTES = GIB  # of a GPU: CUDA's own, and the buffers of NCCL
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a model is split. pipeline: stages. tensor: parts of each."""
+
+    pipeline: int = 1
+    tensor: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pipeline * self.tensor
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(stage, part within it) of a rank."""
+        return divmod(rank, self.tensor)
+
+    def named(self, rank: int) -> str:
+        """A rank in a message."""
+        stage, part = self.place(rank)
+        return f"rank {rank} of {self.num_ranks} (stage {stage}, part {part})"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the GPU of a rank holds, in bytes.
+
+    Args:
+        weights: of its part.
+        spare: for what an iteration computes, and CUDA itself.
+        slot: of a token's keys and values in its layers and heads.
+        whole: of the GPU.
+    """
+
+    weights: int
+    spare: int
+    slot: int
+    whole: int
+
+    @property
+    def num_slots(self) -> int:
+        """That fit; below 1 where not even the weights do."""
+        return int((self.whole - self.weights - self.spare) * SHARE) // self.slot
+
+
+def rooms(shape: DecoderShape, parts: Parts, weights: Sequence[int], item_bytes: int, spare: int, whole: int) -> list[Room]:
+    """The room of each rank.
+
+    Args:
+        shape: of the whole model.
+        parts: how it is split; its numbers divide the model's.
+        weights: bytes of each rank's part.
+        item_bytes: of a number.
+        spare: bytes for what an iteration computes.
+        whole: bytes of a GPU.
+    """
+    slot = 2 * (shape.layers // parts.pipeline) * (shape.heads // parts.tensor) * shape.head_size * item_bytes
+    return [Room(each, spare + CONTEXT_BYTES, slot, whole) for each in weights]
+
+
+def lack(parts: Parts, rooms: Sequence[Room]) -> str | None:
+    """Why a model does not fit, in one line, or None."""
+    for rank, room in enumerate(rooms):
+        if room.num_slots < 1:
+            needed, there = (room.weights + room.spare + room.slot) / GIB, room.whole / GIB
+            weights = room.weights / GIB
+            return (
+                f"{parts.named(rank)} needs {needed:.1f} GiB, {weights:.1f} of them for weights, and its GPU has {there:.1f}"
+            )
+    return None

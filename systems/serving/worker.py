@@ -1,0 +1,338 @@
+"""A worker: one process a GPU, with one part of the model (section 4.3.1).
+
+The controller of a stage is its part 0. A control message goes from the engine to the first stage's controller, and from
+each controller to the next stage's and to the other parts of its own, before the controller launches anything. So no message
+waits for kernels. The last stage's controller alone waits for them, in a thread of its own, and answers with tokens.
+
+Processes, and not threads as in the chapter: Python runs one thread at a time.
+
+Invariant: all parts run the same batches in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .engine import Decoder, LocalEngine
+from .message import from_bytes
+from .parts import SHARE, Parts
+from .sampling import sampled
+
+CONTROLS = ("pipe", "nccl")
+FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to workers that end
+END = b""  # the message after the last
+OUT_OF_MEMORY = 3  # exit status
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """File descriptors of a worker's pipes. None: it has no such pipe.
+
+    Args:
+        messages: control messages come by it.
+        forwards: they go on by these, to the next stage first.
+        answers: of the last stage's controller, to the engine.
+    """
+
+    messages: int | None
+    forwards: tuple[int, ...]
+    answers: int | None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a worker is to be.
+
+    Args:
+        parts: how the model is split.
+        rank: which part it has.
+        device: "cpu" or "cuda", of which it takes the one of its rank's number.
+        rendezvous: path of a file that does not exist yet, by which workers meet.
+        maker: "module:function" that makes a part: (its arguments, rank, parts, device) -> a Decoder with `join`.
+        arguments: of the maker, as JSON.
+        num_slots: of the K/V cache; 0 is all that fit on every GPU.
+        spare_bytes: of a GPU, for what an iteration computes.
+        block_size, attention, uses_graphs, max_batch_size: as LocalEngine has them.
+        control: one of CONTROLS.
+    """
+
+    parts: Parts
+    rank: int
+    device: str
+    rendezvous: str
+    maker: str
+    arguments: str
+    num_slots: int
+    spare_bytes: int
+    block_size: int
+    attention: str
+    uses_graphs: bool
+    max_batch_size: int
+    control: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        fields = json.loads(text)
+        return cls(**fields | {"parts": Parts(**fields["parts"])})
+
+
+class Link:
+    """Tensors between the parts of a model: NCCL between GPUs, gloo between CPUs.
+
+    Args:
+        parts, rank: whose link it is.
+        group: of the parts of its stage.
+    """
+
+    def __init__(self, parts: Parts, rank: int, group: dist.ProcessGroup):
+        self.parts, self.rank, self.group = parts, rank, group
+
+    def sum(self, x: Tensor) -> None:
+        """Over the parts of the stage, in place."""
+        dist.all_reduce(x, group=self.group)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """[R, n] of each part of the stage -> [R, n * parts]."""
+        shares = [torch.empty_like(x) for _ in range(self.parts.tensor)]
+        dist.all_gather(shares, x, group=self.group)
+        return torch.cat(shares, -1)
+
+    def send(self, x: Tensor) -> None:
+        """To the same part of the next stage."""
+        dist.send(x, self.rank + self.parts.tensor)
+
+    def receive(self, x: Tensor) -> None:
+        """From the same part of the stage before."""
+        dist.recv(x, self.rank - self.parts.tensor)
+
+
+class Control(ABC):
+    """The channel of control messages, seen from one worker."""
+
+    @abstractmethod
+    def receive(self) -> bytes:
+        """The next message."""
+
+    @abstractmethod
+    def forward(self, message: bytes) -> None:
+        """To whoever has it from this worker; nobody, but for a controller."""
+
+
+class PipeControl(Control):
+    """Messages apart from tensors: the chapter's separate channel."""
+
+    def __init__(self, wiring: Wiring):
+        assert wiring.messages is not None
+        self.messages = Connection(wiring.messages, writable=False)
+        self.forwards = [Connection(descriptor, readable=False) for descriptor in wiring.forwards]
+
+    def receive(self) -> bytes:
+        return self.messages.recv_bytes()
+
+    def forward(self, message: bytes) -> None:
+        for connection in self.forwards:
+            connection.send_bytes(message)
+
+
+class TensorControl(Control):
+    """Messages as tensors, behind what the devices compute: the ablation, which is what the chapter says of others.
+
+    Args:
+        wiring: of which the first controller's messages alone are used.
+        parts, rank, device: of the worker.
+        groups: of all workers, and of the stage; of messages alone.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        parts: Parts,
+        rank: int,
+        device: torch.device,
+        groups: tuple[dist.ProcessGroup, dist.ProcessGroup],
+    ):
+        self.messages = None if wiring.messages is None else Connection(wiring.messages, writable=False)
+        self.parts, self.rank, self.device = parts, rank, device
+        self.everyone, self.stage = groups
+
+    def receive(self) -> bytes:
+        if self.messages is not None:
+            return self.messages.recv_bytes()
+        size = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._from_before(size)
+        if not (count := int(size)):
+            return END
+        message = torch.empty(count, dtype=torch.uint8, device=self.device)
+        self._from_before(message)
+        return bytes(message.cpu().numpy())
+
+    def forward(self, message: bytes) -> None:
+        stage, part = self.parts.place(self.rank)
+        if part:
+            return
+        tensors = [torch.tensor([len(message)], device=self.device)]
+        if message:
+            tensors.append(torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self.device))
+        for tensor in tensors:
+            if stage < self.parts.pipeline - 1:
+                dist.send(tensor, self.rank + self.parts.tensor, group=self.everyone)
+            if self.parts.tensor > 1:
+                dist.broadcast(tensor, self.rank, group=self.stage)
+
+    def _from_before(self, tensor: Tensor) -> None:
+        stage, part = self.parts.place(self.rank)
+        if part:
+            dist.broadcast(tensor, stage * self.parts.tensor, group=self.stage)
+        else:
+            dist.recv(tensor, self.rank - self.parts.tensor, group=self.everyone)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine is sent of a batch, once `done`: tokens [R], and logits [R, vocabulary] where they are wanted."""
+
+    tokens: Tensor
+    logits: Tensor | None
+    done: torch.cuda.Event | None
+
+    def to_bytes(self) -> bytes:
+        """The tokens, and the logits in float64."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens = array("q", self.tokens.tolist()).tobytes()
+        return tokens if self.logits is None else tokens + self.logits.double().cpu().numpy().tobytes()
+
+
+class Worker:
+    """One part, from its start to its end.
+
+    Args:
+        spec: what it is to be.
+        wiring: its pipes.
+    """
+
+    def __init__(self, spec: Spec, wiring: Wiring):
+        self.spec, self.parts = spec, spec.parts
+        self.device = torch.device(f"cuda:{spec.rank}" if spec.device == "cuda" else "cpu")
+        if spec.device == "cuda":
+            torch.cuda.set_device(self.device)
+        store = f"file://{spec.rendezvous}"
+        backend = "nccl" if spec.device == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=store, rank=spec.rank, world_size=spec.parts.num_ranks, timeout=FOREVER)
+        tensors, messages = self._stage_group(), self._stage_group()  # every worker makes every group
+        everyone = dist.new_group()
+        self.control: Control = (
+            PipeControl(wiring) if spec.control == "pipe" else self._by_tensors(wiring, everyone, messages)
+        )
+        self.answers = None if wiring.answers is None else Connection(wiring.answers, readable=False)
+        module, function = spec.maker.split(":")
+        decoder = getattr(import_module(module), function)(spec.arguments, spec.rank, spec.parts, self.device)
+        decoder.join(Link(spec.parts, spec.rank, tensors))
+        self.num_slots = spec.num_slots or self._slots_that_fit(decoder)
+        self.engine = LocalEngine(
+            decoder, self.num_slots, spec.block_size, spec.attention, spec.uses_graphs, spec.max_batch_size
+        )
+        self.unanswered: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+
+    def _stage_group(self) -> dist.ProcessGroup:
+        groups = []
+        for stage in range(self.parts.pipeline):
+            begin = stage * self.parts.tensor
+            groups.append(dist.new_group(list(range(begin, begin + self.parts.tensor))))
+        return groups[self.parts.place(self.spec.rank)[0]]
+
+    def _by_tensors(self, wiring: Wiring, everyone: dist.ProcessGroup, stage: dist.ProcessGroup) -> Control:
+        return TensorControl(wiring, self.parts, self.spec.rank, self.device, (everyone, stage))
+
+    def _slots_that_fit(self, decoder: Decoder) -> int:
+        """On every GPU."""
+        assert isinstance(decoder, nn.Module)
+        shape, item_bytes = decoder.shape, next(decoder.parameters()).element_size()
+        torch.cuda.empty_cache()
+        free_bytes = torch.cuda.mem_get_info()[0] - self.spec.spare_bytes
+        slot_bytes = 2 * shape.layers * shape.heads * shape.head_size * item_bytes
+        count = torch.tensor([int(free_bytes * SHARE) // slot_bytes], device=self.device)
+        dist.all_reduce(count, dist.ReduceOp.MIN)
+        if (num_slots := int(count)) < 1:
+            raise MemoryError("beside the weights there is room for no K/V slot")
+        return num_slots
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Until the message that is the last."""
+        dist.barrier()
+        thread = threading.Thread(target=self._answer, name="answers")
+        thread.start()
+        while message := self.control.receive():
+            self.control.forward(message)  # before anything is launched
+            batch, wants_logits = from_bytes(message)
+            logits = self.engine.launched(batch)
+            if self.answers is not None:
+                self.unanswered.put(self._answer_of(logits, batch.rows, wants_logits))
+        self.control.forward(END)
+        self.unanswered.put(None)
+        thread.join()
+
+    def _answer_of(self, logits: Tensor, rows: Sequence[object], wants_logits: bool) -> Answer:
+        tokens = sampled(logits, cast("tuple", rows))
+        done = None
+        if self.device.type == "cuda":
+            host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            tokens = host.copy_(tokens, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        return Answer(tokens, logits.clone() if wants_logits else None, done)
+
+    def _answer(self) -> None:
+        """Send what the engine waits for: first that this worker, as all others, is ready."""
+        if self.answers is None:
+            return
+        self.answers.send_bytes(array("q", [self.num_slots]).tobytes())
+        while (answer := self.unanswered.get()) is not None:
+            self.answers.send_bytes(answer.to_bytes())
+
+
+def end_with_engine() -> None:
+    """Ends the process where the engine's has ended: nothing comes by the standard input but its end."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main(spec: Spec, wiring: Wiring) -> int:
+    """The exit status."""
+    threading.Thread(target=end_with_engine, daemon=True).start()
+    try:
+        Worker(spec, wiring).run()
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        print(f"out of memory: {error}", file=sys.stderr, flush=True)
+        return OUT_OF_MEMORY
+    except (Exception, KeyboardInterrupt) as error:
+        lines = str(error).strip().splitlines()
+        print(f"{type(error).__name__}: {lines[0] if lines else ''}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    fields = json.loads(sys.argv[2])
+    status = main(Spec.from_json(sys.argv[1]), Wiring(fields["messages"], tuple(fields["forwards"]), fields["answers"]))
+    os._exit(status)  # the end of a process group waits for others, which may be gone

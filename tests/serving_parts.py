@@ -1,0 +1,35 @@
+"""What workers of tests make. They import this file, and nothing of pytest."""
+
+import torch
+
+from models.gpt import Shape
+from models.gpt_part import GPTPart, Part, made_part
+from systems.serving.parts import Parts
+
+SHAPE = Shape(layers=4, hidden=64, heads=8, positions=40, vocabulary=50)
+
+
+def telling_part(arguments: str, rank: int, parts: Parts, device: torch.device) -> GPTPart:
+    """A part of `telling()`."""
+    stage, part = parts.place(rank)
+    module = made_part(SHAPE, Part(stage, parts.pipeline, part, parts.tensor), device, torch.float64)
+    amplify(module)
+    return module
+
+
+def no_part(arguments: str, rank: int, parts: Parts, device: torch.device) -> GPTPart:
+    if rank == 1:
+        raise MemoryError("too large")
+    return telling_part(arguments, rank, parts, device)
+
+
+@torch.no_grad()
+def amplify(module: torch.nn.Module) -> None:
+    """Larger weights, and biases that would be seen if each part added them."""
+    for name, parameter in module.named_parameters():
+        if name == "tokens.weight":
+            parameter.mul_(2)
+        elif "norm" not in name and parameter.dim() > 1:
+            parameter.mul_(12)
+        elif name.endswith(("out.bias", "down.bias")):
+            parameter.copy_(torch.linspace(-0.2, 0.3, len(parameter)))
