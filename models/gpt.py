@@ -118,6 +118,14 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.hidden)
 
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tokens.weight.dtype
+
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[-1], device=tokens.device)
         return self.logits(self.hidden(tokens, places, causal))

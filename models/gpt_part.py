@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.gpt import NUM_DRAWS, PADDED_TO, PLAIN, Attention, Block, Operators, Shape, draw
+from models.gpt import NUM_DRAWS, PADDED_TO, PLAIN, Attention, Block, Operators, Shape, causal, draw
 from models.registry import BadModel
 
 
@@ -129,6 +129,48 @@ class GPTPart(nn.Module):
         share = functional.linear(hidden, rows)  # [R, vocabulary / degree]
         whole = self.link.gathered(share) if self.part.degree > 1 else share
         return whole[..., : self.whole.vocabulary]
+
+
+@dataclass(frozen=True)
+class PartedGPT:
+    """A GPT that no process has as a whole. What it computes itself, it computes a layer at a time.
+
+    Args:
+        shape: of the whole.
+        device: where the parts are made, and where it computes.
+        dtype: of the weights.
+        seed: of the weights.
+    """
+
+    shape: Shape
+    device: torch.device
+    dtype: torch.dtype
+    seed: int = 0
+
+    def weights(self, num_stages: int, degree: int) -> list[int]:
+        """Bytes of each part, those of a stage one after another. Raises BadModel as `check_parts` does."""
+        check_parts(self.shape, num_stages, degree)
+        sizes = []
+        for stage in range(num_stages):
+            with torch.device("meta"):
+                module = GPTPart(self.shape, Part(stage, num_stages, 0, degree))
+            sizes += [sum(parameter.numel() for parameter in module.parameters()) * self.dtype.itemsize] * degree
+        return sizes
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits [1, S, vocabulary] of ids [1, S]."""
+        return self.forward_in(tokens[0], self.dtype)[None]
+
+    def forward_in(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Logits [S, vocabulary] of ids [S] in another precision."""
+        x, addend = torch.empty(0), None
+        for layer in range(self.shape.layers):
+            part = made_part(self.shape, Part(layer, self.shape.layers), self.device, self.dtype, self.seed).to(dtype)
+            if part.part.is_first:
+                x = part.tokens(tokens)[None] + part.places.weight[: len(tokens)]
+            (block,) = part.blocks.values()
+            x, addend = block(x, addend, 0, causal)
+        return part.logits(PLAIN.norm(x, addend, part.norm)[1])[0]
 
 
 def made_part(shape: Shape, part: Part, device: str | torch.device, dtype: torch.dtype, seed: int = 0) -> GPTPart:

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from models.gpt import GPT
+from models.gpt_part import PartedGPT
 from models.model import TF32
 from results.record import Correctness
 from systems.serving.batch import Batch, Row
 from systems.serving.engine import Engine, LocalEngine, Returned
 from systems.serving.loop import Listed, RealClock, serve
+from systems.serving.parallel import ParallelEngine
 from systems.serving.peer import PeerServer
 from systems.serving.request import Delivery, Request
 from systems.serving.system import Server
@@ -46,7 +48,7 @@ class Trial:
     other: Tensor
 
 
-def trials(decoder: GPT, lengths: Sequence[tuple[int, int]], seed: int) -> list[Trial]:
+def trials(decoder: GPT | PartedGPT, lengths: Sequence[tuple[int, int]], seed: int) -> list[Trial]:
     """Requests of these (prompt tokens, new tokens), with the logits that they should have."""
     draw = random.Random(f"{seed}/trials")
     wide = _wider(decoder)
@@ -70,12 +72,14 @@ def trials(decoder: GPT, lengths: Sequence[tuple[int, int]], seed: int) -> list[
     return made
 
 
-def compared(server: Server, trials: Sequence[Trial], decoder: GPT, precision: str) -> Correctness:
+def compared(server: Server, trials: Sequence[Trial], decoder: GPT | PartedGPT, precision: str) -> Correctness:
     """Serve the trials together, and compare."""
-    assert isinstance(server.engine, LocalEngine)
+    assert isinstance(server.engine, LocalEngine | ParallelEngine)
+    server.engine.keeps_logits = True
     forced = ForcedEngine(server.engine, [trial.continuation for trial in trials])
     requests = [Request(i, trial.prompt, len(trial.continuation)) for i, trial in enumerate(trials)]
     serve(server.scheduler, forced, Listed(requests), lambda deliveries, now_s: None, RealClock())
+    server.engine.keeps_logits = False
     served = torch.cat([forced.logits_of(i) for i in range(len(trials))])
     return _judged(served, trials, decoder, precision)
 
@@ -119,13 +123,13 @@ def compared_peer(server: PeerServer, trials: Sequence[Trial], decoder: GPT, pre
     return judged
 
 
-def _judged(served: Tensor, trials: Sequence[Trial], decoder: GPT, precision: str) -> Correctness:
+def _judged(served: Tensor, trials: Sequence[Trial], decoder: GPT | PartedGPT, precision: str) -> Correctness:
     """served: logits of all trials' continuations, one after another, [N, vocabulary]."""
     reference, eager, other = (
         torch.cat([getattr(trial, name) for trial in trials]) for name in ("reference", "eager", "other")
     )
     multiple = MULTIPLE["fp32" if precision in TF32 else precision]
-    least = FLOOR * torch.finfo(next(decoder.parameters()).dtype).eps
+    least = FLOOR * torch.finfo(decoder.dtype).eps
     error, rounding, effect = (distance(values, reference) for values in (served, eager, other))
     tolerance, element_tolerance = (max(least, multiple * value) for value in rounding)
     is_near = error.norm <= tolerance and error.element <= element_tolerance
@@ -158,7 +162,7 @@ class ForcedEngine(Engine):
         continuations: by request.
     """
 
-    def __init__(self, engine: LocalEngine, continuations: Sequence[tuple[int, ...]]):
+    def __init__(self, engine: LocalEngine | ParallelEngine, continuations: Sequence[tuple[int, ...]]):
         self.engine, self.continuations = engine, continuations
         self.logits: dict[tuple[int, int], Tensor] = {}  # by request and place in its continuation
 
@@ -197,14 +201,16 @@ class ForcedEngine(Engine):
 
 
 @torch.inference_mode()
-def _logits(decoder: GPT, prompt: Sequence[int], continuation: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+def _logits(
+    decoder: GPT | PartedGPT, prompt: Sequence[int], continuation: Sequence[int], dtype: torch.dtype | None
+) -> Tensor:
     """Of the tokens of a continuation, each after all before it; [continuation, vocabulary], float64 on the CPU."""
-    stream = torch.tensor([*prompt, *continuation[:-1]], device=decoder.tokens.weight.device)
+    stream = torch.tensor([*prompt, *continuation[:-1]], device=decoder.device)
     logits = decoder(stream[None])[0] if dtype is None else decoder.forward_in(stream, dtype)
     return logits[len(prompt) - 1 :].double().cpu()
 
 
-def _wider(decoder: GPT) -> torch.dtype:
+def _wider(decoder: GPT | PartedGPT) -> torch.dtype:
     """Of the reference: float64 for float32 and wider, float32 for the halves."""
-    is_half = next(decoder.parameters()).dtype.itemsize < 4
+    is_half = decoder.dtype.itemsize < 4
     return torch.float32 if is_half else torch.float64

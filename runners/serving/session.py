@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
+from typing import cast
 
 import torch
 
@@ -22,7 +23,9 @@ from runners.machine.environment import cores
 from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
 from systems.serving import costs
+from systems.serving.batch import Batch
 from systems.serving.loop import Course, Listed, RealClock
+from systems.serving.parts import Parts
 from systems.serving.peer import PeerServer
 from systems.serving.request import Request
 from systems.serving.system import AnyServingSystem, Server, ServingSystem
@@ -31,6 +34,7 @@ from . import metrics, traffic
 from .capacity import Tried
 from .correctness import Trial, compared, compared_peer, trials
 from .options import EngineOptions, ServingOptions
+from .parted import Parted, parted
 from .simulation import simulated
 from .traffic import Seen
 from .workload import Arrival
@@ -52,11 +56,16 @@ def system_of(cell: Cell) -> AnyServingSystem:
     return loaded
 
 
-def decoder_of(cell: Cell) -> GPT:
-    """The decoder of a cell, on its device, with the arithmetic set. Raises BadModel, MemoryError."""
+def decoder_of(cell: Cell, parts: Parts) -> GPT | Parted:
+    """The decoder of a cell, on its device, with the arithmetic set; without weights where it has parts.
+
+    Raises BadModel, MemoryError.
+    """
     set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
     if cell.device == "cpu":
         torch.set_num_threads(max(1, cores() - 1))  # one is that of whoever sends requests
+    if parts.num_ranks > 1:
+        return parted(cell, parts)
     return load_decoder(cell.model.name, cell.device, cell.conditions.precision, **cell.model.options)
 
 
@@ -72,7 +81,7 @@ def server_of(cell: Cell) -> Server:
     system = system_of(cell)
     if not isinstance(system, ServingSystem):
         raise Unsupported(f"{cell.system.choice} is measured as a peer: runner=serve has our own, as system=orca")
-    server = system.prepare_serving(decoder_of(cell))
+    server = system.prepare_serving(decoder_of(cell, system.parts))
     warm_up(server, WARM_PROMPT)
     return server
 
@@ -91,8 +100,9 @@ class ServingSession(Session):
             raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
         self.traces = self._drawn_traces()
         phase("making the model")
+        self.decoder: GPT | Parted
         if self.serving_system.needs_weights:
-            self.decoder = decoder_of(cell)
+            self.decoder = decoder_of(cell, self.serving_system.parts)
         else:
             self.decoder = decoder_size(cell.model.name, **cell.model.options)
         self._server: Server | PeerServer | None = None
@@ -137,7 +147,7 @@ class ServingSession(Session):
     def prepare(self) -> float:
         self.phase("preparing")
         start = perf_counter()
-        self._server = self.serving_system.prepare_serving(self.decoder)
+        self._server = self.serving_system.prepare_serving(cast(GPT, self.decoder))  # a peer's model has one part
         largest = max((a for trace in self.traces for a in trace), key=lambda a: a.max_tokens)
         num_slots, num_positions, _ = self._server.bounds
         for most, what, key in ((num_positions, "positions", "model.positions"), (num_slots, "K/V slots", "system.slots")):
@@ -154,7 +164,7 @@ class ServingSession(Session):
         precision = self.cell.conditions.precision
         if isinstance(self.server, Server):
             return compared(self.server, self._trials, self.decoder, precision)
-        return compared_peer(self.server, self._trials, self.decoder, precision)
+        return compared_peer(self.server, self._trials, cast(GPT, self.decoder), precision)
 
     def settle(self) -> tuple[Warning, ...]:
         return ()
@@ -197,7 +207,13 @@ class ServingSession(Session):
         seed = self.cell.conditions.seed
         shared = self.options.shared_tokens
         real = [traffic.run(server, trace, seed + i, 0, shared) for i, trace in enumerate(self.traces)]
-        virtual = [simulated(server.scheduler, table, trace) for trace in self.traces]
+        stages = server.engine.num_workers
+
+        def cost(batch: Batch) -> float:
+            """Of one stage: an iteration alone goes through all of them."""
+            return table(batch) / stages
+
+        virtual = [simulated(server.scheduler, cost, trace, stages) for trace in self.traces]
         return _numbers(real), _numbers(virtual)
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:

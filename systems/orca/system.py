@@ -5,6 +5,7 @@ from __future__ import annotations
 from systems.base import BadOption
 from systems.serving.engine import Decoder
 from systems.serving.iteration_level import IterationLevel
+from systems.serving.parts import CONTROLS, PartedDecoder, Parts
 from systems.serving.prefix_cache import CachedSlots
 from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
 from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
@@ -23,6 +24,8 @@ class Orca(ServingSystem):
         prefix_caching: prompts that begin alike share blocks.
         preemption: one of PREEMPTIONS; `recompute` reserves slots as tokens come, and the youngest give up theirs.
         asynchronous: the next iteration is selected and submitted while the last one runs.
+        pipeline_parallel, tensor_parallel: stages, and parts of each, in a process each.
+        control: one of CONTROLS.
     """
 
     name = "orca"
@@ -39,8 +42,11 @@ class Orca(ServingSystem):
         prefix_caching: bool = False,
         preemption: str = "none",
         asynchronous: bool = False,
+        pipeline_parallel: int = 1,
+        tensor_parallel: int = 1,
+        control: str = CONTROLS[0],
     ):
-        super().__init__(attention, cuda_graphs, slots, max_batch_size)
+        super().__init__(attention, cuda_graphs, slots, max_batch_size, Parts(pipeline_parallel, tensor_parallel), control)
         not_below("block_size", block_size, 0)
         not_below("max_num_batched_tokens", max_num_batched_tokens, 0)
         self.block_size, self.prefetch, self.max_num_batched_tokens = block_size, prefetch, max_num_batched_tokens
@@ -51,11 +57,15 @@ class Orca(ServingSystem):
                 raise BadOption(f"system.{value} needs system.block_size above 0: runs of slots neither share nor grow")
         if prefetch and asynchronous:
             raise BadOption("system.prefetch and system.asynchronous are two ways to the same end: choose one")
+        if asynchronous and self.parts.num_ranks > 1:
+            raise BadOption(
+                "system.asynchronous needs the last tokens on its own GPU: of several processes there is system.prefetch"
+            )
 
     def most_tokens(self, num_positions: int) -> int:
         return self.max_num_batched_tokens or super().most_tokens(num_positions)
 
-    def prepare_serving(self, decoder: Decoder) -> Server:
+    def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
         engine, num_slots = self.engine(decoder, self.block_size)
         if num_slots < self.block_size:
             raise BadOption(f"system.block_size={self.block_size} is more than the {num_slots} K/V slots")
@@ -65,6 +75,7 @@ class Orca(ServingSystem):
         scheduler = IterationLevel(
             slots,
             self.max_batch_size,
+            engine.num_workers,
             is_prefetching=self.prefetch,
             max_num_batched_tokens=self.max_num_batched_tokens,
             is_preempting=self.preemption == "recompute",

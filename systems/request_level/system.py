@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from systems.serving.engine import Decoder
+from systems.serving.parts import CONTROLS, PartedDecoder, Parts
 from systems.serving.request_level import BATCHINGS, RequestLevel
 from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
 
@@ -15,6 +16,8 @@ class StaticBatching(ServingSystem):
         batching: one of BATCHINGS.
         early_return: a finished request is answered at once.
         microbatch_size: requests that go through a pipeline together; 0: all of a batch.
+        pipeline_parallel, tensor_parallel: stages, and parts of each, in a process each.
+        control: one of CONTROLS.
     """
 
     name = "request_level"
@@ -28,13 +31,16 @@ class StaticBatching(ServingSystem):
         batching: str = "shortest_prompt",
         early_return: bool = False,
         microbatch_size: int = 0,
+        pipeline_parallel: int = 1,
+        tensor_parallel: int = 1,
+        control: str = CONTROLS[0],
     ):
-        super().__init__(attention, cuda_graphs, slots, max_batch_size)
+        super().__init__(attention, cuda_graphs, slots, max_batch_size, Parts(pipeline_parallel, tensor_parallel), control)
         one_of("batching", batching, BATCHINGS)
         not_below("microbatch_size", microbatch_size, 0)
         self.batching, self.early_return, self.microbatch_size = batching, early_return, microbatch_size
 
-    def prepare_serving(self, decoder: Decoder) -> Server:
+    def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
         engine, num_slots = self.engine(decoder)
         positions = decoder.shape.positions
         scheduler = RequestLevel(
@@ -43,6 +49,7 @@ class StaticBatching(ServingSystem):
             self.max_batch_size,
             self.batching,
             self.early_return,
+            num_workers=engine.num_workers,
             microbatch_size=self.microbatch_size,
         )
         return Server(scheduler, engine, (num_slots, positions, decoder.shape.vocabulary))

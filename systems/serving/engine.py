@@ -65,9 +65,11 @@ class Engine(ABC):
     """Runs iterations.
 
     num_workers: stages of its pipeline, each of which has a batch.
+    keeps_logits: logits of the batch submitted last are wanted.
     """
 
     num_workers = 1
+    keeps_logits = False
 
     @property
     @abstractmethod

@@ -72,7 +72,6 @@ class ParallelEngine(Engine):
         self.num_workers = self.parts.pipeline
         self.batches: deque[tuple[Batch, bool]] = deque()
         self.received: deque[Returned] = deque()
-        self.keeps_logits = False
         self._logits: Tensor | None = None
         self.is_closing, self.is_out_of_memory, self.end = False, False, ""
         self.has_ended = threading.Event()
@@ -110,6 +109,8 @@ class ParallelEngine(Engine):
         spec = Spec(**{**vars(spec), "rendezvous": rendezvous})
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         environment = QUIET | dict(os.environ)
+        if spec.device == "cpu":
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.parts.num_ranks)))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         module = f"{PACKAGE}systems.serving.worker"
         process = subprocess.Popen(
@@ -118,6 +119,7 @@ class ParallelEngine(Engine):
             stderr=errors,
             pass_fds=_descriptors(wiring),
             env=environment,
+            start_new_session=True,  # what interrupts the engine lets it finish
         )
         return Process(spec.rank, process, errors)
 

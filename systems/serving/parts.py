@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from .engine import DecoderShape
 
+CONTROLS = ("pipe", "nccl")  # channels of control messages: of their own, or behind tensors
 GIB = 2**30
 SHARE = 0.95  # of a GPU's memory beside the weights, for keys and values
 CONTEXT_BYTES = GIB  # of a GPU: CUDA's own, and the buffers of NCCL
@@ -21,6 +25,9 @@ class Parts:
 
     pipeline: int = 1
     tensor: int = 1
+
+    def __str__(self) -> str:
+        return f"pipeline_parallel={self.pipeline}, tensor_parallel={self.tensor}"
 
     @property
     def num_ranks(self) -> int:
@@ -34,6 +41,29 @@ class Parts:
         """A rank in a message."""
         stage, part = self.place(rank)
         return f"rank {rank} of {self.num_ranks} (stage {stage}, part {part})"
+
+
+class PartedDecoder(Protocol):
+    """A decoder that no process has as a whole: its parts are made by workers.
+
+    Attributes:
+        shape: of the whole.
+        device, dtype: of the parts.
+        maker: "module:function" that makes a part: (arguments, rank, parts, device) -> a Decoder with `join`.
+        arguments: of the maker, as JSON.
+    """
+
+    @property
+    def shape(self) -> DecoderShape: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def maker(self) -> str: ...
+    @property
+    def arguments(self) -> str: ...
+    def weights(self, num_stages: int, degree: int) -> list[int]: ...
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import psutil
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from conf import not_one_of
 from systems.base import BadOption, Prepared, System, Unsupported
 
-from .engine import ATTENTIONS, Decoder, Engine, LocalEngine
+from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
 from .loop import Clock, Course, Inbox, serve
+from .parts import CONTROLS, PartedDecoder, Parts, Room, lack, rooms
 from .peer import PeerServer
 from .request import Delivery
 from .scheduler import Scheduler
@@ -56,10 +58,12 @@ class AnyServingSystem(System):
 
     max_batch_size: requests of a batch.
     needs_weights: it computes with the decoder's weights; one elsewhere needs its size alone.
+    parts: of the model, each in a process of its own.
     """
 
     max_batch_size: int
     needs_weights: bool = True
+    parts: Parts = Parts()
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         raise Unsupported(f"{self.name} serves requests and executes no module by itself: runner=serving")
@@ -77,14 +81,28 @@ class ServingSystem(AnyServingSystem):
         cuda_graphs: iterations of increments alone are CUDA graphs.
         slots: of the K/V manager; 0 is all that there is room for.
         max_batch_size: requests of a batch.
+        parts: of the model, each in a process of its own.
+        control: one of CONTROLS, where there are several.
     """
 
-    def __init__(self, attention: str, cuda_graphs: bool, slots: int, max_batch_size: int):
+    def __init__(
+        self,
+        attention: str,
+        cuda_graphs: bool,
+        slots: int,
+        max_batch_size: int,
+        parts: Parts | None = None,
+        control: str = CONTROLS[0],
+    ):
         one_of("attention", attention, (AUTO, *ATTENTIONS))
         not_below("slots", slots, 0)
         not_below("max_batch_size", max_batch_size, 1)
         self.attention, self.cuda_graphs = attention, cuda_graphs
         self.slots, self.max_batch_size = slots, max_batch_size
+        self.parts, self.control = parts or Parts(), control
+        not_below("pipeline_parallel", self.parts.pipeline, 1)
+        not_below("tensor_parallel", self.parts.tensor, 1)
+        one_of("control", control, CONTROLS)
 
     def unsupported(self, device: str) -> str | None:
         if device == "cpu" and self.attention == "fused":
@@ -92,10 +110,17 @@ class ServingSystem(AnyServingSystem):
         return None
 
     @abstractmethod
-    def prepare_serving(self, decoder: Decoder) -> Server: ...
+    def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
+        """Make a server for a decoder that is on its device, or whose parts will be.
 
-    def engine(self, decoder: Decoder, block_size: int = 0) -> tuple[LocalEngine, int]:
+        Raises BadOption, Unsupported, MemoryError.
+        """
+
+    def engine(self, decoder: Decoder | PartedDecoder, block_size: int = 0) -> tuple[Engine, int]:
         """An engine, and its K/V slots."""
+        if self.parts.num_ranks > 1:
+            return self._parallel_engine(cast(PartedDecoder, decoder), block_size)
+        decoder = cast(Decoder, decoder)
         assert isinstance(decoder, nn.Module)
         weight = next(decoder.parameters())
         on_gpu = weight.device.type == "cuda"
@@ -108,6 +133,49 @@ class ServingSystem(AnyServingSystem):
         """Tokens that an iteration has room for, where no slots are asked for."""
         return int(self.max_batch_size * num_positions * USUAL_PROMPT)
 
+    def rooms(self, decoder: PartedDecoder, gpu_bytes: int) -> list[Room]:
+        """What the GPU of each rank holds, before anything is loaded."""
+        weights = decoder.weights(self.parts.pipeline, self.parts.tensor)
+        item_bytes = decoder.dtype.itemsize
+        return rooms(decoder.shape, self.parts, weights, item_bytes, self._spare_bytes(decoder.shape, item_bytes), gpu_bytes)
+
+    def _parallel_engine(self, decoder: PartedDecoder, block_size: int) -> tuple[Engine, int]:
+        from .parallel import ParallelEngine
+        from .worker import Spec
+
+        on_gpu, num_slots = decoder.device.type == "cuda", self.slots
+        if on_gpu:
+            if (count := torch.cuda.device_count()) < self.parts.num_ranks:
+                raise Unsupported(f"{self.parts} needs {self.parts.num_ranks} GPUs, and {count} are there")
+            if reason := lack(self.parts, self.rooms(decoder, torch.cuda.get_device_properties(0).total_memory)):
+                raise MemoryError(reason)
+            torch.cuda.empty_cache()  # the first worker has the same GPU
+        else:
+            num_slots = num_slots or CPU_SLOTS
+        common = Spec(
+            parts=self.parts,
+            rank=0,
+            device=decoder.device.type,
+            rendezvous="",
+            maker=decoder.maker,
+            arguments=decoder.arguments,
+            num_slots=num_slots,
+            spare_bytes=self._spare_bytes(decoder.shape, decoder.dtype.itemsize),
+            block_size=block_size,
+            attention=self.attention if self.attention != AUTO else ATTENTIONS[on_gpu],
+            uses_graphs=self.cuda_graphs,
+            max_batch_size=self.max_batch_size,
+            control=self.control,
+        )
+        specs = [replace(common, rank=rank) for rank in range(self.parts.num_ranks)]
+        engine = ParallelEngine(specs, decoder.shape.vocabulary)
+        return engine, engine.num_slots
+
+    def _spare_bytes(self, shape: DecoderShape, item_bytes: int) -> int:
+        """Of a GPU, for what an iteration computes."""
+        width_bytes = shape.heads * shape.head_size * item_bytes
+        return max(LEAST_SPARE_BYTES, self.most_tokens(shape.positions) * WIDTHS_OF_TOKEN * width_bytes)
+
     def _slots_that_fit(self, decoder: Decoder, weight: Tensor) -> int:
         shape = decoder.shape
         slot_bytes = 2 * shape.layers * shape.heads * shape.head_size * weight.element_size()
@@ -115,8 +183,7 @@ class ServingSystem(AnyServingSystem):
             return min(CPU_SLOTS, int(psutil.virtual_memory().available * SHARE / 2) // slot_bytes)
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info()
-        width_bytes = shape.heads * shape.head_size * weight.element_size()
-        spare_bytes = max(LEAST_SPARE_BYTES, self.most_tokens(shape.positions) * WIDTHS_OF_TOKEN * width_bytes)
+        spare_bytes = self._spare_bytes(shape, weight.element_size())
         if (num_slots := int((free_bytes - spare_bytes) * SHARE) // slot_bytes) < 1:
             raise MemoryError(f"beside the weights {free_bytes / GIB:.1f} GiB are free, which hold no K/V slot")
         return num_slots

@@ -34,7 +34,6 @@ from .message import from_bytes
 from .parts import SHARE, Parts
 from .sampling import sampled
 
-CONTROLS = ("pipe", "nccl")
 FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to workers that end
 END = b""  # the message after the last
 OUT_OF_MEMORY = 3  # exit status
@@ -69,7 +68,7 @@ class Spec:
         num_slots: of the K/V cache; 0 is all that fit on every GPU.
         spare_bytes: of a GPU, for what an iteration computes.
         block_size, attention, uses_graphs, max_batch_size: as LocalEngine has them.
-        control: one of CONTROLS.
+        control: one of parts.CONTROLS.
     """
 
     parts: Parts
