@@ -57,7 +57,7 @@ ISSUED = {
     "opara": ["figure1", "figure2", "figure5", "figure6", "figure7", "figure8", "figure9", "table1", "prototype"],
 }
 # Systems of optional packages, which a preset may name before they are installed.
-OPTIONAL = {"tvm", "tvm_tuned", "tensorrt", "onnxruntime"}
+OPTIONAL = {"tvm", "tvm_tuned", "tensorrt", "onnxruntime", "xla"}
 
 
 def judged(name: str, records: list[Record] = RECORDS) -> tuple[Preset, Evidence, list[Finding]]:

@@ -79,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.peers": FLOOR | {"models", "systems.serving"},
     "systems.onnx": COMPILER,
     "systems.tvm": COMPILER,
+    "systems.xla": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
     "systems.tabular": {"models.neural", "models.tabular", "systems.base"},
     "systems.windtunnel": {"conf", "systems.base", "models.neural", "models.tabular", "systems.registry", "systems.tabular"},
