@@ -51,6 +51,7 @@ class Search:
         seconds: of the search, without profiling.
         states, transitions: of IOS's dynamic programme.
         measured: stages that were measured, and not read from the cache.
+        simulated: stages or candidates that were simulated, and for that not measured.
         units, blocks, largest_block, splits: how IOS cut the model.
         parts: each block of IOS.
         allocation_seconds: of Opara's stream allocation.
@@ -62,6 +63,7 @@ class Search:
     states: int | None = None
     transitions: int | None = None
     measured: int | None = None
+    simulated: int | None = None
     units: int | None = None
     blocks: int | None = None
     largest_block: int | None = None

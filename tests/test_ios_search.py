@@ -169,3 +169,30 @@ def test_a_long_chain_and_a_wide_block_beyond_a_machine_word() -> None:
     chain = [[v - 1] if v else [] for v in range(300)]
     schedule = find_schedule(chain, lambda ending, _: 1.0 + ending.bit_count() / 100, 3, 8)
     assert len(schedule.stages) == 100 and schedule.counts.states == 300
+
+
+@settings(max_examples=40)
+@given(dags(max_nodes=7, max_edges=14), LIMITS, st.integers(0, 99), st.floats(0, 1))
+def test_estimates_that_are_too_low_leave_the_search_exact(
+    graph: OperatorGraph, limits: tuple[int | None, int | None], seed: int, least_share: float
+) -> None:
+    """Each estimate is a share of the cost; the nearer it is to the cost, the fewer stages are measured."""
+    r, s = limits
+    measured: set[int] = set()
+
+    def cost(ending: int, groups: tuple[int, ...] = ()) -> float:
+        measured.add(ending)
+        return random.Random(f"{seed} {ending}").randint(1, 50)
+
+    def estimate(groups: tuple[int, ...]) -> float:
+        ending = sum(groups)
+        share = least_share + (1 - least_share) * random.Random(f"share {seed} {ending}").random()
+        return share * random.Random(f"{seed} {ending}").randint(1, 50)
+
+    exact = find_schedule(graph.predecessors, cost, r, s)
+    every = set(measured)
+    measured.clear()
+    schedule = find_schedule(graph.predecessors, cost, r, s, estimate=estimate)
+    assert schedule.cost == exact.cost and measured <= every
+    if least_share == 1:
+        assert len(measured) == len(schedule.stages)

@@ -1,5 +1,6 @@
 """IOS with simulated costs: stages without a measurement."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import systems
 from runners.cell.measured_schedules import PreparedSchedules
 from systems.base import BadOption, Unsupported
 from systems.ios import stage_timer
+from systems.ios.planning import Options, find_stages
 from systems.ios.stage_simulator import StageSimulator
+from systems.ios.stage_timer import StageTimer, Unit
+from systems.ios.stored import StoredStages
 from systems.profiling.timing import Timer
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler
+from systems.scheduling.simulate.measured_set import MeasuredSet
 from systems.scheduling.simulate.simulator import simulate
 from systems.scheduling.simulate.stored import StoredOperators, read_sets
 from tests.modules import Branches
@@ -65,6 +70,39 @@ def test_a_stage_costs_what_simulating_it_says(program: Program, file: Path) -> 
     assert costs.concurrent([everything], [costs.number(everything)]) * 1e3 == pytest.approx(alone_us)
 
 
+def test_another_profile_is_another_search(program: Program, file: Path, tmp_path: Path) -> None:
+    """What the cache knows of a search by one profile is nothing of one by another, under whichever name."""
+    options = Options("both", 3, 8, "operator", 24, False, "simulated", str(tmp_path / "p.json.gz"))
+    measured = MeasuredSet.read(file)
+    names = set()
+    for batch in (1, 2):
+        replace(measured, batch=batch).write(tmp_path / "p.json.gz")
+        names.add(StoredStages(program, options).name)
+    assert len(names) == 2
+
+
+def test_what_is_simulated_as_slow_is_not_measured(program: Program, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage takes what its simulation says: so the search finds the same stages, by measuring these alone."""
+    simulated = StageSimulator(program, Timer(program.device), "h200", str(file))
+    monkeypatch.setattr(StageTimer, "concurrent", _by_simulation(simulated))
+    by_both, by_one = (
+        find_stages(
+            program, Options("parallel", 3, 8, "operator", 24, False, costs, str(file)), Timer(program.device), print
+        )
+        for costs in ("both", "simulated")
+    )
+    assert by_both.stages == by_one.stages
+    assert by_both.search.simulated is not None and by_both.search.simulated > 0
+
+
+def _by_simulation(simulated: StageSimulator) -> Callable[..., float]:
+    def concurrent(self: StageTimer, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> float:
+        self.names.add(self.name(numbers))
+        return simulated.concurrent(groups, [simulated.number(group) for group in groups])
+
+    return concurrent
+
+
 class Twins(torch.nn.Module):
     """Two convolutions of one input, which merge."""
 
@@ -95,6 +133,7 @@ def test_a_search_merges_where_the_profile_says_that_it_pays(tmp_path: Path, mer
     ("options", "words"),
     [
         ({"costs": "guessed"}, "measured, simulated"),
+        ({"costs": "both", "exhaustive": True}, "leaves most out"),
         ({"costs": "simulated", "gpu": "h20"}, "did you mean h200"),
         ({"profile": "x.json"}, "system.costs=simulated"),
     ],

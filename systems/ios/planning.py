@@ -23,6 +23,7 @@ from .units import find_units
 from .windows import WINDOW_TRANSITIONS, UnitStage, improve
 
 KIND = "ios"  # of its decisions
+MARGIN = 0.1  # by which a simulated stage may take longer than what wins, and is still measured (costs=both)
 IN_TURN, CONCURRENT, MERGED = "in turn", "concurrent", "merged"  # alternatives of a decision
 
 
@@ -127,11 +128,13 @@ class _Planner:
         self.program, self.options, self.report = program, options, report
         self.units: Sequence[Unit] = find_units(program, options.units)
         self.graph = unit_graph(program.graph, self.units)
+        simulator = StageSimulator(program, timer, options.gpu, options.profile) if options.costs != "measured" else None
         self.timer = (
-            StageSimulator(program, timer, options.gpu, options.profile)
-            if options.costs == "simulated"
+            simulator
+            if simulator is not None and options.costs == "simulated"
             else StageTimer(program, timer, lambda count: report(f"scheduling: {count} stages measured"))
         )
+        self.estimator = simulator if options.costs == "both" else None
         self.solutions: dict[Hashable, BlockPlan] = {}  # by what a part of the units computes: cells of a network repeat
 
     def plan(self) -> StagePlan:
@@ -163,6 +166,7 @@ class _Planner:
             largest_block=max(map(len, blocks)),
             splits=cut.splits,
             parts=tuple(parts),
+            simulated=None if self.estimator is None else len(self.estimator.costs.keys() - self.timer.names),
         )
         return StagePlan(stages, search, tuple(rows(decisions)))
 
@@ -268,7 +272,8 @@ class _Planner:
         self, inner: Sequence[Sequence[int]], units: Sequence[Unit], inputs: Sequence[object], max_transitions: int
     ) -> BlockPlan:
         """The best stages of units, which are numbered by their places in `units`."""
-        costs = _StageCosts(self, units, inputs)
+        costs = _StageCosts(self, self.timer, units, inputs)
+        estimates = None if self.estimator is None else _StageCosts(self, self.estimator, units, inputs)
         best = find_schedule(
             inner,
             lambda _, groups: costs.of(groups).milliseconds,
@@ -277,18 +282,22 @@ class _Planner:
             costs.measure_eagerly if self.options.runs_groups_at_once and not self.options.exhaustive else None,
             costs.cost_class,
             max_transitions,
+            None if estimates is None else lambda groups: (1 - MARGIN) * estimates.of(groups).milliseconds,
         )
         stages = [UnitStage(tuple(map(_members, groups)), costs.of(groups).is_merged) for groups in best.stages]
         return BlockPlan(stages, best.counts.states, best.counts.transitions)
 
-    def stage_cost(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> StageCost:
+    def stage_cost(
+        self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int], timer: StageTimer | None = None
+    ) -> StageCost:
         """The better of the two ways of parallelisation (Algorithm 1, GenerateStage); `numbers` are the groups'."""
+        timer = timer or self.timer
         merged = concurrent = inf
         single_units = all(len(group) == 1 for group in groups)
         if self.options.merges and single_units and len(groups) > 1:
-            merged = self.timer.merged([group[0] for group in groups]) or inf
+            merged = timer.merged([group[0] for group in groups]) or inf
         if self.options.runs_groups_at_once or (single_units and len(groups) == 1):
-            concurrent = self.timer.concurrent(groups, numbers)
+            concurrent = timer.concurrent(groups, numbers)
         return StageCost(concurrent, merged)
 
 
@@ -297,12 +306,13 @@ class _StageCosts:
 
     Args:
         planner: measures.
+        timer: by which.
         units: of the part.
         inputs: what each unit reads first.
     """
 
-    def __init__(self, planner: _Planner, units: Sequence[Unit], inputs: Sequence[object]):
-        self.planner, self.units, self.inputs = planner, units, inputs
+    def __init__(self, planner: _Planner, timer: StageTimer, units: Sequence[Unit], inputs: Sequence[object]):
+        self.planner, self.timer, self.units, self.inputs = planner, timer, units, inputs
         self.numbers: dict[int, int] = {}
         self.costs: dict[Hashable, StageCost] = {}
 
@@ -310,7 +320,7 @@ class _StageCosts:
         key = self.cost_class(groups)
         if key not in self.costs:
             unit_groups = [[self.units[i] for i in _members(g)] for g in groups]
-            self.costs[key] = self.planner.stage_cost(unit_groups, [self._number(g) for g in groups])
+            self.costs[key] = self.planner.stage_cost(unit_groups, [self._number(g) for g in groups], self.timer)
         return self.costs[key]
 
     def cost_class(self, groups: Groups) -> Hashable:
@@ -321,7 +331,7 @@ class _StageCosts:
         """Is the stage known already, or one that may take less than a subset of its groups, as a merge may?"""
         if self._may_merge(groups) and mergeable(self.planner.program, [self.units[g.bit_length() - 1] for g in groups]):
             return True
-        return self.planner.timer.is_known([self._number(g) for g in groups])
+        return self.timer.is_known([self._number(g) for g in groups])
 
     def _may_merge(self, groups: Groups) -> bool:
         """Are they several single units that read the same input?"""
@@ -331,7 +341,7 @@ class _StageCosts:
 
     def _number(self, group: int) -> int:
         if group not in self.numbers:
-            self.numbers[group] = self.planner.timer.number([self.units[i] for i in _members(group)])
+            self.numbers[group] = self.timer.number([self.units[i] for i in _members(group)])
         return self.numbers[group]
 
 

@@ -51,6 +51,7 @@ def find_schedule(
     measure_eagerly: Callable[[Groups], bool] | None = None,
     cost_class: Callable[[Groups], Hashable] = lambda groups: groups,
     max_transitions: int = MAX_TRANSITIONS,
+    estimate: Callable[[Groups], float] | None = None,
 ) -> BlockSchedule:
     """The stages of least total cost, exactly: cost[S] = min over endings S' of S of cost[S - S'] + cost(S').
 
@@ -68,6 +69,8 @@ def find_schedule(
             merged convolutions. The result does not change. None: every stage is measured.
         cost_class: equal for stages of equal cost, of which one is measured.
         max_transitions: of a block that is searched.
+        estimate: of a stage's cost, which stands in the place of a lower bound until the stage is measured. Nothing is
+            measured eagerly then, and the result is exact only where no estimate is above the cost.
 
     Raises:
         ValueError: no schedule has a finite cost.
@@ -75,7 +78,10 @@ def find_schedule(
     """
     endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s, max_transitions)
     costs = _Costs(endings, cost)
-    if measure_eagerly is None:
+    if estimate is not None:
+        costs.classify(cost_class)
+        costs.estimate(estimate)
+    elif measure_eagerly is None:
         costs.measure_all()
     else:
         costs.classify(cost_class)
@@ -100,6 +106,7 @@ class _Costs:
         self.least = np.zeros(len(endings.groups))
         self.is_measured = np.zeros(len(endings.groups), dtype=bool)
         self.class_members: list[list[int]] = []  # of each ending, the endings of equal cost
+        self.is_estimated = False
 
     def measure_all(self) -> None:
         stages = zip(self.endings.endings.tolist(), self.endings.groups, strict=True)
@@ -112,6 +119,11 @@ class _Costs:
         for i, members in enumerate(self.class_members):
             members.append(i)
 
+    def estimate(self, of: Callable[[Groups], float]) -> None:
+        """Take estimates for lower bounds."""
+        self.least[:] = [of(groups) for groups in self.endings.groups]
+        self.is_estimated = True
+
     def measure(self, places: Iterable[int]) -> None:
         """Measure some endings, and raise the bounds of all endings that hold one of them."""
         for i in places:
@@ -120,6 +132,8 @@ class _Costs:
             measured = self.cost(int(self.endings.endings[i]), self.endings.groups[i])
             equal = self.class_members[i]
             self.least[equal], self.is_measured[equal] = measured, True
+            if self.is_estimated:
+                continue
             for ending in self.endings.endings[equal]:
                 holding = ((self.endings.endings & ending) == ending) & ~self.is_measured
                 self.least[holding] = np.maximum(self.least[holding], measured)

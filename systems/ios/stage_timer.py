@@ -33,6 +33,7 @@ class StageTimer:
         self.operator_signatures: dict[int, str] = {}
         self.warm: set[str] = set()  # signatures of the operators that have run in this process
         self.examples: Examples = {}
+        self.names: set[str] = set()  # of the stages that were asked for
 
     def number(self, group: Sequence[Unit]) -> int:
         """The number of a group: by what its operators do and which of them feed which, wherever the group stands."""
@@ -57,7 +58,8 @@ class StageTimer:
             stage = part(self.program, members, examples_of=self.examples)
             return milliseconds(stage, streams, self.seconds, warm_up_runs, self._lower_bound(groups, numbers))
 
-        return self._known(self.name(numbers), measure)
+        self.names.add(name := self.name(numbers))
+        return self._known(name, measure)
 
     def _lower_bound(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> float:
         """The longest of the groups, or of one group the longest unit, as far as these were measured."""

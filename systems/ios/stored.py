@@ -1,8 +1,10 @@
 """Stages that a search has found, kept in the cache: a later preparation does not search again."""
 
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
 
+from systems.base import BadOption
 from systems.cache import code_of
 from systems.profiling.measurements import Measurements
 from systems.profiling.timing import Timer
@@ -12,25 +14,28 @@ from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.plans.merge import merge
 from systems.scheduling.plans.schedule import Search
 from systems.scheduling.plans.stages import Stage
+from systems.scheduling.simulate import alone, gpu, kernels, simulator, stored
 
-from . import blocks, endings, planning, search, stage_simulator, stage_timer, units, windows
+from . import blocks, endings, merges, planning, search, stage_simulator, stage_timer, units, windows
 
 KIND = "ios"
-CODE = (blocks, endings, planning, search, stage_simulator, stage_timer, units, windows)
+CODE = (blocks, endings, merges, planning, search, stage_simulator, stage_timer, units, windows)
+SIMULATOR = (alone, gpu, kernels, simulator, stored)
 
 
 class StoredStages:
     """The stages of one program under one set of options.
 
     NOTE: the name of the entry holds everything that a search depends on but its measured costs: what the operators do and
-    what each one reads, the options, and the code of the search. The file of the entry holds the conditions of its device.
+    what each one reads, the options, the code of the search, and of simulated costs the profile. The file of the entry
+    holds the conditions of its device.
     """
 
     def __init__(self, program: Program, options: planning.Options):
         self.cache = Measurements(KIND, program.device)
         used = (Stage.__module__, merge.__module__, Timer.__module__, DecisionRow.__module__)
         code = code_of(*(module.__name__ for module in CODE), *used)
-        self.name = digest([*structure(program), asdict(options), code])
+        self.name = digest([*structure(program), asdict(options), code, *_simulated(options)])
 
     def read(self) -> planning.StagePlan | None:
         """None where there is none."""
@@ -48,3 +53,14 @@ class StoredStages:
             "decisions": [row.to_json() for row in plan.decisions],
         }
         self.cache.add({self.name: entry})
+
+
+def _simulated(options: planning.Options) -> list[str]:
+    """What simulated costs depend on beside the options: the simulator's code, the GPU's file and the profile."""
+    if options.costs == "measured":
+        return []
+    try:
+        profiles = [sha256(file.read_bytes()).hexdigest() for file in stored.files_of(options.profile)]
+    except OSError as error:
+        raise BadOption(f"system.profile={options.profile} cannot be read: {error.strerror or error}") from error
+    return [code_of(*(module.__name__ for module in SIMULATOR)), str(gpu.load(options.gpu)), *profiles]

@@ -24,7 +24,7 @@ from .stored import StoredStages
 from .units import KINDS
 
 STRATEGIES = ("both", "parallel", "merge", "sequential", "greedy")
-COSTS = ("measured", "simulated")
+COSTS = ("measured", "simulated", "both")
 
 
 class Ios(Scheduler):
@@ -41,7 +41,8 @@ class Ios(Scheduler):
             since a part of them takes too long already.
         barriers: between stages. Without them, which is not in the paper, an operator waits for its own dependencies alone.
         schedule: a schedule file, which is executed in the place of a search.
-        costs: of stages, one of COSTS; simulated ones, which the paper lacks, need no GPU.
+        costs: of stages, one of COSTS; simulated ones, which the paper lacks, need no GPU. By both, stages are simulated
+            first, and only those are measured that may win.
         profile: a file of runner=profile for simulated costs; "" for those that are committed.
         gpu: of conf/gpu, for simulated costs.
         switches: those of `Rewriting`, which the paper lacks.
@@ -84,6 +85,8 @@ class Ios(Scheduler):
             raise BadOption(f"system.barriers is false, but system.schedule={schedule} is executed as it stands")
         if profile and costs == "measured":
             raise BadOption(f"system.profile={profile} is for simulated costs: system.costs=simulated")
+        if exhaustive and costs == "both":
+            raise BadOption("system.exhaustive measures every stage, of which system.costs=both leaves most out")
         if not barriers and strategy == "sequential":
             raise BadOption("system.barriers is false, but a sequential schedule has nothing else")
         self.options = Options(strategy, r, s, units, max_part_size, exhaustive, costs, profile, gpu)

@@ -38,6 +38,7 @@ class Search:
             block was split (IOS).
         parts: the search of each block (IOS).
         measured: measurements that were made, and not read from the cache.
+        simulated: what was simulated, and not measured since it was too slow.
         allocation_seconds: of `seconds`, those of the stream allocator (Opara).
         profile_seconds: of the profiler, beside `seconds` (Opara).
         occupancy: mean achieved occupancy of the model's kernels, 0 to 1 (Opara).
@@ -52,6 +53,7 @@ class Search:
     splits: int | None = None
     parts: tuple[BlockSearch, ...] | None = None
     measured: int | None = None
+    simulated: int | None = None
     allocation_seconds: float | None = None
     profile_seconds: float | None = None
     occupancy: float | None = None

@@ -23,13 +23,18 @@ def read_sets(file: str) -> list[MeasuredSet]:
     Raises:
         BadOption: There is none, or it cannot be read.
     """
+    try:
+        return [MeasuredSet.read(each) for each in files_of(file)]
+    except (OSError, ValueError) as error:
+        raise BadOption(f"{file or COMMITTED} is no profile: {error}") from error
+
+
+def files_of(file: str) -> list[Path]:
+    """The file itself; for "" all that are committed. Raises BadOption where there is none."""
     files = [Path(file).expanduser()] if file else sorted(COMMITTED.glob("*.json.gz"))
     if not files:
         raise BadOption("no profile is committed here: name a file of runner=profile")
-    try:
-        return [MeasuredSet.read(each) for each in files]
-    except (OSError, ValueError) as error:
-        raise BadOption(f"{file or COMMITTED} is no profile: {error}") from error
+    return files
 
 
 class StoredOperators:
