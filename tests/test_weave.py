@@ -17,10 +17,11 @@ from conftest import Run, command, environment
 from dags import dags
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated import GPU, kernel, operator, profile_of
 from torch import Tensor, nn
 
 import systems
-from systems.base import BadOption
+from systems.base import BadOption, Unsupported
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision, kind_of
 from systems.scheduling.graph.capture import capture
@@ -33,7 +34,7 @@ from systems.scheduling.plans.launch_order import upward_ranks
 from systems.scheduling.plans.list_scheduling import list_schedule
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
-from systems.weave import reference, search
+from systems.weave import forecast, reference, search
 from systems.weave.search import MARGIN, WORTH, Candidate, Search, State
 from systems.weave.stream_plans import STREAM_PLANS
 
@@ -128,6 +129,35 @@ class Space:
         monkeypatch.setattr(made, "_prepare", prepare)
         monkeypatch.setattr(search, "_milliseconds", lambda prepared, inputs: prepared.milliseconds)
         return made, saved_states
+
+
+def test_what_is_forecast_as_slow_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast has the stream plans apart, of which some are SLOW; all others are measured as ever."""
+    space = Space(0)
+    searching, states = space.searching(monkeypatch)
+    slow = {name for i, name in enumerate(STREAM_PLANS) if i % 2}
+    plans = {name: replace(STREAM_PLANS["nimble"](space.program), system=name) for name in STREAM_PLANS}
+    monkeypatch.setattr(search, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
+    searching.forecast = lambda program, schedule: 2.0 if schedule.system in slow else 1.0
+    state = searching.run()
+    tried = {p.candidate.stream_plan for p in space.prepared}
+    assert tried == set(STREAM_PLANS) - slow and state.is_complete
+    assert len(state.simulated) >= len(slow) and set(state.simulated.values()) == {2.0}
+    assert State.from_json(states[-1]) == state and not state.simulated.keys() & state.ratios.keys()
+
+
+def test_a_forecast_for_an_unknown_device_is_refused() -> None:
+    with pytest.raises(Unsupported, match="conf/gpu has no cpu"):
+        systems.load("weave", costs="both").prepare(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+
+
+def test_a_forecast_is_a_simulation_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls beside each other take as long as the longer one, and longer in one stream."""
+    program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+    profile = profile_of([operator(kernel(10, 8, 128, 32, 0))] * len(program.graph))
+    monkeypatch.setattr(forecast, "profile", lambda program: profile)
+    beside, alone = (forecast.milliseconds(program, STREAM_PLANS[name](program), GPU) for name in ("nimble", "sequential"))
+    assert beside < 0.9 * alone
 
 
 def neighbours(space: Space, best: Candidate) -> list[Candidate]:

@@ -28,10 +28,12 @@ from .stream_plans import FIRST, STREAM_PLANS
 ROUNDS, LEAST_CALLS, ROUND_SECONDS = 5, 5, 0.02
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
+SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
 Choices: TypeAlias = Mapping[str, str]
 Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
+Forecast: TypeAlias = Callable[[Program, Schedule], float]  # milliseconds, by simulation
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class State:
     Args:
         best: the best so far.
         ratios: by `Candidate.key`, over the best at that time; None where it failed.
+        simulated: as `ratios`, of those that were simulated alone, since they looked slow.
         gains: the changes that led to the best, in order.
         dropped: decisions of the passes that cost more precision than a cell may lose, in words.
         seconds: spent so far.
@@ -90,6 +93,7 @@ class State:
 
     best: Candidate = Candidate()
     ratios: dict[str, float | None] = field(default_factory=dict)
+    simulated: dict[str, float] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -103,6 +107,7 @@ class State:
                 "is_early": self.best.is_early,
             },
             "ratios": {**self.ratios},
+            "simulated": {**self.simulated},
             "gains": [[gain.change, gain.before_ms, gain.after_ms] for gain in self.gains],
             "dropped": [*self.dropped],
             "seconds": self.seconds,
@@ -120,7 +125,8 @@ class State:
         ratios = {str(key): ratio for key, ratio in document["ratios"].items()}
         candidate = Candidate(best["stream_plan"], choices, best["is_early"] is True)
         dropped = [str(words) for words in document["dropped"]]
-        return cls(candidate, ratios, gains, dropped, float(document["seconds"]), document["is_complete"])
+        simulated = {str(key): float(ratio) for key, ratio in document["simulated"].items()}
+        return cls(candidate, ratios, simulated, gains, dropped, float(document["seconds"]), document["is_complete"])
 
 
 class Search:
@@ -129,6 +135,8 @@ class Search:
     Invariants:
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
         - No candidate is measured twice, in whatever process the search goes on.
+        - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches are
+          always measured, since no simulation knows them.
         - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
           those go that are not.
 
@@ -138,6 +146,8 @@ class Search:
         budget_s: seconds that the search may take, with those of `state`.
         report: told what is tried.
         keep: called with the state after every trial, and in the end.
+        state: to go on from.
+        forecast: what a schedule would take; None for measuring every candidate.
     """
 
     def __init__(
@@ -148,7 +158,9 @@ class Search:
         report: Callable[[str], None],
         keep: Callable[[State], None],
         state: State | None = None,
+        forecast: Forecast | None = None,
     ):
+        self.forecast = forecast
         self.captured, self.rewrite, self.inputs, self.budget_s = captured, rewrite, captured.examples, budget_s
         self.report, self.keep, self.state = report, keep, state or State()
         self.begin = perf_counter() - self.state.seconds
@@ -219,10 +231,12 @@ class Search:
         """Measure a candidate that was not measured before beside the best so far, and keep the faster."""
         if candidate == self.state.best or candidate.key in self.state.ratios:
             return
-        self.num_tried += 1
         self.report(f"{self.state.seconds:.0f} of {self.budget_s:.0f} s, {len(self.state.gains)} gains: {change}")
         ratio: float | None = None
         try:
+            if self._is_slow(change, candidate):
+                return
+            self.num_tried += 1
             prepared = self._prepare(candidate)
         except Exception as error:  # whatever a kernel or a capture raises: the others are not at fault
             self.report(f"{change}: {first_line(error)}")
@@ -240,6 +254,23 @@ class Search:
         self.state.ratios[candidate.key] = ratio
         self.state.seconds = perf_counter() - self.begin
         self.keep(self.state)
+
+    def _is_slow(self, change: str, candidate: Candidate) -> bool:
+        """Does the forecast spare the candidate a trial?"""
+        best = self.state.best
+        if self.forecast is None or candidate.is_early != best.is_early:
+            return False
+        own_ms, other_ms = (
+            self.forecast(program, each.schedule(program))
+            for each in (best, candidate)
+            for program, _ in [self._rewritten(each)]
+        )
+        ratio = other_ms / own_ms
+        if ratio < SLOW:
+            return False
+        self.report(f"{change}: not measured, simulated as {ratio:.2f} times the best")
+        self.state.simulated[candidate.key] = ratio
+        return True
 
     def _is_precise(self, prepared: Scheduled, change: str) -> bool:
         if (excess := self.excess(tensors(prepared(*self.inputs)))) <= 1:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+from conf import not_one_of
 from conf.text import first_line
 from systems.base import BadOption
 from systems.cache import code_of
@@ -18,11 +19,13 @@ from systems.scheduling.plans import schedule as schedules
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler
 
-from . import search, stream_plans
+from . import forecast, search, stream_plans
+from .forecast import forecast_on
 from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, fingerprint
 from .search import Choices, Search, State
 
 KIND = "weave"
+COSTS = ("measured", "both")
 
 
 class Weave(Scheduler):
@@ -33,6 +36,7 @@ class Weave(Scheduler):
     Args:
         budget_s: seconds that the search may take in all. What passes measure counts, and is not cut short.
         plan: a file of `runner=schedule system=weave output=FILE`, which is executed in the place of a search.
+        costs: of candidates, one of COSTS. By both, each is simulated first, and measured unless that says that it is slow.
         switches: those of `Rewriting`.
 
     Raises:
@@ -41,8 +45,11 @@ class Weave(Scheduler):
 
     name = "weave"
 
-    def __init__(self, budget_s: float = 120.0, plan: str = "", **switches: bool):
+    def __init__(self, budget_s: float = 120.0, plan: str = "", costs: str = "measured", **switches: bool):
         super().__init__(**switches)
+        if wrong := not_one_of("system.costs", costs, COSTS):
+            raise BadOption(wrong)
+        self.costs = costs
         if not 0 <= budget_s < inf:
             raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds")
         self.budget_s = budget_s
@@ -64,7 +71,8 @@ class Weave(Scheduler):
                 raise BadOption(f"system.plan={self.file} does not fit: the passes make other operators here")
             return self.file_schedule
         schedule = self.state.best.schedule(program)
-        spent = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios))
+        simulated = len(self.state.simulated) if self.costs == "both" else None
+        spent = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios), simulated=simulated)
         recipe = self.recipe.to_json() if self.recipe else None
         return replace(schedule, system=self.name, search=spent, recipe=None if recipe is None else {**recipe})
 
@@ -102,10 +110,14 @@ class Weave(Scheduler):
             self.num_measured += timer.taken
 
     def _searched(self, program: Program) -> State:
-        """What the cache knows, after a search as long as the budget allows."""
+        """What the cache knows, after a search as long as the budget allows.
+
+        Raises Unsupported where costs are simulated for a device that conf/gpu lacks.
+        """
+        forecast_ms = None if self.costs == "measured" else forecast_on(program.device)
         cache = Measurements(KIND, program.device)
-        code = code_of(search.__name__, stream_plans.__name__)
-        name = digest([structure(program), sorted(self.rewriting.switches), code])
+        code = code_of(search.__name__, stream_plans.__name__, forecast.__name__)
+        name = digest([structure(program), sorted(self.rewriting.switches), code, self.costs])
         state = None
         if name in cache:
             try:
@@ -123,7 +135,7 @@ class Weave(Scheduler):
         def keep(state: State) -> None:
             cache.add({name: {**state.to_json()}})
 
-        searching = Search(program, rewrite, self.budget_s, self.report, keep, state)
+        searching = Search(program, rewrite, self.budget_s, self.report, keep, state, forecast_ms)
         state = searching.run()
         self.num_measured += searching.num_tried
         return state
