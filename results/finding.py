@@ -30,11 +30,15 @@ RULES = {
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
     "at_least": f"a lower bound holds where {percent(SHARE)} of it is reached, in part where {percent(PART)} is",
+    "gain": f"a gain of AUC holds where its 95 % interval lies beyond 0 and it reaches {percent(SHARE)} of the paper's, in "
+    "part where it does not reach that",
+    "gain_direction": "a gain of AUC that no figure is given for holds where its 95 % interval lies beyond 0, in part where "
+    "it is beyond 0 itself",
     "at_most": f"an upper bound holds where it is exceeded by no more than {percent(1 / SHARE - 1)}, in part up to "
     f"{percent(1 / PART - 1)}",
 }
 
-IN_WORDS = ("direction", "not_slower")  # rules of claims that have no figure
+IN_WORDS = ("direction", "not_slower", "gain_direction")  # rules of claims that have no figure
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,10 @@ class Finding:
             return HOLDS if ours >= SHARE * published else IN_PART if ours >= PART * published else DOES_NOT_HOLD
         if self.rule == "at_most":
             return HOLDS if SHARE * ours <= published else IN_PART if PART * ours <= published else DOES_NOT_HOLD
+        if self.rule == "gain":
+            return DOES_NOT_HOLD if low <= 0 else HOLDS if ours >= SHARE * published else IN_PART
+        if self.rule == "gain_direction":
+            return HOLDS if low > 0 else IN_PART if ours > 0 else DOES_NOT_HOLD
         if self.rule == "direction":
             if low <= 1:
                 return DOES_NOT_HOLD

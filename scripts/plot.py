@@ -3,9 +3,10 @@
 python scripts/plot.py [CHART ...] [--results FOLDER ...] [--output FOLDER]
 
 Charts: speedup, throughput (over batch sizes), latency (its scatter), memory, sm_efficiency (counted and estimated values in
-charts of their own), search (and preparation), limits (distance to the critical path), and each quantity of a further
-measurement by its name, MEASUREMENT.NAME. All that the results allow are drawn if none is named. Each machine, version of
-torch and precision has a set of charts of its own. A system with incorrect output has no speed in any chart.
+charts of their own), search (and preparation), limits (distance to the critical path), accuracy (AUC), gain (AUC over the
+pipeline's), and each quantity of a further measurement by its name, MEASUREMENT.NAME. All that the results allow are drawn
+if none is named. Each machine, version of torch and precision has a set of charts of its own. A system with incorrect output
+has no speed in any chart.
 
     python scripts/plot.py --results results/reference/h200 --output charts
     python scripts/plot.py speedup --baseline cuda_graph --batches 1 --published nimble/figure7
@@ -35,7 +36,7 @@ from results.published.values import NoSuchValue, exhibit
 from results.selection import NoResults, Selection, by_setting, read
 from results.setting import Setting
 from scripts.arguments import Parser, path_argument
-from scripts.charts import latency, limits, memory, quantity, search, sm_efficiency, speedup, style, throughput
+from scripts.charts import accuracy, latency, limits, memory, quantity, search, sm_efficiency, speedup, style, throughput
 from scripts.charts.chart import Chart
 
 RUNS = Path("results") / "runs"
@@ -70,8 +71,18 @@ DRAW: dict[str, Drawings] = {
     "sm_efficiency": by_source,
     "search": one(search.draw),
     "limits": one(limits.draw),
+    "accuracy": one(accuracy.draw),
+    "gain": one(accuracy.draw_gain),
 }
 CHARTS = tuple(DRAW)
+OF_TABLES = ("accuracy", "gain")  # of what learns, which has no speed
+
+
+def usual(measured: Selection) -> list[str]:
+    """The charts that are drawn where none is named."""
+    learned = {record.accuracy is not None for record in measured.records}
+    names = [name for name in CHARTS if (name in OF_TABLES) in learned]
+    return [*names, *measured.quantities()]
 
 
 def drawings(name: str, measured: Selection, baseline: Choice, published: Sequence[Value]) -> list[Drawing]:
@@ -199,7 +210,7 @@ def main() -> None:
     missing = False
     for setting, measured in settings.items():
         place = f"-{setting.slug}" if len(settings) > 1 else ""
-        names = arguments.charts or [*CHARTS, *measured.quantities()]
+        names = arguments.charts or usual(measured)
         charts, refused = draw_all(measured, names, measured.system(arguments.baseline), published)
         for name, chart in charts.items():
             for suffix in arguments.formats:

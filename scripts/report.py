@@ -38,7 +38,7 @@ from scripts.charts import style
 from scripts.charts.chart import Chart
 from scripts.page import content
 from scripts.page.schedule_graph import ScheduleGraph
-from scripts.plot import CHARTS, add_selection, draw_all, selected
+from scripts.plot import add_selection, draw_all, selected, usual
 from scripts.table import DASH, Entry, Made, Table, escaped, made, table
 
 PAGE = Path(__file__).resolve().parent / "page"
@@ -161,7 +161,7 @@ def make(
     number = 0
     for setting, measured in settings.items():
         over = measured.system(baseline)
-        charts, refused = draw_all(measured, [*CHARTS, *measured.quantities()], over, published)
+        charts, refused = draw_all(measured, usual(measured), over, published)
         figures = []
         for name, chart in charts.items():
             number += 1

@@ -51,6 +51,7 @@ ALL, SMALL, SIZES = "all", "small", ("small", "full")
 SMALL_RUN = f"+size={SMALL}"
 NO_TERMINAL = 200  # columns where nobody's terminal sets a width
 INTERRUPTED = 130
+FILES = "model.path"
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def request(parser: Parser) -> Request:
     if arguments.list:
         for name in names():
             preset = Preset.read(name)
-            print(f"{name}: {preset.title}{' (needs a GPU)' if preset.needs == 'gpu' else ''}")
+            need = {"gpu": " (needs a GPU)", "files": " (needs files of yours: model.path=)"}.get(preset.needs, "")
+            print(f"{name}: {preset.title}{need}")
         sys.exit(0)
     exhibits = [word for word in arguments.words if "=" not in word]
     pairs = [word.partition("=")[::2] for word in arguments.words if "=" in word]
@@ -169,9 +171,14 @@ def main() -> None:
     parser = Parser(__doc__)
     wanted = request(parser)
     presets = list(wanted.presets)
+    if not (wanted.judge or FILES in wanted.overrides):
+        without = [preset.name for preset in presets if preset.needs == "files"]
+        if without and len(wanted.presets) < len(names()):
+            parser.error(f"{', '.join(without)}: needs files of yours, which nobody may pass on: {FILES}=FILE or FOLDER")
+        presets = [preset for preset in presets if preset.name not in without]
     if not (wanted.small or wanted.judge or gpu_here()):
         without = [preset.name for preset in presets if preset.needs == "gpu"]
-        if without and len(presets) < len(names()):
+        if without and len(wanted.presets) < len(names()):
             parser.error(f"{', '.join(without)}: needs a GPU, and none is visible here; +size=small runs it on the CPU")
         if without:
             notice = (

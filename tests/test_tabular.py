@@ -69,6 +69,22 @@ def test_asa_files(tmp_path: Path) -> None:
     assert dataset.period is not None and np.diff(dataset.period) == 703
 
 
+def test_flights_of_the_chapters_years_are_parted_where_it_parts_them(tmp_path: Path) -> None:
+    header = "Year,Month,DayofMonth,DayOfWeek,CRSDepTime,UniqueCarrier,ArrDelay,Origin,Dest,Distance"
+    days = {"2007": ["12,31", "6,1"], "2008": ["1,1", "6,30", "7,1", "12,31"]}
+    for year, dates in days.items():
+        rows = [f"{year},{date},1,745,US,{late},ATL,PHX,1" for date in dates for late in (0, 60)]
+        (tmp_path / f"{year}.csv").write_text("\n".join([header, *rows]) + "\n")
+    parts = split(read("flight", str(tmp_path)), "order", 0)
+    assert [part.tolist() for part in (parts.training, parts.validation, parts.test)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
+    (tmp_path / "2008.csv").unlink()  # other years are parted by shares
+    assert read("flight", str(tmp_path)).borders is None
+
+
 def test_avazu_files(tmp_path: Path) -> None:
     file = tmp_path / "train.csv"
     file.write_text("id,click,hour,C1,banner_pos,site_id\n1,0,14102100,1005,0,1fbe01fe\n2,1,14102223,1002,1,85f751fd\n")

@@ -15,6 +15,7 @@ AVAZU_LABEL, AVAZU_HOUR = "click", "hour"
 CRITEO_NUMERIC = tuple(f"i{i}" for i in range(1, 14))
 CRITEO_CATEGORICAL = tuple(f"c{i}" for i in range(1, 27))
 LEAST_RATING = 4  # that counts as liked
+SHARES = (0.9, 0.95)  # the chapter's, of Avazu and Criteo
 
 
 def avazu(path: str | None) -> Dataset:
@@ -35,7 +36,7 @@ def avazu(path: str | None) -> Dataset:
         labels.append(piece[AVAZU_LABEL].to_numpy(dtype=np.int64))
         pieces.append(piece[columns].assign(**{AVAZU_HOUR: hour % 100}))
     frame = pd.concat(_as_categories(pieces, [c for c in columns if c != AVAZU_HOUR]), ignore_index=True)
-    return Dataset("avazu", frame, np.concatenate(labels), (), tuple(columns), np.concatenate(hours))
+    return Dataset("avazu", frame, np.concatenate(labels), (), tuple(columns), np.concatenate(hours), SHARES)
 
 
 def criteo(path: str | None) -> Dataset:
@@ -60,7 +61,7 @@ def criteo(path: str | None) -> Dataset:
         raise BadData(f"{file} is not Criteo's table: its first column is not 0 or 1")
     frame = pd.concat(_as_categories(pieces, list(CRITEO_CATEGORICAL)), ignore_index=True)
     frame[list(CRITEO_NUMERIC)] = frame[list(CRITEO_NUMERIC)].astype(np.float64)
-    return Dataset("criteo", frame, label, CRITEO_NUMERIC, CRITEO_CATEGORICAL, np.arange(len(label)))
+    return Dataset("criteo", frame, label, CRITEO_NUMERIC, CRITEO_CATEGORICAL, np.arange(len(label)), SHARES)
 
 
 def movielens(path: str | None) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,8 @@ class Dataset:
         label: [rows], 0 or 1.
         numeric, categorical: the names of the columns.
         period: [rows], what `order` splits by, such as a date; None where the rows have no order.
+        shares: of the rows, where validation begins, and where the test does.
+        borders: the periods that validation and test begin with; None for those at `shares`.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Dataset:
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
     period: NDArray[np.int64] | None = None
+    shares: tuple[float, float] = (0.7, 0.85)
+    borders: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -52,7 +56,7 @@ class Dataset:
         places = np.sort(np.random.default_rng(seed).permutation(len(self))[:num_rows])
         rows, label = self.at(places)
         period = None if self.period is None else self.period[places]
-        return Dataset(self.name, rows, label, self.numeric, self.categorical, period)
+        return replace(self, rows=rows, label=label, period=period)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ class Split:
 
 
 def split(dataset: Dataset, by: str, seed: int, training_share: float = 1.0) -> Split:
-    """70 % of the rows train, 15 % validate, 15 % test.
+    """Rows that train, validate and test: 70, 15 and 15 % where the data set does not say otherwise.
 
     Args:
         by: "rows" draws them; "order" takes the first periods, the next, and the last, none of which is parted.
@@ -79,11 +83,11 @@ def split(dataset: Dataset, by: str, seed: int, training_share: float = 1.0) -> 
     generator = np.random.default_rng(seed)
     if by == "rows":
         order = generator.permutation(count)
-        parts = np.split(order, [int(0.7 * count), int(0.85 * count)])
+        parts = np.split(order, [int(share * count) for share in dataset.shares])
     elif by == "order":
         if dataset.period is None:
             raise BadData(f"the rows of {dataset.name} have no order: split them by rows")
-        first, second = np.quantile(dataset.period, [0.7, 0.85], method="higher")
+        first, second = dataset.borders or np.quantile(dataset.period, dataset.shares, method="higher")
         late = dataset.period >= first
         last = dataset.period >= second
         parts = [np.flatnonzero(~late), np.flatnonzero(late & ~last), np.flatnonzero(last)]

@@ -38,8 +38,9 @@ MOST_LABEL = 0.48 * WIDTH  # inches, a line of what a figure is of
 MARGIN = 0.3  # inches that are neither of the axes nor of those words
 ASIDE = 8  # points between a mark and words beside it
 NARROW = 4  # an axis over less than this factor is linear: a logarithmic one would have few ticks
-TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara"}
-AXES = {"x": "times", "G": "10⁹ multiply-accumulates"}
+TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara", "windtunnel": "WindTunnel"}
+SIGNED = "AUC"  # a unit of differences, which may be below 0
+AXES = {"x": "times", "G": "10⁹ multiply-accumulates", SIGNED: "difference of AUC", "M": "millions"}
 # Told apart by their fill as well, so that print without colours keeps them.
 COLOURS = {HOLDS: "#0b7a4b", IN_PART: "#e0a100", DOES_NOT_HOLD: "#b3261e", CANNOT: "#707a8a"}
 FILLS = {HOLDS: "full", IN_PART: "left", DOES_NOT_HOLD: "none", CANNOT: "full"}
@@ -136,11 +137,19 @@ def _look(verdict: str) -> dict[str, Any]:
 
 def _limits(findings: Sequence[Finding], unit: str) -> tuple[float, float]:
     """The ends of an axis."""
+    if unit == SIGNED:
+        ends = [v for f in findings for v in (f.published, f.ours, f.low, f.high, 0.0) if v is not None]
+        margin = 0.06 * (max(ends) - min(ends)) or 0.01
+        return min(ends) - margin, max(ends) + margin
     shown = [v for f in findings for v in (f.published, f.ours, f.low, f.high) if v is not None and v > 0]
     low, high = min(shown) / 1.15, max(shown) * 1.15
     if unit == "x":
         low, high = min(low, 0.9), max(high, 1.1)
     return low, high
+
+
+def _is_log(low: float, high: float) -> bool:
+    return low > 0 and high / low > NARROW
 
 
 def _lines(
@@ -154,7 +163,7 @@ def _lines(
         right = True
         if finding.verdict == CANNOT:
             part = (finding.published - low) / (high - low)
-            if high / low > NARROW:
+            if _is_log(low, high):
                 part = log(finding.published / low) / log(high / low)
             right = part <= 0.5
             reason = broken(finding.reason, max(part, 1 - part) * room - ASIDE / POINTS, TINY)
@@ -166,7 +175,7 @@ def _lines(
 
 def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit: str, paper: str, stands: bool) -> None:
     low, high = limits
-    if high / low > NARROW:
+    if _is_log(low, high):
         set_log(axes, "x", low, high)
     else:
         axes.set_xlim(low, high)
@@ -193,7 +202,7 @@ def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     axes.set_xlabel(AXES.get(unit, unit), color=INK)
-    if unit == "x":
-        axes.axvline(1, color=FAINT, linewidth=0.7, zorder=1)
+    if unit in ("x", SIGNED):
+        axes.axvline(1 if unit == "x" else 0, color=FAINT, linewidth=0.7, zorder=1)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

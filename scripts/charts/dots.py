@@ -1,4 +1,4 @@
-"""Dots on a logarithmic axis, a line of them for each model and system: what bars, which begin at zero, cannot show."""
+"""Dots, a line of them for each model and system: what bars, which begin at zero, cannot show."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +52,7 @@ def draw_dots(
     title: str,
     signs: Callable[[Row], Sequence[Sign]] = lambda _: (),
     legend: Sequence[Artist] = (),
+    is_linear: bool = False,
 ) -> Figure:
     """A figure of dots.
 
@@ -63,6 +64,7 @@ def draw_dots(
         xlabel, title: words.
         signs: of a row.
         legend: entries beside the systems.
+        is_linear: whether the axis is; otherwise it is logarithmic, and all values are above 0.
     """
 
     def empty(row: Row, system: Choice) -> bool:
@@ -78,12 +80,20 @@ def draw_dots(
     figure, grid = plt.subplots(
         *(1, len(columns)), figsize=(WIDTH, height * LINE + 1.0), squeeze=False, sharex=True, layout="constrained"
     )
-    values = [end for row in rows for s in systems for d in dots(row, s) for end in (d.value, d.low, d.high) if end]
+    values = [
+        end for row in rows for s in systems for d in dots(row, s) for end in (d.value, d.low, d.high) if end is not None
+    ]
     values += [sign.value for row in rows for sign in signs(row)]
     low, high = min(values) / 1.25, max(values) * 1.25
+    if is_linear:
+        margin = 0.05 * (max(values) - min(values)) or 0.01
+        low, high = min(values) - margin, max(values) + margin
     seen: dict[str, Sign] = {}
     for shown, axes in zip(columns, grid[0], strict=True):
-        set_log(axes, "x", low, high)
+        if is_linear:
+            axes.set_xlim(low, high)
+        else:
+            set_log(axes, "x", low, high)
         axes.set_ylim(height - 0.5 - BETWEEN / 2, -0.5 - BETWEEN / 2)
         begin, middles = 0.0, []
         for row in shown:

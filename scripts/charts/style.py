@@ -99,7 +99,7 @@ _SHAPES = (  # unlike each other, and unlike what LOOKS has, at the size of a ma
 MARKERS = tuple(Polygon(corners).get_path() for corners in _SHAPES)
 OTHER = Look("#707a8a", (6, 0, 30))  # a system that is not there
 FILE = "schedule"  # an option that is a path
-PAPERS = {"nimble": "D", "ios": "s", "opara": "^"}  # the mark of a published value
+PAPERS = {"nimble": "D", "ios": "s", "opara": "^", "windtunnel": "v"}  # the mark of a published value
 INK, FAINT = "0.2", "0.45"
 # Light lines under dark words. They are seaborn's, which takes a second to import.
 PLAIN: dict[str, Any] = {

@@ -13,6 +13,7 @@ from results.published.value import Value
 from results.selection import Row, Selection
 from scripts.charts.style import short
 
+from . import accuracy
 from .evidence import Evidence, choices
 from .preset import Preset, Renamed
 from .quantities import COMPARED, COSTS, PERCENT, PLAIN, RATIOS, SOURCED, Missing, Quantity, makespan, why_not
@@ -52,7 +53,12 @@ class Number:
 
 def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
     """Every figure of the exhibit beside ours."""
-    each = (_Figure(preset, evidence, value, rule).finding() for value, rule in preset.figures)
+    each = (
+        accuracy.finding(preset, evidence, value, rule)
+        if value.metric in accuracy.METRICS
+        else _Figure(preset, evidence, value, rule).finding()
+        for value, rule in preset.figures
+    )
     judged = [finding for finding in each if finding is not None]
     times = Counter(finding.what for finding in judged)
     # A claim that a paper makes in a figure and in words is judged twice.

@@ -51,7 +51,7 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
 
 def stands(preset: Preset, evidence: Evidence) -> bool:
     """Whether what was measured says how the paper's figures stand: a CPU does not say it of a GPU's."""
-    return preset.needs == "nothing" or evidence.on_gpu
+    return preset.needs != "gpu" or evidence.on_gpu
 
 
 def rules(findings: Sequence[Finding]) -> list[str]:
@@ -66,7 +66,9 @@ def extent(verdict: Verdict, findings: Sequence[Finding]) -> str:
 
 
 def number(value: float, unit: str) -> str:
-    """ "4.32x", "91 %", "12 operators" """
+    """ "4.32x", "91 %", "12 operators", "+0.0123" """
+    if unit == "AUC":
+        return f"{value:+.4f}"
     if unit == "x":
         return f"{value:.2f}x"
     text = f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
@@ -80,7 +82,8 @@ def interval(finding: Finding) -> str:
     text = number(finding.ours, finding.unit)
     if finding.low is None or finding.high is None or finding.low == finding.high:
         return text
-    return f"{text} [{finding.low:.2f}, {finding.high:.2f}]"
+    digits = "+.4f" if finding.unit == "AUC" else ".2f"
+    return f"{text} [{finding.low:{digits}}, {finding.high:{digits}}]"
 
 
 def explanation(measured: Selection | None) -> list[str]:

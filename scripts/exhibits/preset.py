@@ -20,7 +20,7 @@ from results.published.values import COLUMNS, Criterion, reproduced
 EXPERIMENTS = conf.FOLDER / "experiment"
 OUTPUT = "results/exhibits"  # what a preset calls the folder of its exhibits' files
 EAGER = named("system", "eager")
-NEEDS = ("gpu", "nothing")
+NEEDS = ("gpu", "nothing", "files")
 Parameters: TypeAlias = dict[str, str]
 Entry: TypeAlias = str | Mapping[str, Option]  # a choice by its name, or {choice: NAME, OPTION: VALUE}
 
@@ -73,7 +73,7 @@ class Preset:
         claim: what the paper, or else `source`, says, in a line.
         sweep: what is run, as run.py takes it: the `params` of Hydra's sweeper.
         source: who says it.
-        needs: one of NEEDS.
+        needs: one of NEEDS; "files" of the user's are named by model.path.
         also: further sweeps, each a change of `sweep`.
         schedules, timeline: runs of these runners beside it.
         cold: whether each schedule is searched with nothing known of any before.
