@@ -269,6 +269,7 @@ class SeedAccuracy:
         epochs: of tuning.
         gain, gain_variance: the AUC over that of the pipeline that was tuned, on the same rows.
         translation_error: the largest difference between raw scores of that pipeline and of its exact translation.
+        predict_us: microseconds a test row, from the table to its probability, all test rows at once.
     """
 
     seed: int
@@ -281,6 +282,7 @@ class SeedAccuracy:
     gain: float | None = None
     gain_variance: float | None = None
     translation_error: float | None = None
+    predict_us: float | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "tabm": ".tabular.networks",
     "ft_transformer": ".tabular.networks",
     "deepgbm": ".tabular.deepgbm",
+    "hummingbird": ".tabular.hummingbird",
     "transformers_continuous_batching": ".peers.transformers",
     "transformers_generate": ".peers.transformers",
     "vllm": ".peers.vllm",

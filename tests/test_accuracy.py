@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -181,19 +182,45 @@ def task(seed: int = 0) -> tuple[Task, np.ndarray]:
         ("gbdt2nn", {"max_epochs": 2}),
         ("lightgbm", {"trials": 2, "max_trees": 30}),
         ("deepgbm", {"max_epochs": 4, "groups": 2}),
+        ("hummingbird", {}),
         pytest.param("tabm", {"max_epochs": 4}, marks=pytest.mark.slow),
         pytest.param("ft_transformer", {"max_epochs": 2, "learning_rate": 1e-3}, marks=pytest.mark.slow),
     ],
 )
 def test_every_learner_learns(name: str, options: dict[str, Any]) -> None:
-    pytest.importorskip({"ft_transformer": "rtdl_revisiting_models", "tabm": "tabm"}.get(name, "sklearn"))
+    own = {"ft_transformer": "rtdl_revisiting_models", "tabm": "tabm", "hummingbird": "hummingbird"}.get(name, "sklearn")
+    if find_spec(own) is None:
+        pytest.skip(f"{own} is not installed")
     learner = systems.load(name, **options)
     assert isinstance(learner, Learner) and learner.learns and learner.unsupported("cpu") is None
     made, label = task()
     learned = learner.learn_from(made)
     assert auc(learned.positive, label).value > 0.6
     assert (learned.positive >= 0).all() and (learned.positive <= 1).all() and learned.fit_s > 0
-    assert (learned.pipeline_positive is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn"))
+    assert learned.predict_us is not None and learned.predict_us > 0
+    assert (learned.pipeline_positive is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn", "hummingbird"))
+
+
+def test_hummingbird_is_exact_and_converts_no_factorization_machine() -> None:
+    if find_spec("hummingbird") is None:
+        pytest.skip("pip install --no-deps hummingbird-ml onnxconverter-common dill")
+    import sys
+
+    hummingbird = systems.load("hummingbird")
+    assert isinstance(hummingbird, Learner)
+    made, _ = task()
+    for pipeline in ("pipe1", "pipe2"):
+        learned = hummingbird.learn_from(replace(made, pipeline=pipeline))
+        assert learned.translation_error is not None and learned.translation_error < 1e-4
+    assert sys.modules.get("tvm", True) is not None  # what hides TVM is gone
+    with pytest.raises(Unsupported, match="converts no factorization machine, which pipe3 ends in"):
+        hummingbird.learn_from(replace(made, pipeline="pipe3"))
+
+
+def test_hummingbird_says_how_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "hummingbird" else True)
+    reason = "hummingbird needs hummingbird: pip install --no-deps hummingbird-ml onnxconverter-common dill"
+    assert systems.load("hummingbird").unsupported("cpu") == reason
 
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

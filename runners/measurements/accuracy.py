@@ -101,6 +101,12 @@ def _seconds(record: Record) -> str:
     return f"{fit:.1f} + {tune:.1f}" if tune else f"{fit:.1f}"
 
 
+def _predict_us(record: Record) -> str:
+    part = record.accuracy
+    times = [seed.predict_us for seed in part.seeds if seed.predict_us is not None] if part is not None else []
+    return f"{sum(times) / len(times):.2f}" if times else DASH
+
+
 def _parameters(record: Record) -> str:
     part = record.accuracy
     return DASH if part is None or part.parameters is None else f"{part.parameters:,}"
@@ -126,6 +132,7 @@ class Accuracy(Measurement):
         Column("over pipeline", 0, _gain, "AUC over that of the pipeline that was tuned, with its 95 % interval"),
         Column("log loss", 0, _log_loss, "on test rows, the mean over seeds"),
         Column("fit + tune s", 0, _seconds, "seconds of a seed"),
+        Column("µs a row", 1, _predict_us, "of predicting all test rows at once, from the table on"),
         Column("parameters", 1, _parameters, "that training changed last"),
     )
     rows = (
@@ -133,6 +140,7 @@ class Accuracy(Measurement):
         Row("over the pipeline", _gain),
         Row("log loss", _log_loss),
         Row("fit + tune s", _seconds),
+        Row("µs a row", _predict_us),
         Row("parameters", _parameters),
         Row("rows", _rows),
     )

@@ -93,7 +93,7 @@ class DeepGBM(NetworkLearner):
             own = binary_cross_entropy_with_logits(logits[:, 0], target)
             return own + self.distillation * mse_loss(embedded, goals[places])
 
-        return Built(network, training, tensors(task.validation[0]), tensors(task.test), loss)
+        return Built(network, tensors, loss)
 
 
 def leaf_values(booster: Any) -> list[NDArray[np.float64]]:

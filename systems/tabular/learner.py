@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +64,7 @@ class Learned:
         epochs: of tuning, those that the best setting took.
         pipeline_positive: [test rows], of the pipeline that was tuned; None where none was.
         translation_error: the largest difference between the raw scores of the pipeline and of its exact translation.
+        predict_us: microseconds a test row, from the table to its probability, all test rows at once.
     """
 
     positive: NDArray[np.float64]
@@ -72,22 +74,34 @@ class Learned:
     epochs: int | None = None
     pipeline_positive: NDArray[np.float64] | None = None
     translation_error: float | None = None
+    predict_us: float | None = None
 
 
 class Learner(System):
     """Fits a task."""
 
     needs: tuple[str, ...] = ("sklearn", "lightgbm")  # modules, of the extra `windtunnel`
+    install = "pip install '.[windtunnel]'"
 
     def unsupported(self, device: str) -> str | None:
         from importlib.util import find_spec
 
         missing = [module for module in self.needs if find_spec(module) is None]
-        return f"{self.name} needs {missing[0]}: pip install '.[windtunnel]'" if missing else None
+        return f"{self.name} needs {missing[0]}: {self.install}" if missing else None
 
     @property
     def learns(self) -> bool:
         return True
+
+    @staticmethod
+    def timed(
+        predict: Callable[[pd.DataFrame], NDArray[np.float64]], rows: pd.DataFrame
+    ) -> tuple[NDArray[np.float64], float]:
+        """What `predict` gives of rows, and microseconds a row of a call that is not its first."""
+        predict(rows)
+        begin = perf_counter()
+        positive = predict(rows)
+        return positive, 1e6 * (perf_counter() - begin) / len(rows)
 
     @abstractmethod
     def learn_from(self, task: Task) -> Learned:
@@ -106,3 +120,10 @@ def fitted_pipeline(task: Task) -> Any:
 
     made = pipeline(task.preprocessing, task.pipeline, task.dataset, task.size, task.seed)
     return made.fit(*task.training)
+
+
+def log_odds(positive: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The raw scores that these probabilities are of, as the three predictors have them."""
+    probability = positive.clip(1e-12, 1 - 1e-12)
+    result: NDArray[np.float64] = np.log(probability) - np.log1p(-probability)
+    return result

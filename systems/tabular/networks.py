@@ -20,18 +20,16 @@ CHUNK = 16_384
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A network before its training, with its inputs of three parts of a task.
+    """A network before its training.
 
     Attributes:
         network: inputs [B, ...] -> logits [B, members].
-        training, validation, test: inputs, on the device.
+        inputs: of a table, on the device.
         loss: (places of training rows [B], their labels [B]) -> one number.
     """
 
     network: nn.Module
-    training: tuple[Tensor, ...]
-    validation: tuple[Tensor, ...]
-    test: tuple[Tensor, ...]
+    inputs: Callable[[Any], tuple[Tensor, ...]]
     loss: Callable[[Tensor, Tensor], Tensor]
 
 
@@ -66,7 +64,7 @@ class NetworkLearner(Learner):
         begin = perf_counter()
         torch.manual_seed(task.seed)
         built = self.built(task)
-        network = built.network
+        network, validation = built.network, built.inputs(task.validation[0])
         target = torch.as_tensor(task.training[1], dtype=torch.float32, device=task.device)
         optimizer = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         best, best_state, best_epoch, epochs = -np.inf, {k: v.clone() for k, v in network.state_dict().items()}, 0, 0
@@ -79,7 +77,7 @@ class NetworkLearner(Learner):
                 loss.backward()
                 optimizer.step()
             epochs = epoch + 1
-            metric = float(roc_auc_score(task.validation[1], _positive(network, built.validation)))
+            metric = float(roc_auc_score(task.validation[1], _positive(network, validation)))
             task.report(f"{self.name}, epoch {epochs}: validation {metric:.5f}")
             if metric > best:
                 best, best_epoch = metric, epoch
@@ -88,7 +86,9 @@ class NetworkLearner(Learner):
                 break
         network.load_state_dict(best_state)
         parameters = sum(p.numel() for p in network.parameters())
-        return Learned(_positive(network, built.test), perf_counter() - begin, 0.0, parameters, epochs)
+        fit_s = perf_counter() - begin
+        positive, predict_us = self.timed(lambda rows: _positive(network, built.inputs(rows)), task.test)
+        return Learned(positive, fit_s, 0.0, parameters, epochs, predict_us=predict_us)
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ class _TableNetwork(NetworkLearner):
             logits = network(*(x[places] for x in training))
             return binary_cross_entropy_with_logits(logits, target[:, None].expand_as(logits))
 
-        return Built(network, training, tensors(task.validation[0]), tensors(task.test), loss)
+        return Built(network, tensors, loss)
 
 
 class TabM(_TableNetwork):

@@ -17,7 +17,8 @@ class Pipeline(Learner):
         begin = perf_counter()
         made = fitted_pipeline(task)
         fit_s = perf_counter() - begin
-        return Learned(made.predict_proba(task.test)[:, 1], fit_s)
+        positive, predict_us = self.timed(lambda rows: made.predict_proba(rows)[:, 1], task.test)
+        return Learned(positive, fit_s, predict_us=predict_us)
 
 
 class LightGBM(Learner):
@@ -38,7 +39,7 @@ class LightGBM(Learner):
         import pandas as pd
 
         kinds = {name: pd.CategoricalDtype(pd.unique(task.training[0][name].dropna())) for name in task.dataset.categorical}
-        x, held, test = (rows.astype(kinds) for rows in (task.training[0], task.validation[0], task.test))
+        x, held = (rows.astype(kinds) for rows in (task.training[0], task.validation[0]))
         generator = np.random.default_rng(task.seed)
         best_metric, best, fit_s, tune_s = -np.inf, None, 0.0, 0.0
         trials = min(self.trials, SMALL_TRIALS) if task.is_small else self.trials
@@ -61,7 +62,9 @@ class LightGBM(Learner):
             if (metric := model.best_score_["valid_0"]["auc"]) > best_metric:
                 best_metric, best = metric, model
         assert best is not None
-        return Learned(np.asarray(best.predict_proba(test))[:, 1], fit_s, tune_s)
+        chosen = best
+        positive, predict_us = self.timed(lambda rows: np.asarray(chosen.predict_proba(rows.astype(kinds)))[:, 1], task.test)
+        return Learned(positive, fit_s, tune_s, predict_us=predict_us)
 
     @staticmethod
     def _setting(generator: np.random.Generator) -> dict[str, Any]:

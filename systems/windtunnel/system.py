@@ -10,7 +10,7 @@ import torch
 from conf import Options, not_one_of
 from models.neural.trees import LEVELS
 from systems.base import BadOption
-from systems.tabular.learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task, fitted_pipeline
+from systems.tabular.learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task, fitted_pipeline, log_odds
 
 from .base import LEARNING_RATES, SCOPES, STARTS, WEIGHT_DECAYS, Form
 
@@ -75,18 +75,13 @@ class WindTunnelLearner(Learner):
         original = made.predict_proba(task.test)[:, 1]
         # In float64: in float32 a scaler in front rounds otherwise, and a row on a threshold may go the other way.
         exact = translate(made, Form(dtype=torch.float64))
-        scores = in_chunks(exact.network, exact.inputs(task.test)) * exact.link.scale
-        error = float(np.abs(scores[:, 0].numpy() - _log_odds(original)).max())
+        inputs = [tensor.to(task.device) for tensor in exact.inputs(task.test)]
+        scores = in_chunks(exact.network.to(task.device), inputs) * exact.link.scale
+        error = float(np.abs(scores[:, 0].cpu().numpy() - log_odds(original)).max())
         tunnel.report = lambda line: task.report(f"tuning, {line}")
         begin = perf_counter()
         tunnel.fine_tune(*task.training, validation=task.validation)
         tune_s = perf_counter() - begin
         parameters = sum(p.numel() for p in tunnel.module.parameters() if p.requires_grad)
-        positive = tunnel.predict_proba(task.test)[:, 1]
-        return Learned(positive, fit_s, tune_s, parameters, tunnel.n_iter_, original, error)
-
-
-def _log_odds(positive: np.ndarray) -> np.ndarray:
-    """The raw scores that these probabilities are of, as the three predictors have them."""
-    probability = positive.clip(1e-12, 1 - 1e-12)
-    return np.log(probability) - np.log1p(-probability)
+        positive, predict_us = self.timed(lambda rows: tunnel.predict_proba(rows)[:, 1], task.test)
+        return Learned(positive, fit_s, tune_s, parameters, tunnel.n_iter_, original, error, predict_us)
