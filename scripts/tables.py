@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 
 from results.cell import Choice, Conditions, Value, named
 from results.comparison import Speedup
-from results.record import Record
+from results.record import Accuracy, Record
 from results.schedule import DecisionRow, Search
 from results.siblings import Siblings
 
@@ -24,7 +24,7 @@ def systems(*choices: str) -> tuple[Choice, ...]:
 EAGER, CUDA_GRAPH, NIMBLE, OPARA, IOS, NIMBLE_FUSED = systems(
     "eager", "cuda_graph", "nimble", "opara", "ios", "nimble_fused"
 )
-(TORCH_COMPILE,) = systems("torch_compile")
+TORCH_COMPILE, WINDTUNNEL = systems("torch_compile", "windtunnel")
 SYSTEMS = systems("eager", "torchscript", "torch_compile", "cuda_graph", "nimble")
 # Systems that launch one graph a call, and so hardly depend on what else the host does.
 GRAPHS = (
@@ -311,6 +311,31 @@ def training(groups: Iterable[Siblings]) -> Table:
         kernels("nimble", NIMBLE),
     ]
     return table(columns, sorted(groups, key=lambda g: (g.group.model.name, g.group.conditions.batch)))
+
+
+def tuned_pipelines(groups: Iterable[Siblings]) -> Table:
+    """AUC of pipelines as they are and tuned as one."""
+
+    def column(heading: str, text: Callable[[Accuracy, float], str]) -> Made[Siblings]:
+        def entry(record: Record) -> str:
+            part = needed(record.accuracy)
+            return text(part, needed(part.gain))
+
+        return of_record(heading, WINDTUNNEL, entry)
+
+    def mean_of(name: str, part: Accuracy) -> float:
+        return mean(getattr(seed, name) for seed in part.seeds)
+
+    columns: Columns = [
+        made("model", lambda group: group.group.model.choice),
+        column("AUC as it is", lambda part, gain: f"{part.auc - gain:.4f}"),
+        column("tuned", lambda part, gain: f"{part.auc:.4f}"),
+        column("gain", lambda part, gain: f"{gain:+.4f} [{part.gain_low:+.4f}, {part.gain_high:+.4f}]"),
+        column("seeds", lambda part, gain: str(len(part.seeds))),
+        column("fit s", lambda part, gain: f"{mean_of('fit_s', part):.1f}"),
+        column("tune s", lambda part, gain: f"{mean_of('tune_s', part):.1f}"),
+    ]
+    return table(columns, sorted(groups, key=lambda g: g.group.model.label))
 
 
 def side_by_side(groups: Iterable[Siblings]) -> Table:

@@ -36,14 +36,14 @@ def gallery(
     Returns:
         Markdown, and the pictures that it shows, SVG by file.
     """
-    parts, files, missing = [], {}, []
+    parts, files, missing, without_files = [], {}, list[str](), list[str]()
     records = {place: list(Store(place).read().records.values()) for place in {results, *chain(*others.values())}}
     for name in names():
         preset = Preset.read(name)
         judged = {place: _judged(preset, records[place], place, schedules) for place in (*others.get(name, ()), results)}
         places = [place for place, (_, _, of) in judged.items() if of.verdict not in (CANNOT, NOT_RUN)]
         if not places:
-            missing.append(name)
+            (without_files if preset.needs == "files" else missing).append(name)
             continue
         evidence, figures, verdict = judged[places[0]]
         further = [place for place in places[1:] if judged[place][0].measured]  # schedules alone are every folder's
@@ -69,6 +69,9 @@ def gallery(
     if missing:
         names_missing = ", ".join(f"`{name}`" for name in missing)
         parts.append(f"Presets without records of this machine yet, which the same command runs: {names_missing}.")
+    if without_files:
+        names_missing = ", ".join(f"`{name}`" for name in without_files)
+        parts.append(f"Presets of tables that nobody may pass on, which run with `model.path=` of yours: {names_missing}.")
     return "\n\n".join(parts), files
 
 
