@@ -48,6 +48,10 @@ class Shape:
             raise BadModel(f"option hidden of model gpt must be a multiple of heads ({self.heads}), not {self.hidden}")
 
     @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
     def head_size(self) -> int:
         return self.hidden // self.heads
 
@@ -109,6 +113,7 @@ class GPT(nn.Module):
     """Token ids [B, S] -> logits [B, S, vocabulary]. The embedding of tokens is also the last product's weight."""
 
     takes_operators = True
+    start_token = None  # a stream begins with its prompt
 
     def __init__(self, shape: Shape):
         super().__init__()

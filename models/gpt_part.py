@@ -75,6 +75,7 @@ class GPTPart(nn.Module):
     """
 
     takes_operators = True
+    start_token = None  # as GPT's
     link: Link
 
     def __init__(self, shape: Shape, part: Part):
@@ -146,6 +147,10 @@ class PartedGPT:
     device: torch.device
     dtype: torch.dtype
     seed: int = 0
+
+    @property
+    def start_token(self) -> None:
+        """As GPT's."""
 
     def weights(self, num_stages: int, degree: int) -> list[int]:
         """Bytes of each part, those of a stage one after another. Raises BadModel as `check_parts` does."""

@@ -58,6 +58,8 @@ def load(name: str, batch: int, *, training: bool = False, device: str | torch.d
     if name == registry.PIPELINE:
         TableOptions(**options)  # type: ignore[arg-type]
         raise BadModel("a pipeline over a table is no network that could be called: runner=accuracy measures it")
+    if name in registry.SERVED:
+        raise BadModel(f"model {name} is served, token by token: runner=serving and system=orca take it")
     entry = registry.find(name)
     options = entry.options(options)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 PIPELINE = "pipeline"  # the name of what is no network but a pipeline over a table, which runner=accuracy measures
+FOLDER = "hf"  # the name of weights in a folder, as transformers saves them
+SERVED = ("qwen3", "t5_generation", FOLDER)  # names of what only a server runs; gpt is of the zoo as well
 NUM_NEAREST = 3  # names that a hint suggests at most
 
 

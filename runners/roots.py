@@ -7,6 +7,7 @@ from runners.measurements.registry import plan
 from runners.showings import registry as showings
 from systems import registry as systems
 
+NO_FILE = ("custom", models.PIPELINE, *models.SERVED)  # names that no file of the zoo has
 EVERY_CELL = ("runners.cell.worker", "runners.cell.measuring", "runners.measurements.correctness")
 
 
@@ -26,7 +27,7 @@ def roots(cell: Cell) -> tuple[str, ...]:
         runner = (*(type(m).__module__ for m in wanted.measurements), wanted.composition.__module__, session)
     names = (
         *(name.removeprefix(PREFIX) for name in runner),
-        *(models.module_name(name).removeprefix(PREFIX) for name in model_names if name not in ("custom", models.PIPELINE)),
+        *(models.module_name(name).removeprefix(PREFIX) for name in model_names if name not in NO_FILE),
         *(f"systems{systems.place(name)}" for name in system_names),
     )
     return tuple(sorted({*EVERY_CELL, *names}))

@@ -42,6 +42,11 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
     tables = {f"nycflights13_pre{i}_pipe{j}" for i in (1, 2, 3) for j in (1, 2, 3)}
     assert pipelines == {"pipeline", *tables} and all(set(files[c]) == set(files["pipeline"]) for c in tables)
     files = {choice: options for choice, options in files.items() if choice not in pipelines}
+    assert files.pop("hf") == {"name": "hf", "path": None}
+    served = {choice: files.pop(choice) for choice in list(files) if files[choice]["name"] in registry.SERVED}
+    assert {str(options["name"]) for options in served.values()} == {*registry.SERVED} - {"hf"}
+    for options in served.values():  # each size has the options of the smallest
+        assert set(options) == set(served[str(options["name"])])
     presets = {choice: options for choice, options in files.items() if choice != options["name"]}
     assert presets.pop("squeezenet_bypass") == {"name": "squeezenet", "bypass": "complex"}
     assert all(choice.startswith("gpt_") and options["name"] == "gpt" for choice, options in presets.items())
@@ -56,6 +61,7 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
         ("nasnet_mobile", 1, {}, "did you mean nasnet"),
         ("qqq", 1, {}, "there is amoebanet, bert, custom, darts"),
         ("pipeline", 1, {}, "a pipeline over a table is no network that could be called: runner=accuracy"),
+        ("qwen3", 1, {}, "model qwen3 is served, token by token: runner=serving"),
         ("resnet50", 0, {}, "batch must be a positive integer, not 0"),
         ("resnet50", True, {}, "batch must be a positive integer"),
         ("resnet50", 1, {"size": 3}, "model resnet50 has no option 'size'; it takes no options"),

@@ -164,6 +164,7 @@ ROWS = st.builds(
     num_useful=INTEGERS,
     draw=INTEGERS,
     sampling=st.builds(Sampling, st.floats(0, 5), st.floats(0.1, 1), INTEGERS),
+    num_source=INTEGERS,
 )
 
 

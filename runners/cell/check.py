@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import systems
-from models.registry import PIPELINE
+from models.decoders import decoder_size
+from models.registry import PIPELINE, SERVED
 from models.table_options import TableOptions
 from results.cell import Choice
 from runners.machine.installation import module_name
@@ -42,6 +43,8 @@ def sources_of(group: str, choice: Choice, batch: int, report: Callable[[str], N
     elif choice.name == PIPELINE:
         options: dict[str, Any] = choice.options
         TableOptions(**options)
+    elif choice.name in SERVED:
+        decoder_size(choice.name, **choice.options)
     elif choice.name != "custom":
         load(choice, batch, device="meta")  # options may be wrong in combination only
     else:

@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import Value, choices, mistake, nearest
 from conf import options as file_options
 from models.model import LAYOUTS, PRECISIONS
+from models.registry import FOLDER
 from results.cell import Cell, Choice, Conditions
 from runners.checks import BadRequest, at_least, check_writable, is_positive, one_of, positive_integer
 from runners.measurements import registry as measurements
@@ -40,6 +41,8 @@ def resolve(config: DictConfig, files: Mapping[str, str]) -> Request:
     options = _sweep_options(values)
     if model.name == "custom" and not model.get("factory"):
         raise BadRequest("model=custom needs model.factory=package.module:function")
+    if model.name == FOLDER and not model.get("path"):
+        raise BadRequest("model=hf needs model.path=FOLDER, of a model as transformers saves it")
     if system.name == "custom" and not system.get("plan"):
         raise BadRequest("system=custom needs system.plan=package.module:function")
     if showings.is_showing(runner):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from systems.serving.loop import Inbox, RealClock, Totals, serve
+from systems.serving.loop import Inbox, RealClock, Totals
 from systems.serving.request import Delivery, Request
 from systems.serving.system import Server
 
@@ -110,7 +110,7 @@ class Bridge:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            serve(self.server.scheduler, self.server.engine, self.mail, self._deliver, RealClock(), self.totals)
+            self.server.serve(self.mail, self._deliver, RealClock(), self.totals)
         except BaseException as raised:  # whatever ends the engine is told to all who wait
             error = raised
         self.events.call_soon_threadsafe(self._end, error)

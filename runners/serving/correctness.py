@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.gpt import GPT
+from models.decoders import AnyDecoder, continued
 from models.gpt_part import PartedGPT
 from models.model import TF32
 from results.record import Correctness
 from systems.serving.batch import Batch, Row
 from systems.serving.engine import Engine, LocalEngine, Returned
-from systems.serving.loop import Listed, RealClock, serve
+from systems.serving.loop import Listed, RealClock
 from systems.serving.parallel import ParallelEngine
 from systems.serving.peer import PeerServer
 from systems.serving.request import Delivery, Request
@@ -48,7 +48,7 @@ class Trial:
     other: Tensor
 
 
-def trials(decoder: GPT | PartedGPT, lengths: Sequence[tuple[int, int]], seed: int) -> list[Trial]:
+def trials(decoder: AnyDecoder | PartedGPT, lengths: Sequence[tuple[int, int]], seed: int) -> list[Trial]:
     """Requests of these (prompt tokens, new tokens), with the logits that they should have."""
     draw = random.Random(f"{seed}/trials")
     wide = _wider(decoder)
@@ -72,19 +72,19 @@ def trials(decoder: GPT | PartedGPT, lengths: Sequence[tuple[int, int]], seed: i
     return made
 
 
-def compared(server: Server, trials: Sequence[Trial], decoder: GPT | PartedGPT, precision: str) -> Correctness:
+def compared(server: Server, trials: Sequence[Trial], decoder: AnyDecoder | PartedGPT, precision: str) -> Correctness:
     """Serve the trials together, and compare."""
     assert isinstance(server.engine, LocalEngine | ParallelEngine)
     server.engine.keeps_logits = True
     forced = ForcedEngine(server.engine, [trial.continuation for trial in trials])
     requests = [Request(i, trial.prompt, len(trial.continuation)) for i, trial in enumerate(trials)]
-    serve(server.scheduler, forced, Listed(requests), lambda deliveries, now_s: None, RealClock())
+    replace(server, engine=forced).serve(Listed(requests), lambda deliveries, now_s: None, RealClock())
     server.engine.keeps_logits = False
     served = torch.cat([forced.logits_of(i) for i in range(len(trials))])
     return _judged(served, trials, decoder, precision)
 
 
-def compared_peer(server: PeerServer, trials: Sequence[Trial], decoder: GPT, precision: str) -> Correctness:
+def compared_peer(server: PeerServer, trials: Sequence[Trial], decoder: AnyDecoder, precision: str) -> Correctness:
     """The logits of the module that a peer serves, under teacher forcing; and the tokens that it gives when it serves.
 
     A served token has to be the likeliest after those before it, but for what logits may be off.
@@ -123,7 +123,7 @@ def compared_peer(server: PeerServer, trials: Sequence[Trial], decoder: GPT, pre
     return judged
 
 
-def _judged(served: Tensor, trials: Sequence[Trial], decoder: GPT | PartedGPT, precision: str) -> Correctness:
+def _judged(served: Tensor, trials: Sequence[Trial], decoder: AnyDecoder | PartedGPT, precision: str) -> Correctness:
     """served: logits of all trials' continuations, one after another, [N, vocabulary]."""
     reference, eager, other = (
         torch.cat([getattr(trial, name) for trial in trials]) for name in ("reference", "eager", "other")
@@ -202,15 +202,16 @@ class ForcedEngine(Engine):
 
 @torch.inference_mode()
 def _logits(
-    decoder: GPT | PartedGPT, prompt: Sequence[int], continuation: Sequence[int], dtype: torch.dtype | None
+    decoder: AnyDecoder | PartedGPT, prompt: Sequence[int], continuation: Sequence[int], dtype: torch.dtype | None
 ) -> Tensor:
     """Of the tokens of a continuation, each after all before it; [continuation, vocabulary], float64 on the CPU."""
-    stream = torch.tensor([*prompt, *continuation[:-1]], device=decoder.device)
-    logits = decoder(stream[None])[0] if dtype is None else decoder.forward_in(stream, dtype)
-    return logits[len(prompt) - 1 :].double().cpu()
+    return continued(decoder, prompt, continuation, dtype).double().cpu()
+    """Of the reference: float64 for float32 and wider, float32 for the halves."""
+    is_half = decoder.dtype.itemsize < 4
+    return torch.float32 if is_half else torch.float64
 
 
-def _wider(decoder: GPT | PartedGPT) -> torch.dtype:
+def _wider(decoder: AnyDecoder | PartedGPT) -> torch.dtype:
     """Of the reference: float64 for float32 and wider, float32 for the halves."""
     is_half = decoder.dtype.itemsize < 4
     return torch.float32 if is_half else torch.float64

@@ -11,8 +11,7 @@ from typing import cast
 import torch
 
 import systems
-from models.decoders import decoder_size, load_decoder
-from models.gpt import GPT
+from models.decoders import AnyDecoder, decoder_size, load_decoder
 from results.cell import Cell
 from results.record import Correctness, ServedTrace, Serving, now
 from results.warning import Warning
@@ -56,7 +55,7 @@ def system_of(cell: Cell) -> AnyServingSystem:
     return loaded
 
 
-def decoder_of(cell: Cell, parts: Parts) -> GPT | Parted:
+def decoder_of(cell: Cell, parts: Parts) -> AnyDecoder | Parted:
     """The decoder of a cell, on its device, with the arithmetic set; without weights where it has parts.
 
     Raises BadModel, MemoryError.
@@ -100,7 +99,7 @@ class ServingSession(Session):
             raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
         self.traces = self._drawn_traces()
         phase("making the model")
-        self.decoder: GPT | Parted
+        self.decoder: AnyDecoder | Parted
         if self.serving_system.needs_weights:
             self.decoder = decoder_of(cell, self.serving_system.parts)
         else:
@@ -147,7 +146,7 @@ class ServingSession(Session):
     def prepare(self) -> float:
         self.phase("preparing")
         start = perf_counter()
-        self._server = self.serving_system.prepare_serving(cast(GPT, self.decoder))  # a peer's model has one part
+        self._server = self.serving_system.prepare_serving(cast(AnyDecoder, self.decoder))  # a peer's model has one part
         largest = max((a for trace in self.traces for a in trace), key=lambda a: a.max_tokens)
         num_slots, num_positions, _ = self._server.bounds
         for most, what, key in ((num_positions, "positions", "model.positions"), (num_slots, "K/V slots", "system.slots")):
@@ -164,7 +163,7 @@ class ServingSession(Session):
         precision = self.cell.conditions.precision
         if isinstance(self.server, Server):
             return compared(self.server, self._trials, self.decoder, precision)
-        return compared_peer(self.server, self._trials, cast(GPT, self.decoder), precision)
+        return compared_peer(self.server, self._trials, cast(AnyDecoder, self.decoder), precision)
 
     def settle(self) -> tuple[Warning, ...]:
         return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from systems.base import BadOption
+from systems.base import BadOption, Unsupported
 from systems.serving.engine import Decoder
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.parts import CONTROLS, PartedDecoder, Parts
@@ -66,6 +66,8 @@ class Orca(ServingSystem):
         return self.max_num_batched_tokens or super().most_tokens(num_positions)
 
     def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
+        if decoder.start_token is not None and (self.max_num_batched_tokens or self.prefix_caching):
+            raise Unsupported("an encoder takes whole prompts: neither in chunks, nor from another's blocks")
         engine, num_slots = self.engine(decoder, self.block_size)
         if num_slots < self.block_size:
             raise BadOption(f"system.block_size={self.block_size} is more than the {num_slots} K/V slots")
@@ -81,4 +83,4 @@ class Orca(ServingSystem):
             is_preempting=self.preemption == "recompute",
             is_asynchronous=self.asynchronous,
         )
-        return Server(scheduler, engine, (slots.num_slots, decoder.shape.positions, decoder.shape.vocabulary))
+        return Server.of(decoder, scheduler, engine, slots.num_slots)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from queue import Empty
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from systems.serving.engine import Decoder
 from systems.serving.peer import Peer, PeerFailed, PeerServer
 from systems.serving.request import Delivery, Request
 from systems.serving.system import AnyServingSystem, not_below
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WAIT_S = 0.05  # for a token
 NO_STOP = -1  # the id of no token: requests run to their last
@@ -72,8 +75,7 @@ class ManagerPeer(Peer):
         from transformers import GenerationConfig
         from transformers.generation import ContinuousBatchingConfig
 
-        assert isinstance(decoder, nn.Module)
-        self.module = as_transformers(decoder)
+        self.module = causal(decoder)
         names = {field.name for field in fields(ContinuousBatchingConfig)}
         block = min(BLOCK, decoder.shape.positions)
         is_on_cpu = self.module.device.type == "cpu"  # where it would fill the host's memory
@@ -157,8 +159,7 @@ class GeneratePeer(Peer):
     """`generate`, a batch at a time."""
 
     def __init__(self, decoder: Decoder, max_batch_size: int):
-        assert isinstance(decoder, nn.Module)
-        self.module, self.max_batch_size = as_transformers(decoder), max_batch_size
+        self.module, self.max_batch_size = causal(decoder), max_batch_size
         self.queue: list[Request] = []
 
     def add(self, request: Request) -> None:
@@ -184,6 +185,14 @@ class GeneratePeer(Peer):
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         return whole_logits(self.module, tokens)
+
+
+def causal(decoder: Decoder) -> PreTrainedModel:
+    """Its module with a decoder's weights. Raises Unsupported."""
+    assert isinstance(decoder, nn.Module)
+    if decoder.start_token is not None:
+        raise Unsupported("transformers is measured on decoders alone: an encoder-decoder is for system=orca")
+    return as_transformers(decoder)
 
 
 @torch.inference_mode()

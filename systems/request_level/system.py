@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from systems.base import Unsupported
 from systems.serving.engine import Decoder
 from systems.serving.parts import CONTROLS, PartedDecoder, Parts
 from systems.serving.request_level import BATCHINGS, RequestLevel
@@ -41,6 +42,8 @@ class StaticBatching(ServingSystem):
         self.batching, self.early_return, self.microbatch_size = batching, early_return, microbatch_size
 
     def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
+        if decoder.start_token is not None and self.batching != "ragged":
+            raise Unsupported(f"an encoder takes whole prompts, which batching={self.batching} does not feed; ragged does")
         engine, num_slots = self.engine(decoder)
         positions = decoder.shape.positions
         scheduler = RequestLevel(
@@ -52,4 +55,4 @@ class StaticBatching(ServingSystem):
             num_workers=engine.num_workers,
             microbatch_size=self.microbatch_size,
         )
-        return Server(scheduler, engine, (num_slots, positions, decoder.shape.vocabulary))
+        return Server.of(decoder, scheduler, engine, num_slots)

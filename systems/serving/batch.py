@@ -22,6 +22,7 @@ class Row(NamedTuple):
         num_useful: of `tokens`, those that a request needs; the others are padding, or of a finished request.
         draw: which of the request's random numbers samples its next token.
         sampling: how it does.
+        num_source: places at the region's start that are of an encoder's prompt, which is fed whole; 0 where there is none.
     """
 
     request_id: int
@@ -32,6 +33,7 @@ class Row(NamedTuple):
     num_useful: int
     draw: int
     sampling: Sampling
+    num_source: int = 0
 
     @property
     def num_context(self) -> int:
@@ -84,4 +86,5 @@ def row_of(request: Request, region: Region, num_tokens: int, num_padding: int =
         num_useful=0 if request.is_complete else num_tokens,
         draw=len(request.generated) + request.num_pending,
         sampling=request.sampling,
+        num_source=request.num_source,
     )

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .attention import split
+from .attention.cross import CrossAttention
 from .batch import Batch
 from .layout import Layout, LayoutBuffer
 from .sampling import sampled
 
 ATTENTIONS = ("split", "fused")
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-
-AttentionOf: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class DecoderShape(Protocol):
@@ -39,6 +37,8 @@ class DecoderShape(Protocol):
     def positions(self) -> int: ...
     @property
     def vocabulary(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
 
 
 class Decoder(Protocol):
@@ -49,7 +49,11 @@ class Decoder(Protocol):
 
     @property
     def shape(self) -> DecoderShape: ...
-    def hidden(self, tokens: Tensor, places: Tensor, attention: AttentionOf) -> Tensor: ...
+    @property
+    def start_token(self) -> int | None:
+        """What the stream of an encoder-decoder has after its prompt; None for what has a decoder alone."""
+
+    def hidden(self, tokens: Tensor, places: Tensor, attention: Any) -> Tensor: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
@@ -136,7 +140,7 @@ class LocalEngine(Engine):
         self.decoder: Decoder = decoder
         self.device, shape = weight.device, decoder.shape
         self.cache = torch.zeros(
-            (shape.layers, 2, num_slots + 1, shape.heads, shape.head_size), device=self.device, dtype=weight.dtype
+            (shape.layers, 2, num_slots + 1, shape.kv_heads, shape.head_size), device=self.device, dtype=weight.dtype
         )
         max_blocks = -(-shape.positions // block_size) if block_size else 1
         self.layouts = LayoutBuffer(self.device, num_slots, max_blocks, block_size)
@@ -206,7 +210,8 @@ class LocalEngine(Engine):
             output: Tensor = self.attention.attend(q, self.cache[layer], layout)
             return output
 
-        hidden = self.decoder.hidden(layout.tokens, layout.places, attention, *self.operators)
+        attending = attention if self.decoder.start_token is None else CrossAttention(self.cache, layout)
+        hidden = self.decoder.hidden(layout.tokens, layout.places, attending, *self.operators)
         return self.decoder.logits(hidden[layout.lasts])
 
     def _replayed(self, batch: Batch) -> Tensor | None:

@@ -86,9 +86,13 @@ def select(
     budget = max_num_batched_tokens or float("inf")
     holders = sorted((request for request in pool if request.region is not None), key=by_arrival) if is_preempting else []
     preempted: list[Request] = []
-    for request in sorted((request for request in pool if request.may_run(num_ahead)), key=by_arrival):
+    for request in sorted(pool, key=by_arrival):
         if len(parts) == max_batch_size or budget <= 0:
             break
+        if not request.may_run(num_ahead):
+            if request.region is None:  # preempted while it is in flight: whoever came later has started no more than it
+                break
+            continue
         region, num_left = request.region, request.num_left
         if region is None or request in preempted:  # the initiation phase: reserve, or let nobody overtake
             num_needed = request.num_tokens if is_preempting else request.max_tokens

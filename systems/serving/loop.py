@@ -194,3 +194,34 @@ class Listed(Inbox):
     def later(self, seconds: float) -> Listed:
         """The same, every arrival so much later."""
         return Listed([replace(request, arrival_s=request.arrival_s + seconds) for request in self.waiting])
+
+
+class Encoded(Inbox):
+    """What comes for an encoder-decoder: an encoder takes the prompt, and the decoder begins with a token of its own.
+
+    Args:
+        inbox: where requests come.
+        start_token: the decoder's first.
+    """
+
+    def __init__(self, inbox: Inbox, start_token: int):
+        self.inbox, self.start_token = inbox, start_token
+
+    @property
+    def is_closed(self) -> bool:
+        return self.inbox.is_closed
+
+    def arrived(self, now_s: float) -> Sequence[Request]:
+        return [
+            replace(request, prompt=(*request.prompt, self.start_token), num_source=len(request.prompt))
+            for request in self.inbox.arrived(now_s)
+        ]
+
+    def cancelled(self) -> Sequence[int]:
+        return self.inbox.cancelled()
+
+    def next_s(self) -> float | None:
+        return self.inbox.next_s()
+
+    def wait(self) -> None:
+        self.inbox.wait()

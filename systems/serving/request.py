@@ -50,6 +50,7 @@ class Request:
         is_cancelled: its client wants no more of it.
         num_in_flight: batches in flight that it is in.
         num_pending: tokens that those will append to its stream.
+        num_source: tokens of the prompt that an encoder takes; 0 where there is none.
         digests: of the whole blocks of its stream, where blocks are shared.
     """
 
@@ -66,6 +67,7 @@ class Request:
     is_cancelled: bool = False
     num_in_flight: int = 0
     num_pending: int = 0
+    num_source: int = 0
     digests: list[bytes] = field(default_factory=list)
 
     @property

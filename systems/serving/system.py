@@ -15,7 +15,7 @@ from conf import not_one_of
 from systems.base import BadOption, Prepared, System, Unsupported
 
 from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
-from .loop import Clock, Course, Inbox, serve
+from .loop import Clock, Course, Encoded, Inbox, serve
 from .parts import CONTROLS, PartedDecoder, Parts, Room, lack, rooms
 from .peer import PeerServer
 from .request import Delivery
@@ -32,11 +32,26 @@ CPU_SLOTS = 16384  # by default
 
 @dataclass(frozen=True)
 class Server:
-    """Ready to serve. bounds: K/V slots, positions and vocabulary, within which requests can be served."""
+    """Ready to serve.
+
+    Args:
+        scheduler, engine: with nothing to do.
+        bounds: K/V slots, positions and vocabulary, within which requests can be served.
+        start_token: what the streams of an encoder-decoder have after their prompts.
+    """
 
     scheduler: Scheduler
     engine: Engine
     bounds: tuple[int, int, int]
+    start_token: int | None = None
+
+    @classmethod
+    def of(cls, decoder: Decoder | PartedDecoder, scheduler: Scheduler, engine: Engine, num_slots: int) -> Server:
+        """A server of a decoder; a start token takes one of a request's slots and positions."""
+        start_token = decoder.start_token
+        num_more = int(start_token is not None)
+        bounds = (num_slots - num_more, decoder.shape.positions - num_more, decoder.shape.vocabulary)
+        return cls(scheduler, engine, bounds, start_token)
 
     @property
     def num_slots(self) -> int:
@@ -50,6 +65,8 @@ class Server:
         course: Course | None = None,
     ) -> Course:
         """Serve until the inbox is closed and every request is finished."""
+        if self.start_token is not None:
+            inbox = Encoded(inbox, self.start_token)
         return serve(self.scheduler, self.engine, inbox, deliver, clock, course)
 
 
@@ -125,8 +142,12 @@ class ServingSystem(AnyServingSystem):
         weight = next(decoder.parameters())
         on_gpu = weight.device.type == "cuda"
         num_slots = self.slots or self._slots_that_fit(decoder, weight)
-        attention = self.attention if self.attention != AUTO else ATTENTIONS[on_gpu]
-        engine = LocalEngine(decoder, num_slots, block_size, attention, self.cuda_graphs, self.max_batch_size)
+        has_encoder = decoder.start_token is not None
+        if has_encoder and self.attention == "fused":
+            raise Unsupported("attention=fused is of decoders alone: an encoder's and that across are attention=split")
+        attention = self.attention if self.attention != AUTO else ATTENTIONS[on_gpu and not has_encoder]
+        uses_graphs = self.cuda_graphs and attention == "fused"  # split calls depend on the batch
+        engine = LocalEngine(decoder, num_slots, block_size, attention, uses_graphs, self.max_batch_size)
         return engine, num_slots
 
     def most_tokens(self, num_positions: int) -> int:
@@ -178,7 +199,7 @@ class ServingSystem(AnyServingSystem):
 
     def _slots_that_fit(self, decoder: Decoder, weight: Tensor) -> int:
         shape = decoder.shape
-        slot_bytes = 2 * shape.layers * shape.heads * shape.head_size * weight.element_size()
+        slot_bytes = 2 * shape.layers * shape.kv_heads * shape.head_size * weight.element_size()
         if weight.device.type != "cuda":
             return min(CPU_SLOTS, int(psutil.virtual_memory().available * SHARE / 2) // slot_bytes)
         torch.cuda.empty_cache()

@@ -30,15 +30,15 @@ def attend(q: Tensor, cache: Tensor, layout: Layout) -> Tensor:
     for at, row in enumerate(layout.rows):
         queries = q[begin : begin + len(row.tokens)].transpose(0, 1)  # [heads, L, head size]
         begin += len(row.tokens)
-        keys, values = _filled(cache, row, layout.blocks[at], layout.block_size).transpose(
-            1, 2
-        )  # each [heads, C, head size]
+        keys, values = filled(cache, row, layout.blocks[at], layout.block_size).transpose(1, 2)  # each [heads, C, head size]
+        if len(keys) < len(queries):  # several heads of queries have one of keys
+            keys, values = (x.repeat_interleave(len(queries) // len(x), 0) for x in (keys, values))
         mask = _mask(row, q.device)
         outputs.append(functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(0, 1))
     return torch.cat(outputs)
 
 
-def _filled(cache: Tensor, row: Row, blocks: Tensor, block_size: int) -> Tensor:
+def filled(cache: Tensor, row: Row, blocks: Tensor, block_size: int) -> Tensor:
     """The keys and values of a row, [2, C, heads, head size]."""
     if not block_size:
         first = row.region.blocks[0]

@@ -1,0 +1,130 @@
+"""Real weights from a folder, as transformers saves them: config.json, safetensors, and a tokenizer where there is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from models.exchange import decoder_of, pairs_of
+from models.registry import BadModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from models.gpt import GPT
+    from models.qwen3 import Qwen3
+    from models.t5_generation import T5Generation
+
+CONFIG, INDEX, WHOLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.json")
+
+
+def sized(path: Path) -> GPT | Qwen3 | T5Generation:
+    """The decoder of a folder's configuration, without weights. Raises BadModel."""
+    if not (path / CONFIG).is_file():
+        raise BadModel(f"model.path={path} has no {CONFIG}: it is no folder of a model as transformers saves it")
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadModel(f"model.path={path}: its {CONFIG} cannot be read: {str(error).splitlines()[0]}") from error
+    try:
+        with torch.device("meta"):
+            return decoder_of(config)
+    except TypeError as error:
+        raise BadModel(f"model.path={path}: {error}") from error
+
+
+def fill(decoder: nn.Module, path: Path) -> None:
+    """Put a folder's weights into a decoder, a tensor at a time. Raises BadModel for one that lacks or has another shape."""
+    files = dict(_files(path))
+    state = decoder.state_dict()
+    for pair in pairs_of(decoder):
+        name = next((name for name in (pair.theirs, *pair.others) if name in files), None)
+        if name is None:
+            raise BadModel(f"model.path={path} has no weight named {pair.theirs}")
+        ours = state[pair.ours]
+        theirs = pair.take(_read(files[name], name))
+        if pair.ours == "tokens.weight" and len(theirs) < len(ours):
+            ours[len(theirs) :].zero_()  # rows that pad the embedding
+            ours = ours[: len(theirs)]
+        if ours.shape != theirs.shape:
+            raise BadModel(f"model.path={path}: {name} is {tuple(theirs.shape)} and not {tuple(ours.shape)}")
+        with torch.no_grad():
+            ours.copy_(theirs)
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Every tensor's name with its file. Raises BadModel."""
+    from safetensors import safe_open
+
+    if (index := path / INDEX).is_file():
+        for name, file in json.loads(index.read_text())["weight_map"].items():
+            yield name, path / file
+    elif (path / WHOLE).is_file():
+        with safe_open(path / WHOLE, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 -- it is no dictionary
+                yield name, path / WHOLE
+    else:
+        raise BadModel(f"model.path={path} has no {WHOLE}: weights are read from safetensors alone")
+
+
+def _read(file: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as tensors:
+        tensor: Tensor = tensors.get_tensor(name)
+    return tensor
+
+
+class Tokenizer:
+    """A folder's tokenizer."""
+
+    def __init__(self, path: Path):
+        from transformers import AutoTokenizer
+
+        self.inner: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+    @cached_property
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return frozenset() if self.inner.eos_token_id is None else frozenset({int(self.inner.eos_token_id)})
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.inner.chat_template)
+
+    def encoded(self, text: str) -> tuple[int, ...]:
+        """The ids of a text."""
+        return tuple(self.inner.encode(text))
+
+    def decoded(self, tokens: list[int]) -> str:
+        """The text of some ids."""
+        return str(self.inner.decode(tokens, skip_special_tokens=True))
+
+    def chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+        """The ids of a conversation, up to where the answer begins. Raises ValueError where the template refuses it."""
+        from jinja2 import TemplateError
+
+        try:
+            text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        return tuple(self.inner.encode(str(text), add_special_tokens=False))
+
+
+def tokenizer_of(path: Path) -> Tokenizer | None:
+    """The tokenizer of a folder, None where it has none. Raises BadModel for one that cannot be read."""
+    if not any((path / name).is_file() for name in TOKENIZERS):
+        return None
+    try:
+        return Tokenizer(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadModel(f"model.path={path}: its tokenizer cannot be read: {str(error).splitlines()[0]}") from error
