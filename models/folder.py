@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,16 +105,16 @@ class Tokenizer:
         """The ids of a text."""
         return tuple(self.inner.encode(text))
 
-    def decoded(self, tokens: list[int]) -> str:
+    def decoded(self, tokens: Sequence[int]) -> str:
         """The text of some ids."""
-        return str(self.inner.decode(tokens, skip_special_tokens=True))
+        return str(self.inner.decode(list(tokens), skip_special_tokens=True))
 
-    def chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The ids of a conversation, up to where the answer begins. Raises ValueError where the template refuses it."""
         from jinja2 import TemplateError
 
         try:
-            text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
         return tuple(self.inner.encode(str(text), add_special_tokens=False))

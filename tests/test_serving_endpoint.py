@@ -16,9 +16,11 @@ from conftest import ROOT, Run, command, environment
 from hypothesis import given
 from hypothesis import strategies as st
 from test_serving_engine import alone
+from test_serving_models import TEMPLATE, saved, tokenizer_in
 
 import systems
 from models.decoders import load_decoder
+from models.folder import tokenizer_of
 from runners.serving.text import decoded, encoded
 from systems.serving.loop import Listed, RealClock
 from systems.serving.peer import PeerFailed, PeerServer
@@ -35,13 +37,15 @@ MODEL = ["model=gpt", "model.layers=1", "model.hidden=64", "model.heads=2", "dev
 
 
 class Running:
-    """The program, and a client of it."""
+    """The program, and a client of it. folder: of its model, where it has one."""
 
-    def __init__(self, folder: Path):
+    folder: Path
+
+    def __init__(self, folder: Path, model: Sequence[str] = MODEL):
         self.output = folder / "output"
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command("runner=serve", "runner.port=0", "system=orca", *MODEL),
+                command("runner=serve", "runner.port=0", "system=orca", *model),
                 cwd=ROOT, env=environment(), stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + START_S
@@ -192,6 +196,55 @@ def test_a_port_that_is_taken_is_one_line(running: Running, run: Run) -> None:
     port = urlsplit(running.address).port
     done = run("runner=serve", f"runner.port={port}", "system=orca", *MODEL)
     assert done.returncode == 2 and f"runner.port={port}" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Real weights from a folder, whose tokenizer has a form for conversations."""
+    folder = tmp_path_factory.mktemp("model")
+    saved(folder, "gpt2")
+    tokenizer_in(folder, TEMPLATE)
+    started = Running(tmp_path_factory.mktemp("serve"), ["model=hf", f"model.path={folder}", "device=cpu", "precision=fp32"])
+    started.folder = folder
+    yield started
+    started.process.kill()
+    started.process.wait()
+
+
+def test_a_conversation_is_answered_by_the_folders_template(with_tokenizer: Running) -> None:
+    module = load_decoder("hf", "cpu", "fp32", path=str(with_tokenizer.folder))
+    tokenizer = tokenizer_of(with_tokenizer.folder)
+    assert tokenizer is not None
+    messages = [{"role": "user", "content": "hello w7"}]
+    expected = alone(module, Request(0, tokenizer.chat(messages), 6))
+    chat = with_tokenizer.client.chat.completions
+    parameters = {"model": "hf", "messages": messages, "max_completion_tokens": 6, "temperature": 0}
+    answer = chat.create(**parameters, extra_body={"ignore_eos": True})
+    assert answer.choices[0].message.content == tokenizer.decoded(expected) != ""
+    assert answer.object == "chat.completion" and answer.choices[0].finish_reason == "length"
+    assert answer.usage and answer.usage.prompt_tokens == 4 and answer.usage.completion_tokens == 6
+    pieces = list(chat.create(**parameters, stream=True, extra_body={"ignore_eos": True}))
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer.choices[0].message.content
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "w7"}]}]
+    again = chat.create(**parameters | {"messages": parts}, extra_body={"ignore_eos": True})
+    assert again.choices[0].message.content == answer.choices[0].message.content
+    text = with_tokenizer.client.completions.create(model="hf", prompt="hello w7", max_tokens=3, temperature=0)
+    assert text.usage and text.usage.prompt_tokens == 2
+
+
+def test_the_end_of_a_text_ends_an_answer(with_tokenizer: Running) -> None:
+    """Drawn often enough, the id that ends a text comes; ignore_eos goes on."""
+    parameters = {"model": "hf", "prompt": "hello", "max_tokens": 50, "temperature": 5.0}
+    answers = [with_tokenizer.client.completions.create(**parameters, seed=seed).choices[0] for seed in range(30)]
+    stopped = [choice for choice in answers if choice.finish_reason == "stop"]
+    assert stopped and all(choice.token_ids[-1] == 1 and 1 not in choice.token_ids[:-1] for choice in stopped)
+    assert all(len(choice.token_ids) == 50 for choice in answers if choice.finish_reason == "length")
+
+
+@pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], [{"role": "user", "content": 3}], [3]])
+def test_a_conversation_that_is_none_is_refused(with_tokenizer: Running, messages: object) -> None:
+    with pytest.raises(openai.BadRequestError, match="message"):
+        with_tokenizer.client.chat.completions.create(model="hf", messages=messages)  # type: ignore[call-overload]
 
 
 # --- Parts ---

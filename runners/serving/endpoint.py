@@ -1,4 +1,4 @@
-"""An endpoint as OpenAI's: /v1/completions, /v1/models, /health, /metrics. It needs aiohttp.
+"""An endpoint as OpenAI's: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. It needs aiohttp.
 
 A client that goes away has its request cancelled. SIGTERM and SIGINT drain: what has come is answered, and nothing more is
 taken.
@@ -21,10 +21,13 @@ from systems.serving.request import Delivery, Request, Sampling, refusal
 from systems.serving.system import Server
 
 from .bridge import Bridge, Stopped
-from .text import decoded, encoded
+from .text import Bytes, Text
 
 MOST_BYTES = 8 * 2**20  # of a request's body
 NOT_SERVED = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None}  # and the value that is no wish
+
+
+BYTES = Bytes()
 
 
 class BadBody(ValueError):
@@ -41,6 +44,8 @@ class Completion:
         sampling: of every prompt.
         stops: texts that end the generation, without being part of it.
         is_streaming: tokens go to the client as they come.
+        is_chat: the answer is a message.
+        stop_tokens: ids that end the generation.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -48,10 +53,18 @@ class Completion:
     sampling: Sampling
     stops: tuple[str, ...]
     is_streaming: bool
+    is_chat: bool = False
+    stop_tokens: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, body: object) -> Completion:
-        """Raises BadBody."""
+    def of(cls, body: object, text: Text = BYTES, room: int | None = None) -> Completion:
+        """What a body asks for. Raises BadBody.
+
+        Args:
+            body: as JSON has it.
+            text: the model's.
+            room: tokens of a conversation and its answer; None where the body is no conversation.
+        """
         if not isinstance(body, dict):
             raise BadBody("the body is not a JSON object")
         for key, usual in NOT_SERVED.items():
@@ -64,10 +77,16 @@ class Completion:
         sampling = Sampling(
             _number(body, "temperature", 1.0), _number(body, "top_p", 1.0), int(_number(body, "seed", time.time_ns()))
         )
-        max_tokens = body.get("max_tokens", 16)
+        prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text),)
+        usual = 16 if room is None else max(room - len(prompts[0]), 1)
+        max_tokens = body.get("max_completion_tokens") if room is not None else None
+        max_tokens = max_tokens if max_tokens is not None else body.get("max_tokens")
+        max_tokens = max_tokens if max_tokens is not None else usual
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
             raise BadBody(f"max_tokens={max_tokens!r} is not a whole number")
-        return cls(_prompts(body.get("prompt")), max_tokens, sampling, stops, bool(body.get("stream", False)))
+        stop_tokens = frozenset() if body.get("ignore_eos") else text.stop_tokens
+        is_streaming = bool(body.get("stream", False))
+        return cls(prompts, max_tokens, sampling, stops, is_streaming, room is not None, stop_tokens)
 
 
 def _number(body: dict[str, object], key: str, default: float) -> float:
@@ -79,17 +98,35 @@ def _number(body: dict[str, object], key: str, default: float) -> float:
     return value
 
 
-def _prompts(prompt: object) -> tuple[tuple[int, ...], ...]:
+def _chat(messages: object, text: Text) -> tuple[int, ...]:
+    """The ids of a conversation."""
+    if not isinstance(messages, list) or not messages:
+        raise BadBody("messages is no list of messages")
+    said = []
+    for message in messages:
+        role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, dict) else (None, None)
+        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            content = "".join(str(part.get("text", "")) for part in content)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise BadBody("a message has a role and a content, both texts")
+        said.append({"role": role, "content": content})
+    try:
+        return text.chat(said)
+    except ValueError as error:
+        raise BadBody(str(error)) from error
+
+
+def _prompts(prompt: object, text: Text) -> tuple[tuple[int, ...], ...]:
     """A text, ids, or a list of either."""
     if isinstance(prompt, str):
-        return (encoded(prompt),)
+        return (text.encoded(prompt),)
     if isinstance(prompt, list) and prompt:
         if all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
             return (tuple(prompt),)
-        if all(isinstance(text, str) for text in prompt):
-            return tuple(map(encoded, prompt))
+        if all(isinstance(part, str) for part in prompt):
+            return tuple(map(text.encoded, prompt))
         if all(isinstance(part, list) for part in prompt):
-            return tuple(_prompts(part)[0] for part in prompt)
+            return tuple(_prompts(part, text)[0] for part in prompt)
     raise BadBody("prompt is neither a text, nor token ids, nor a list of either")
 
 
@@ -99,10 +136,11 @@ class Endpoint:
     Args:
         server: with nothing to do.
         model: the name that clients see.
+        text: the model's.
     """
 
-    def __init__(self, server: Server, model: str):
-        self.server, self.model, self.created = server, model, int(time.time())
+    def __init__(self, server: Server, model: str, text: Text = BYTES):
+        self.server, self.model, self.text, self.created = server, model, text, int(time.time())
         self.is_draining = False
         self.error: BaseException | None = None
 
@@ -146,29 +184,43 @@ class Endpoint:
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
+        return await self._completed(http, None)
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        if not self.text.has_chat_template:
+            return _refused(f"model {self.model} has no chat template: /v1/completions takes a text or token ids", 400)
+        return await self._completed(http, min(self.server.bounds[:2]))
+
+    async def _completed(self, http: web.Request, room: int | None) -> web.StreamResponse:
+        """room: tokens of a conversation and its answer; None where the body is no conversation."""
         if self.is_draining:
             return _refused("the server is shutting down", 503)
         try:
             body = await http.json()
-            completion = Completion.of(body)
+            completion = Completion.of(body, self.text, room)
         except (BadBody, json.JSONDecodeError, UnicodeDecodeError) as error:
             return _refused(str(error) if isinstance(error, BadBody) else f"the body is not JSON: {error}", 400)
         requests = [
-            Request(-1, prompt, completion.max_tokens, sampling=completion.sampling) for prompt in completion.prompts
+            Request(-1, p, completion.max_tokens, sampling=completion.sampling, stop_tokens=completion.stop_tokens)
+            for p in completion.prompts
         ]
         for request in requests:
             if reason := refusal(request, *self.server.bounds):
                 return _refused(reason, 400)
         streams = [self._pieces(request, completion.stops) for request in requests]
         if completion.is_streaming:
-            return await self._streamed(http, streams)
+            return await self._streamed(http, streams, completion.is_chat)
         try:
             wholes = await asyncio.gather(*map(_whole, streams))
         except Stopped as error:
             return _refused(str(error), 500)
         num_prompt, num_new = sum(map(len, completion.prompts)), sum(len(whole.tokens) for whole in wholes)
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
-        return web.json_response(self._document([_choice(i, whole) for i, whole in enumerate(wholes)]) | {"usage": usage})
+        chosen = _message if completion.is_chat else _choice
+        choices = [chosen(i, whole) for i, whole in enumerate(wholes)]
+        kind = "chat.completion" if completion.is_chat else "text_completion"
+        return web.json_response(self._document(choices, kind) | {"usage": usage})
 
     async def _pieces(self, request: Request, stops: Sequence[str]) -> AsyncGenerator[Piece, None]:
         """What comes of a request. Where its client goes away, or a stop text comes, the request is cancelled."""
@@ -182,20 +234,23 @@ class Endpoint:
                     raise answer
                 assert isinstance(answer, Delivery)
                 tokens += answer.tokens
-                text = decoded(tokens)
+                text = self.text.decoded(tokens)
                 if (end := _first(text, stops)) is not None:
                     yield Piece(text[len(sent) : end], answer.tokens, "stop")
                     return
                 # What may be the beginning of a character, or of a stop text, waits for the rest of it.
                 whole = text if answer.is_last else text[: len(text) - _unsure(text, stops)]
-                yield Piece(whole[len(sent) :], answer.tokens, "length" if answer.is_last else None)
+                stopped = "stop" if tokens and tokens[-1] in request.stop_tokens else "length"
+                yield Piece(whole[len(sent) :], answer.tokens, stopped if answer.is_last else None)
                 sent = whole
                 if answer.is_last:
                     return
         finally:
             self.bridge.give_up(request.id)
 
-    async def _streamed(self, http: web.Request, streams: list[AsyncGenerator[Piece, None]]) -> web.StreamResponse:
+    async def _streamed(
+        self, http: web.Request, streams: list[AsyncGenerator[Piece, None]], is_chat: bool
+    ) -> web.StreamResponse:
         """Server-sent events, one for each piece of any choice."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(http)
@@ -207,7 +262,8 @@ class Endpoint:
         async def forward(index: int, stream: AsyncGenerator[Piece, None]) -> None:
             async with aclosing(stream):
                 async for piece in stream:
-                    await send(self._document([_choice(index, piece)]))
+                    choice = _delta(index, piece) if is_chat else _choice(index, piece)
+                    await send(self._document([choice], "chat.completion.chunk" if is_chat else "text_completion"))
 
         try:
             await asyncio.gather(*(forward(index, stream) for index, stream in enumerate(streams)))
@@ -217,13 +273,9 @@ class Endpoint:
         await response.write_eof()
         return response
 
-    def _document(self, choices: Sequence[dict[str, object]]) -> dict[str, object]:
-        document: dict[str, object] = {"id": f"cmpl-{self.bridge.num_requests}", "object": "text_completion"}
+    def _document(self, choices: Sequence[dict[str, object]], kind: str) -> dict[str, object]:
+        document: dict[str, object] = {"id": f"cmpl-{self.bridge.num_requests}", "object": kind}
         return document | {"created": int(time.time()), "model": self.model, "choices": list(choices)}
-
-    async def chat(self, http: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions."""
-        return _refused(f"model {self.model} has no chat template: /v1/completions takes a text or token ids", 400)
 
     async def models(self, http: web.Request) -> web.StreamResponse:
         """GET /v1/models."""
@@ -274,6 +326,16 @@ async def _whole(stream: AsyncGenerator[Piece, None]) -> Piece:
 def _choice(index: int, piece: Piece) -> dict[str, object]:
     texts = {"text": piece.text, "token_ids": piece.tokens, "finish_reason": piece.reason}
     return {"index": index, "logprobs": None, **texts}
+
+
+def _message(index: int, piece: Piece) -> dict[str, object]:
+    message = {"role": "assistant", "content": piece.text}
+    return {"index": index, "logprobs": None, "message": message, "finish_reason": piece.reason}
+
+
+def _delta(index: int, piece: Piece) -> dict[str, object]:
+    delta = {"role": "assistant", "content": piece.text}
+    return {"index": index, "logprobs": None, "delta": delta, "finish_reason": piece.reason}
 
 
 def _first(text: str, stops: Sequence[str]) -> int | None:

@@ -1,10 +1,44 @@
-"""Text and token ids of a model that has no tokenizer: ids below 256 are the bytes of UTF-8."""
+"""Text and token ids: a tokenizer's, or without one ids below 256 are the bytes of UTF-8."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 NUM_BYTES = 256
+
+
+class Text(Protocol):
+    """Between texts and token ids.
+
+    stop_tokens: ids that end a text.
+    has_chat_template: conversations have a form.
+    """
+
+    @property
+    def stop_tokens(self) -> frozenset[int]: ...
+    @property
+    def has_chat_template(self) -> bool: ...
+    def encoded(self, text: str) -> tuple[int, ...]: ...
+    def decoded(self, tokens: Sequence[int]) -> str: ...
+    def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """The ids of a conversation, up to where the answer begins. Raises ValueError where it has no such form."""
+
+
+class Bytes:
+    """Of a model that has no tokenizer."""
+
+    stop_tokens: frozenset[int] = frozenset()
+    has_chat_template = False
+
+    def encoded(self, text: str) -> tuple[int, ...]:
+        return encoded(text)
+
+    def decoded(self, tokens: Sequence[int]) -> str:
+        return decoded(tokens)
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        raise ValueError("bytes have no form for conversations")
 
 
 def encoded(text: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar
 
 from results.cell import Cell
@@ -64,20 +65,24 @@ def served(cell: Cell, listener: socket.socket) -> int:
     import asyncio
 
     from models import BadModel
+    from models.folder import tokenizer_of
+    from models.registry import FOLDER
     from runners.serving.endpoint import Endpoint
     from runners.serving.session import server_of
+    from runners.serving.text import Bytes
     from systems.base import BadOption, Unsupported
 
     told("making the model")
     try:
         server = server_of(cell)
+        text = tokenizer_of(Path(str(cell.model.get("path"))).expanduser()) if cell.model.name == FOLDER else None
     except (BadModel, BadOption) as error:
         raise BadRequest(str(error)) from error
     except (Unsupported, MemoryError) as error:
         told(f"{cell.system.choice} on {cell.model.choice}: {error}")
         return int(isinstance(error, MemoryError))
     host, port = listener.getsockname()[:2]
-    endpoint = Endpoint(server, cell.model.choice)
+    endpoint = Endpoint(server, cell.model.choice, text or Bytes())
     error_of = asyncio.run(endpoint.run(listener, lambda: told(f"listening on http://{host}:{port}")))
     if error_of is not None:
         told(f"the engine has stopped: {type(error_of).__name__}: {error_of}")
