@@ -8,18 +8,28 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+from urllib.error import HTTPError
 
 import psutil
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, command, environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_parts import SHAPE, amplify
 from test_serving_engine import alone, requests_of, served
 
+import conf
 from models.gpt import GPT, Shape, made
 from models.gpt_part import Part, made_part
+from results.cell import Cell, Conditions, choose
+from runners.checks import BadRequest
+from runners.request.request import Request, SweepOptions
+from runners.showings.registry import showing
 from systems.serving.batch import Batch, Row
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.message import from_bytes, to_bytes
@@ -191,3 +201,99 @@ def test_parts_have_the_weights_of_the_whole(degree: int) -> None:
         else:
             dim = next(d for d in range(weight.dim()) if pieces[0].shape[d] != weight.shape[d])
             assert torch.equal(torch.cat(pieces, dim), weight), name
+
+
+PLACED = {"66b": (1, 4), "101b": (1, 8), "175b": (2, 4), "341b": (2, 4)}
+
+
+def place(model: str, pipeline: int, tensor: int, **options: float) -> int:
+    """Run runner=placement in this process."""
+    system = choose("system", "orca", pipeline_parallel=pipeline, tensor_parallel=tensor)
+    runner = choose("runner", "placement", **options)
+    cell = Cell(choose("model", model), system, runner, Conditions(1, "cpu", "fp16"))
+    return showing(runner).run(Request((cell,), cast(SweepOptions, None)))
+
+
+@pytest.mark.parametrize("size", PLACED)
+def test_placement_is_printed_and_adds_up(
+    size: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On GPUs of 139.8 GiB: ranks, weights and slots of the chapter's models, by arithmetic of this test's own."""
+    monkeypatch.setenv("COLUMNS", "200")
+    pipeline, tensor = PLACED[size]
+    assert place(f"gpt_{size}", pipeline, tensor) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.replace("│", " ").split() for line in lines if line.startswith("│")]
+    assert [int(row[0]) for row in rows] == list(range(pipeline * tensor))
+    options = conf.options("model", f"gpt_{size}")
+    layers, hidden = int(str(options["layers"])), int(str(options["hidden"]))
+    assert sum(float(row[-4]) for row in rows) == pytest.approx(12 * layers * hidden**2 * 2 / 2**30, rel=0.05)
+    slot_bytes = 4 * layers * hidden / (pipeline * tensor)
+    slots = [int(row[-1].replace(",", "")) for row in rows]
+    for row, count in zip(rows, slots, strict=True):
+        assert float(row[-2]) * 1024 == pytest.approx(slot_bytes, rel=0.01)
+        room = (139.8 - float(row[-4]) - float(row[-3])) * 0.95 * 2**30
+        assert count == pytest.approx(room / slot_bytes, rel=0.01)
+    assert lines[-1].startswith(f"{min(slots):,} K/V slots")
+
+
+@pytest.mark.parametrize(
+    ("model", "pipeline", "tensor", "options", "says"),
+    [
+        (
+            "gpt_341b",
+            1,
+            8,
+            {"memory_gib": 79.2},
+            r"^gpt_341b does not fit: rank 0 of 8 \(stage 0, part 0\) needs 94\.\d GiB",
+        ),
+        ("gpt_66b", 1, 4, {"gpus": 2}, "^pipeline_parallel=1, tensor_parallel=4 needs 4 GPUs, and runner.gpus=2$"),
+        ("gpt_13b", 1, 3, {}, "^40 heads are no 3 parts of as many each"),
+        ("gpt_101b", 3, 2, {}, "^80 layers are no 3 stages of as many each"),
+        ("gpt_101b", 0, 1, {}, "^system.pipeline_parallel=0 is not an integer of at least 1$"),
+        ("resnet50", 1, 2, {}, "^model resnet50 has no parts: model=gpt has"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_in_one_line(
+    model: str, pipeline: int, tensor: int, options: dict[str, float], says: str
+) -> None:
+    with pytest.raises(BadRequest, match=says):
+        place(model, pipeline, tensor, **options)
+
+
+@pytest.mark.slow
+def test_every_request_is_answered_where_a_worker_ends(folder: Path, tmp_path: Path) -> None:
+    """A client whose answer is under way gets an error, and the server ends in one line."""
+    options = ["model.heads=8", "system=orca", "system.tensor_parallel=2", "device=cpu", "runner.port=0"]
+    process = subprocess.Popen(
+        command("runner=serve", "model=gpt", *options), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    try:
+        line = next(line for line in process.stderr if "listening on" in line)
+        address = line.split()[-1]
+        body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 2000, "ignore_eos": True}).encode()
+        waiting = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+        workers = [
+            p
+            for p in psutil.Process(process.pid).children(recursive=True)
+            if "systems.serving.worker" in " ".join(p.cmdline())
+        ]
+        assert len(workers) == 2
+        with ThreadPoolExecutor(3) as pool:
+            answers = [pool.submit(urllib.request.urlopen, waiting, timeout=60) for _ in range(3)]
+            time.sleep(1)  # into their iterations
+            begin = time.monotonic()
+            workers[1].kill()
+            for answer in answers:
+                with pytest.raises(HTTPError) as error:
+                    answer.result()
+                message = json.loads(error.value.read())["error"]["message"]
+                assert error.value.code == 500 and "was killed by signal 9" in message
+        assert process.wait(10) == 1 and time.monotonic() - begin < 10
+        rest = process.stderr.read().splitlines()
+        assert len(rest) == 1 and "the engine has stopped: EngineEnded: rank" in rest[0], rest
+        assert not any(worker.is_running() for worker in workers)
+    finally:
+        process.kill()
+        process.wait()

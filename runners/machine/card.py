@@ -33,6 +33,7 @@ class Process:
 def _handle(visible_device: str) -> Iterator[tuple[Any, Any]]:
     import pynvml
 
+    visible_device = visible_device.split(",")[0]  # of several that a cell has, the first
     pynvml.nvmlInit()
     try:
         if visible_device.isdigit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
 
 from results.cell import Cell
@@ -53,6 +54,12 @@ class Request:
         cells = (cell for request in (first, *others) for cell in request.cells)
         return cls(tuple(dict.fromkeys(cells)), first.options)
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that each cell has for itself: those of the cell that needs the most."""
+        keys = ("pipeline_parallel", "tensor_parallel")
+        return max(prod(int(str(cell.system.get(key, 1))) for key in keys) for cell in self.cells)
+
     def decided(self) -> Request:
         """The request with the devices of this machine, which measures it. Raises BadRequest where they are not here."""
         count = cuda_device_count()
@@ -66,4 +73,6 @@ class Request:
         gpus = tuple(range(max(1, count))) if self.options.gpus is None else self.options.gpus
         if any(cell.device == "cuda" for cell in cells) and max(gpus) >= count:
             raise BadRequest(f"gpus={list(gpus)}, but GPUs are numbered 0 to {count - 1} here")
+        if any(cell.device == "cuda" for cell in cells) and self.num_gpus > len(gpus):
+            raise BadRequest(f"pipeline_parallel and tensor_parallel need {self.num_gpus} GPUs, and there are {len(gpus)}")
         return Request(tuple(dict.fromkeys(cells)), replace(self.options, gpus=gpus))

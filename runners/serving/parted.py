@@ -33,9 +33,7 @@ class Parted(PartedGPT):
 def parted(cell: Cell, parts: Parts) -> Parted:
     """The model of a cell, in parts. Raises BadModel where it has none."""
     if cell.model.name != "gpt":
-        raise BadModel(
-            f"model {cell.model.choice} runs in one process: {parts} takes model=gpt, or another size of it as gpt_13b"
-        )
+        raise BadModel(f"model {cell.model.choice} has no parts: model=gpt has, or another size of it as gpt_13b")
     options = find("gpt").options(cell.model.options)
     shape = Shape(*(int(str(options[key])) for key in SIZES))
     check_parts(shape, parts.pipeline, parts.tensor)

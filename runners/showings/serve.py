@@ -46,7 +46,8 @@ class Serve(Showing):
         if find_spec("aiohttp") is None:
             raise BadRequest("runner=serve needs aiohttp: pip install 'opweave[serving]'")
         (cell,) = request.cells
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible((request.options.gpus or (0,))[0]) if cell.device == "cuda" else ""
+        gpus = [visible(gpu) for gpu in (request.options.gpus or (0,))[: request.num_gpus]]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) if cell.device == "cuda" else ""
         with self._listener() as listener:  # before the model, which may take minutes
             return served(cell, listener)
 

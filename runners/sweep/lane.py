@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -92,7 +92,7 @@ class Lane:
 
         Args:
             device: "cpu" or "cuda".
-            gpu: as CUDA_VISIBLE_DEVICES and NVML name it.
+            gpu: as CUDA_VISIBLE_DEVICES and NVML name it; several with commas between them.
             cores: those that its processes may use; every one if empty.
             num_lanes: devices that the sweep measures on at once.
             options: of the sweep.
@@ -106,8 +106,16 @@ class Lane:
 
     @contextmanager
     def exclusive(self, cell: Cell) -> Iterator[None]:
-        """The device for one group alone: sweeps that run at once take turns. cell: named while it waits."""
-        name = card.uuid(self.gpu) if self.device == "cuda" else "cpu"
+        """The devices for one group alone: sweeps that run at once take turns. cell: named while it waits."""
+        names = sorted(card.uuid(gpu) for gpu in self.gpu.split(",")) if self.device == "cuda" else ["cpu"]
+        with ExitStack() as stack:
+            for name in names:  # in one order, so that no two sweeps wait for each other
+                stack.enter_context(self._locked(name, cell))
+            yield
+
+    @contextmanager
+    def _locked(self, name: str, cell: Cell) -> Iterator[None]:
+        """One device. name: its UUID, or cpu."""
         file = lock_folder() / f"{name}.lock"
         lock = FileLock(file)
         while not lock.is_locked:

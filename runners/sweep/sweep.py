@@ -36,7 +36,9 @@ class Sweep:
         self.request, self.options = request, request.options
         self.store = Store(self.options.results)
         is_on_gpu = request.cells[0].device == "cuda"
-        self.gpus = [visible(gpu) for gpu in self.options.gpus or (0,)] if is_on_gpu else ["0"]
+        names = [visible(gpu) for gpu in self.options.gpus or (0,)] if is_on_gpu else ["0"]
+        each = request.num_gpus if is_on_gpu else 1
+        self.gpus = [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
         self.tried = tried(request)
         self.environments: dict[Cell, Environment] = {
             cell: environment.identity(cell, roots(cell), self.gpus[0], sources_of(cell, self.tried.sources))

@@ -1,0 +1,77 @@
+"""runner=placement: which GPU of a host has which part of a model, and how many K/V slots fit; nothing is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.console import Console
+from rich.table import Table
+
+from runners.checks import BadRequest, is_positive, positive_integer
+from runners.request.request import Request
+
+from .base import Showing
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """memory_gib: of a GPU. gpus: of the host."""
+
+    memory_gib: float
+    gpus: int
+
+    def __post_init__(self) -> None:
+        positive_integer("runner.gpus", self.gpus)
+        if not is_positive(self.memory_gib):
+            raise BadRequest(f"runner.memory_gib={self.memory_gib} is not a positive number")
+
+
+class Placement(Showing):
+    """Prints a table for each cell. What does not fit is refused in one line."""
+
+    name: ClassVar[str] = "placement"
+    Options: ClassVar[type] = PlacementOptions
+    options: PlacementOptions
+
+    def run(self, request: Request) -> int:
+        from models import BadModel
+        from runners.serving.parted import parted
+        from runners.serving.session import system_of
+        from systems.base import BadOption, Unsupported
+        from systems.serving.parts import lack
+
+        for cell in request.cells:
+            try:
+                system = system_of(cell)
+                model = parted(cell, system.parts)
+                rooms = system.rooms(model, int(self.options.memory_gib * GIB))
+            except (BadModel, BadOption, Unsupported) as error:
+                raise BadRequest(str(error)) from error
+            parts, shape = system.parts, model.shape
+            if parts.num_ranks > self.options.gpus:
+                raise BadRequest(f"{parts} needs {parts.num_ranks} GPUs, and runner.gpus={self.options.gpus}")
+            if reason := lack(parts, rooms):
+                raise BadRequest(f"{cell.model.choice} does not fit: {reason} (runner.memory_gib)")
+            least = min(room.num_slots for room in rooms)
+            if system.slots > least:
+                raise BadRequest(f"system.slots={system.slots} do not fit: there is room for {least}")
+            table = Table(title=f"{cell.model.label} under {cell.system.label}, {cell.conditions.precision}")
+            for column in ("GPU", "stage", "layers", "heads", "weights GiB", "spare GiB", "K/V KiB a token", "K/V slots"):
+                table.add_column(column, justify="right")
+            num_heads, num_layers = shape.heads // parts.tensor, shape.layers // parts.pipeline
+            for rank, room in enumerate(rooms):
+                stage, part = parts.place(rank)
+                layers = f"{stage * num_layers} to {(stage + 1) * num_layers - 1}"
+                heads = f"{part * num_heads} to {(part + 1) * num_heads - 1}"
+                sizes = f"{room.weights / GIB:.1f}", f"{room.spare / GIB:.1f}", f"{room.slot / 1024:.0f}"
+                table.add_row(str(rank), str(stage), layers, heads, *sizes, f"{room.num_slots:,}")
+            console = Console()
+            console.print(table)
+            console.print(
+                f"{system.slots or least:,} K/V slots: the fewest of all GPUs, since each has a part of every slot",
+                soft_wrap=True,
+            )
+        return 0
