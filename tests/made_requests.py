@@ -46,8 +46,19 @@ NUMBERS = ("batch", "seed", "rounds", "timeout", "max_load", "max_cells", "force
 NAMES = ("precision", "layout", "algorithms", "device")
 MODELS = tuple(c for c in conf.choices("model") if conf.options("model", c)["name"] not in ("custom", "pipeline", "hf"))
 SYSTEMS = tuple(name for name in conf.choices("system") if name != "custom")
-SHOWINGS = ("cache", "calibrate", "list", "placement", "profile", "schedule", "serve", "simulate", "timeline")
-OF_TABLES = ("accuracy",)  # takes other models
+SHOWINGS = (
+    "cache",
+    "calibrate",
+    "iteration_costs",
+    "list",
+    "placement",
+    "profile",
+    "schedule",
+    "serve",
+    "simulate",
+    "timeline",
+)
+OF_TABLES = ("accuracy", "simulated")  # takes other models, or a file
 RUNNERS = tuple(name for name in conf.choices("runner") if name not in (*SHOWINGS, *OF_TABLES))
 FORMS = ("key", "choice", "option", "value", "value", "group", "flag", "delete", "add", "sweep", "bytes")
 

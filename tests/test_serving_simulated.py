@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
 
+from results.cell import Cell, Conditions, choose
+from results.record import Measured, Serving
+from results.store import Store
+from runners.measurements.capacity import Capacity
+from runners.measurements.serving import ServingMeasurement
+from runners.serving.simulated_session import SimulatedSession
+from systems.base import BadOption
 from systems.serving import costs
 from systems.serving.batch import Batch, Row
 from systems.serving.costs import CostTable
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Course, Listed, RealClock, serve
+from systems.serving.parts import Parts
+from systems.serving.reductions import Reductions
 from systems.serving.request import Delivery, Request, Sampling
 from systems.serving.request_level import RequestLevel
 from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
 from systems.serving.slots import ContiguousSlots, PagedSlots, Region
+from systems.serving.stage_costs import StageCosts
 
 SCHEDULERS: dict[str, Callable[[int], Scheduler]] = {
     "orca": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, workers),
@@ -156,3 +169,117 @@ def test_measured_costs_are_those_of_the_engine(block_size: int, monkeypatch: py
 def test_iterations_of_a_real_engine_have_a_cost() -> None:
     table = costs.measured(LocalEngine(MODULE, NUM_SLOTS), NUM_SLOTS, SHAPE.positions, 3)
     assert min(table.seconds) > 0 and list(table.seconds) == sorted(table.seconds) and table.place_s >= 0
+
+
+# --- Models in parts ---
+
+SUMS = Reductions(2, (1000, 3000, 5000), (1.0, 2.0, 4.0))
+COSTS = StageCosts("H", 2**40, "fp32", (4, 128, 8, 2048, 512), Parts(2, 8), 512, CostTable((1, 4), (1.0, 4.0), 0.0), SUMS)
+
+
+def rows_of(num_tokens: int) -> Batch:
+    row = Row(0, Region((0,), 100, 100), 0, (0,), 0, 1, 0, Sampling())
+    return Batch(0, (row,) * num_tokens)
+
+
+def test_sums_over_more_gpus_load_a_link_as_a_larger_tensor_does() -> None:
+    assert SUMS(1000, 2) == 1.0 and SUMS(4000, 2) == 3.0 and SUMS(6000, 2) == 5.0 and SUMS(10, 2) == 1.0
+    assert SUMS(2000, 4) == SUMS(3000, 2)  # 3/4 of the bytes twice, beside 1/2
+    assert SUMS(2000, 8) == SUMS(3500, 2)
+
+
+def test_a_stage_costs_its_part_and_two_sums_a_layer() -> None:
+    for num_tokens in (1, 4, 8):
+        expected = num_tokens * 1.0 + 2 * (4 / 2) * SUMS(num_tokens * 512, 8)
+        assert COSTS(rows_of(num_tokens)) == pytest.approx(expected)
+    assert replace(COSTS, parts=Parts(2, 1), reductions=None)(rows_of(4)) == 4.0
+
+
+def test_costs_are_read_as_they_were_written() -> None:
+    for costs_of_stage in (COSTS, replace(COSTS, reductions=None)):
+        assert StageCosts.from_json(costs_of_stage.to_json()) == costs_of_stage
+
+
+def simulated_session(folder: Path, costs_of_stage: StageCosts, **options: object) -> SimulatedSession:
+    file = folder / "costs.json"
+    file.write_text(costs_of_stage.to_json())
+    parts = costs_of_stage.parts
+    splits = {"pipeline_parallel": parts.pipeline, "tensor_parallel": parts.tensor}
+    system = choose("system", "orca", max_batch_size=4, slots=4000, **splits)
+    runner = choose("runner", "simulated", costs=str(file), **{"requests": 30, "rate": 0.01, **options})  # type: ignore[arg-type]
+    model = choose("model", "gpt", heads=8)
+    session = SimulatedSession(Cell(model, system, runner, Conditions(1, "cpu", "fp32")), "0", lambda phase: None)
+    session.prepare()
+    return session
+
+
+def test_a_simulated_record_says_so_everywhere(tmp_path: Path) -> None:
+    part = ServingMeasurement(choose("runner", "simulated")).measure(simulated_session(tmp_path, COSTS))
+    assert isinstance(part, Serving) and part.clock == "virtual" and part.quantities
+    assert all(
+        "simulated" in str(quantity.source) and "measured on H" in str(quantity.source) for quantity in part.quantities
+    )
+    rate = Capacity(choose("runner", "simulated")).measure(simulated_session(tmp_path, COSTS))
+    assert isinstance(rate, Measured) and all("simulated" in str(quantity.source) for quantity in rate.quantities)
+
+
+def test_a_stage_more_is_a_latency_more_and_no_throughput_less(tmp_path: Path) -> None:
+    """A request alone goes through both stages; many keep both busy."""
+    table = CostTable((1, 2), (0.001, 0.001), 0.0)  # whatever the tokens
+    one = replace(COSTS, parts=Parts(1, 1), table=table, reductions=None)
+    alone_ms = [simulated_session(tmp_path, each).alone_ms(8, 16) for each in (one, replace(one, parts=Parts(2, 1)))]
+    assert alone_ms == pytest.approx([1.0, 2.0])
+    saturated = [
+        simulated_session(tmp_path, each, rate=1e6, requests=200).try_rate(1e6).throughput
+        for each in (one, replace(one, parts=Parts(2, 1)))
+    ]
+    assert saturated[1] == pytest.approx(saturated[0], rel=0.1)  # a batch for each time of a stage, with as many stages busy
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shape": (5, 128, 8, 2048, 512)}, "is of another model, split or precision: 5 layers of 128"),
+        ({"precision": "fp16"}, "precision=fp16$"),
+        ({"reductions": None}, "the sums over parts were not measured"),
+    ],
+)
+def test_costs_of_something_else_are_refused(changes: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match=says):
+        simulated_session(tmp_path, replace(COSTS, **changes))  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_is_not_simulated(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError, match=r"^rank 0 of 16"):
+        simulated_session(tmp_path, replace(COSTS, gpu_bytes=2**20))
+
+
+@pytest.mark.slow
+def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) -> None:
+    """The command lines, with a simulation that costs what the file says."""
+    options = [
+        "model=gpt",
+        "model.heads=8",
+        "system=orca",
+        "system.tensor_parallel=4",
+        "system.max_batch_size=4",
+        "device=cpu",
+    ]
+    done = run("runner=iteration_costs", *options, f"output={tmp_path / 'costs.json'}")
+    assert done.returncode == 0, done.stderr
+    costs_of_stage = StageCosts.from_json((tmp_path / "costs.json").read_text())
+    assert costs_of_stage.parts == Parts(1, 4) and costs_of_stage.reductions is not None and costs_of_stage.device == "cpu"
+    assert min(costs_of_stage.table.seconds) > 0 and min(costs_of_stage.reductions.seconds) > 0
+    load = [
+        "runner.requests=1",
+        "runner.prompt_tokens=1-1",
+        "runner.new_tokens=1-1",
+        f"runner.costs={tmp_path / 'costs.json'}",
+    ]
+    done = run("runner=simulated", *options, *load, f"results={tmp_path / 'r'}")
+    assert done.returncode == 0 and "(simulated)" in done.stdout, done.stderr
+    (record,) = Store(tmp_path / "r").read().records.values()
+    assert record.serving is not None and record.serving.clock == "virtual"
+    requests = record.serving.traces[0].requests
+    latency_s = requests.token_s[0][0] - requests.due_s[0]
+    assert latency_s == pytest.approx(costs_of_stage(rows_of(1)), rel=1e-6)

@@ -43,7 +43,8 @@ def _text(record: Record) -> str:
     quantity = part.quantity("slo_rate") if part else None
     if quantity is None:
         return DASH
-    return f"{quantity.value:.3g}" if quantity.value is not None else f"none: {quantity.reason}"
+    simulated = " (simulated)" if quantity.source else ""
+    return f"{quantity.value:.3g}{simulated}" if quantity.value is not None else f"none: {quantity.reason}"
 
 
 class Capacity(Measurement):
@@ -61,8 +62,11 @@ class Capacity(Measurement):
         best, tried = largest_rate(served.try_rate, slo_ms, served.options.rate, self.options.steps)
         reason = NONE_KEEPS if best is None else MOST if all(t.keeps(slo_ms) for t in tried) else None
         value = best.rate if best is not None else None
-        rate = Quantity("slo_rate", "largest rate at the SLO", "req/s", value, is_more_better=True, reason=reason)
-        slo = Quantity("slo_ms", "SLO: normalized latency, median", "ms", slo_ms)
+        source = getattr(session, "source", None)  # of a simulated one
+        rate = Quantity(
+            "slo_rate", "largest rate at the SLO", "req/s", value, is_more_better=True, source=source, reason=reason
+        )
+        slo = Quantity("slo_ms", "SLO: normalized latency, median", "ms", slo_ms, source=source)
         stable = [(t.rate, t.normalized_ms, t.throughput) for t in tried if t.normalized_ms is not None]
         rates, latencies_ms, throughputs = zip(*stable, strict=True) if stable else ((), (), ())
         samples = {

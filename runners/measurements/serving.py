@@ -38,7 +38,12 @@ def _quantity(record: Record, name: str) -> Quantity | None:
 
 def _number(record: Record, name: str) -> str:
     quantity = _quantity(record, name)
-    return DASH if quantity is None or quantity.value is None else _text(quantity.value)
+    return DASH if quantity is None or quantity.value is None else _text(quantity.value) + _label(quantity)
+
+
+def _label(quantity: Quantity) -> str:
+    """What no engine has served says so."""
+    return " (simulated)" if quantity.source else ""
 
 
 def _text(value: float) -> str:
@@ -53,9 +58,8 @@ def _latency(record: Record, name: str) -> str:
         return DASH
     if percentiles[0].value is None:
         return f"none: {percentiles[0].reason}"
-    return ", ".join(
-        _text(quantity.value) for quantity in percentiles if quantity is not None and quantity.value is not None
-    )
+    numbers = [_text(quantity.value) for quantity in percentiles if quantity is not None and quantity.value is not None]
+    return ", ".join(numbers) + _label(percentiles[0])
 
 
 class ServingMeasurement(Measurement):

@@ -56,9 +56,14 @@ class Request:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that each cell has for itself: those of the cell that needs the most."""
+        """GPUs that each cell has for itself, as the one that needs the most. Raises BadRequest for more than there are."""
         keys = ("pipeline_parallel", "tensor_parallel")
-        return max(prod(int(str(cell.system.get(key, 1))) for key in keys) for cell in self.cells)
+        real = [cell for cell in self.cells if cell.runner.name != "simulated"]
+        needed = max((prod(int(str(cell.system.get(key, 1))) for key in keys) for cell in real), default=1)
+        if needed > len(self.options.gpus or (0,)) and self.cells[0].device == "cuda":
+            count = len(self.options.gpus or (0,))
+            raise BadRequest(f"system.pipeline_parallel and tensor_parallel need {needed} GPUs, and there are {count}")
+        return needed
 
     def decided(self) -> Request:
         """The request with the devices of this machine, which measures it. Raises BadRequest where they are not here."""
@@ -73,6 +78,4 @@ class Request:
         gpus = tuple(range(max(1, count))) if self.options.gpus is None else self.options.gpus
         if any(cell.device == "cuda" for cell in cells) and max(gpus) >= count:
             raise BadRequest(f"gpus={list(gpus)}, but GPUs are numbered 0 to {count - 1} here")
-        if any(cell.device == "cuda" for cell in cells) and self.num_gpus > len(gpus):
-            raise BadRequest(f"pipeline_parallel and tensor_parallel need {self.num_gpus} GPUs, and there are {len(gpus)}")
         return Request(tuple(dict.fromkeys(cells)), replace(self.options, gpus=gpus))

@@ -96,3 +96,19 @@ class CapacityOptions:
         positive_integer("runner.steps", self.steps)
         if self.concurrency or self.trace is not None:
             raise BadRequest("runner=capacity looks for a rate: it takes neither runner.concurrency nor runner.trace")
+
+
+@dataclass(frozen=True)
+class SimulatedOptions(ServingOptions):
+    """costs: a file of runner=iteration_costs. reductions: another, of two GPUs, where that one has no sums; or None."""
+
+    costs: str
+    reductions: str | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.concurrency:
+            raise BadRequest("runner=simulated knows when requests come: it takes no runner.concurrency")
+        for key in ("costs", "reductions"):
+            if (path := getattr(self, key)) is not None and not Path(path).expanduser().is_file():
+                raise BadRequest(f"runner.{key}={path} is not a file: runner=iteration_costs output=FILE writes one")

@@ -147,17 +147,21 @@ class ServingSession(Session):
         self.phase("preparing")
         start = perf_counter()
         self._server = self.serving_system.prepare_serving(cast(AnyDecoder, self.decoder))  # a peer's model has one part
+        self._check_traces(self._server.bounds)
+        warm_up(self._server, max(a.prompt_tokens for trace in self.traces for a in trace))
+        synchronize(self.device)
+        return perf_counter() - start
+
+    def _check_traces(self, bounds: tuple[int, int, int]) -> None:
+        """Raises BadOption for a request that is never served. bounds: of the server."""
         largest = max((a for trace in self.traces for a in trace), key=lambda a: a.max_tokens)
-        num_slots, num_positions, _ = self._server.bounds
+        num_slots, num_positions, _ = bounds
         for most, what, key in ((num_positions, "positions", "model.positions"), (num_slots, "K/V slots", "system.slots")):
             if largest.max_tokens > most:
                 raise BadOption(
                     f"a request has {largest.prompt_tokens} prompt tokens and {largest.max_new_tokens} to generate, "
                     f"more than the {most} {what}: {key} has to be larger, or runner.prompt_tokens smaller"
                 )
-        warm_up(self._server, max(a.prompt_tokens for trace in self.traces for a in trace))
-        synchronize(self.device)
-        return perf_counter() - start
 
     def compare(self) -> Correctness:
         precision = self.cell.conditions.precision

@@ -15,13 +15,15 @@ from runners.request.request import SweepOptions
 from runners.sweep.cell_process import CellProcess
 
 
-def ask(cell: Cell, options: SweepOptions, timeout: float | None = None) -> Shown | Failed:
+def ask(cell: Cell, options: SweepOptions, timeout: float | None = None, gpus: str | None = None) -> Shown | Failed:
     """What the cell's runner shows, from a process of its own.
 
-    timeout: seconds, those of the options if None. Raises BadRequest for what only the model or the system could tell.
+    timeout: seconds, those of the options if None. gpus: those that it sees, the first if None.
+
+    Raises BadRequest for what only the model or the system could tell.
     """
     console = Console(stderr=True)
-    process = CellProcess(cell.device, visible(0))
+    process = CellProcess(cell.device, gpus or visible(0))
     try:
         with console.status("starting") as status:
             answer = process.ask(Show(cell), timeout or options.timeout, options.memory_gib, status.update)

@@ -42,10 +42,13 @@ class Placement(Showing):
         from runners.serving.session import system_of
         from systems.base import BadOption, Unsupported
         from systems.serving.parts import lack
+        from systems.serving.system import ServingSystem
 
         for cell in request.cells:
             try:
                 system = system_of(cell)
+                if not isinstance(system, ServingSystem):
+                    raise Unsupported(f"{cell.system.choice} places its model itself: system=orca has parts")
                 model = parted(cell, system.parts)
                 rooms = system.rooms(model, int(self.options.memory_gib * GIB))
             except (BadModel, BadOption, Unsupported) as error:

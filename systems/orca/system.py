@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from systems.base import BadOption, Unsupported
-from systems.serving.engine import Decoder
+from systems.serving.engine import DecoderShape, Engine
 from systems.serving.iteration_level import IterationLevel
-from systems.serving.parts import CONTROLS, PartedDecoder, Parts
+from systems.serving.parts import CONTROLS, Parts
 from systems.serving.prefix_cache import CachedSlots
 from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
 from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
@@ -65,10 +65,9 @@ class Orca(ServingSystem):
     def most_tokens(self, num_positions: int) -> int:
         return self.max_num_batched_tokens or super().most_tokens(num_positions)
 
-    def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
-        if decoder.start_token is not None and (self.max_num_batched_tokens or self.prefix_caching):
+    def server_of(self, engine: Engine, num_slots: int, shape: DecoderShape, start_token: int | None = None) -> Server:
+        if start_token is not None and (self.max_num_batched_tokens or self.prefix_caching):
             raise Unsupported("an encoder takes whole prompts: neither in chunks, nor from another's blocks")
-        engine, num_slots = self.engine(decoder, self.block_size)
         if num_slots < self.block_size:
             raise BadOption(f"system.block_size={self.block_size} is more than the {num_slots} K/V slots")
         slots: Slots = ContiguousSlots.all_free(num_slots)
@@ -83,4 +82,4 @@ class Orca(ServingSystem):
             is_preempting=self.preemption == "recompute",
             is_asynchronous=self.asynchronous,
         )
-        return Server.of(decoder, scheduler, engine, slots.num_slots)
+        return Server.of(shape, start_token, scheduler, engine, slots.num_slots)

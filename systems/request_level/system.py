@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from systems.base import Unsupported
-from systems.serving.engine import Decoder
-from systems.serving.parts import CONTROLS, PartedDecoder, Parts
+from systems.serving.engine import DecoderShape, Engine
+from systems.serving.parts import CONTROLS, Parts
 from systems.serving.request_level import BATCHINGS, RequestLevel
 from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
 
@@ -41,18 +41,16 @@ class StaticBatching(ServingSystem):
         not_below("microbatch_size", microbatch_size, 0)
         self.batching, self.early_return, self.microbatch_size = batching, early_return, microbatch_size
 
-    def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
-        if decoder.start_token is not None and self.batching != "ragged":
+    def server_of(self, engine: Engine, num_slots: int, shape: DecoderShape, start_token: int | None = None) -> Server:
+        if start_token is not None and self.batching != "ragged":
             raise Unsupported(f"an encoder takes whole prompts, which batching={self.batching} does not feed; ragged does")
-        engine, num_slots = self.engine(decoder)
-        positions = decoder.shape.positions
         scheduler = RequestLevel(
             num_slots,
-            positions,
+            shape.positions,
             self.max_batch_size,
             self.batching,
             self.early_return,
             num_workers=engine.num_workers,
             microbatch_size=self.microbatch_size,
         )
-        return Server.of(decoder, scheduler, engine, num_slots)
+        return Server.of(shape, start_token, scheduler, engine, num_slots)

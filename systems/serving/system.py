@@ -46,11 +46,12 @@ class Server:
     start_token: int | None = None
 
     @classmethod
-    def of(cls, decoder: Decoder | PartedDecoder, scheduler: Scheduler, engine: Engine, num_slots: int) -> Server:
+    def of(
+        cls, shape: DecoderShape, start_token: int | None, scheduler: Scheduler, engine: Engine, num_slots: int
+    ) -> Server:
         """A server of a decoder; a start token takes one of a request's slots and positions."""
-        start_token = decoder.start_token
         num_more = int(start_token is not None)
-        bounds = (num_slots - num_more, decoder.shape.positions - num_more, decoder.shape.vocabulary)
+        bounds = (num_slots - num_more, shape.positions - num_more, shape.vocabulary)
         return cls(scheduler, engine, bounds, start_token)
 
     @property
@@ -100,7 +101,11 @@ class ServingSystem(AnyServingSystem):
         max_batch_size: requests of a batch.
         parts: of the model, each in a process of its own.
         control: one of CONTROLS, where there are several.
+
+    block_size: slots of a block of K/V; 0 is one run of slots a request.
     """
+
+    block_size = 0
 
     def __init__(
         self,
@@ -126,18 +131,26 @@ class ServingSystem(AnyServingSystem):
             return "attention=fused is a kernel for a GPU; on a CPU there is attention=split"
         return None
 
-    @abstractmethod
     def prepare_serving(self, decoder: Decoder | PartedDecoder) -> Server:
         """Make a server for a decoder that is on its device, or whose parts will be.
 
         Raises BadOption, Unsupported, MemoryError.
         """
+        engine, num_slots = self.engine(decoder, self.block_size)
+        return self.server_of(engine, num_slots, decoder.shape, decoder.start_token)
+
+    @abstractmethod
+    def server_of(self, engine: Engine, num_slots: int, shape: DecoderShape, start_token: int | None = None) -> Server:
+        """A server on an engine, also on one that is simulated. Raises BadOption."""
 
     def engine(self, decoder: Decoder | PartedDecoder, block_size: int = 0) -> tuple[Engine, int]:
         """An engine, and its K/V slots."""
         if self.parts.num_ranks > 1:
             return self._parallel_engine(cast(PartedDecoder, decoder), block_size)
-        decoder = cast(Decoder, decoder)
+        return self.local_engine(cast(Decoder, decoder), block_size)
+
+    def local_engine(self, decoder: Decoder, block_size: int = 0) -> tuple[LocalEngine, int]:
+        """An engine of this process, and its K/V slots."""
         assert isinstance(decoder, nn.Module)
         weight = next(decoder.parameters())
         on_gpu = weight.device.type == "cuda"

@@ -49,7 +49,7 @@ class Cut:
 
 
 # By K/V heads of all rows, up to so many: what fills a GPU needs no splits. Measured on an H200 (benchmark_serving.py).
-CUTS = ((64, Cut(64, 8, 4, 3, True)), (256, Cut(64, 4, 4, 3, True)))
+CUTS = ((64, Cut(64, 4, 4, 3, True)),)
 FULL = Cut(64, 1, 4, 3, True)  # beyond the table
 PROMPT = Cut(64, 1, 4, 2, True)  # of the launches that have prompts
 

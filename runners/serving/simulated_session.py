@@ -1,0 +1,131 @@
+"""A cell that serves under a virtual clock: no model is made, and no token is computed.
+
+Everything that comes of it says so: the record's clock is virtual, and each number has its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from results.cell import Cell
+from results.record import Correctness, ServedTrace, Serving, now
+from runners.measurements.base import options_of
+from systems.base import BadOption, Unsupported
+from systems.serving.parts import lack
+from systems.serving.simulated import SimulatedEngine, VirtualClock
+from systems.serving.stage_costs import StageCosts
+from systems.serving.system import Server, ServingSystem
+
+from . import metrics
+from .capacity import Tried
+from .options import SimulatedOptions
+from .parted import parted
+from .session import NUM_ALONE, ServingSession, system_of
+from .simulation import simulated
+from .traffic import Seen
+from .workload import Arrival
+
+APART_S = 3600.0  # between requests that are alone
+
+
+def costs_of(options: SimulatedOptions) -> StageCosts:
+    """From the files. Raises BadOption for files of something else."""
+    read = {}
+    for key in ("costs", "reductions"):
+        if (path := getattr(options, key)) is not None:
+            try:
+                read[key] = StageCosts.from_json(Path(path).expanduser().read_text())
+            except (ValueError, KeyError, TypeError):
+                raise BadOption(f"runner.{key}={path} is not a file of runner=iteration_costs") from None
+    costs = read["costs"]
+    if "reductions" in read:
+        costs = replace(costs, reductions=read["reductions"].reductions)
+    if costs.parts.tensor > 1 and costs.reductions is None:
+        raise BadOption("the sums over parts were not measured: runner.reductions needs a file of a machine with two GPUs")
+    return costs
+
+
+class SimulatedSession(ServingSession):
+    """As ServingSession, of an engine that only says how long an iteration takes."""
+
+    def __init__(self, cell: Cell, visible_device: str, phase: Callable[[str], None]):
+        """Raises BadModel, BadOption, Unsupported, MemoryError."""
+        self.cell, self.visible_device, self.phase = cell, visible_device, phase
+        self.device, self.notices, self.known_limits = cell.device, (), None
+        system = system_of(cell)
+        if not isinstance(system, ServingSystem):
+            raise Unsupported(f"{cell.system.choice} brings an engine of its own: system=orca is simulated")
+        self.serving_system: ServingSystem = system
+        self.traces = self._drawn_traces()
+        self.costs = costs_of(self.options)
+        self.parted = parted(cell, system.parts)
+        shape = self.parted.shape
+        sizes = (shape.layers, shape.hidden, shape.heads, shape.positions, shape.vocabulary)
+        of_file = (self.costs.shape, self.costs.parts, self.costs.precision)
+        if of_file != (sizes, system.parts, cell.conditions.precision):
+            raise BadOption(
+                f"runner.costs={self.options.costs} is of another model, split or precision: {self.costs.shape[0]} layers "
+                f"of {self.costs.shape[1]}, {self.costs.parts}, precision={self.costs.precision}"
+            )
+
+    @property
+    def options(self) -> SimulatedOptions:
+        options = options_of(SimulatedOptions, self.cell.runner)
+        assert isinstance(options, SimulatedOptions)
+        return options
+
+    @property
+    def source(self) -> str:
+        """What every number is of."""
+        sums = self.costs.reductions
+        measured = f", sums over {sums.degree} processes" if sums is not None and self.costs.parts.tensor > 1 else ""
+        return f"simulated: virtual clock, iteration costs of one part measured on {self.costs.device}{measured}"
+
+    @property
+    def operator_threads(self) -> None:
+        return None
+
+    def before_preparing(self) -> None:
+        """Nothing is compared."""
+
+    def prepare(self) -> float:
+        """Raises MemoryError where a GPU as that of the costs has not the room."""
+        system = self.serving_system
+        rooms = system.rooms(self.parted, self.costs.gpu_bytes)
+        if reason := lack(system.parts, rooms):
+            raise MemoryError(reason)
+        num_slots = system.slots or min(room.num_slots for room in rooms)
+        engine = SimulatedEngine(VirtualClock(), self.costs, system.parts.pipeline)
+        self._server: Server = system.server_of(engine, num_slots, self.parted.shape)
+        self._check_traces(self._server.bounds)
+        return 0.0
+
+    def compare(self) -> Correctness:
+        return Correctness(True, "simulated: no token is computed", None, None, None, is_checked=False)
+
+    def _seen(self, trace: tuple[Arrival, ...]) -> Seen:
+        return simulated(self._server.scheduler, self.costs, trace, self._server.engine.num_workers)
+
+    def serve(self) -> Serving:
+        seen = [self._seen(trace) for trace in self.traces]
+        stable = [metrics.is_stable(s.requests, 0) for s in seen]
+        served = tuple(
+            ServedTrace(self.cell.conditions.seed + i, is_stable, s.requests, s.iterations)
+            for i, (s, is_stable) in enumerate(zip(seen, stable, strict=True))
+        )
+        quantities = metrics.quantities(seen, stable, self._server.num_slots, self.options.slo_ms)
+        numbers = tuple(replace(quantity, source=self.source) for quantity in quantities)
+        return Serving(numbers, served, self._server.num_slots, "virtual", now())
+
+    def try_rate(self, rate: float) -> Tried:
+        seen = self._seen(replace(self.options, rate=rate).trace_of(self.cell.conditions.seed))
+        is_stable = metrics.is_stable(seen.requests, 0)
+        normalized_ms = median(metrics.latencies_ms(seen)["normalized"]) if is_stable else None
+        return Tried(rate, normalized_ms, metrics.request_throughput(seen))
+
+    def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
+        trace = tuple(Arrival(i * APART_S, prompt_tokens, new_tokens) for i in range(NUM_ALONE))
+        return median(metrics.latencies_ms(self._seen(trace))["normalized"])
