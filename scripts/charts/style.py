@@ -55,7 +55,7 @@ LOOKS = {
     "tvm_cuda_graph": Look("#3cdc54", (4, 1, 22), "....."),
     "tvm_tuned": Look("#3cdc54", (3, 1, 270), "/////"),
     "tvm_tuned_cuda_graph": Look("#3cdc54", (6, 1, 0), "xxxxx"),
-    "xla": Look("#1a5d7a", (5, 1, 0), "xx.."),
+    "xla": Look("#1a5d7a", (8, 1, 11), "xx.."),
     "tensorrt": Look("#ece133", ">"),
     "cuda_graph": Look(_HUES[3], "D"),
     "sequential": Look("#000000", "d"),
