@@ -144,19 +144,23 @@ def test_a_dense_kernel_computes_what_pytorch_does(
     x = tensor(n, c, h, w).contiguous(memory_format=LAYOUTS[reads_last])
     weight = tensor(k, c, *kernel) / (c * kernel[0] * kernel[1]) ** 0.5
     bias = tensor(k) if has_bias else None
-    wide_bias = None if bias is None else bias.double()
-    expected = functional.conv2d(ACTS[before](x.double()), weight.double(), wide_bias, stride, padding, dilation)
-    addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[draw(st.booleans())]) if has_addend else None
-    expected = ACTS[after](expected if addend is None else expected + addend.double())
-    num_pixels, num_taps = expected.numel() // k, kernel[0] * kernel[1]
+
+    def convolved(x: Tensor) -> Tensor:
+        wide_bias = None if bias is None else bias.double()
+        return functional.conv2d(ACTS[before](x.double()), weight.double(), wide_bias, stride, padding, dilation)
+
+    like = convolved(x)
+    addend = tensor(*like.shape).contiguous(memory_format=LAYOUTS[draw(st.booleans())]) if has_addend else None
+    num_pixels, num_taps = like.numel() // k, kernel[0] * kernel[1]
     tile = draw(st.sampled_from(dense_kernels().tiles(num_pixels, k, c, num_taps, draw(st.integers(1, 40)))))
     dense = dense_kernels().Dense(kernel, stride, padding, dilation, before, after, "ieee", is_last, tile)
     tickets = torch.zeros(tile.num_blocks(num_pixels, k), dtype=torch.int32, device=device) if tile.splits > 1 else None
     tolerance = 16 * torch.finfo(dtype).eps
-    place = draw(places(expected, dtype, is_last))
-    for _ in range(2):  # the tickets are ready for another call
-        out = dense(x, fuse_in_triton._rows(weight), bias, addend, tickets, *place[:1])
+    place = draw(places(like, dtype, is_last))
+    for scale in (1.0, -0.5):  # the tickets are ready for another call
+        out = dense(x * scale, fuse_in_triton._rows(weight), bias, addend, tickets, *place[:1])
         check_place(out, place, dtype, is_last)
+        expected = ACTS[after](convolved(x * scale) + (0 if addend is None else addend.double()))
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
