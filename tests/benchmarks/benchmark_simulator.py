@@ -9,7 +9,8 @@ of three.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from time import process_time
@@ -26,10 +27,12 @@ from scripts.arguments import Parser
 from systems.profiling.profile import Kernel, OperatorProfile, Profile
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.simulate.alone import STATES
 from systems.scheduling.simulate.baselines import baselines
 from systems.scheduling.simulate.gpu import Gpu, find, load
 from systems.scheduling.simulate.measured_set import MeasuredSet
 from systems.scheduling.simulate.simulator import Simulator
+from systems.weave.search import SLOW
 
 SETS = Path(__file__).resolve().parent.parent.parent / "results" / "reference" / "simulation"
 TRAINING = ("googlenet", "nasnet", "bert", "resnet50", "mobilenet_v2")
@@ -37,10 +40,39 @@ STEPS = {"sharing": 0.05, "branch_us": 0.1, "edge_us": 0.02, "dispatch_us": 0.05
 SIZES = (1_000, 5_000, 20_000)  # operators of the random graphs
 
 
-def predictions(
-    sets: Sequence[MeasuredSet], gpu: Gpu | None = None, state: str = "mixed"
-) -> list[tuple[str, str, list[float]]]:
-    """(model, system, microseconds measured, simulated, and by each baseline) of every schedule."""
+@dataclass(frozen=True)
+class Prediction:
+    """What one schedule took and what is said of it, in microseconds.
+
+    Args:
+        name: Of the system, or "random".
+        rounds_us: Measured, once or twice.
+        simulated_us, sum_us, critical_path_us, bound_us: By the simulator and by the baselines.
+    """
+
+    model: str
+    batch: int
+    name: str
+    rounds_us: tuple[float, ...]
+    simulated_us: float
+    sum_us: float
+    critical_path_us: float
+    bound_us: float
+
+    @property
+    def measured_us(self) -> float:
+        return mean(self.rounds_us)
+
+    def error(self, of: str = "simulated_us") -> float:
+        """Relative, with its sign."""
+        return float(getattr(self, of) / self.measured_us - 1)
+
+
+PREDICTORS = {"simulator": "simulated_us", "sum": "sum_us", "critical path": "critical_path_us", "larger bound": "bound_us"}
+
+
+def predictions(sets: Sequence[MeasuredSet], gpu: Gpu | None = None, state: str = "mixed") -> list[Prediction]:
+    """Of every schedule, in the order of the sets."""
     rows = []
     for measured in sets:
         device = next(iter(measured.programs.values())).profile.device
@@ -51,20 +83,21 @@ def predictions(
         for each in measured.schedules:
             simulator = simulators[each.program]
             stated = baselines(each.schedule, simulator)
+            rounds_us = tuple(ms * 1e3 for ms in each.replay_ms)
             figures = simulator(each.schedule).latency_us, stated.sum_us, stated.critical_path_us, stated.bound_us
-            rows.append((measured.model, each.name, [mean(each.replay_ms) * 1e3, *figures]))
+            rows.append(Prediction(measured.model, measured.batch, each.name, rounds_us, *figures))
     return rows
 
 
-def error(rows: Sequence[tuple[str, str, list[float]]], place: int = 1) -> np.ndarray:
-    """Relative errors of one prediction."""
-    return np.array([abs(figures[place] / figures[0] - 1) for *_, figures in rows])
+def mean_error(rows: Sequence[Prediction], of: str = "simulated_us") -> float:
+    """Without the sign."""
+    return mean(abs(row.error(of)) for row in rows)
 
 
 def fitted(sets: Sequence[MeasuredSet], gpu: Gpu) -> Gpu:
-    """The constants with the least mean error over the training models' schedules."""
+    """The constants with the least mean error over the training models' schedules, random ones among them."""
     training = [s for s in sets if s.model in TRAINING]
-    best, best_error = gpu, error(predictions(training, gpu)).mean()
+    best, best_error = gpu, mean_error(predictions(training, gpu))
     has_improved = True
     while has_improved:
         has_improved = False
@@ -74,9 +107,25 @@ def fitted(sets: Sequence[MeasuredSet], gpu: Gpu) -> Gpu:
                 if value < 0 or (name == "sharing" and value > 1):
                     continue
                 candidate = replace(best, **{name: value})
-                if (candidate_error := error(predictions(training, candidate)).mean()) < best_error:
+                if (candidate_error := mean_error(predictions(training, candidate))) < best_error:
                     best, best_error, has_improved = candidate, candidate_error, True
     return best
+
+
+def spared(rows: Sequence[Prediction]) -> tuple[int, float]:
+    """Of the schedules of one model in this order, what weave's rule leaves unmeasured, and what that costs.
+
+    Returns:
+        How many are simulated as SLOW times the best measured before them; the best of the others over the best of all.
+    """
+    best = rows[0]
+    num_spared = 0
+    for row in rows[1:]:
+        if row.simulated_us > SLOW * best.simulated_us:
+            num_spared += 1
+        elif row.measured_us < best.measured_us:
+            best = row
+    return num_spared, best.measured_us / min(row.measured_us for row in rows) - 1
 
 
 def seconds(n: int) -> float:
@@ -105,46 +154,65 @@ def main() -> None:
     if arguments.fit:
         best = fitted(sets, load("h200"))
         console.print(", ".join(f"{name}: {getattr(best, name)}" for name in STEPS))
-    table = Table(title="Error of predicted latency, %")
-    for column in ("schedules", "of", "number", "mean", "95th percentile", "sum", "critical path", "larger bound"):
-        table.add_column(column)
     rows = predictions(sets)
+    of_systems = [row for row in rows if row.name != "random"]
     groups = {
-        "training models": [r for r in rows if r[1] != "random" and r[0] in TRAINING],
-        "other models": [r for r in rows if r[1] != "random" and r[0] not in TRAINING],
+        "training models": [row for row in of_systems if row.model in TRAINING],
+        "other models": [row for row in of_systems if row.model not in TRAINING],
     }
+    table = Table(
+        "of", "number", *PREDICTORS, "95th percentile", title="Mean error of predicted latency of systems' schedules"
+    )
     for name, chosen in groups.items():
         if chosen:
-            means = [f"{error(chosen, place).mean():.1%}" for place in (1, 2, 3, 4)]
-            table.add_row(
-                "systems'", name, str(len(chosen)), means[0], f"{np.percentile(error(chosen), 95):.1%}", *means[1:]
-            )
+            means = [f"{mean_error(chosen, predictor):.1%}" for predictor in PREDICTORS.values()]
+            percentile = np.percentile([abs(row.error()) for row in chosen], 95)
+            table.add_row(name, str(len(chosen)), *means, f"{percentile:.1%}")
     console.print(table)
-    for state in ("warm", "cold"):
-        chosen = [r for r in predictions(sets, state=state) if r[1] != "random" and r[0] not in TRAINING]
+    for state in STATES[1:]:
+        chosen = [r for r in predictions(sets, state=state) if r.name != "random" and r.model not in TRAINING]
         if chosen:
-            console.print(f"all kernels {state}: mean {error(chosen).mean():.1%} of the other models")
-    for measured in sets:
-        drawn = [s for s in measured.schedules if s.name == "random"]
-        if len(drawn) > 2:
-            own = [r[2] for r in predictions([measured]) if r[1] == "random"]
-            times = np.array([s.replay_ms for s in drawn])
-            ceiling, correlation = (
-                spearmanr(times[:, 0], times[:, 1])[0],
-                spearmanr([r[0] for r in own], [r[1] for r in own])[0],
-            )
-            others = ", ".join(
-                f"{name} {spearmanr([r[0] for r in own], [r[i] for r in own])[0]:.3f}"
-                for i, name in ((3, "critical path"), (4, "larger bound"))
-            )
-            spread = times.max() / times.min()
-            console.print(
-                f"{measured.model}, batch {measured.batch}: {len(drawn)} random schedules over {spread:.2f}x, rank "
-                f"correlation {correlation:.3f} (ceiling {ceiling:.4f}; {others})",
-                soft_wrap=True,
-            )
+            console.print(f"all kernels as in state {state}: mean {mean_error(chosen):.1%} of the other models")
+    table = Table(
+        "of",
+        "number",
+        "spread",
+        "largest gap",
+        "ceiling",
+        *PREDICTORS,
+        "mean error",
+        title="Rank correlation, random schedules",
+    )
+    drawn = [s for s in sets if any(each.name == "random" for each in s.schedules)]
+    for measured in drawn:
+        own = [r for r in rows if (r.model, r.batch, r.name) == (measured.model, measured.batch, "random")]
+        if len(own) > 2:
+            times = sorted(row.measured_us for row in own)
+            gap = max(b - a for a, b in pairwise(times)) / (times[-1] - times[0])
+            rounds = zip(*(row.rounds_us[:2] for row in own), strict=True)
+            measured_us = [row.measured_us for row in own]
+            ranks = [_rank_correlation(measured_us, [getattr(row, name) for row in own]) for name in PREDICTORS.values()]
+            figures = [f"{times[-1] / times[0]:.2f}x", f"{gap:.0%}", f"{_rank_correlation(*rounds):.4f}"]
+            correlations = [f"{rank:.3f}" for rank in ranks]
+            error = f"{mean_error(own):.1%}"
+            table.add_row(f"{measured.model} {measured.batch}", str(len(own)), *figures, *correlations, error)
+    console.print(table)
+    table = Table("model", "batch", "schedule", "measured us", "simulated us", "error", title="The worst ten")
+    for row in sorted(of_systems, key=lambda row: -abs(row.error()))[:10]:
+        times_us = f"{row.measured_us:.0f}", f"{row.simulated_us:.0f}"
+        table.add_row(row.model, str(row.batch), row.name, *times_us, f"{row.error():+.1%}")
+    console.print(table)
+    for measured in drawn:
+        group = [r for r in rows if (r.model, r.batch) == (measured.model, measured.batch)]
+        num_spared, loss = spared(group[::-1])  # systems' own schedules, which are among the best, come last
+        console.print(f"{measured.model}: weave's rule spares {num_spared} of {len(group)} schedules and loses {loss:.1%}")
     for n in SIZES:
         console.print(f"{n:,} operators: {seconds(n) * 1e3:.1f} ms")
+
+
+def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """NaN where either is constant."""
+    return float(spearmanr(one, other)[0]) if len(set(one)) > 1 < len(set(other)) else float("nan")
 
 
 if __name__ == "__main__":
