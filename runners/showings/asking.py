@@ -1,8 +1,11 @@
 """What a showing asks of a cell's process, and where it writes the answer."""
 
+import gzip
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,8 +14,10 @@ from results.store import write_json
 from runners.cell.messages import Failed, Refused, Show, Shown
 from runners.checks import BadRequest, check_writable, existing_part, not_writable
 from runners.machine.device import visible
-from runners.request.request import SweepOptions
+from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
+
+Document = Mapping[str, Any]  # as JSON has it
 
 
 def ask(cell: Cell, options: SweepOptions, timeout: float | None = None, gpus: str | None = None) -> Shown | Failed:
@@ -47,14 +52,40 @@ def check_output(output: Path | None) -> None:
     check_writable(output.parent, "output")
 
 
+def write_answer(request: Request, line: Callable[[Document], str]) -> int:
+    """Write what the first cell's runner shows, and print a line about the file; returns the exit status.
+
+    Args:
+        line: Of what was written.
+
+    Raises BadRequest as `ask` and `write` do.
+    """
+    output = request.options.output
+    check_output(output)
+    answer = ask(request.cells[0], request.options)
+    if isinstance(answer, Failed):
+        print(f"opweave: {answer.status}: {answer.reason}", file=sys.stderr)
+        return 0 if answer.status == "unsupported" else 1
+    assert isinstance(answer.document, dict)
+    if write(output, answer.document):
+        print(f"{output}: {line(answer.document)}")
+    return 0
+
+
 def write(output: Path | None, document: object) -> bool:
-    """Write to the file, or to standard output for None; returns whether it was to the file. Raises BadRequest."""
+    """Write to the file, compressed where its name ends with .gz, or to standard output for None.
+
+    Returns whether it was to the file. Raises BadRequest.
+    """
     if output is None:
         json.dump(document, sys.stdout, indent=1)
         print()
         return False
     try:
-        write_json(output, document)
+        if output.suffix == ".gz":
+            output.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
+        else:
+            write_json(output, document)
     except OSError as error:
         raise not_writable("output", output, error) from error
     return True

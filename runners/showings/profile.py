@@ -1,21 +1,16 @@
 """runner=profile: each kernel of a model alone, and what schedules of it take, in one file that needs no GPU to be read."""
 
-import gzip
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import conf
 from results.cell import Cell
 from results.words import counted
-from runners.cell.messages import Failed
-from runners.checks import BadRequest, at_least, not_writable
+from runners.checks import BadRequest, at_least
 from runners.request.request import Request
 
-from .asking import ask, check_output, write
+from .asking import Document, write_answer
 from .base import Showing
 
 TIMES = 2  # that each schedule is measured
@@ -50,23 +45,14 @@ class Profile(Showing):
     options: ProfileOptions
 
     def run(self, request: Request) -> int:
-        output = request.options.output
         if len(request.cells) > 1:
             raise BadRequest(f"runner=profile writes one file, and {len(request.cells)} cells are asked for")
-        check_output(output)
-        answer = ask(request.cells[0], request.options)
-        if isinstance(answer, Failed):
-            print(f"opweave: {answer.status}: {answer.reason}", file=sys.stderr)
-            return 0 if answer.status == "unsupported" else 1
-        document = answer.document
-        assert isinstance(document, dict)
-        if output is not None and output.suffix == ".gz":
-            _compress(output, document)
-        elif not write(output, document):
-            return 0
-        operators, schedules = (counted(len(document[key]), key[:-1]) for key in ("operators", "schedules"))
-        print(f"{output}: {schedules} of {operators} that differ, on {document['device']}")
-        return 0
+
+        def line(document: Document) -> str:
+            operators, schedules = (counted(len(document[key]), key[:-1]) for key in ("operators", "schedules"))
+            return f"{schedules} of {operators} that differ, on {document['device']}"
+
+        return write_answer(request, line)
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
         """The set as data. Raises Unsupported and what Session raises."""
@@ -102,10 +88,3 @@ class Profile(Showing):
             for _ in range(TIMES):
                 schedules.measure()
             return schedules.result().to_json()
-
-
-def _compress(output: Path, document: object) -> None:
-    try:
-        output.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
-    except OSError as error:
-        raise not_writable("output", output, error) from error
