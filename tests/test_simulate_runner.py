@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 import torch
 from conftest import ROOT
+from scipy.stats import spearmanr
 from simulated import GPU, kernel, operator, profile_of
 
 from results.timeline import from_trace
@@ -19,7 +21,7 @@ from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.measured_set import MeasuredSchedule, MeasuredSet, ProfiledProgram
-from systems.scheduling.simulate.simulator import simulate
+from systems.scheduling.simulate.simulator import Simulator, simulate
 from systems.scheduling.simulate.stored import StoredOperators
 from systems.scheduling.simulate.what_if import on_another
 from tests.modules import Branches
@@ -48,6 +50,21 @@ def test_every_committed_set_is_of_an_h200(file: Path) -> None:
     assert all(
         k.milliseconds > 0 and k.warm_ms and k.cold_ms for p in programs for o in p.profile.operators for k in o.kernels
     )
+
+
+@pytest.mark.parametrize("model", ["googlenet", "inception_v3", "nasnet", "randwire"])
+def test_random_schedules_lie_evenly_and_are_ranked(model: str) -> None:
+    """The targets: at least 40, over at least 1.5x, no wide gap between two, and a rank correlation of at least 0.95."""
+    measured = MeasuredSet.read(ROOT / "results" / "reference" / "simulation" / f"{model}-b1.json.gz")
+    assert measured.commit is not None and measured.modified is False
+    simulators = {name: Simulator(p.graph, p.profile, GPU) for name, p in measured.programs.items()}
+    drawn = [each for each in measured.schedules if each.name == "random"]
+    measured_ms = [sum(each.replay_ms) / len(each.replay_ms) for each in drawn]
+    ordered = sorted(measured_ms)
+    assert len(drawn) >= 40 and ordered[-1] >= 1.5 * ordered[0]
+    assert max(b - a for a, b in pairwise(ordered)) < 0.1 * (ordered[-1] - ordered[0])
+    simulated_us = [simulators[each.program](each.schedule).latency_us for each in drawn]
+    assert spearmanr(measured_ms, simulated_us)[0] >= 0.95
 
 
 @pytest.fixture
