@@ -223,6 +223,26 @@ def test_hummingbird_says_how_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
     assert systems.load("hummingbird").unsupported("cpu") == reason
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("windtunnel", {"learning_rate": 0.0}, r"system\.learning_rate=0\.0 is not above 0"),
+        ("windtunnel", {"dropout": 1.0}, r"system\.dropout=1\.0 is not at least 0 and below 1"),
+        ("windtunnel", {"patience": 0}, r"system\.patience=0 is not at least 1"),
+        ("gbdt2nn", {"temperature": float("inf")}, r"system\.temperature=inf is not above 0"),
+        ("tabm", {"weight_decay": -1.0}, r"system\.weight_decay=-1\.0 is not at least 0"),
+        ("ft_transformer", {"batch_size": 0}, r"system\.batch_size=0 is not at least 1"),
+        ("deepgbm", {"groups": 0}, r"system\.groups=0 is not at least 1"),
+        ("lightgbm", {"trials": 0}, r"system\.trials=0 is not at least 1"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_is_fitted(
+    name: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadOption, match=words):
+        systems.load(name, **options)
+
+
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert systems.load("tabm").unsupported("cpu") == "tabm needs sklearn: pip install '.[windtunnel]'"

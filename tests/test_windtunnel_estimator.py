@@ -253,6 +253,7 @@ def test_a_function_of_the_users_is_not_saved(tmp_path: Path) -> None:
         ({"scope": "leaves"}, "scope must be one of all, trees, not 'leaves'"),
         ({"start": "hot"}, "start must be one of warm, cold, not 'hot'"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0, not 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, not -1.0"),
         ({"learning_rate": ()}, "learning_rate has no values to try"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
         ({"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1"),
@@ -280,6 +281,15 @@ def test_other_bad_requests(fitted: Pipeline) -> None:
         WindTunnel(fitted).predict(scipy.sparse.csr_matrix(np.eye(3)))
     with pytest.raises(ValueError, match="y has the class 2, which the pipeline was not fitted to"):
         WindTunnel(fitted, **FAST).fine_tune(x, y + (np.arange(300) % 2))
+    with pytest.raises(ValueError, match="y has one class, 0: fine-tuning a classifier needs rows of two"):
+        WindTunnel(fitted, **FAST).fine_tune(x, [0] * len(y))
+    with pytest.raises(ValueError, match="there are no rows to fine-tune on"):
+        WindTunnel(fitted, **FAST).fine_tune(x.head(0), y[:0])
+    with pytest.raises(NotFittedError, match="Pipeline is not fitted: fit it first, or call fit of WindTunnel"):
+        WindTunnel(pipeline(), **FAST).fine_tune(x, y)
+    words = make_pipeline(StandardScaler(), LogisticRegression()).fit(np.eye(4), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="could not convert string to float: 'a'"):
+        WindTunnel(words, **FAST).fine_tune(np.array([["a"] * 4] * 4, dtype=object), [0, 1, 0, 1])
     with pytest.raises(ValueError, match="X has 2 features, but WindTunnel is expecting 3"):
         WindTunnel(fitted).predict(x.to_numpy()[:, :2])
 

@@ -54,7 +54,7 @@ from models.tabular.encoders import (  # noqa: E402
 from models.tabular.factorization_machine import FactorizationMachine, MatrixFactorization  # noqa: E402
 from models.tabular.leaves import LeafEncoder  # noqa: E402
 from systems.windtunnel.base import Form, Untranslatable  # noqa: E402
-from systems.windtunnel.translate import Translation, translate  # noqa: E402
+from systems.windtunnel.translate import TRANSFORMERS, Translation, translate  # noqa: E402
 
 MOST = 1e-4  # that a raw score may differ by
 EXACT = Form(dtype=torch.float64)
@@ -285,6 +285,30 @@ def test_an_encoder_that_refuses_what_it_has_not_seen_refuses_here_too() -> None
     assert_same(model, x)
     with pytest.raises(ValueError, match=r"encoded \(OneHotEncoder\) has not seen the category 'ZZ' of its column 0"):
         translate(model).inputs(unseen(x))
+
+
+TABLE_5_1 = {
+    "linear models": "LinearRegression Ridge Lasso ElasticNet LogisticRegression SGDClassifier SGDRegressor",
+    "SVM": "LinearSVC LinearSVR SVC SVR NuSVC NuSVR",
+    "normalizers": "StandardScaler MinMaxScaler MaxAbsScaler RobustScaler Normalizer",
+    "PCA": "PCA TruncatedSVD",
+    "LDA": "LinearDiscriminantAnalysis",
+    "KMeans": "KMeans MiniBatchKMeans",
+    "naive Bayes": "GaussianNB BernoulliNB MultinomialNB",
+    "random forest": "DecisionTreeClassifier DecisionTreeRegressor RandomForestClassifier RandomForestRegressor",
+    "gradient boosting trees": "LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor GradientBoostingClassifier "
+    "GradientBoostingRegressor HistGradientBoostingClassifier HistGradientBoostingRegressor",
+    "categorical encoders": "OneHotEncoder HashEncoder BinaryEncoder TwoHotEncoder TargetEncoder OnlineTargetEncoder",
+    "matrix factorization": "MatrixFactorization",
+    "factorization machine": "FactorizationMachine",
+}
+
+
+@pytest.mark.parametrize("row", TABLE_5_1)
+def test_table_5_1_is_whole(row: str) -> None:
+    """Each has a converter; what it gives is compared with the original in the tests of its family."""
+    known = {name for _, name in TRANSFORMERS}
+    assert set(TABLE_5_1[row].split()) - known == set()
 
 
 def test_the_codes_are_those_of_the_figure() -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.neural.trees import ForestLeaves, HardForest, SoftForest, TreeEnsemble, floored
+from models.neural.trees import ForestLeaves, HardForest, SoftForest, Tree, TreeEnsemble, floored
 
 pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
 lightgbm = pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")
@@ -302,6 +302,29 @@ def test_standardized_inputs_change_no_decision() -> None:
     forest.standardize(ensemble, shift, scale)
     want = HardForest(ensemble, dtype=torch.float64)(x)
     torch.testing.assert_close(forest(x).detach(), want, atol=MOST, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+def test_the_tree_of_the_figure_is_its_two_hidden_layers(temperature: float) -> None:
+    """Figure 5.2: leaf 3 of value 30 is left of node 1, right of node 2, right of node 3, so that C = 3."""
+    children = np.array([[1, -5], [-1, 2], [-2, -3]])  # node 1: left node 2, right leaf 5; leaf 4 does not stand in it
+    value = np.array([[10.0], [20.0], [30.0], [0.0], [50.0]])
+    nowhere = np.zeros(3, dtype=bool)
+    tree = Tree(np.array([0, 1, 2]), np.array([0.5, -0.25, 1.0]), children, value, nowhere, nowhere, nowhere)
+    forest = SoftForest(TreeEnsemble.of([tree], 3, np.zeros(1), False), 4, temperature, 0.0, torch.float64).eval()
+    x = torch.tensor([[0.1, 0.3, 1.4], [0.9, -1.0, 0.0]], dtype=torch.float64)
+    n1, n2, n3 = (torch.tanh((x[:, i] - threshold) / temperature) for i, threshold in enumerate((0.5, -0.25, 1.0)))
+    leaves = [
+        torch.tanh((-n1 - n2 - 2 + 1) / temperature),
+        torch.tanh((-n1 + n2 - n3 - 3 + 1) / temperature),
+        torch.tanh((-n1 + n2 + n3 - 3 + 1) / temperature),
+        torch.tanh(torch.full_like(n1, 1.0) / temperature),
+        torch.tanh((n1 - 1 + 1) / temperature),
+    ]
+    expected = sum(v / 2 * (1 + leaf) for v, leaf in zip((10.0, 20.0, 30.0, 0.0, 50.0), leaves, strict=True))
+    torch.testing.assert_close(forest(x)[:, 0], expected)
+    torch.testing.assert_close(forest.leaves(x)[0, :, 2], (1 + leaves[2]) / 2)
+    assert forest.signs[0, :, 2].tolist() == [-1, 1, 1] and forest.leaf_bias[0, 0, 2] == 1 - 3
 
 
 def test_padding_takes_no_part() -> None:

@@ -21,7 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding, emb
 
 from models.neural.linear import Columns
 
-from .learner import SMALL_EPOCHS, Task
+from .learner import SMALL_EPOCHS, Task, check_options
 from .networks import Built, Ids, NetworkLearner
 
 DISTILLING_EPOCHS, DISTILLING_BATCH, DISTILLING_RATE = 5, 4096, 1e-2
@@ -55,6 +55,8 @@ class DeepGBM(NetworkLearner):
         patience: int = 5,
     ):
         super().__init__(learning_rate, weight_decay, batch_size, max_epochs, patience)
+        counts = {"groups": groups, "leaf_width": leaf_width, "most_features": most_features}
+        check_options({}, {"distillation": distillation}, counts | {"category_width": category_width})
         self.groups, self.leaf_width, self.most_features = groups, leaf_width, most_features
         self.distillation, self.category_width = distillation, category_width
 

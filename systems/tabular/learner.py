@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from systems.base import Prepared, System, Unsupported
+from systems.base import BadOption, Prepared, System, Unsupported
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,6 +112,15 @@ class Learner(System):
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         raise Unsupported(f"{self.name} learns from tables and executes no network: runner=accuracy compares such systems")
+
+
+def check_options(above_0: dict[str, float], at_least_0: dict[str, float], at_least_1: dict[str, int]) -> None:
+    """Raises BadOption for the first option, by its name, that is not so."""
+    for limit, options in (("above 0", above_0), ("at least 0", at_least_0), ("at least 1", at_least_1)):
+        for key, value in options.items():
+            is_so = value > 0 if limit == "above 0" else value >= float(limit[-1])
+            if not is_so or not np.isfinite(value):
+                raise BadOption(f"system.{key}={value} is not {limit}")
 
 
 def fitted_pipeline(task: Task) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from .learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task
+from .learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task, check_options
 
 CHUNK = 16_384
 
@@ -51,6 +51,11 @@ class NetworkLearner(Learner):
         max_epochs: int = 100,
         patience: int = 5,
     ):
+        check_options(
+            {"learning_rate": learning_rate},
+            {"weight_decay": weight_decay},
+            {"batch_size": batch_size, "max_epochs": max_epochs, "patience": patience},
+        )
         self.learning_rate, self.weight_decay, self.batch_size = learning_rate, weight_decay, batch_size
         self.max_epochs, self.patience = max_epochs, patience
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .learner import SMALL_TRIALS, Learned, Learner, Task, fitted_pipeline
+from .learner import SMALL_TRIALS, Learned, Learner, Task, check_options, fitted_pipeline
 
 
 class Pipeline(Learner):
@@ -32,6 +32,7 @@ class LightGBM(Learner):
     name = "lightgbm"
 
     def __init__(self, trials: int = 20, max_trees: int = 2000):
+        check_options({}, {}, {"trials": trials, "max_trees": max_trees})
         self.trials, self.max_trees = trials, max_trees
 
     def learn_from(self, task: Task) -> Learned:

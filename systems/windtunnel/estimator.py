@@ -129,6 +129,10 @@ class WindTunnel(BaseEstimator):
         self._check()
         self._dense(X)
         y = column_or_1d(y, warn=True)
+        if not len(y):
+            raise ValueError("there are no rows to fine-tune on")
+        if self.__sklearn_is_fitted__() and self._is_classifier and len(np.unique(y)) < 2:
+            raise ValueError(f"y has one class, {y[0]}: fine-tuning a classifier needs rows of two")
         if validation is None:
             X, y, validation = self._split(X, y)
         if self.pipeline is not None:
@@ -388,7 +392,7 @@ def _several(name: str, value: float | Sequence[float], is_zero_allowed: bool = 
     values = tuple(float(v) for v in value) if isinstance(value, Sequence) else (float(value),)
     for number in values:
         if not (number > 0 or (is_zero_allowed and number == 0)) or not np.isfinite(number):
-            raise ValueError(f"{name} must be above 0, not {number!r}")
+            raise ValueError(f"{name} must be {'at least' if is_zero_allowed else 'above'} 0, not {number!r}")
     if not values:
         raise ValueError(f"{name} has no values to try")
     return values

@@ -10,7 +10,16 @@ import torch
 from conf import Options, not_one_of
 from models.neural.trees import LEVELS
 from systems.base import BadOption
-from systems.tabular.learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task, fitted_pipeline, log_odds
+from systems.tabular.learner import (
+    SMALL_BATCH,
+    SMALL_EPOCHS,
+    Learned,
+    Learner,
+    Task,
+    check_options,
+    fitted_pipeline,
+    log_odds,
+)
 
 from .base import LEARNING_RATES, SCOPES, STARTS, WEIGHT_DECAYS, Form
 
@@ -42,8 +51,13 @@ class WindTunnelLearner(Learner):
         for key, value, known in (("level", level, LEVELS), ("scope", scope, SCOPES), ("start", start, STARTS)):
             if wrong := not_one_of(f"system.{key}", str(value), [str(name) for name in known]):
                 raise BadOption(wrong)
-        if not temperature > 0:
-            raise BadOption(f"system.temperature={temperature} is not above 0")
+        check_options(
+            {"temperature": temperature, "learning_rate": learning_rate},
+            {"weight_decay": weight_decay},
+            {"batch_size": batch_size, "max_epochs": max_epochs, "patience": patience},
+        )
+        if not 0 <= dropout < 1:
+            raise BadOption(f"system.dropout={dropout} is not at least 0 and below 1")
         self.grid = grid
         self.options: Options = {
             "level": level,
