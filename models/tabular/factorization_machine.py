@@ -13,23 +13,36 @@ from sklearn.preprocessing import LabelEncoder
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from .encoders import columns_of, places
 
 
+class _Product(torch.autograd.Function):
+    """Sparse rows times a table. Its gradient multiplies with the transposed rows, which are sparse too."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, x: scipy.sparse.csr_matrix) -> Tensor:
+        ctx.x = x
+        product: Tensor = _on_device(x, table) @ table
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return _on_device(ctx.x.T.tocsr(), gradient) @ gradient, None
+
+
+def _on_device(x: scipy.sparse.csr_matrix, like: Tensor) -> Tensor:
+    starts, columns = (torch.from_numpy(part.astype(np.int64)) for part in (x.indptr, x.indices))
+    return torch.sparse_csr_tensor(starts, columns, torch.from_numpy(x.data), x.shape, check_invariants=False).to(like)
+
+
 def _machine(weight: Tensor, factors: Tensor, bias: Tensor, x: scipy.sparse.csr_matrix) -> Tensor:
     """A factorization machine over sparse rows, which touches what is not 0 alone: -> [B]."""
-    columns = torch.from_numpy(x.indices.astype(np.int64)).to(weight.device)
-    starts = torch.from_numpy(x.indptr[:-1].astype(np.int64)).to(weight.device)
-    values = torch.from_numpy(x.data).to(weight)
-
-    def summed(table: Tensor, scale: Tensor) -> Tensor:
-        return embedding_bag(columns, table, starts, mode="sum", per_sample_weights=scale)
-
-    both = summed(torch.cat([weight[:, None], factors], 1), values)
-    squares = summed(factors.square().sum(1, keepdim=True), values.square())[:, 0]
-    return bias + both[:, 0] + (both[:, 1:].square().sum(1) - squares) / 2
+    both: Tensor = _Product.apply(torch.cat([weight[:, None], factors], 1), x)  # type: ignore[no-untyped-call]
+    squares: Tensor = _Product.apply(factors.square().sum(1, keepdim=True), x.power(2))  # type: ignore[no-untyped-call]
+    return bias + both[:, 0] + (both[:, 1:].square().sum(1) - squares[:, 0]) / 2
 
 
 class _Factorization(BaseEstimator):
