@@ -20,6 +20,17 @@ def test_schedulers_run_it(form: str, system: str) -> None:
     prepared.close()
 
 
+@pytest.mark.parametrize("form", ["hard", "soft"])
+def test_onnx_runtime_runs_it(form: str) -> None:
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(library, reason="pip install '.[onnx]'")
+    model = models.load("translated", 6, form=form, **SMALL)
+    prepared = systems.load("onnxruntime").prepare(model.module, model.inputs)
+    for inputs in (model.inputs, model.fresh_inputs(3)):
+        torch.testing.assert_close(prepared(*inputs), model.module(*inputs).detach(), atol=1e-5, rtol=1e-5)
+    prepared.close()
+
+
 def test_every_field_is_looked_up_beside_the_others() -> None:
     model = models.load("translated", 2, **SMALL)
     assert capture(model.module, model.inputs).graph.width >= 5

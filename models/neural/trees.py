@@ -257,8 +257,11 @@ class HardForest(nn.Module):
         self.strategy, self.rounds_inputs, self.shape = strategy, ensemble.rounds_inputs, ensemble.shape
         self.register_buffer("feature", torch.from_numpy(ensemble.feature).reshape(-1))
         self.register_buffer("threshold", floored(ensemble.threshold, dtype).reshape(-1))
-        self.register_buffer("value", torch.from_numpy(ensemble.value).to(dtype))
-        self.register_buffer("base", torch.from_numpy(ensemble.base).to(dtype))
+        # Cloned, since numpy gives an array without outputs strides of 0, which no exporter of weights takes.
+        self.register_buffer(
+            "value", torch.from_numpy(ensemble.value).to(dtype).clone(memory_format=torch.contiguous_format)
+        )
+        self.register_buffer("base", torch.from_numpy(ensemble.base).to(dtype).clone(memory_format=torch.contiguous_format))
         self.missing = _Missing(ensemble)
         self.depth = max(1, ensemble.depth)  # a tree of one leaf has a node of padding, which leads to it
         if strategy == "gather":
