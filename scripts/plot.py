@@ -4,9 +4,9 @@ python scripts/plot.py [CHART ...] [--results FOLDER ...] [--output FOLDER]
 
 Charts: speedup, throughput (over batch sizes), latency (its scatter), memory, sm_efficiency (counted and estimated values in
 charts of their own), search (and preparation), limits (distance to the critical path), accuracy (AUC), gain (AUC over the
-pipeline's), and each quantity of a further measurement by its name, MEASUREMENT.NAME. All that the results allow are drawn
-if none is named. Each machine, version of torch and precision has a set of charts of its own. A system with incorrect output
-has no speed in any chart.
+pipeline's), serving (latency over throughput), and each quantity of a further measurement by its name, MEASUREMENT.NAME. All
+that the results allow are drawn if none is named. Each machine, version of torch and precision has a set of charts of its
+own. A system with incorrect output has no speed in any chart.
 
     python scripts/plot.py --results results/reference/h200 --output charts
     python scripts/plot.py speedup --baseline cuda_graph --batches 1 --published nimble/figure7
@@ -36,7 +36,19 @@ from results.published.values import NoSuchValue, exhibit
 from results.selection import NoResults, Selection, by_setting, read
 from results.setting import Setting
 from scripts.arguments import Parser, path_argument
-from scripts.charts import accuracy, latency, limits, memory, quantity, search, sm_efficiency, speedup, style, throughput
+from scripts.charts import (
+    accuracy,
+    latency,
+    limits,
+    memory,
+    quantity,
+    search,
+    serving,
+    sm_efficiency,
+    speedup,
+    style,
+    throughput,
+)
 from scripts.charts.chart import Chart
 
 RUNS = Path("results") / "runs"
@@ -73,6 +85,7 @@ DRAW: dict[str, Drawings] = {
     "limits": one(limits.draw),
     "accuracy": one(accuracy.draw),
     "gain": one(accuracy.draw_gain),
+    "serving": one(serving.draw),
 }
 CHARTS = tuple(DRAW)
 OF_TABLES = ("accuracy", "gain")  # of what learns, which has no speed

@@ -16,9 +16,17 @@ from scripts.charts.style import short
 from . import accuracy
 from .evidence import Evidence, choices
 from .preset import Preset, Renamed
-from .quantities import COMPARED, COSTS, PERCENT, PLAIN, RATIOS, SOURCED, Missing, Quantity, makespan, why_not
+from .quantities import COMPARED, COSTS, PERCENT, PLAIN, RATIOS, SERVED, SOURCED, Missing, Quantity, makespan, why_not
 
 WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
+RATIO_WORDS = {
+    "sm_efficiency_gain": ", SM efficiency",
+    "active_warps": ", active warps",
+    "slo_rate": ", largest rate at the SLO",
+    "saturation": ", requests a second at saturation",
+    "itl_p99": ", p99 between tokens",
+    "batch_time": ", time of a batch",
+}
 EXTREMES = {"speedup_min": "smallest", "speedup_max": "largest"}
 WORDS = {
     "gpu_idle": "GPU idle",
@@ -104,7 +112,7 @@ class _Figure:
             published = _as_ratio(metric, self.value.value)
             what, rule, unit = f"{_name(self.system)} over {_name(self.baseline)}", self.rule or "ratio", "x"
             compute: Callable[[], Number] = self._direct
-            what += {"sm_efficiency_gain": ", SM efficiency", "active_warps": ", active warps"}.get(metric, "")
+            what += RATIO_WORDS.get(metric, "")
             if self.model and metric in EXTREMES:
                 what += f", {EXTREMES[metric]}"
         elif metric in PLAIN:
@@ -266,7 +274,7 @@ class _Figure:
                 raise Missing(f"{better} is {sources[0]} and {worse} {sources[1]}, which are not comparable")
         first, second = self._values(quantity, better), self._values(quantity, worse)
         ratio = second / first if quantity in COSTS else first / second
-        return Number.exact(ratio)
+        return Number(ratio, ratio, ratio, is_in_turn=quantity not in SERVED.values())
 
     def _values(self, quantity: Quantity, system: Choice) -> float:
         if self.model is None:

@@ -29,7 +29,7 @@ def pictures(preset: Preset, evidence: Evidence, judged: Sequence[Finding]) -> t
     refused: dict[str, str] = {}
     if evidence.measured is not None:
         own = OWN | ({"search": partial(search.draw, cold=_searched(evidence))} if preset.cold else {})
-        of_plot = [name for name in preset.charts if name in CHARTS and name not in own]
+        of_plot = [name for name in preset.charts if (name in CHARTS or "." in name) and name not in own]
         charts, refused = draw_all(evidence.measured, of_plot, preset.baseline, published_speedups(preset))
         for name in preset.charts:
             if name in own:

@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 from results.cell import Choice, named
 from results.record import ActiveWarps, Limits, Record, SmEfficiency
 from results.schedule import BlockSearch, Search
-from results.selection import Row, Selection
+from results.selection import Row, Selection, quantity_of
 
 from .evidence import Evidence
 
@@ -165,6 +165,46 @@ def block_gain(evidence: Evidence, row: Row, system: Choice | None) -> float:
     return max(sequential / staged for sequential, staged in pairs if sequential and staged)
 
 
+def served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_best: bool = False) -> float:
+    """A quantity of a system that served, by "MEASUREMENT.NAME".
+
+    is_best: the largest over all of the choice's largest batches, as the paper takes each system at its best.
+    """
+    chosen = _some(system)
+    if evidence.measured is None:
+        raise Missing("not measured")
+    alike = [other for other in evidence.measured.systems if other.choice == chosen.choice] if is_best else [chosen]
+    read = quantity_of(name)
+    values = []
+    for one in alike:
+        quantities = [quantity for record in evidence.measured.records_of(row, one) if (quantity := read(record))]
+        values += [quantity.value for quantity in quantities[:1] if quantity.value is not None]
+    if not values:
+        reasons = [reason for one in alike if (reason := why_not(evidence.measured, row, one))]
+        raise Missing(next(iter(reasons), f"no record of {chosen} holds its {name.partition('.')[2]}"))
+    return max(values)
+
+
+def slo_rate(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """The largest rate at twice the latency of a request alone, of the best of a system's largest batches."""
+    return served(evidence, row, system, "capacity.slo_rate", is_best=True)
+
+
+def saturation(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """Requests finished a second where there is always another one."""
+    return served(evidence, row, system, "serving.request_throughput")
+
+
+def itl_p99(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """Milliseconds between two tokens of a request, the 99th percentile."""
+    return served(evidence, row, system, "serving.itl_p99_ms")
+
+
+def batch_time(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """Milliseconds of a batch of equal requests."""
+    return served(evidence, row, system, "engine.batch_ms")
+
+
 def _some(system: Choice | None) -> Choice:
     if system is None:
         raise Missing("of no single system")
@@ -182,12 +222,20 @@ SOURCED: dict[Quantity, Callable[[Evidence, Row, Choice | None], SmEfficiency | 
     sm_efficiency: efficiency_of,
     active_warps: warps_of,
 }
-COSTS: tuple[Quantity, ...] = (assignment_ms, search_seconds, makespan)
+COSTS: tuple[Quantity, ...] = (assignment_ms, search_seconds, makespan, itl_p99, batch_time)
+# Of systems that served one after another: no ratio of theirs is of turns.
+SERVED: dict[str, Quantity] = {
+    "slo_rate": slo_rate,
+    "saturation": saturation,
+    "itl_p99": itl_p99,
+    "batch_time": batch_time,
+}
 RATIOS: dict[str, Quantity | None] = {
     **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction")),
     "sm_efficiency_gain": sm_efficiency,
     "active_warps": active_warps,
     "makespan": makespan,
+    **SERVED,
 }
 # A metric of one system that becomes a ratio where the preset says to which.
 COMPARED: dict[str, Quantity | None] = {
@@ -209,4 +257,5 @@ PLAIN: dict[str, tuple[Quantity, str]] = {
     "largest_block_width": (lambda evidence, row, system: largest_block(evidence, row, system).width, "count"),
     "transitions": (transitions, "count"),
     "block_speedup": (block_gain, "at_least"),
+    "throughput": (slo_rate, "at_least"),
 }

@@ -1,0 +1,157 @@
+"""Latency over throughput, as figure 4.8 of the dissertation draws it: a line for each system and largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+import conf
+from results.cell import Choice
+from results.record import Record
+from results.selection import NoResults, Selection
+
+from .chart import Chart
+from .style import FAINT, LOOKS, MARKERS, OTHER, WIDTH, above, house, note, set_log
+
+ACROSS = 2  # panels
+HEIGHT = 2.8  # inches of a panel
+SIZE = "max_batch_size"
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of a system's choices, in turn
+
+
+@dataclass(frozen=True)
+class Point:
+    """A trace, or several at one rate.
+
+    Args:
+        throughput: requests finished a second.
+        latency_ms: median normalized; None where requests came faster than they were finished.
+    """
+
+    throughput: float
+    latency_ms: float | None
+
+
+def draw(measured: Selection) -> Chart:
+    """Median normalized latency over requests a second, both logarithmic, a panel for each model.
+
+    Raises NoResults where nothing was served at a rate.
+    """
+    lines = {model: _lines(measured, model) for model in measured.models}
+    lines = {model: of for model, of in lines.items() if any(p.latency_ms for points in of.values() for p in points)}
+    if not lines:
+        raise NoResults("nothing was served at a rate that it keeps up with")
+    slos = {model: slo for model in lines if (slo := _slo_ms(measured, model)) is not None}
+    systems = [system for system in measured.systems if any(system in of for of in lines.values())]
+    across = min(ACROSS, len(lines))
+    down = -(-len(lines) // across)
+    with house():
+        figure, grid = plt.subplots(down, across, figsize=(WIDTH, HEIGHT * down + 0.5), squeeze=False, layout="constrained")
+        for axes, model in zip(grid.flat, sorted(lines), strict=False):
+            _panel(axes, lines[model], systems, model, slos.get(model))
+        for axes in list(grid.flat)[len(lines) :]:
+            axes.set_axis_off()
+        handles = [Line2D([], [], label=_label(system), **_style(system, systems)) for system in systems]
+        above(figure, handles, measured.setting.label)
+    caption = (
+        "Median normalized latency (end to end, over the tokens generated) over the requests finished a second, a line for "
+        "each largest batch. A cross under the axis is a rate that the system did not keep up with: it has a throughput and "
+        "no latency."
+    )
+    caption += " The dotted line is twice what a request takes alone." if slos else ""
+    return Chart("serving", "Serving: latency over throughput", caption, figure)
+
+
+def _lines(measured: Selection, model: str) -> dict[Choice, list[Point]]:
+    """The points of each system, by throughput; of a rate that was served again the newest counts."""
+    points: dict[Choice, dict[float, Point]] = {}
+    for record in measured.records:
+        if record.cell.model.label == model and record.is_ok:
+            system = next(s for s in measured.systems if s.key == record.cell.system.key)
+            for rate, point in _points(record).items():
+                points.setdefault(system, {}).setdefault(rate, point)
+    return {system: sorted(of.values(), key=lambda point: point.throughput) for system, of in points.items()}
+
+
+def _points(record: Record) -> dict[float, Point]:
+    """By rate of arrivals."""
+    if (capacity := record.measured.get("capacity")) is not None:
+        samples = capacity.samples
+        stable = zip(samples["stable_rate"], samples["stable_throughput"], samples["normalized_ms"], strict=True)
+        unstable = zip(samples["unstable_rate"], samples["unstable_throughput"], strict=True)
+        return {rate: Point(throughput, latency) for rate, throughput, latency in stable} | {
+            rate: Point(throughput, None) for rate, throughput in unstable
+        }
+    if record.serving is None or record.cell.runner.get("concurrency"):
+        return {}
+    by_name = {quantity.name: quantity.value for quantity in record.serving.quantities}
+    throughput = by_name.get("request_throughput")
+    rate = record.cell.runner.get("rate")
+    if throughput is None or not isinstance(rate, float):
+        return {}
+    return {rate: Point(throughput, by_name.get("normalized_p50_ms"))}
+
+
+def _slo_ms(measured: Selection, model: str) -> float | None:
+    """The largest that was asked for of a model's systems."""
+    values = [
+        quantity.value
+        for record in measured.records
+        if record.cell.model.label == model and (part := record.measured.get("capacity")) is not None
+        if (quantity := part.quantity("slo_ms")) is not None and quantity.value is not None
+    ]
+    return max(values, default=None)
+
+
+def _panel(
+    axes: Axes, lines: dict[Choice, list[Point]], systems: Sequence[Choice], model: str, slo_ms: float | None
+) -> None:
+    points = [point for of in lines.values() for point in of]
+    latencies = [point.latency_ms for point in points if point.latency_ms]
+    low, high = min(latencies) / 1.5, max(*latencies, slo_ms or 0.0) * 1.5
+    for system, of in lines.items():
+        style = _style(system, systems)
+        stable = [(point.throughput, point.latency_ms) for point in of if point.latency_ms]
+        axes.plot([throughput for throughput, _ in stable], [latency_ms for _, latency_ms in stable], **style)
+        lost = [point.throughput for point in of if not point.latency_ms]
+        axes.plot(lost, [low * 1.08] * len(lost), linestyle="none", marker="x", markersize=4, color=style["color"])
+    throughputs = [point.throughput for point in points]
+    set_log(axes, "x", min(throughputs) / 1.3, max(throughputs) * 1.3)
+    set_log(axes, "y", low, high)
+    if slo_ms:
+        axes.axhline(slo_ms, color=FAINT, linewidth=0.8, linestyle=":")
+        note(axes, f"SLO {slo_ms:.3g} ms", (max(throughputs), slo_ms), (0, 5), ha="right")
+    axes.set_title(model)
+    axes.set_xlabel("requests finished a second")
+    axes.set_ylabel("normalized latency, ms a token")
+
+
+def _style(system: Choice, systems: Sequence[Choice]) -> dict[str, Any]:
+    """A choice has a colour and a dash, and each of its largest batches a marker."""
+    choices = list(dict.fromkeys(other.choice for other in systems))
+    sizes = sorted({_size(other) for other in systems})
+    colour = LOOKS.get(system.choice, LOOKS.get(system.name, OTHER)).colour
+    return {
+        "color": colour,
+        "linestyle": DASHES[choices.index(system.choice) % len(DASHES)],
+        "marker": ("o", "s", "^", "D", "v", "P", *MARKERS)[sizes.index(_size(system)) % (6 + len(MARKERS))],
+        "linewidth": 1.0,
+        "markersize": 4.5,
+    }
+
+
+def _size(system: Choice) -> int:
+    """Its largest batch, its file's where that is not changed; 0 where it has no such option."""
+    of_file = conf.options("system", system.choice) if system.choice in conf.choices("system") else {}
+    return int(system.options.get(SIZE) or of_file.get(SIZE) or 0)
+
+
+def _label(system: Choice) -> str:
+    others = tuple(key for key in system.changed if key != SIZE)
+    rest = f" ({', '.join(f'{key}={system.options[key]}' for key in others)})" if others else ""
+    return f"{system.choice}{rest}, {_size(system)}" if _size(system) else f"{system.choice}{rest}"
