@@ -19,15 +19,15 @@ import pytest
 from conftest import ROOT, Run
 from hypothesis import example, given
 from hypothesis import strategies as st
-from made_records import cell, record
+from made_records import cell, chosen, record
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from test_active_warps_chart import pictured_warps
 
-from results.cell import Choice, named
+from results.cell import Choice, choose, named
 from results.finding import Finding
 from results.published.values import exhibit
-from results.record import Measured, Quantity, Record
+from results.record import Measured, Quantity, Record, Serving
 from results.selection import WORDS, NoResults, by_setting, latency_of, read
 from results.selection import Selection as Selected
 from results.siblings import siblings
@@ -42,6 +42,7 @@ from scripts.charts import (
     memory,
     quantity,
     search,
+    serving,
     sm_efficiency,
     speedup,
     style,
@@ -550,3 +551,31 @@ def test_a_quantity_has_a_column_in_the_report() -> None:
     (place,) = [i for i, column in enumerate(table.columns) if column.heading == "energy of a call, mJ"]
     texts = {row[2].text: row[place].text for row in table.rows}
     assert texts == {"eager": "5 [4.5, 5.5]", "nimble": "3.5 [3, 4]", "ios": DASH}
+
+
+def test_latency_over_throughput_has_a_line_for_each_largest_batch() -> None:
+    """Rates that were not kept up with have a throughput and no latency, and the newest trace of a rate counts."""
+
+    def served(size: int, rate: float, throughput: float, latency_ms: float | None, when: str = "2026-01-01") -> Record:
+        reason = None if latency_ms else "unstable"
+        numbers = (
+            Quantity("request_throughput", "request throughput", "req/s", throughput),
+            Quantity("normalized_p50_ms", "normalized latency", "ms", latency_ms, reason=reason),
+        )
+        runner = choose("runner", "serving", rate=rate)
+        of = replace(
+            cell(), model=chosen("model", "gpt"), system=chosen("system", "orca", max_batch_size=size), runner=runner
+        )
+        return record(of=of, serving=Serving(numbers, (), 1, "real"), when=when)
+
+    many = [served(8, 1.0, 0.9, 7.0, "2025-01-01"), served(8, 1.0, 1.0, 5.0), served(8, 4.0, 3.5, None)]
+    chart = serving.draw(Selected([*many, served(1, 1.0, 1.0, 9.0)], style.order))
+    (axes,) = chart.figure.axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines if line.get_marker() != "x"]
+    assert ([1.0], [5.0]) in lines and ([1.0], [9.0]) in lines
+    lost = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"]
+    assert [3.5] in lost
+    labels = {text.get_text() for legend in chart.figure.legends for text in legend.get_texts()}
+    assert labels == {"orca, batches of 1", "orca, batches of 8"}
+    with pytest.raises(NoResults, match="keeps up"):
+        serving.draw(Selected([served(8, 4.0, 3.5, None)], style.order))

@@ -16,7 +16,7 @@ from results.record import Record
 from results.selection import NoResults, Selection
 
 from .chart import Chart
-from .style import FAINT, LOOKS, MARKERS, OTHER, WIDTH, above, house, note, set_log
+from .style import FAINT, LINES, MARKERS, WIDTH, above, house, note, set_log
 
 ACROSS = 2  # panels
 HEIGHT = 2.8  # inches of a panel
@@ -47,7 +47,9 @@ def draw(measured: Selection) -> Chart:
     if not lines:
         raise NoResults("nothing was served at a rate that it keeps up with")
     slos = {model: slo for model in lines if (slo := _slo_ms(measured, model)) is not None}
-    systems = [system for system in measured.systems if any(system in of for of in lines.values())]
+    there = [system for system in measured.systems if any(system in of for of in lines.values())]
+    choices = [system.choice for system in there]
+    systems = sorted(there, key=lambda system: (choices.index(system.choice), _size(system)))
     across = min(ACROSS, len(lines))
     down = -(-len(lines) // across)
     with house():
@@ -135,10 +137,10 @@ def _style(system: Choice, systems: Sequence[Choice]) -> dict[str, Any]:
     """A choice has a colour and a dash, and each of its largest batches a marker."""
     choices = list(dict.fromkeys(other.choice for other in systems))
     sizes = sorted({_size(other) for other in systems})
-    colour = LOOKS.get(system.choice, LOOKS.get(system.name, OTHER)).colour
+    number = choices.index(system.choice)
     return {
-        "color": colour,
-        "linestyle": DASHES[choices.index(system.choice) % len(DASHES)],
+        "color": LINES[number % len(LINES)],
+        "linestyle": DASHES[number % len(DASHES)],
         "marker": ("o", "s", "^", "D", "v", "P", *MARKERS)[sizes.index(_size(system)) % (6 + len(MARKERS))],
         "linewidth": 1.0,
         "markersize": 4.5,
@@ -154,4 +156,4 @@ def _size(system: Choice) -> int:
 def _label(system: Choice) -> str:
     others = tuple(key for key in system.changed if key != SIZE)
     rest = f" ({', '.join(f'{key}={system.options[key]}' for key in others)})" if others else ""
-    return f"{system.choice}{rest}, {_size(system)}" if _size(system) else f"{system.choice}{rest}"
+    return f"{system.choice}{rest}, batches of {_size(system)}" if _size(system) else f"{system.choice}{rest}"

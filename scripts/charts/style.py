@@ -71,7 +71,15 @@ LOOKS = {
     "opara_fused": Look("#3b0f8f", (4, 1, 0), "....."),
     "weave": Look("#9900ff", (8, 1, 0)),
     "request_level": Look("#8c6d00", (7, 1, 13), "ooo"),
+    "request_level_padded": Look("#8c6d00", (4, 2, 0), "+++++"),
+    "request_level_ragged": Look("#8c6d00", (4, 2, 45), "-----"),
+    "request_level_early": Look("#8c6d00", (5, 2, 0), "\\\\\\\\\\"),
     "orca": Look("#8c6d00", (7, 0, 0), "|||||"),
+    "orca_paged": Look("#8c6d00", (5, 0, 36), "**"),
+    "orca_chunked": Look("#8c6d00", (3, 2, 0), "OO"),
+    "orca_prefixes": Look("#8c6d00", (3, 2, 180), "..//"),
+    "orca_preempting": Look("#8c6d00", (6, 2, 0), "||--"),
+    "orca_asynchronous": Look("#8c6d00", (8, 2, 0), "xx.."),
     "transformers_continuous_batching": Look(_HUES[0], (6, 1, 30), "-----"),
     "transformers_generate": Look(_HUES[0], (8, 1, 22), "+++++"),
     "vllm": Look(_HUES[2], (7, 1, 7), "-----"),
@@ -87,6 +95,8 @@ LOOKS = {
     "hummingbird": Look("#9900ff", (9, 2, 10), "ooo"),
     "deepgbm": Look("#8c6d00", (9, 2, 20), "....."),
 }
+# Of the lines of a chart whose systems differ in little, in turn.
+LINES = (*_HUES, "#000000", "#6c2400")
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")
 _SHAPES = (  # unlike each other, and unlike what LOOKS has, at the size of a marker
