@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
-from made_records import cell, rounds
+from made_records import cell, record, rounds
 
 import conf
 from models.table_options import DATASETS, PIPELINES
@@ -20,7 +20,7 @@ from results.cell import Cell, choose, named
 from results.document import cell_to_json
 from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS, Finding
 from results.published.values import everything
-from results.record import Kernels, Limits, Record, SmEfficiency
+from results.record import Kernels, Limits, Measured, Quantity, Record, SmEfficiency
 from results.schedule import BlockSearch
 from results.schedule_file import read_cells
 from results.selection import NoResults, Selection
@@ -56,7 +56,7 @@ ISSUED = {
         *("table1", "table2", "autotune"),
     ],
     "orca": [
-        *("figure4.7a", "figure4.8a", "figure4.8b", "figure4.8c", "figure4.9"),
+        *("table4.1", "figure4.7a", "figure4.8a", "figure4.8b", "figure4.8c", "figure4.9"),
         *("batching_ladder", "extensions", "azure_trace"),
     ],
     "opara": ["figure1", "figure2", "figure5", "figure6", "figure7", "figure8", "figure9", "table1", "prototype"],
@@ -512,3 +512,28 @@ def test_schedule_files_are_known_by_their_cell_and_older_ones_by_their_name(tmp
     assert evidence.schedule(("t5", 4), OPARA) == evidence.schedule(("inception_v3", 1), named("system", "ios", r=1, s=3))
     assert len(evidence.schedules) == 2 and own in evidence.schedules
     assert evidence.schedule(("t5", 4), NIMBLE) is None
+
+
+def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> None:
+    """The largest rate over all largest batches; 13B's claims are of one measurement each."""
+
+    def served_at(system: str, size: int, rate: float | None) -> Record:
+        reason = None if rate else "no rate that was tried keeps the SLO"
+        quantity = Quantity("slo_rate", "largest rate at the SLO", "req/s", rate, is_more_better=True, reason=reason)
+        of = cell(system, "gpt_13b", "capacity", device="cuda", precision="fp16")
+        of = replace(of, system=choose("system", system, max_batch_size=size))
+        return record(of=of, measured={"capacity": Measured((quantity,), {}, "2026-01-01")})
+
+    many = [served_at("orca", 1, 1.5), served_at("orca", 64, 30.0), served_at("orca", 8, 10.0)]
+    many += [served_at("request_level", 1, 1.5), served_at("request_level", 8, None)]
+    _, _, judged_findings = judged("orca/figure4.8a", many)
+    by_what = {f.what.partition(": ")[2].partition(",")[0]: f for f in judged_findings}
+    best = by_what["orca over request_level"]
+    assert best.ours == pytest.approx(20.0) and best.verdict == HOLDS and "not in turn" in best.reason
+    assert by_what["orca over request_level_padded"].verdict == CANNOT
+
+
+def test_the_sizes_of_table_4_1_are_counted() -> None:
+    _, _, judged_findings = judged("orca/table4.1")
+    assert [f.verdict for f in judged_findings] == [HOLDS] * 4
+    assert [f.ours for f in judged_findings] == pytest.approx([12.9, 101.2, 174.6, 340.6], abs=0.1)

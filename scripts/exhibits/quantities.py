@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
+import conf
 from results.cell import Choice, named
 from results.record import ActiveWarps, Limits, Record, SmEfficiency
 from results.schedule import BlockSearch, Search
@@ -165,6 +166,17 @@ def block_gain(evidence: Evidence, row: Row, system: Choice | None) -> float:
     return max(sequential / staged for sequential, staged in pairs if sequential and staged)
 
 
+def parameters(evidence: Evidence, row: Row, _: Choice | None) -> float:
+    """Billions of a GPT of that size: its blocks, and the embeddings of tokens and places."""
+    options = conf.options("model", row[0])
+    if options.get("name") != "gpt":
+        raise Missing(f"{row[0]} is no GPT")
+    layers, hidden, vocabulary, positions = (
+        int(str(options[key])) for key in ("layers", "hidden", "vocabulary", "positions")
+    )
+    return (layers * (12 * hidden**2 + 13 * hidden) + (vocabulary + positions + 2) * hidden) / 1e9
+
+
 def served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_best: bool = False) -> float:
     """A quantity of a system that served, by "MEASUREMENT.NAME".
 
@@ -257,5 +269,6 @@ PLAIN: dict[str, tuple[Quantity, str]] = {
     "largest_block_width": (lambda evidence, row, system: largest_block(evidence, row, system).width, "count"),
     "transitions": (transitions, "count"),
     "block_speedup": (block_gain, "at_least"),
+    "parameters": (parameters, "count"),
     "throughput": (slo_rate, "at_least"),
 }
