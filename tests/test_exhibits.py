@@ -56,7 +56,7 @@ ISSUED = {
         *("table1", "table2", "autotune"),
     ],
     "orca": [
-        *("table4.1", "figure4.7a", "figure4.8a", "figure4.8b", "figure4.8c", "figure4.9"),
+        *("table4.1", "figure4.6", "figure4.7a", "figure4.8a", "figure4.8b", "figure4.8c", "figure4.9"),
         *("batching_ladder", "extensions", "azure_trace"),
     ],
     "opara": ["figure1", "figure2", "figure5", "figure6", "figure7", "figure8", "figure9", "table1", "prototype"],

@@ -16,8 +16,10 @@ from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
 from results.cell import Cell, Conditions, choose
 from results.record import Measured, Serving
 from results.store import Store
+from results.timeline import Timeline
 from runners.measurements.capacity import Capacity
 from runners.measurements.serving import ServingMeasurement
+from runners.serving import timeline
 from runners.serving.simulated_session import SimulatedSession
 from systems.base import BadOption
 from systems.serving import costs
@@ -283,3 +285,20 @@ def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) ->
     requests = record.serving.traces[0].requests
     latency_s = requests.token_s[0][0] - requests.due_s[0]
     assert latency_s == pytest.approx(costs_of_stage(rows_of(1)), rel=1e-6)
+
+
+def test_the_timeline_of_a_pipeline_is_that_of_figure_4_6() -> None:
+    """Six requests in batches of two through three stages: after the first of a stage it has always something to do."""
+
+    def timeline_of(choice: str) -> Timeline:
+        system = choose("system", choice, pipeline_parallel=3, max_batch_size=2)
+        cell = Cell(choose("model", "gpt"), system, choose("runner", "timeline"), Conditions(1, "cpu", "fp32"))
+        return timeline.of_cell(cell)
+
+    orca = timeline_of("orca")
+    by_stage = {stage: [(bar.start, bar.name) for bar in orca.bars if bar.stream == stage] for stage in range(3)}
+    names = ["A1 B1", "C1 D1", "E1 F1", "A2 B2", "C2 D2", "E2 F2", "A3 B3", "C3 D3", "E3 F3"]
+    assert by_stage == {stage: [(float(stage + at), name) for at, name in enumerate(names)] for stage in range(3)}
+    static = [bar for bar in timeline_of("request_level_microbatches").bars if bar.stream == 0]
+    assert [(bar.start, bar.name) for bar in static[:4]] == [(0.0, "A1"), (1.0, "B1"), (3.0, "A2"), (4.0, "B2")]  # bubbles
+    assert orca.num_scheduled_streams == 3

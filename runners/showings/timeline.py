@@ -61,7 +61,13 @@ class Timeline(Showing):
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
         """The timeline as data; Failed where the system's output is not eager's. Raises as runners.cell.timeline does."""
         from runners.cell import timeline
+        from systems import registry
+        from systems.serving.system import AnyServingSystem
 
+        if issubclass(registry.system_class(cell.system.name), AnyServingSystem):
+            from runners.serving import timeline as of_requests
+
+            return of_requests.of_cell(cell).to_json()
         try:
             return timeline.of_cell(cell, visible_device, report, self.options.classify).to_json()
         except timeline.Incorrect as error:

@@ -74,6 +74,7 @@ LOOKS = {
     "request_level_padded": Look("#8c6d00", (4, 2, 0), "+++++"),
     "request_level_ragged": Look("#8c6d00", (4, 2, 45), "-----"),
     "request_level_early": Look("#8c6d00", (5, 2, 0), "\\\\\\\\\\"),
+    "request_level_microbatches": Look("#8c6d00", (7, 2, 20), "oo++"),
     "orca": Look("#8c6d00", (7, 0, 0), "|||||"),
     "orca_paged": Look("#8c6d00", (5, 0, 36), "**"),
     "orca_chunked": Look("#8c6d00", (3, 2, 0), "OO"),
