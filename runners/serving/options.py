@@ -100,9 +100,9 @@ class CapacityOptions:
 
 @dataclass(frozen=True)
 class SimulatedOptions(ServingOptions):
-    """costs: a file of runner=iteration_costs. reductions: another, of two GPUs, where that one has no sums; or None."""
+    """costs: a file of runner=iteration_costs, which is needed. reductions: another, of two GPUs, for sums; or None."""
 
-    costs: str
+    costs: str | None
     reductions: str | None
 
     def __post_init__(self) -> None:

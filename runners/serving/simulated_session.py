@@ -40,6 +40,8 @@ def costs_of(options: SimulatedOptions) -> StageCosts:
                 read[key] = StageCosts.from_json(Path(path).expanduser().read_text())
             except (ValueError, KeyError, TypeError):
                 raise BadOption(f"runner.{key}={path} is not a file of runner=iteration_costs") from None
+    if "costs" not in read:
+        raise BadOption("runner=simulated needs runner.costs: runner=iteration_costs output=FILE writes it")
     costs = read["costs"]
     if "reductions" in read:
         costs = replace(costs, reductions=read["reductions"].reductions)
