@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from models.gpt_part import Part, made_part
 from results.cell import Cell, Conditions, choose
 from runners.checks import BadRequest
 from runners.request.request import Request, SweepOptions
+from runners.serving.bridge import Bridge, Stopped
 from runners.showings.registry import showing
 from systems.serving.batch import Batch, Row
 from systems.serving.iteration_level import IterationLevel
@@ -37,6 +40,7 @@ from systems.serving.parallel import EngineEnded, ParallelEngine
 from systems.serving.parts import Parts
 from systems.serving.request import Sampling
 from systems.serving.slots import ContiguousSlots, Region
+from systems.serving.system import Server
 from systems.serving.worker import Spec
 
 NUM_SLOTS = 120
@@ -297,3 +301,44 @@ def test_every_request_is_answered_where_a_worker_ends(folder: Path, tmp_path: P
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.slow
+def test_of_a_thousand_requests_none_is_lost_silently() -> None:
+    """Some are given up, and a worker is killed midway: each other request has all its tokens, or the reason."""
+    draw = random.Random(0)
+    sizes = [(draw.randint(1, 12), draw.randint(1, 6)) for _ in range(1000)]
+    given_up = set(draw.sample(range(1000), 150))
+
+    async def answers() -> list[str | int]:
+        engine = started(Parts(1, 2))
+        scheduler = IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 4)
+        ends: list[BaseException | None] = []
+        bridge = Bridge(Server(scheduler, engine, (NUM_SLOTS, SHAPE.positions, SHAPE.vocabulary)), ends.append)
+        queues = [bridge.submit(request) for request in requests_of(sizes)]
+        for i in given_up:
+            bridge.give_up(i)
+        outcomes: list[str | int] = []
+        for i, queue in enumerate(queues):
+            if i == 300:
+                engine.workers[1].process.kill()
+            count = 0
+            while i not in given_up:
+                delivery = await asyncio.wait_for(queue.get(), 20)
+                if isinstance(delivery, Stopped):
+                    outcomes.append(str(delivery))
+                    break
+                count += len(delivery.tokens)
+                if delivery.is_last:
+                    outcomes.append(count)
+                    break
+        assert len(ends) == 1 and isinstance(ends[0], EngineEnded)
+        return outcomes
+
+    outcomes = asyncio.run(answers())
+    expected = [new for i, (_, new) in enumerate(sizes) if i not in given_up]
+    assert len(outcomes) == 850
+    whole = [(outcome, new) for outcome, new in zip(outcomes, expected, strict=True) if isinstance(outcome, int)]
+    assert 100 < len(whole) < 850 and all(outcome == new for outcome, new in whole)
+    reasons = {outcome for outcome in outcomes if isinstance(outcome, str)}
+    assert reasons == {"the engine has stopped: rank 1 of 2 (stage 0, part 1) was killed by signal 9"}
