@@ -159,6 +159,7 @@ def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
         ({"prompt": "a", "n": 2}, "n=2 is not served"),
         ({"prompt": "a", "stop": [""]}, "stop="),
         ({"prompt": "a", "temperature": -1}, "temperature=-1"),
+        ({"prompt": "a", "seed": 2**64}, "is not an integer of 64 bits"),
     ],
 )
 def test_a_body_that_asks_for_what_cannot_be_is_told_so(running: Running, body: dict[str, object], words: str) -> None:
