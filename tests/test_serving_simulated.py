@@ -298,7 +298,7 @@ def test_the_timeline_of_a_pipeline_is_that_of_figure_4_6() -> None:
 
     orca = timeline_of("orca")
     by_stage = {stage: [(bar.start, bar.name) for bar in orca.bars if bar.stream == stage] for stage in range(3)}
-    names = ["A1 B1", "C1 D1", "E1 F1", "A2 B2", "C2 D2", "E2 F2", "A3 B3", "C3 D3", "E3 F3"]
+    names = ["A1B1", "C1D1", "E1F1", "A2B2", "C2D2", "E2F2", "A3B3", "C3D3", "E3F3"]
     assert by_stage == {stage: [(float(stage + at), name) for at, name in enumerate(names)] for stage in range(3)}
     static = [bar for bar in timeline_of("request_level_microbatches").bars if bar.stream == 0]
     assert [(bar.start, bar.name) for bar in static[:4]] == [(0.0, "A1"), (1.0, "B1"), (3.0, "A2"), (4.0, "B2")]  # bubbles

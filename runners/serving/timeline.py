@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from models.decoders import decoder_size
 from results.cell import Cell
-from results.timeline import COMPUTE, Bar, Timeline
+from results.timeline import UNKNOWN, Bar, Timeline
 from systems.base import Unsupported
 from systems.serving.batch import Batch
 from systems.serving.loop import Listed
@@ -32,10 +32,10 @@ class Watched(SimulatedEngine):
 
     def submit(self, batch: Batch) -> None:
         super().submit(batch)
-        name = " ".join(f"{NAMES[row.request_id]}{row.draw + 1}" for row in batch.rows)
+        name = "".join(f"{NAMES[row.request_id]}{row.draw + 1}" for row in batch.rows)
         for stage, end_s in enumerate(self.free_s):
             begin_ms = (end_s - STAGE_S) * 1e3
-            self.bars.append(Bar(stage, name, round(begin_ms, 6), STAGE_S * 1e3, COMPUTE, {"requests": len(batch.rows)}))
+            self.bars.append(Bar(stage, name, round(begin_ms, 6), STAGE_S * 1e3, UNKNOWN, {"requests": len(batch.rows)}))
 
 
 def of_cell(cell: Cell) -> Timeline:
