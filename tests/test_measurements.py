@@ -99,7 +99,7 @@ def test_columns_have_one_order() -> None:
     of_servers = ["req/s", "tokens/s", "normalized ms", "TTFT p99", "ITL p99", "batch", "in vain"]
     of_servers += ["req/s at SLO", "batch ms", "simulated req/s", "simulated ms"]
     of_devices = ["SM", "warps", "error", "limit ms"]
-    of_tables = ["AUC", "95 %", "over pipeline", "log loss", "fit + tune s", "parameters"]
+    of_tables = ["AUC", "95 %", "over pipeline", "log loss", "fit + tune s", "µs a row", "parameters"]
     assert headings == ["latency ms", "device ms", "samples/s", "MiB", "J", *of_servers, *of_devices, *of_tables]
     assert len(set(headings)) == len(headings)
 
