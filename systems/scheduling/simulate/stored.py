@@ -23,8 +23,9 @@ def read_sets(file: str) -> list[MeasuredSet]:
     Raises:
         BadOption: There is none, or it cannot be read.
     """
+    files = files_of(file)
     try:
-        return [MeasuredSet.read(each) for each in files_of(file)]
+        return [MeasuredSet.read(each) for each in files]
     except (OSError, ValueError) as error:
         raise BadOption(f"{file or COMMITTED} is no profile: {error}") from error
 
