@@ -89,12 +89,14 @@ DRAW: dict[str, Drawings] = {
 }
 CHARTS = tuple(DRAW)
 OF_TABLES = ("accuracy", "gain")  # of what learns, which has no speed
+OF_REQUESTS = ("serving",)  # of what serves
 
 
 def usual(measured: Selection) -> list[str]:
     """The charts that are drawn where none is named."""
     learned = {record.accuracy is not None for record in measured.records}
-    names = [name for name in CHARTS if (name in OF_TABLES) in learned]
+    is_served = any(record.serving is not None or "capacity" in record.measured for record in measured.records)
+    names = [name for name in CHARTS if (name in OF_TABLES) in learned and (is_served or name not in OF_REQUESTS)]
     return [*names, *measured.quantities()]
 
 

@@ -129,6 +129,7 @@ class Composition:
     """A runner that makes several measurements: those that the option `measurements` of its file names, in that order.
 
     Options: those that are no measurement's. session: the class of its session, as module:class.
+    possible: names of the measurements that it can make; none where they are all that its options suffice for.
     shown_first: headings of columns that every table of it shows.
     learns: may its systems learn, in a process of their own, before it measures?
     """
@@ -136,6 +137,7 @@ class Composition:
     name: ClassVar[str] = ""
     Options: ClassVar[type] = NoOptions
     session: ClassVar[str] = "runners.cell.session:Session"
+    possible: ClassVar[tuple[str, ...]] = ()
     shown_first: ClassVar[tuple[str, ...]] = ()
     learns: ClassVar[bool] = True
 

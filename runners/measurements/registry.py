@@ -62,12 +62,13 @@ def plan(runner: Choice) -> Plan:
     """What `runner` makes. Raises BadRequest for a name that is no measurement's, and as the options do."""
     listed = runner.get("measurements")
     names = [runner.name] if listed is None else str(listed).split()
-    possible = [name for name, kind in measurements().items() if runner.options.keys() >= names_of(kind.Options)]
+    composition = compositions().get(runner.name, Composition)
+    known = [name for name, kind in measurements().items() if runner.options.keys() >= names_of(kind.Options)]
+    possible = composition.possible or known
     for name in names:
         one_of("runner" if listed is None else "runner.measurements", name, possible)
     if len(set(names)) < len(names):
         raise BadRequest(f"runner.measurements={listed} names one of them twice")
-    composition = compositions().get(runner.name, Composition)
     options_of(composition.Options, runner)
     wanted = [measurements()[name](runner) for name in dict.fromkeys((ALWAYS, *names))]
     return Plan(tuple(wanted), composition)

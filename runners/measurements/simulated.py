@@ -13,5 +13,6 @@ class SimulatedRun(Composition):
     name = "simulated"
     Options = SimulatedOptions
     session = "runners.serving.simulated_session:SimulatedSession"
+    possible = ("serving", "capacity")
     shown_first = ("req/s", "tokens/s", "normalized ms", "req/s at SLO")
     learns = False
