@@ -258,13 +258,13 @@ def as_transformers(decoder: nn.Module) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = auto._from_config(config, dtype=weight.dtype)
     state = decoder.state_dict()
-    given = {pair.theirs: pair.give(state[pair.ours]) for pair in pairs_of(decoder)}
-    _, unexpected = model.load_state_dict(given, strict=False, assign=True)
+    weights = {pair.theirs: pair.give(state[pair.ours]) for pair in pairs_of(decoder)}
+    _, unexpected = model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     assert not unexpected, unexpected
     if isinstance(decoder, Qwen3):  # its frequencies are no weights
         inner: Any = model.model
         inner.rotary_emb = type(inner.rotary_emb)(config).to(weight.device)
-    left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
-    assert not left, f"no weight was given to {left}"
+    names_on_meta = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    assert not names_on_meta, f"no weight was given to {names_on_meta}"
     return model.eval()

@@ -245,10 +245,10 @@ def bucket(relative: Tensor, is_bidirectional: bool, num_buckets: int, distance:
     if is_bidirectional:
         num_buckets //= 2
         first = (relative > 0) * num_buckets
-        apart = relative.abs()
+        steps = relative.abs()
     else:
-        apart = (-relative).clamp(min=0)
+        steps = (-relative).clamp(min=0)
     near = num_buckets // 2
-    share = torch.log(apart.clamp(min=1).float() / near) / math.log(distance / near)
+    share = torch.log(steps.clamp(min=1).float() / near) / math.log(distance / near)
     far = (near + (share * (num_buckets - near)).long()).clamp(max=num_buckets - 1)
-    return first + torch.where(apart < near, apart, far)
+    return first + torch.where(steps < near, steps, far)

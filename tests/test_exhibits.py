@@ -520,9 +520,9 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
     def served_at(system: str, size: int, rate: float | None) -> Record:
         reason = None if rate else "no rate that was tried keeps the SLO"
         quantity = Quantity("slo_rate", "largest rate at the SLO", "req/s", rate, is_more_better=True, reason=reason)
-        of = cell(system, "gpt_13b", "capacity", device="cuda", precision="fp16")
-        of = replace(of, system=choose("system", system, max_batch_size=size))
-        return record(of=of, measured={"capacity": Measured((quantity,), {}, "2026-01-01")})
+        one = cell(system, "gpt_13b", "capacity", device="cuda", precision="fp16")
+        one = replace(one, system=choose("system", system, max_batch_size=size))
+        return record(of=one, measured={"capacity": Measured((quantity,), {}, "2026-01-01")})
 
     many = [served_at("orca", 1, 1.5), served_at("orca", 64, 30.0), served_at("orca", 8, 10.0)]
     many += [served_at("request_level", 1, 1.5), served_at("request_level", 8, None)]

@@ -77,9 +77,13 @@ def test_a_difference_without_paired_scores_is_students_over_seeds() -> None:
         for s, aucs in (("windtunnel", warm), ("windtunnel_cold", cold))
     ]
     by_what = judged("windtunnel/table5.5_nycflights13", records)
-    found = by_what["nycflights13/pre2: windtunnel(pipe2) over windtunnel(pipe2; cold)"]
+    finding = by_what["nycflights13/pre2: windtunnel(pipe2) over windtunnel(pipe2; cold)"]
     interval = ttest_1samp(np.subtract(warm, cold), 0).confidence_interval(0.95)
-    assert found.verdict == HOLDS and found.low == pytest.approx(interval.low) and found.high == pytest.approx(interval.high)
+    assert (
+        finding.verdict == HOLDS
+        and finding.low == pytest.approx(interval.low)
+        and finding.high == pytest.approx(interval.high)
+    )
     by_what = judged(
         "windtunnel/table5.5_nycflights13",
         [
@@ -87,7 +91,7 @@ def test_a_difference_without_paired_scores_is_students_over_seeds() -> None:
             learned("windtunnel_cold", cold[:1], None, "nycflights13_pre2_pipe2", form="whole"),
         ],
     )
-    assert "share 1 seeds" in by_what[found.what].reason
+    assert "share 1 seeds" in by_what[finding.what].reason
 
 
 def test_levels_and_shares_are_told_apart() -> None:

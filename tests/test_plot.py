@@ -563,10 +563,10 @@ def test_latency_over_throughput_has_a_line_for_each_largest_batch() -> None:
             Quantity("normalized_p50_ms", "normalized latency", "ms", latency_ms, reason=reason),
         )
         runner = choose("runner", "serving", rate=rate)
-        of = replace(
+        one = replace(
             cell(), model=chosen("model", "gpt"), system=chosen("system", "orca", max_batch_size=size), runner=runner
         )
-        return record(of=of, serving=Serving(numbers, (), 1, "real"), when=when)
+        return record(of=one, serving=Serving(numbers, (), 1, "real"), when=when)
 
     many = [served(8, 1.0, 0.9, 7.0, "2025-01-01"), served(8, 1.0, 1.0, 5.0), served(8, 4.0, 3.5, None)]
     chart = serving.draw(Selected([*many, served(1, 1.0, 1.0, 9.0)], style.order))

@@ -158,11 +158,11 @@ def test_every_token_of_a_trace_comes_to_its_client() -> None:
 
 def test_a_closed_loop_keeps_as_many_requests_as_it_was_told() -> None:
     trace = drawn(12, 1e-9, 1.0, (2, 6), (1, 5), seed=1)  # at this rate an open loop would take years
-    of = traffic.run(server(), trace, seed=0, concurrency=3).requests
-    ends = [tokens[-1] for tokens in of.token_s]
-    for sent in of.sent_s:
-        assert sum(s <= sent and end > sent for s, end in zip(of.sent_s, ends, strict=True)) <= 3
-    assert sum(end > of.sent_s[2] for end in ends) == 12  # the first three are sent at once
+    requests = traffic.run(server(), trace, seed=0, concurrency=3).requests
+    ends = [tokens[-1] for tokens in requests.token_s]
+    for sent in requests.sent_s:
+        assert sum(s <= sent and end > sent for s, end in zip(requests.sent_s, ends, strict=True)) <= 3
+    assert sum(end > requests.sent_s[2] for end in ends) == 12  # the first three are sent at once
 
 
 def test_a_load_generator_that_ends_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,8 +129,8 @@ def test_operators_that_nobody_sees_are_no_timeline(monkeypatch: pytest.MonkeyPa
 
 def assert_one_at_a_time(run_timeline: Timeline) -> None:
     for stream in run_timeline.streams:
-        of = sorted((bar for bar in run_timeline.bars if bar.stream == stream), key=lambda bar: bar.start)
-        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(of))
+        bars = sorted((bar for bar in run_timeline.bars if bar.stream == stream), key=lambda bar: bar.start)
+        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(bars))
 
 
 def test_an_operator_that_the_capture_does_not_know_is_of_unknown_kind() -> None:

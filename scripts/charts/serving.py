@@ -47,9 +47,9 @@ def draw(measured: Selection) -> Chart:
     if not lines:
         raise NoResults("nothing was served at a rate that it keeps up with")
     slos = {model: slo for model in lines if (slo := _slo_ms(measured, model)) is not None}
-    there = [system for system in measured.systems if any(system in of for of in lines.values())]
-    choices = [system.choice for system in there]
-    systems = sorted(there, key=lambda system: (choices.index(system.choice), _size(system)))
+    drawn = [system for system in measured.systems if any(system in curves for curves in lines.values())]
+    choices = [system.choice for system in drawn]
+    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _size(system)))
     across = min(ACROSS, len(lines))
     down = -(-len(lines) // across)
     with house():
