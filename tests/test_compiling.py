@@ -54,17 +54,22 @@ def test_a_job_travels_as_json() -> None:
     assert x.tensor().dtype == torch.bfloat16
 
 
-def test_few_kernels_and_those_of_before_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_kernels_known_ones_and_one_thread_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     monkeypatch.setattr(compiling, "compile_for", lambda target, jobs: begun.append(len(jobs)))
     monkeypatch.setattr(compiling, "_begun", set())
     monkeypatch.setattr(compiling, "_own_target", lambda: H100)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     compile_ahead(dense_job(channels) for channels in range(1, compiling.FEW))
     assert begun == []
     compile_ahead(dense_job(channels) for channels in range(1, compiling.FEW + 1))
     compile_ahead(dense_job(channels) for channels in range(1, compiling.FEW + 1))
     assert begun == [compiling.FEW]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    compile_ahead(dense_job(channels) for channels in range(100, 200))
+    assert begun == [compiling.FEW]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     compile_ahead(dense_job(channels) for channels in range(100, 200))
     assert begun == [compiling.FEW]

@@ -57,13 +57,13 @@ _begun: set[Job] = set()  # by this process, whatever came of it
 
 
 def compile_ahead(jobs: Iterable[Job]) -> None:
-    """Fill Triton's cache, with as many processes as this one may use cores.
+    """Fill Triton's cache, with as many processes as PyTorch has threads here (`OMP_NUM_THREADS`).
 
     A kernel that does not compile is left to whoever launches it, who learns why. Nothing is compiled here in Triton's
-    interpreter, or where there are few.
+    interpreter, where there are few, or with one thread: cells beside each other have a core each.
     """
     new = [job for job in dict.fromkeys(jobs) if job not in _begun]
-    if len(new) < FEW or os.environ.get("TRITON_INTERPRET") == "1":
+    if len(new) < FEW or torch.get_num_threads() == 1 or os.environ.get("TRITON_INTERPRET") == "1":
         return
     _begun.update(new)
     compile_for(_own_target(), new)
@@ -81,7 +81,7 @@ def compile_for(target: Any, jobs: Sequence[Job]) -> None:
     Args:
         target: Triton's `GPUTarget`.
     """
-    count = min(len(os.sched_getaffinity(0)), -(-len(jobs) // FEW))
+    count = min(torch.get_num_threads(), -(-len(jobs) // FEW))
     # All that this process imports from, in its order: Python's own modules come before those of packages.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     compilers = [_start(target, jobs[i::count], environment) for i in range(count)]
