@@ -16,6 +16,7 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import replace
 from systems.scheduling.passes.fold_batch_norm import fold_batch_norm
+from systems.scheduling.passes.fuse_convolution import fuse_convolution
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 from systems.scheduling.passes.fuse_reductions import fuse_reductions
 from systems.scheduling.passes.merge_linears import merge_linears
@@ -74,6 +75,18 @@ def test_what_the_other_passes_make_costs_what_eager_does(dtype: torch.dtype) ->
     assert merged is not None
     for program in (select_kernels(captured, COUNTING)[0], replace(captured, [merged])[0]):
         assert costs_little(convolutions, program, image_)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_cpu_has_no_fused_convolution_in_half_precision(dtype: torch.dtype) -> None:
+    """PyTorch has no such operator with a residual in bf16, and on many CPUs none in fp16."""
+    torch.manual_seed(0)
+    convs = {name: nn.Conv2d(4, 4, 3, padding=1) for name in "ab"}
+    module = Function(lambda p, x: p["b"](p["a"](x).relu()).add(x).relu(), **convs).eval()
+    image_ = image()
+    assert [d.chosen for d in fuse_convolution(capture(module, (image_,)), COUNTING)[1]] == ["fused"] * 2
+    module, image_ = module.to(dtype), image_.to(dtype)
+    assert costs_little(module, fuse_convolution(capture(module, (image_,)), COUNTING)[0], image_)
 
 
 @pytest.mark.slow

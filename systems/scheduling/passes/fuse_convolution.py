@@ -42,7 +42,8 @@ def fuse_convolution(program: Program, context: Context) -> Rewritten:
     """Fuse a convolution, perhaps an addition, and an activation into one kernel of the vendor's, where it is faster.
 
     cuDNN has such kernels for ReLU on a GPU, oneDNN for more activations on a CPU (Nimble, Appendix B, "a subset of
-    TensorRT's" fusions).
+    TensorRT's" fusions). PyTorch's operators of oneDNN's kernels raise errors in fp16 and bf16: on a CPU they are for
+    float32.
 
     Invariant: of the operators of a place only the last is read from outside, so no parallelism is lost. Each distinct place
     is measured fused and separate; separate means as the later passes leave it.
@@ -76,7 +77,8 @@ def _places(program: Program, device: str) -> list[_Place]:
     taken: set[int] = set()
     places: list[_Place] = []
     for u in reversed(range(len(program.graph))):
-        if convolution(program.calls[u], MATCHED) is None:
+        conv = convolution(program.calls[u], MATCHED)
+        if conv is None or (device == "cpu" and program.value(conv.x).dtype != torch.float32):
             continue
         v = only_user(readers[u])
         chain: tuple[int, ...] = (u,)
