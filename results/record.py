@@ -270,6 +270,7 @@ class SeedAccuracy:
         gain, gain_variance: the AUC over that of the pipeline that was tuned, on the same rows.
         translation_error: the largest difference between raw scores of that pipeline and of its exact translation.
         predict_us: microseconds a test row, from the table to its probability, all test rows at once.
+        epoch_s: seconds of an epoch's steps of tuning, without validation, the median.
     """
 
     seed: int
@@ -283,6 +284,7 @@ class SeedAccuracy:
     gain_variance: float | None = None
     translation_error: float | None = None
     predict_us: float | None = None
+    epoch_s: float | None = None
 
 
 @dataclass(frozen=True)

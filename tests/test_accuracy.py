@@ -198,6 +198,8 @@ def test_every_learner_learns(name: str, options: dict[str, Any]) -> None:
     assert auc(learned.positive, label).value > 0.6
     assert (learned.positive >= 0).all() and (learned.positive <= 1).all() and learned.fit_s > 0
     assert learned.predict_us is not None and learned.predict_us > 0
+    assert (learned.epoch_s is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn"))
+    assert learned.epoch_s is None or 0 < 2 * learned.epoch_s < learned.tune_s
     assert (learned.pipeline_positive is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn", "hummingbird"))
 
 

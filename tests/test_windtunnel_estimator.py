@@ -80,6 +80,25 @@ def test_before_tuning_it_is_the_pipeline_and_after_it_is_better(fitted: Pipelin
     torch.testing.assert_close(tunnel.module(*tunnel.inputs(x))[:, 0], torch.tensor(tunnel.decision_function(x)).float())
 
 
+@pytest.mark.parametrize(("rate", "stays"), [(1e-9, True), (3e-3, False)])
+def test_the_pipeline_stays_where_no_epoch_is_above_it_and_that_is_allowed(
+    fitted: Pipeline, rate: float, stays: bool
+) -> None:
+    """Soft at a temperature of 1 the trees begin far below the pipeline, and a rate near 0 leaves them there."""
+    options = FAST | {"learning_rate": rate, "max_epochs": 12}
+    validation, rows = clicks(1000, 2), clicks(500, 3)[0]
+    tunnel = WindTunnel(fitted, may_keep_pipeline=True, dropout=0.0, **options)
+    tunnel.fine_tune(*clicks(3000, 0), validation=validation)
+    course = tunnel.course_
+    own = roc_auc_score(validation[1], fitted.predict_proba(validation[0])[:, 1])
+    assert course.keeps_pipeline is stays and course.first_metric == pytest.approx(own, abs=1e-4)
+    is_the_same = np.allclose(tunnel.predict_proba(rows), fitted.predict_proba(rows), atol=1e-4)
+    assert is_the_same is stays and (course.chosen.metric > own) is not stays
+    tuned = WindTunnel(fitted, dropout=0.0, **options).fine_tune(*clicks(3000, 0), validation=validation)
+    assert not np.allclose(tuned.predict_proba(rows), fitted.predict_proba(rows), atol=1e-4)
+    assert tuned.course_.first_metric is None and not tuned.course_.keeps_pipeline
+
+
 def test_patience_ends_and_the_best_epoch_stays(fitted: Pipeline) -> None:
     x, y = clicks(3000, 0)
     validation = clicks(1000, 2)

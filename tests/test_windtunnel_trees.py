@@ -251,7 +251,7 @@ def test_a_feature_of_0_and_1_needs_its_threshold_moved() -> None:
     booster = lightgbm.train({"objective": "binary", "verbose": -1}, lightgbm.Dataset(x, x[:, 0]), 1)
     ensemble, _ = lightgbm_trees.parse(booster, "LightGBM")
     moved = ensemble.with_thresholds_between(x)
-    assert abs(ensemble.threshold.max()) < 1e-30 and moved.threshold.tolist() == [[0.5]]
+    assert abs(ensemble.threshold.max()) < 1e-30 and moved.threshold[moved.is_node].tolist() == [0.5]
     want = booster.predict(x, raw_score=True)
     unmoved, exact = (
         SoftForest(e, temperature=1e-8, dropout=0.0, dtype=torch.float64)(torch.from_numpy(x)).detach().numpy()[:, 0]
@@ -324,7 +324,26 @@ def test_the_tree_of_the_figure_is_its_two_hidden_layers(temperature: float) -> 
     expected = sum(v / 2 * (1 + leaf) for v, leaf in zip((10.0, 20.0, 30.0, 0.0, 50.0), leaves, strict=True))
     torch.testing.assert_close(forest(x)[:, 0], expected)
     torch.testing.assert_close(forest.leaves(x)[0, :, 2], (1 + leaves[2]) / 2)
-    assert forest.signs[0, :, 2].tolist() == [-1, 1, 1] and forest.leaf_bias[0, 0, 2] == 1 - 3
+    assert forest.signs[0, :3, 2].tolist() == [-1, 1, 1] and forest.leaf_bias[0, 0, 2] == 1 - 3
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_gradient_of_gathered_features_is_that_of_an_index(level: int) -> None:
+    """Of finite differences, and of a plain gather; nodes that pad a tree pass none on."""
+    x = table(5, 60, False)[:, :3]
+    model = DecisionTreeRegressor(max_leaf_nodes=6, random_state=0).fit(x, label(5, x.repeat(2, 1), 3))
+    ensemble, _ = sklearn_trees.parse_tree(model, "tree")
+    forest = SoftForest(ensemble, level, 1.0, 0.0, torch.float64)
+    forest.sees_missing = False
+    rows = torch.from_numpy(x[:4]).requires_grad_()
+    assert not ensemble.is_node.all()
+    assert torch.autograd.gradcheck(forest, (rows,))
+    (gradient,) = torch.autograd.grad(forest(rows).sum(), rows)
+    plain = torch.from_numpy(x[:4]).requires_grad_()
+    nodes = torch.tanh(plain[:, forest.feature] - forest.threshold).view(4, *ensemble.feature.shape).transpose(0, 1)
+    leaves = torch.tanh(torch.baddbmm(forest.leaf_bias, nodes, forest.signs * forest.node_mask))
+    torch.bmm(leaves, forest.value * forest.leaf_mask).sum().backward()
+    torch.testing.assert_close(gradient, plain.grad)
 
 
 def test_padding_takes_no_part() -> None:

@@ -24,6 +24,7 @@ MOST_GATHERED = 2**24  # trees x nodes x leaves up to which "auto" gathers
 DEFAULT_LEVEL = 4
 DEFAULT_DROPOUT = 0.1  # section 5.3
 ZERO = float(np.float32(1e-35))  # LightGBM takes what is at most this far from 0 for 0
+ALIGNMENT = 4  # numbers of float32 in 16 bytes, to which tensor cores want the rows of a matrix aligned
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class TreeEnsemble:
-    """T trees side by side, padded to equal numbers of nodes N and leaves L.
+    """T trees side by side, padded to equal numbers of nodes N and leaves L, which ALIGNMENT divides.
 
     Attributes:
         num_features: columns of X.
@@ -80,10 +81,10 @@ class TreeEnsemble:
         """The trees side by side; `base` is [K]."""
         num_nodes = np.array([len(tree.feature) for tree in trees])
         num_leaves = np.array([len(tree.value) for tree in trees])
-        nodes, leaves = max(1, num_nodes.max()), num_leaves.max()
+        nodes, leaves = aligned(max(1, num_nodes.max())), aligned(num_leaves.max())
 
         def padded(name: str, fill: float, dtype: type) -> NDArray[Any]:
-            whole = np.full((len(trees), nodes), fill, dtype=dtype)
+            whole: NDArray[Any] = np.full((len(trees), nodes), fill, dtype=dtype)
             for row, tree in zip(whole, trees, strict=True):
                 row[: len(tree.feature)] = getattr(tree, name)
             return whole
@@ -175,6 +176,11 @@ class TreeEnsemble:
                 moved[is_between] = below + (above - below) / 2
                 threshold[nodes] = moved
         return replace(self, threshold=threshold)
+
+
+def aligned(count: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-int(count) // ALIGNMENT) * ALIGNMENT
 
 
 def floored(threshold: NDArray[np.float64], dtype: torch.dtype) -> Tensor:
@@ -308,6 +314,28 @@ class HardForest(nn.Module):
         return place - num_nodes
 
 
+class _Gathered(torch.autograd.Function):
+    """Columns of x. Its gradient multiplies with one-hot rows, since sums into few columns would wait for each other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, columns: Tensor, one_hot: Tensor) -> Tensor:
+        ctx.save_for_backward(one_hot)
+        return x.index_select(1, columns)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,), (one_hot,) = gradients, ctx.saved_tensors
+        return gradient @ one_hot, None, None
+
+
+def _gathered(x: Tensor, columns: Tensor, one_hot: Tensor) -> Tensor:
+    """[B, F] -> [B, T·N]; without gradients a plain gather, which exporters know."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        nodes: Tensor = _Gathered.apply(x, columns, one_hot)  # type: ignore[no-untyped-call]
+        return nodes
+    return x.index_select(1, columns)
+
+
 class SoftForest(nn.Module):
     """Trees as two hidden layers of tanh: [B, F] -> [B, K].
 
@@ -328,6 +356,7 @@ class SoftForest(nn.Module):
     leaf_mask: Tensor
     shift: Tensor
     scale: Tensor
+    one_hot: Tensor
 
     def __init__(
         self,
@@ -355,10 +384,12 @@ class SoftForest(nn.Module):
         self.is_padded = not (ensemble.is_node.all() and ensemble.is_leaf.all())
         self.missing = _Missing(ensemble)
         self.threshold = nn.Parameter(_bounded(ensemble.threshold, dtype), requires_grad=level >= 2)
+        weight = torch.zeros(num_features, num_nodes, dtype=dtype)
+        weight[self.feature, torch.arange(num_nodes)] = self.node_mask.reshape(-1)
         if level >= 3:
-            weight = torch.zeros(num_features, num_nodes, dtype=dtype)
-            weight[self.feature, torch.arange(num_nodes)] = self.node_mask.reshape(-1)
             self.weight = nn.Parameter(weight)
+        else:
+            self.register_buffer("one_hot", weight.t().contiguous())
         num_literals = np.abs(ensemble.signs).sum(1, dtype=np.int64)  # [T, L]
         self.signs = nn.Parameter(torch.from_numpy(ensemble.signs).to(dtype), requires_grad=level >= 4)
         leaf_bias = torch.from_numpy(1.0 - num_literals).to(dtype)[:, None]  # [T, 1, L]
@@ -413,8 +444,7 @@ class SoftForest(nn.Module):
         if self.level >= 3:
             nodes = torch.addmm(self.threshold, known, self.weight, beta=-steepness, alpha=steepness)  # [B, T·N]
         else:
-            # Its gradient adds in place, where that of an index sorts first.
-            nodes = (known.index_select(1, self.feature) - self.threshold) * steepness
+            nodes = (_gathered(known, self.feature, self.one_hot) - self.threshold) * steepness
         nodes = torch.tanh(nodes)
         if self.sees_missing and self.missing.is_possible:
             is_missing = self.missing.at(x[:, self.feature], ALL)

@@ -195,7 +195,7 @@ class AccuracySession(Session):
             if learned.pipeline_positive is not None:
                 scores["pipeline"] = learned.pipeline_positive
             save_file({k: torch.from_numpy(np.ascontiguousarray(v, np.float64)) for k, v in scores.items()}, folder / SCORES)
-            names = ("fit_s", "tune_s", "epochs", "translation_error", "predict_us", "parameters")
+            names = ("fit_s", "tune_s", "epochs", "translation_error", "predict_us", "epoch_s", "parameters")
             (folder / FACTS).write_text(json.dumps({name: getattr(learned, name) for name in names}), encoding="utf-8")
 
         return make

@@ -101,6 +101,12 @@ def _seconds(record: Record) -> str:
     return f"{fit:.1f} + {tune:.1f}" if tune else f"{fit:.1f}"
 
 
+def _tuned_rows(record: Record) -> str:
+    part = record.accuracy
+    times = [seed.epoch_s for seed in part.seeds if seed.epoch_s is not None] if part is not None else []
+    return f"{part.training_rows / (sum(times) / len(times)):,.0f}" if part is not None and times else DASH
+
+
 def _predict_us(record: Record) -> str:
     part = record.accuracy
     times = [seed.predict_us for seed in part.seeds if seed.predict_us is not None] if part is not None else []
@@ -132,6 +138,7 @@ class Accuracy(Measurement):
         Column("over pipeline", 0, _gain, "AUC over that of the pipeline that was tuned, with its 95 % interval"),
         Column("log loss", 0, _log_loss, "on test rows, the mean over seeds"),
         Column("fit + tune s", 0, _seconds, "seconds of a seed"),
+        Column("tuned rows/s", 1, _tuned_rows, "rows a second of tuning's steps, without validation"),
         Column("µs a row", 1, _predict_us, "of predicting all test rows at once, from the table on"),
         Column("parameters", 1, _parameters, "that training changed last"),
     )
@@ -140,6 +147,7 @@ class Accuracy(Measurement):
         Row("over the pipeline", _gain),
         Row("log loss", _log_loss),
         Row("fit + tune s", _seconds),
+        Row("tuned rows/s", _tuned_rows),
         Row("µs a row", _predict_us),
         Row("parameters", _parameters),
         Row("rows", _rows),

@@ -65,6 +65,7 @@ class Learned:
         pipeline_positive: [test rows], of the pipeline that was tuned; None where none was.
         translation_error: the largest difference between the raw scores of the pipeline and of its exact translation.
         predict_us: microseconds a test row, from the table to its probability, all test rows at once.
+        epoch_s: seconds of an epoch's steps of tuning, without validation; the median of the best setting's epochs.
     """
 
     positive: NDArray[np.float64]
@@ -75,6 +76,7 @@ class Learned:
     pipeline_positive: NDArray[np.float64] | None = None
     translation_error: float | None = None
     predict_us: float | None = None
+    epoch_s: float | None = None
 
 
 class Learner(System):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,6 +61,8 @@ class WindTunnel(BaseEstimator):
         random_state: of dropout, orders and splits.
         device: "auto" is the GPU where there is one.
         system: that runs the steps, of conf/system; None is cuda_graph on a GPU and eager on a CPU.
+        may_keep_pipeline: the pipeline as it was fitted is a candidate too: where no epoch comes above it on the
+            validation rows, its exact translation stays. The chapter always takes what was tuned.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class WindTunnel(BaseEstimator):
         random_state: int = 0,
         device: str = "auto",
         system: str | None = None,
+        may_keep_pipeline: bool = False,
     ):
         self.pipeline = pipeline
         self.level = level
@@ -97,6 +101,7 @@ class WindTunnel(BaseEstimator):
         self.random_state = random_state
         self.device = device
         self.system = system
+        self.may_keep_pipeline = may_keep_pipeline
 
     report: Callable[[str], None] = staticmethod(lambda message: None)  # hears where fine-tuning stands
 
@@ -186,8 +191,17 @@ class WindTunnel(BaseEstimator):
             self.random_state,
             self.system or ("cuda_graph" if device.type == "cuda" else "eager"),
         )
-        self.course_: Course = fine_tune(translation, training, checking, loss, metric, settings, self.report)
-        self.n_iter_ = len(self.course_.chosen.losses)
+        course = fine_tune(translation, training, checking, loss, metric, settings, self.report)
+        if self.may_keep_pipeline and self.pipeline is not None:
+            exact = translate(self.pipeline_)
+            exact.network.to(device)
+            first = metric(in_chunks(exact.network, others), checking.target)
+            course = replace(course, first_metric=first, keeps_pipeline=first >= course.chosen.metric)
+            if course.keeps_pipeline:
+                translation = exact
+                self.report(f"the pipeline stays: validation {first:.5f}, tuned {course.chosen.metric:.5f}")
+        self.course_: Course = course
+        self.n_iter_ = len(course.chosen.losses)
         self.translation_: Translation = translation
         return self
 

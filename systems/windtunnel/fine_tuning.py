@@ -67,7 +67,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting: its metric and loss by epoch, the best epoch (from 0; None: there was none), and the seconds."""
+    """One setting.
+
+    Attributes:
+        metrics, losses: by epoch; more of a metric is better.
+        best_epoch: from 0; None: there was none.
+        seconds: of the whole.
+        epoch_seconds: of each epoch's steps alone.
+    """
 
     learning_rate: float
     weight_decay: float
@@ -75,6 +82,7 @@ class Trial:
     losses: tuple[float, ...]
     best_epoch: int | None
     seconds: float
+    epoch_seconds: tuple[float, ...] = ()
 
     @property
     def metric(self) -> float:
@@ -88,11 +96,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Course:
-    """What fine-tuning did: every setting in turn, and the place of the best."""
+    """What fine-tuning did.
+
+    Attributes:
+        trials: every setting in turn.
+        best: the place of the best.
+        rows: that trained.
+        first_metric: of the pipeline as it was fitted, where that is a candidate.
+        keeps_pipeline: its exact translation stays, since no setting came above it.
+    """
 
     trials: tuple[Trial, ...]
     best: int
     rows: int
+    first_metric: float | None = None
+    keeps_pipeline: bool = False
 
     @property
     def chosen(self) -> Trial:
@@ -230,9 +248,12 @@ def _trial(
     metrics: list[float] = []
     losses: list[float] = []
     best_epoch, best_state = None, [p.detach().clone() for p in parameters]
+    epoch_seconds: list[float] = []
     begin = perf_counter()
     for epoch in range(settings.max_epochs):
+        epoch_begin = perf_counter()
         losses.append(step.epoch())
+        epoch_seconds.append(perf_counter() - epoch_begin)
         if not np.isfinite(losses[-1]):
             report(f"epoch {epoch + 1}: the loss is no number; what was best before stays")
             break
@@ -245,7 +266,7 @@ def _trial(
             break
     step.close()
     seconds = perf_counter() - begin
-    return Trial(rate, decay, tuple(metrics), tuple(losses), best_epoch, seconds), best_state
+    return Trial(rate, decay, tuple(metrics), tuple(losses), best_epoch, seconds, tuple(epoch_seconds)), best_state
 
 
 class _Step:
@@ -260,7 +281,7 @@ class _Step:
             self.prepared = load(settings.system).prepare_training(network, optimizer, loss, inputs, target)
 
     def epoch(self) -> float:
-        """All rows once in a random order; returns the mean loss."""
+        """All rows once in a random order; returns the mean loss, when the device has it."""
         device = self.training.target.device
         total = torch.zeros((), device=device)
         for rows in torch.randperm(len(self.training), device=device).split(self.batch_size):

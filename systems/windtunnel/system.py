@@ -47,6 +47,7 @@ class WindTunnelLearner(Learner):
         batch_size: int = 1024,
         max_epochs: int = 60,
         patience: int = 5,
+        may_keep_pipeline: bool = False,
     ):
         for key, value, known in (("level", level, LEVELS), ("scope", scope, SCOPES), ("start", start, STARTS)):
             if wrong := not_one_of(f"system.{key}", str(value), [str(name) for name in known]):
@@ -70,6 +71,7 @@ class WindTunnelLearner(Learner):
             "batch_size": batch_size,
             "max_epochs": max_epochs,
             "patience": patience,
+            "may_keep_pipeline": may_keep_pipeline,
         }
 
     def learn_from(self, task: Task) -> Learned:
@@ -98,4 +100,5 @@ class WindTunnelLearner(Learner):
         tune_s = perf_counter() - begin
         parameters = sum(p.numel() for p in tunnel.module.parameters() if p.requires_grad)
         positive, predict_us = self.timed(lambda rows: tunnel.predict_proba(rows)[:, 1], task.test)
-        return Learned(positive, fit_s, tune_s, parameters, tunnel.n_iter_, original, error, predict_us)
+        epoch_s = float(np.median(tunnel.course_.chosen.epoch_seconds))
+        return Learned(positive, fit_s, tune_s, parameters, tunnel.n_iter_, original, error, predict_us, epoch_s)
