@@ -11,12 +11,15 @@ import pytest
 pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
 pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import check_estimator
 
 from models.tabular import clicks, flights
 from models.tabular.catalogue import read
 from models.tabular.dataset import BadData, split
+from models.tabular.encoders import MOST_DIRECT, Places
 from models.tabular.factorization_machine import FactorizationMachine
 from models.tabular.pipelines import PIPELINES, PREPROCESSINGS, Size, pipeline
 from systems.windtunnel.estimator import WindTunnel
@@ -195,3 +198,35 @@ def test_pipe1_is_logistic_regression_of_standardized_numbers_and_codes() -> Non
     assert isinstance(made[-1], LogisticRegression)
     coded = made[0].transform(dataset.rows)
     assert abs(coded[:, :2].mean(0)).max() < 1e-9 and set(np.unique(coded[:, 2:])) == {0.0, 1.0}
+
+
+WORDS = st.one_of(st.sampled_from(["a", "b", "ä", "", "10", "nan"]), st.just(np.nan))
+NUMBERS = st.integers(-3, 9)
+WIDE = st.sampled_from([-(2**63), -1, 0, 5, MOST_DIRECT, 2**62, 2**63 - 1])
+
+
+@given(st.data(), st.sampled_from([WORDS, NUMBERS, WIDE]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_places_are_those_of_a_dictionary(data: st.DataObject, values: st.SearchStrategy, is_categorical: bool) -> None:
+    """Of words, of numbers that are looked up without a hash and with one, as they are and as a Categorical."""
+    is_word = values is WORDS
+    categories = data.draw(st.lists(values, min_size=1, max_size=6, unique_by=repr))
+    column = data.draw(st.lists(values, min_size=1, max_size=20))
+    rows = {repr(category): place + 1 for place, category in enumerate(categories)}
+    dtype = object if is_word else np.int64
+    places = Places(np.array(categories, dtype=dtype))
+    series = pd.Series(np.array(column, dtype=dtype))
+    for _ in range(2):  # a Categorical's table is kept
+        looked_up = places((series.astype("category") if is_categorical else series).array)
+        assert looked_up.tolist() == [rows.get(repr(value), 0) if repr(value) != "nan" or is_word else 0 for value in column]
+
+
+def test_places_of_values_of_another_type() -> None:
+    """Numbers with a fraction or none at all are no whole numbers; a number larger than any place is outside."""
+    places = Places(np.array([3, 1, 2]))
+    assert places(np.array([1.0, 1.5, np.nan, 3.0])).tolist() == [2, 0, 0, 1]
+    assert places(np.array([1, 2**40, -(2**63), 2**63 - 1])).tolist() == [2, 0, 0, 0]
+    assert places(np.array([3, 2**64 - 1], dtype=np.uint64)).tolist() == [1, 0]
+    assert places(np.array([1, "1", None], dtype=object)).tolist() == [2, 0, 0]
+    assert places(pd.Categorical([3, None, 7])).tolist() == [1, 0, 0]
+    assert places(pd.Categorical(["3", "1"])).tolist() == [0, 0]  # another dtype than before

@@ -9,6 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.neural.embeddings import Embeddings
+from models.neural.graph import Chain, Slot, Union
+from models.neural.lookups import MODULUS, MOST_LEAVES, LookupForest
 from models.neural.trees import ForestLeaves, HardForest, SoftForest, Tree, TreeEnsemble, floored
 
 pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
@@ -404,3 +407,62 @@ def test_a_rounded_threshold_parts_float32_as_the_exact_one(threshold: float, x:
     rounded = float(floored(np.array([threshold]), torch.float32))
     assert (x <= rounded) == (x <= threshold)
     assert (np.float32(threshold) <= rounded) == (float(np.float32(threshold)) <= threshold)
+
+
+def test_masks_of_one_leaf_leave_different_remainders() -> None:
+    masks = (np.uint64(1) << np.arange(MOST_LEAVES, dtype=np.uint64)).view(np.int64)
+    assert masks[-1] < 0 and len(set((torch.from_numpy(masks) % MODULUS).tolist())) == MOST_LEAVES
+    assert all(len(set((torch.from_numpy(masks) % smaller).tolist())) < MOST_LEAVES for smaller in range(64, MODULUS))
+
+
+@given(cases, st.sampled_from([torch.float32, torch.float64]), st.sampled_from(["lightgbm", "xgboost", "sklearn"]))
+@settings(max_examples=30, deadline=None)
+def test_lookups_are_the_trees(case: dict[str, Any], dtype: torch.dtype, library: str) -> None:
+    """Over numbers with ties, NaN and infinities and over the codes of ids, against every node evaluated by itself."""
+    seed, rng = case["seed"], np.random.default_rng(case["seed"])
+    numbers = table(seed, 300, library != "sklearn")
+    ids = rng.integers(0, 9, (300, 2))
+    codes = [rng.integers(0, 2, (9, 3)).astype(float), np.round(rng.normal(size=(9, 2)), 1)]
+    x = np.concatenate([numbers, codes[0][ids[:, 0]], codes[1][ids[:, 1]]], 1)
+    y = label(seed, numbers, 2)
+    if library == "lightgbm":
+        parameters = {"objective": "binary", "verbose": -1, "num_leaves": 31, "num_threads": 1}
+        ensemble, _ = lightgbm_trees.parse(lightgbm.train(parameters, lightgbm.Dataset(x, y), 8), "LightGBM")
+    elif library == "xgboost":
+        model = xgboost.XGBClassifier(n_estimators=6, max_depth=5, n_jobs=1).fit(x, y)
+        ensemble, _ = xgboost_trees.parse(model.get_booster(), "XGBoost", None)
+    else:
+        forest = RandomForestClassifier(6, max_leaf_nodes=40, random_state=seed).fit(x, y)
+        ensemble, _ = sklearn_trees.parse_forest(forest, "forest")
+    embeddings = Embeddings(codes, dtype)
+    lookups = LookupForest.of(Union([Slot(0), Chain(Slot(1), embeddings)]), ensemble, dtype)
+    if len(np.unique(ensemble.feature[ensemble.is_node])) == 0:
+        assert lookups is None
+        return
+    assert lookups is not None
+    new = torch.from_numpy(unseen(seed, numbers, library != "sklearn")).to(dtype)
+    if library == "sklearn":
+        new = new.nan_to_num()
+    other = torch.from_numpy(rng.integers(0, 9, (len(new), 2)))
+    want = HardForest(ensemble, dtype=dtype)(torch.cat([new, embeddings(other)], 1))
+    torch.testing.assert_close(lookups((new, other)), want.detach(), rtol=0, atol=MOST)
+
+
+def test_what_no_mask_can_hold_is_left_to_the_trees() -> None:
+    """More than 64 leaves, 0 that is missing among numbers, parts of unknown width, more fields than nodes a tree."""
+    x = table(2, 3000, False)
+    y = label(2, x, 2)
+
+    def parsed(rounds: int = 3, **parameters: Any) -> TreeEnsemble:
+        parameters = {"objective": "binary", "verbose": -1, "min_data_in_leaf": 2, "num_threads": 1, **parameters}
+        return lightgbm_trees.parse(lightgbm.train(parameters, lightgbm.Dataset(x, y), rounds), "LightGBM")[0]
+
+    assert LookupForest.of(Slot(0), parsed(num_leaves=64), torch.float32) is not None
+    assert LookupForest.of(Slot(0), parsed(num_leaves=65), torch.float32) is None
+    assert LookupForest.of(Slot(0), parsed(num_leaves=20, zero_as_missing=True), torch.float32) is None
+    assert LookupForest.of(Union([Slot(0), Slot(1)]), parsed(num_leaves=20), torch.float32) is None
+    x = np.random.default_rng(0).normal(size=(3000, 6))
+    y = (x.sum(1) > 0).astype(int)
+    stumps = parsed(60, num_leaves=2, feature_fraction=0.4)
+    assert len(np.unique(stumps.feature[stumps.is_node])) > stumps.shape[1]
+    assert LookupForest.of(Slot(0), stumps, torch.float32) is None

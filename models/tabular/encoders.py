@@ -15,21 +15,67 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+MOST_DIRECT = 2**16  # whole numbers from the least category to the greatest that are looked up without a hash
+
+
+def raw_columns(x: Any) -> list[NDArray[Any] | pd.Categorical]:
+    """The columns of a table or of a matrix: arrays, and a Categorical as it is."""
+    if not hasattr(x, "iloc"):
+        return list(np.asarray(x).T)
+    arrays = [series.array for _, series in x.items()]
+    return [array if isinstance(array, pd.Categorical) else np.asarray(array) for array in arrays]
+
 
 def columns_of(x: Any) -> list[NDArray[Any]]:
     """The columns of a table or of a matrix, each an array."""
-    if hasattr(x, "iloc"):
-        return [np.asarray(x.iloc[:, i]) for i in range(x.shape[1])]
-    return [np.asarray(x[:, i]) for i in range(x.shape[1])]
+    return [np.asarray(column) for column in raw_columns(x)]
 
 
-def places(categories: NDArray[Any] | pd.Index, column: NDArray[Any]) -> NDArray[np.int64]:
-    """The row of each value in a table of codes: 1 + its place among the categories, 0 if it is none of them.
+class Places:
+    """The row of each value of a column in a table of codes: 1 + its place among the categories, 0 if it is none of them.
 
-    An Index keeps its table of hashes from one call to the next.
+    What is hashed are the distinct values: whole numbers of a small range take no hash, values of a Categorical none again.
+
+    Args:
+        categories: distinct.
     """
-    index = categories if isinstance(categories, pd.Index) else pd.Index(categories)
-    return np.asarray(index.get_indexer(pd.Index(column))) + 1
+
+    def __init__(self, categories: NDArray[Any]):
+        self._index = pd.Index(categories)
+        self._low, self._rows = 0, np.zeros(0, np.int64)  # of whole numbers: the row of low - 1 and of those above it
+        self._dtype: Any = None  # of the Categorical seen last, with the row of each of its categories and of NaN
+        self._by_code = np.zeros(0, np.int64)
+        numbers = np.asarray(self._index)
+        if numbers.dtype.kind in "iu" and len(numbers):
+            self._low, high = int(numbers.min()), int(numbers.max())
+            if high - self._low < MOST_DIRECT and high < 2**62 and self._low > -(2**62):
+                self._rows = np.zeros(high - self._low + 3, np.int64)  # one more at either end for what is outside
+                self._rows[numbers.astype(np.int64) - self._low + 1] = np.arange(1, len(numbers) + 1)
+
+    def __call__(self, column: NDArray[Any] | pd.Categorical) -> NDArray[np.int64]:
+        """[B] values -> [B] rows"""
+        if isinstance(column, pd.Categorical):
+            if column.dtype is not self._dtype:
+                codes = np.append(np.arange(len(column.categories)), -1)
+                self._by_code = self(np.asarray(pd.Categorical.from_codes(codes, dtype=column.dtype)))
+                self._dtype = column.dtype
+            return self._by_code[column.codes]
+        values = np.asarray(column)
+        if values.dtype.kind == "i" and len(self._rows):
+            inside = np.clip(values.astype(np.int64, copy=False), self._low - 1, self._low + len(self._rows) - 2)
+            return self._rows[inside - (self._low - 1)]
+        if values.dtype == object:
+            codes, distinct = pd.factorize(values, use_na_sentinel=False)
+            return self._hashed(distinct)[codes]
+        return self._hashed(values)
+
+    def _hashed(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        return np.asarray(self._index.get_indexer(pd.Index(values)), dtype=np.int64) + 1
+
+
+def places(categories: NDArray[Any], column: Any) -> NDArray[np.int64]:
+    """What `Places` gives of one column."""
+    return Places(categories)(column)
 
 
 class CategoryEncoder(TransformerMixin, BaseEstimator):
@@ -78,7 +124,8 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
     def transform(self, x: Any) -> NDArray[np.float64]:
         """[B, columns] -> [B, sum of widths]"""
         check_is_fitted(self)
-        columns = self._validated(x, reset=False)
+        self._validated(x, reset=False)
+        columns = raw_columns(x if hasattr(x, "iloc") else np.asarray(x))
         coded = [codes[places(c, column)] for c, codes, column in zip(self.categories_, self.codes_, columns, strict=True)]
         return np.concatenate(coded, 1)
 

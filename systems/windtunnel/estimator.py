@@ -23,6 +23,7 @@ from models.neural.trees import LEVELS
 from . import saving
 from .base import SCOPES, STARTS, Form
 from .fine_tuning import Course, Rows, Settings, fine_tune, fit_to_inputs, in_chunks
+from .inputs import Table
 from .losses import default_name, loss_of
 from .translate import Line, Translation, translate
 
@@ -163,14 +164,14 @@ class WindTunnel(BaseEstimator):
             translation = translate(self.pipeline_, form)
         else:
             translation = self._translated()
-        inputs = tuple(tensor.to(device) for tensor in translation.inputs(self._ordered(x)))
+        inputs = translation.inputs(self._ordered(x), device)
         translation.network.to(device)
         if self.pipeline is not None:
             fit_to_inputs(translation, inputs)
         link = translation.link
         loss = loss_of(self.loss or default_name(link), link, self._is_classifier)
         held, held_y = validation
-        others = tuple(tensor.to(device) for tensor in translation.inputs(self._ordered(held)))
+        others = translation.inputs(self._ordered(held), device)
         training, checking = Rows(inputs, self._target(y, device)), Rows(others, self._target(held_y, device))
         is_ranked = self._is_classifier and len(self.classes_) == 2 and len(checking.target.unique()) == 2
 
@@ -253,7 +254,7 @@ class WindTunnel(BaseEstimator):
         self._dense(X)
         translation = self._translated()
         device = next((t.device for t in (*translation.network.parameters(), *translation.network.buffers())), None)
-        return tuple(tensor.to(device) for tensor in translation.inputs(self._ordered(X)))
+        return translation.inputs(self._ordered(X), device or "cpu")
 
     @property
     def explanation(self) -> tuple[Line, ...]:
@@ -330,10 +331,10 @@ class WindTunnel(BaseEstimator):
             return False
         return True
 
-    def _ordered(self, x: Any) -> Any:
+    def _ordered(self, x: Any) -> Table:
         """A table's columns in the order of the fit, where all are there; a wrong number of columns is refused."""
         names = getattr(self, "feature_names_in_", None)
-        if names is not None and hasattr(x, "columns"):
+        if names is not None and hasattr(x, "columns") and list(x.columns) != list(names):
             missing = [name for name in names if name not in x.columns]
             if missing:
                 raise ValueError(f"X lacks the column {missing[0]!r} that the pipeline was fitted to")
@@ -346,9 +347,10 @@ class WindTunnel(BaseEstimator):
             raise ValueError(
                 f"X has {x.shape[1]} features, but WindTunnel is expecting {self.n_features_in_} features as input"
             )
-        if not self._allows_missing:
+        table = Table(x)
+        if not self._allows_missing and (not hasattr(x, "iloc") or table.has_missing()):
             assert_all_finite(np.asarray(x), estimator_name="WindTunnel", input_name="X")
-        return x
+        return table
 
     def _dense(self, x: Any) -> None:
         if scipy.sparse.issparse(x):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,7 +14,56 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.tabular.encoders import columns_of, places
+from models.tabular.encoders import Places, raw_columns
+
+
+class Table:
+    """Rows on their way to the inputs: a table or a matrix of which some columns are taken, each read once.
+
+    Args:
+        rows: a table of pandas, or a matrix.
+        places: of the columns taken; None for all.
+        columns: all of the rows' columns, where they are known.
+    """
+
+    def __init__(self, rows: Any, places: tuple[int, ...] | None = None, columns: list[Any] | None = None):
+        self.rows, self.places = rows, places
+        self._columns = columns
+
+    def take(self, places: tuple[int, ...]) -> Table:
+        """Some of these columns, by their places among them."""
+        own = places if self.places is None else tuple(self.places[place] for place in places)
+        return Table(self.rows, own, self._all())
+
+    def whole(self) -> Any:
+        """A table or a matrix of these columns alone."""
+        if self.places is None:
+            return self.rows
+        places = list(self.places)
+        return self.rows.iloc[:, places] if hasattr(self.rows, "iloc") else self.rows[:, places]
+
+    def columns(self) -> list[Any]:
+        """Each as it is kept: an array, or one of pandas."""
+        columns = self._all()
+        return columns if self.places is None else [columns[place] for place in self.places]
+
+    def has_missing(self) -> bool:
+        """Is any value NaN, infinite or nothing at all?"""
+        for column in self.columns():
+            if isinstance(column, pd.Categorical):
+                is_known = column.codes >= 0
+            elif column.dtype.kind == "f":
+                is_known = np.isfinite(column)
+            else:
+                is_known = ~pd.isna(column) if column.dtype.kind == "O" else np.ones(1, dtype=np.bool_)
+            if not is_known.all():
+                return True
+        return False
+
+    def _all(self) -> list[Any]:
+        if self._columns is None:
+            self._columns = raw_columns(self.rows.toarray() if scipy.sparse.issparse(self.rows) else self.rows)
+        return self._columns
 
 
 @dataclass(frozen=True)
@@ -22,9 +72,8 @@ class Take:
 
     places: tuple[int, ...]
 
-    def __call__(self, x: Any) -> Any:
-        columns = list(self.places)
-        return x.iloc[:, columns] if hasattr(x, "iloc") else x[:, columns]
+    def __call__(self, table: Table) -> Table:
+        return table.take(self.places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +83,8 @@ class Kept:
     name: str
     transformer: Any
 
-    def __call__(self, x: Any) -> Any:
-        return self.transformer.transform(x)
+    def __call__(self, table: Table) -> Table:
+        return Table(self.transformer.transform(table.whole()))
 
 
 Step: TypeAlias = Take | Kept
@@ -56,19 +105,16 @@ class Lookup:
     refuses_unknown: bool
 
     @cached_property
-    def _indexes(self) -> list[pd.Index]:
-        return [pd.Index(categories) for categories in self.categories]
+    def _places(self) -> list[Places]:
+        return [Places(categories) for categories in self.categories]
 
-    def __call__(self, x: Any) -> NDArray[np.int64]:
-        """[B, columns] -> rows, [B, columns]. Raises ValueError."""
-        all_rows = []
-        for i, (index, column) in enumerate(zip(self._indexes, columns_of(x), strict=True)):
-            rows = places(index, column)
-            if self.refuses_unknown and not rows.all():
-                value = column[int(np.argmin(rows))]
+    def __call__(self, columns: Sequence[Any], rows: NDArray[np.int64]) -> None:
+        """Fill `rows`, [B, columns]. Raises ValueError."""
+        for i, (places, column) in enumerate(zip(self._places, columns, strict=True)):
+            rows[:, i] = places(column)
+            if self.refuses_unknown and not rows[:, i].all():
+                value = np.asarray(column)[int(np.argmin(rows[:, i]))]
                 raise ValueError(f"{self.name} has not seen the category {value!r} of its column {i}")
-            all_rows.append(rows)
-        return np.stack(all_rows, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +124,23 @@ class Source:
     steps: tuple[Step, ...]
     lookup: Lookup | None = None
 
-    def __call__(self, x: Any, dtype: torch.dtype) -> Tensor:
-        """A table of B rows -> [B, columns], int64 ids or numbers of a dtype."""
+    def __call__(self, table: Table, dtype: torch.dtype, is_pinned: bool = False) -> Tensor:
+        """A table of B rows -> [B, columns], int64 ids or numbers of a dtype.
+
+        Args:
+            table: the rows.
+            dtype: of numbers.
+            is_pinned: whether the memory is such that a GPU copies from it while the host goes on.
+        """
         for step in self.steps:
-            x = step(x)
+            table = step(table)
+        columns = table.columns()
+        shape = (len(columns[0]) if columns else table.rows.shape[0], len(columns))
+        result = torch.empty(shape, dtype=dtype if self.lookup is None else torch.int64, pin_memory=is_pinned)
         if self.lookup is not None:
-            return torch.from_numpy(self.lookup(x))
-        numbers = x.toarray() if scipy.sparse.issparse(x) else np.asarray(x)
-        return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64)).to(dtype)
+            self.lookup(columns, result.numpy())
+            return result
+        numbers = np.empty(shape)
+        for i, column in enumerate(columns):
+            numbers[:, i] = column
+        return result.copy_(torch.from_numpy(numbers))

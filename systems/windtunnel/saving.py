@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from models.neural import distances, embeddings, factorization, graph, likelihood, linear, trees
+from models.neural import distances, embeddings, factorization, graph, likelihood, linear, lookups, trees
 
 from .base import Form, Link
 from .inputs import Kept, Lookup, Source, Step, Take
 from .translate import Line, Translation
 
 WEIGHTS, DESCRIPTION, VERSION = "weights.safetensors", "windtunnel.json", 1
-ROOMS = (distances, embeddings, factorization, graph, likelihood, linear, trees)
+ROOMS = (distances, embeddings, factorization, graph, likelihood, linear, lookups, trees)
 MODULES: dict[str, type[nn.Module]] = {
     **{c.__name__: c for room in ROOMS for c in vars(room).values() if isinstance(c, type) and issubclass(c, nn.Module)},
     **{c.__name__: c for c in (nn.Linear, nn.Sequential, nn.ModuleList, nn.ParameterList)},

@@ -91,8 +91,7 @@ class WindTunnelLearner(Learner):
         original = made.predict_proba(task.test)[:, 1]
         # In float64: in float32 a scaler in front rounds otherwise, and a row on a threshold may go the other way.
         exact = translate(made, Form(dtype=torch.float64))
-        inputs = [tensor.to(task.device) for tensor in exact.inputs(task.test)]
-        scores = in_chunks(exact.network.to(task.device), inputs) * exact.link.scale
+        scores = in_chunks(exact.network.to(task.device), exact.inputs(task.test, task.device)) * exact.link.scale
         error = float(np.abs(scores[:, 0].cpu().numpy() - log_odds(original)).max())
         tunnel.report = lambda line: task.report(f"tuning, {line}")
         begin = perf_counter()

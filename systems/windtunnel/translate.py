@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from models.neural.graph import Chain, Network, Slot, Union, Within
 from models.neural.linear import Columns
-from models.neural.trees import ForestLeaves, SoftForest, TreeEnsemble
+from models.neural.lookups import LookupForest
+from models.neural.trees import ForestLeaves, HardForest, SoftForest, TreeEnsemble
 
 from .base import Converter, Form, Link, Translated, Untranslatable
 from .converters import bayes, decomposition, encoders, factorization, linear, neighbours, normalizers, trees
-from .inputs import Kept, Lookup, Source, Step, Take
+from .inputs import Kept, Lookup, Source, Step, Table, Take
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     **linear.CONVERTERS,
@@ -79,9 +81,11 @@ class Translation:
     predictor: nn.Module
     form: Form
 
-    def inputs(self, x: Any) -> tuple[Tensor, ...]:
-        """The network's inputs of a table of B rows, on the CPU."""
-        return tuple(source(x, self.form.dtype) for source in self.sources)
+    def inputs(self, x: Any, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
+        """The network's inputs of B rows, a table, a matrix or a `Table`, on a device."""
+        table, is_pinned = x if isinstance(x, Table) else Table(x), torch.device(device).type == "cuda"
+        inputs = (source(table, self.form.dtype, is_pinned) for source in self.sources)
+        return tuple(tensor.to(device, non_blocking=is_pinned) for tensor in inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,11 +172,16 @@ class _Translator:
             if isinstance(module, SoftForest) and not _may_be_missing(source):
                 module.sees_missing = False
             self.forests.append(Forest(module, translated.ensemble, source))
-        self.report.append(Line(named, type(translated.module).__name__))
+        module = translated.module
+        part: nn.Module = Chain(source, module)
+        if isinstance(module, HardForest) and translated.ensemble is not None:
+            lookups = LookupForest.of(source, translated.ensemble, self.form.dtype)
+            module, part = (lookups, lookups) if lookups is not None else (module, part)  # with what they look at
+        self.report.append(Line(named, type(module).__name__))
         if translated.link is not None:
             self.link = translated.link
-        self.predictor = translated.module
-        return _Neural(Chain(source, translated.module), named)
+        self.predictor = module
+        return _Neural(part, named)
 
     def kept(self, name: str, operator: Any, value: _Value, is_last: bool) -> _Host:
         """An operator that stays on the host. Raises Untranslatable."""
