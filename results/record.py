@@ -258,6 +258,23 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class PredictionTime:
+    """How long predicting one batch takes, from the table to probabilities on the host.
+
+    Args:
+        batch: rows.
+        form: "values": the table as the data set has it; "categories": each of its categories as a number into a list.
+        us: microseconds, the median of several calls with other rows.
+        encode_us: of what comes before the predictor: encoders, and transfer where there is one.
+    """
+
+    batch: int
+    form: str
+    us: float
+    encode_us: float
+
+
+@dataclass(frozen=True)
 class SeedAccuracy:
     """One draw of the split and of all else that is drawn.
 
@@ -271,6 +288,7 @@ class SeedAccuracy:
         translation_error: the largest difference between raw scores of that pipeline and of its exact translation.
         predict_us: microseconds a test row, from the table to its probability, all test rows at once.
         epoch_s: seconds of an epoch's steps of tuning, without validation, the median.
+        predictions: of batches, by systems that are compared in it.
     """
 
     seed: int
@@ -285,6 +303,7 @@ class SeedAccuracy:
     translation_error: float | None = None
     predict_us: float | None = None
     epoch_s: float | None = None
+    predictions: tuple[PredictionTime, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "ft_transformer": ".tabular.networks",
     "deepgbm": ".tabular.deepgbm",
     "hummingbird": ".tabular.hummingbird",
+    "translation": ".windtunnel.translation",
     "transformers_continuous_batching": ".peers.transformers",
     "transformers_generate": ".peers.transformers",
     "vllm": ".peers.vllm",

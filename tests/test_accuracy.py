@@ -183,6 +183,8 @@ def task(seed: int = 0) -> tuple[Task, np.ndarray]:
         ("lightgbm", {"trials": 2, "max_trees": 30}),
         ("deepgbm", {"max_epochs": 4, "groups": 2}),
         ("hummingbird", {}),
+        ("translation", {}),
+        ("translation", {"executor": "nimble"}),
         pytest.param("tabm", {"max_epochs": 4}, marks=pytest.mark.slow),
         pytest.param("ft_transformer", {"max_epochs": 2, "learning_rate": 1e-3}, marks=pytest.mark.slow),
     ],
@@ -200,7 +202,15 @@ def test_every_learner_learns(name: str, options: dict[str, Any]) -> None:
     assert learned.predict_us is not None and learned.predict_us > 0
     assert (learned.epoch_s is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn"))
     assert learned.epoch_s is None or 0 < 2 * learned.epoch_s < learned.tune_s
-    assert (learned.pipeline_positive is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn", "hummingbird"))
+    translated = ("windtunnel", "windtunnel_cold", "gbdt2nn", "hummingbird", "translation")
+    assert (learned.pipeline_positive is not None) == (name in translated)
+    times = [(time.batch, time.form) for time in learned.predictions]
+    timed = [(batch, form) for batch in (1, 64) for form in ("values", "categories")]  # there are no 4096 test rows
+    assert times == (timed if name in ("pipeline", "hummingbird", "translation") else [])
+    assert all(0 < time.encode_us < time.us for time in learned.predictions if time.batch > 1)
+    if name == "translation":
+        assert learned.pipeline_positive is not None and learned.translation_error is not None
+        assert learned.translation_error < 1e-9 and np.allclose(learned.positive, learned.pipeline_positive, atol=1e-12)
 
 
 def test_hummingbird_is_exact_and_converts_no_factorization_machine() -> None:

@@ -74,7 +74,7 @@ def owner() -> Owner:
 
 
 # From tables; they execute no module.
-LEARNERS = {"pipeline", "windtunnel", "lightgbm", "tabm", "ft_transformer", "deepgbm", "hummingbird"}
+LEARNERS = {"pipeline", "windtunnel", "lightgbm", "tabm", "ft_transformer", "deepgbm", "hummingbird", "translation"}
 SERVERS = {"orca", "request_level", "vllm", "nano_vllm", "endpoint"}  # nor do these
 SERVERS |= {"transformers_continuous_batching", "transformers_generate"}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from models import BadModel
 from models.registry import PIPELINE
 from models.table_options import TableOptions
 from results.cell import Cell
-from results.record import Accuracy, Correctness, Limits, SeedAccuracy
+from results.record import Accuracy, Correctness, Limits, PredictionTime, SeedAccuracy
 from results.warning import Warning
 from runners.machine.code import code_digest
 from runners.measurements.accuracy import AccuracyOptions, summarized
@@ -100,6 +101,7 @@ class AccuracySession(Session):
             area = auc(scores["positive"], label)
             gain = auc_difference(scores["positive"], scores["pipeline"], label) if "pipeline" in scores else None
             self._parameters = facts.pop("parameters")
+            predictions = tuple(PredictionTime(**prediction) for prediction in facts.pop("predictions"))
             self._seeds.append(
                 SeedAccuracy(
                     seed,
@@ -108,6 +110,7 @@ class AccuracySession(Session):
                     log_loss(scores["positive"], label),
                     gain=None if gain is None else gain.value,
                     gain_variance=None if gain is None else gain.variance,
+                    predictions=predictions,
                     **facts,
                 )
             )
@@ -196,7 +199,9 @@ class AccuracySession(Session):
                 scores["pipeline"] = learned.pipeline_positive
             save_file({k: torch.from_numpy(np.ascontiguousarray(v, np.float64)) for k, v in scores.items()}, folder / SCORES)
             names = ("fit_s", "tune_s", "epochs", "translation_error", "predict_us", "epoch_s", "parameters")
-            (folder / FACTS).write_text(json.dumps({name: getattr(learned, name) for name in names}), encoding="utf-8")
+            facts = {name: getattr(learned, name) for name in names}
+            facts["predictions"] = [asdict(prediction) for prediction in learned.predictions]
+            (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
         return make
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from results.record import Accuracy as AccuracyPart
@@ -107,6 +108,17 @@ def _tuned_rows(record: Record) -> str:
     return f"{part.training_rows / (sum(times) / len(times)):,.0f}" if part is not None and times else DASH
 
 
+def _batches(record: Record) -> str:
+    """Of each batch the median over seeds, and of a table of categories after a stroke."""
+    part = record.accuracy
+    times: dict[int, dict[str, list[float]]] = {}
+    for seed in part.seeds if part is not None else ():
+        for prediction in seed.predictions:
+            times.setdefault(prediction.batch, {}).setdefault(prediction.form, []).append(prediction.us)
+    of_forms = {batch: " / ".join(f"{median(us):,.0f}" for us in forms.values()) for batch, forms in times.items()}
+    return ", ".join(f"{batch}: {text}" for batch, text in of_forms.items()) or DASH
+
+
 def _predict_us(record: Record) -> str:
     part = record.accuracy
     times = [seed.predict_us for seed in part.seeds if seed.predict_us is not None] if part is not None else []
@@ -149,6 +161,7 @@ class Accuracy(Measurement):
         Row("fit + tune s", _seconds),
         Row("tuned rows/s", _tuned_rows),
         Row("µs a row", _predict_us),
+        Row("µs by batch, values / categories", _batches),
         Row("parameters", _parameters),
         Row("rows", _rows),
     )

@@ -93,6 +93,7 @@ LOOKS = {
     "lightgbm": Look("#3cdc54", (9, 1, 20), "ooo"),
     "tabm": Look("#6c2400", (7, 2, 0), "ooo"),
     "ft_transformer": Look("#ece133", (9, 2, 0), "/////"),
+    "translation": Look("#3b0f8f", (9, 1, 13), "|||||"),
     "hummingbird": Look("#9900ff", (9, 2, 10), "ooo"),
     "deepgbm": Look("#8c6d00", (9, 2, 20), "....."),
 }

@@ -37,11 +37,21 @@ class Hummingbird(Learner):
 
             container = convert(predictor, "torch", encode(task.training[0].head(2)).astype(np.float32), device=task.device)
         original = made.predict_proba(task.test)[:, 1]
-        positive, predict_us = self.timed(
-            lambda rows: np.asarray(container.predict_proba(encode(rows).astype(np.float32)))[:, 1], task.test
-        )
+
+        def predict(rows: Any) -> Any:
+            return np.asarray(container.predict_proba(encode(rows).astype(np.float32)))[:, 1]
+
+        positive, predict_us = self.timed(predict, task.test)
+        predictions = self.batch_times(task, lambda batch: predict, encode)
         error = float(np.abs(log_odds(positive) - log_odds(original)).max())
-        return Learned(positive, fit_s, pipeline_positive=original, translation_error=error, predict_us=predict_us)
+        return Learned(
+            positive,
+            fit_s,
+            pipeline_positive=original,
+            translation_error=error,
+            predict_us=predict_us,
+            predictions=predictions,
+        )
 
 
 @contextmanager

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from models.tabular.pipelines import Size
 
 
+BATCHES, REPEATS = (1, 64, 4096), 15  # rows of the batches whose predicting is timed, and calls
 SMALL_EPOCHS, SMALL_BATCH, SMALL_TRIALS = 15, 256, 5  # at most, of a small task
 
 
@@ -52,6 +53,16 @@ class Task:
     report: Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class BatchTime:
+    """Predicting a batch; see results.record.PredictionTime."""
+
+    batch: int
+    form: str
+    us: float
+    encode_us: float
+
+
 @dataclass(frozen=True, eq=False)
 class Learned:
     """What came of a task.
@@ -66,6 +77,7 @@ class Learned:
         translation_error: the largest difference between the raw scores of the pipeline and of its exact translation.
         predict_us: microseconds a test row, from the table to its probability, all test rows at once.
         epoch_s: seconds of an epoch's steps of tuning, without validation; the median of the best setting's epochs.
+        predictions: of batches.
     """
 
     positive: NDArray[np.float64]
@@ -77,6 +89,7 @@ class Learned:
     translation_error: float | None = None
     predict_us: float | None = None
     epoch_s: float | None = None
+    predictions: tuple[BatchTime, ...] = ()
 
 
 class Learner(System):
@@ -105,6 +118,29 @@ class Learner(System):
         positive = predict(rows)
         return positive, 1e6 * (perf_counter() - begin) / len(rows)
 
+    @staticmethod
+    def batch_times(
+        task: Task,
+        of_batch: Callable[[int], Callable[[pd.DataFrame], object]],
+        encode: Callable[[pd.DataFrame], object],
+    ) -> tuple[BatchTime, ...]:
+        """How long batches of test rows take, each call with other rows.
+
+        Args:
+            task: whose test rows.
+            of_batch: rows of a batch -> what predicts such a batch; its result is on the host.
+            encode: what comes before the predictor, ended when it returns.
+        """
+        categories = task.test.astype(dict.fromkeys(task.dataset.categorical, "category"))
+        times = []
+        for batch in (size for size in BATCHES if size <= len(task.test)):
+            predict = of_batch(batch)
+            for form, table in (("values", task.test), ("categories", categories)):
+                starts = np.arange(REPEATS) * batch % (len(table) - batch + 1)
+                slices = [table.iloc[start : start + batch] for start in starts]
+                times.append(BatchTime(batch, form, _median_us(predict, slices), _median_us(encode, slices)))
+        return tuple(times)
+
     @abstractmethod
     def learn_from(self, task: Task) -> Learned:
         """Fit to the training rows, choose by the validation rows, and score the test rows."""
@@ -114,6 +150,17 @@ class Learner(System):
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         raise Unsupported(f"{self.name} learns from tables and executes no network: runner=accuracy compares such systems")
+
+
+def _median_us(call: Callable[[pd.DataFrame], object], slices: list[pd.DataFrame]) -> float:
+    """The median of a call for each slice, after one that does not count."""
+    call(slices[0])
+    times = []
+    for rows in slices:
+        begin = perf_counter()
+        call(rows)
+        times.append(perf_counter() - begin)
+    return 1e6 * float(np.median(times))
 
 
 def check_options(above_0: dict[str, float], at_least_0: dict[str, float], at_least_1: dict[str, int]) -> None:

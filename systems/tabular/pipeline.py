@@ -18,7 +18,8 @@ class Pipeline(Learner):
         made = fitted_pipeline(task)
         fit_s = perf_counter() - begin
         positive, predict_us = self.timed(lambda rows: made.predict_proba(rows)[:, 1], task.test)
-        return Learned(positive, fit_s, predict_us=predict_us)
+        predictions = self.batch_times(task, lambda batch: made.predict_proba, made[:-1].transform)
+        return Learned(positive, fit_s, predict_us=predict_us, predictions=predictions)
 
 
 class LightGBM(Learner):
