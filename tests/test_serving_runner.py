@@ -28,7 +28,7 @@ from runners.serving.capacity import Tried, largest_rate
 from runners.serving.client import prompt_of
 from runners.serving.correctness import compared, trials
 from runners.serving.options import ServingOptions
-from runners.serving.session import EngineSession, ServingSession
+from runners.serving.session import BatchTimes, EngineSession, ServingSession
 from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind, Plan
@@ -380,11 +380,45 @@ def test_a_batch_of_equal_requests_takes_as_many_iterations_as_they_have_tokens(
     assert rows == [[6, 6, 6], [1, 1, 1], [1, 1, 1]] and session.compare().is_correct
     (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "engine")
     part = measurement.measure(session)
-    assert isinstance(part, Measured) and len(part.samples["batch_ms"]) == 2 and part.quantities[0].value
+    assert isinstance(part, Measured) and {name: len(part.samples[name]) for name in part.samples} == {
+        "batch_ms": 2,
+        "prompts_ms": 2,
+        "increment_ms": 4,  # two batches, each with two iterations after that of its prompts
+    }
+    batch_ms, prompts_ms, tflops, increment_ms, *by_graph = part.quantities
+    assert batch_ms.value and prompts_ms.value and increment_ms.value
+    assert prompts_ms.value + 2 * increment_ms.value <= 1.5 * batch_ms.value
+    weights = sum(
+        weight.numel() for name, weight in session.decoder.named_parameters() if weight.dim() == 2 and "blocks" in name
+    )  # type: ignore[union-attr]
+    assert session.prompt_flops() == 2 * 18 * weights and tflops.value
+    assert [quantity.value for quantity in by_graph] == [None, None] and all(quantity.reason for quantity in by_graph)
     with pytest.raises(MemoryError, match="of 3 requests do not fit at once"):
         of_cell("engine", EngineSession, batch=3, slots=20)
     with pytest.raises(BadOption, match="batch=5 is more"):
         of_cell("engine", EngineSession, batch=5)
+
+
+def test_the_device_idles_where_no_replay_is() -> None:
+    class Ran:
+        """What a GPU's session would say."""
+
+        def batch_times(self) -> BatchTimes:
+            return BatchTimes(10.0, 4.0, (2.0, 2.0, 2.0))
+
+        def replay_ms(self) -> float:
+            return 1.5
+
+        def prompt_flops(self) -> float:
+            return 8e12
+
+    (measurement,) = (m for m in plan(choose("runner", "engine", samples=2)).measurements if m.name == "engine")
+    part = measurement.measure(Ran())  # type: ignore[arg-type]
+    assert isinstance(part, Measured)
+    assert {quantity.name: quantity.value for quantity in part.quantities} == {
+        **{"batch_ms": 10.0, "prompts_ms": 4.0, "prompt_tflops": 2000.0, "increment_ms": 2.0, "replay_ms": 1.5},
+        "idle_share": 0.25,
+    }
 
 
 def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

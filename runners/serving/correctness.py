@@ -206,9 +206,6 @@ def _logits(
 ) -> Tensor:
     """Of the tokens of a continuation, each after all before it; [continuation, vocabulary], float64 on the CPU."""
     return continued(decoder, prompt, continuation, dtype).double().cpu()
-    """Of the reference: float64 for float32 and wider, float32 for the halves."""
-    is_half = decoder.dtype.itemsize < 4
-    return torch.float32 if is_half else torch.float64
 
 
 def _wider(decoder: AnyDecoder | PartedGPT) -> torch.dtype:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import cast
 
 import torch
+from torch import nn
 
 import systems
 from models.decoders import AnyDecoder, decoder_size, load_decoder
@@ -23,6 +25,7 @@ from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
 from systems.serving import costs
 from systems.serving.batch import Batch
+from systems.serving.engine import LocalEngine
 from systems.serving.loop import Course, Listed, RealClock
 from systems.serving.parts import Parts
 from systems.serving.peer import PeerServer
@@ -234,11 +237,27 @@ def _numbers(seen: Sequence[Seen]) -> dict[str, tuple[float, ...]]:
     }
 
 
+@dataclass(frozen=True)
+class BatchTimes:
+    """Of one batch of equal requests.
+
+    Args:
+        batch_ms: from its submission to its last token.
+        prompts_ms: to the return of the last iteration with prompts.
+        increments_ms: from one return to the next, of each iteration after it.
+    """
+
+    batch_ms: float
+    prompts_ms: float
+    increments_ms: tuple[float, ...]
+
+
 class EngineSession(ServingSession):
     """Serves batches of equal requests that come at once, with no load generator: the engine alone (section 4.5.1)."""
 
     calls_are_batches = True
     num_batches = 0
+    _middle: Batch | None = None  # of increments, with half of the tokens to come
 
     def _drawn_traces(self) -> list[tuple[Arrival, ...]]:
         options = options_of(EngineOptions, self.cell.runner)
@@ -256,11 +275,32 @@ class EngineSession(ServingSession):
             raise MemoryError(f"the keys and values of {self.cell.batch} requests do not fit at once")
         return seconds
 
-    def batch_ms(self) -> float:
-        """Milliseconds of one batch, from its submission to its last token."""
+    def batch_times(self) -> BatchTimes:
+        """Of one batch, from its submission to its last token."""
         start = perf_counter()
-        self._serve()
-        return (perf_counter() - start) * 1e3
+        iterations = self._serve().iterations
+        batch_ms = (perf_counter() - start) * 1e3
+        have_prompts = [iteration.num_tokens > iteration.num_rows for iteration in iterations]
+        last = max((i for i, has_prompts in enumerate(have_prompts) if has_prompts), default=0)
+        prompts_ms = (iterations[last].end_s - iterations[0].begin_s) * 1e3
+        increments_ms = tuple((after.end_s - before.end_s) * 1e3 for before, after in pairwise(iterations[last:]))
+        self._middle = iterations[(last + 1 + len(iterations)) // 2].batch if increments_ms else None
+        return BatchTimes(batch_ms, prompts_ms, increments_ms)
+
+    def replay_ms(self) -> float | None:
+        """Of the increments in the middle of the batch served last, by the device alone; None where no graph has them."""
+        server = self.server
+        if self._middle is None or not isinstance(server, Server) or not isinstance(server.engine, LocalEngine):
+            return None
+        return server.engine.replay_ms(self._middle)
+
+    def prompt_flops(self) -> float | None:
+        """Of the products of a batch's prompts with the weights of blocks; None where no weights are here."""
+        blocks = getattr(self.decoder, "blocks", None)
+        if not isinstance(blocks, nn.Module):
+            return None
+        weights = sum(linear.weight.numel() for linear in blocks.modules() if isinstance(linear, nn.Linear))
+        return 2.0 * weights * sum(arrival.prompt_tokens for arrival in self.traces[0])
 
     def _serve(self) -> Course:
         (trace,) = self.traces

@@ -22,6 +22,7 @@ from .sampling import sampled
 
 ATTENTIONS = ("split", "fused")
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+REPLAYS = 20  # back to back, for the time of one
 
 
 class DecoderShape(Protocol):
@@ -191,6 +192,23 @@ class LocalEngine(Engine):
             flight.done.synchronize()
         return Returned(flight.batch, flight.tokens.tolist())
 
+    @torch.inference_mode()
+    def replay_ms(self, batch: Batch) -> float | None:
+        """Milliseconds of an iteration by the device alone: replays of its CUDA graph back to back, nothing sampled.
+
+        batch: of increments; its keys and values are overwritten. None where no graph is for it.
+        """
+        if self._replayed(batch) is None:
+            return None
+        captured = self.graphs[self._graph_size(batch)]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(REPLAYS):
+            captured.graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / REPLAYS
+
     def close(self) -> None:
         self.graphs.clear()
         self.cache = self.cache.new_empty(0)
@@ -214,10 +232,15 @@ class LocalEngine(Engine):
         hidden = self.decoder.hidden(layout.tokens, layout.places, attending, *self.operators)
         return self.decoder.logits(hidden[layout.lasts])
 
+    def _graph_size(self, batch: Batch) -> int:
+        """Rows of the smallest graph that takes a batch; 0 where there is none."""
+        if batch.num_tokens > len(batch.rows):
+            return 0
+        return next((size for size in self.graphs if size >= len(batch.rows)), 0)
+
     def _replayed(self, batch: Batch) -> Tensor | None:
         """The logits by a CUDA graph; None where no graph is for such a batch."""
-        size = next((size for size in self.graphs if size >= len(batch.rows)), None)
-        if size is None or batch.num_tokens > len(batch.rows):
+        if not (size := self._graph_size(batch)):
             return None
         captured = self.graphs[size]
         numbers, _ = self.layouts.packed(batch, size)
