@@ -18,7 +18,7 @@ from models.gpt import GPT, Shape, made
 from systems.serving.batch import Batch, Row, row_of
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
-from systems.serving.layout import LayoutBuffer
+from systems.serving.layout import TILE, LayoutBuffer
 from systems.serving.request import Request, Sampling
 from systems.serving.request_level import RequestLevel
 from systems.serving.sampling import sampled
@@ -151,6 +151,60 @@ def test_weights_are_the_same_each_time_and_not_the_callers_random_state() -> No
     assert torch.equal(torch.rand(2), expected)
     assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
     assert not torch.equal(first.blocks[0].out.weight, first.blocks[1].out.weight)
+
+
+@st.composite
+def batches(draw: st.DrawFn, block_size: int, most_tokens: int) -> Batch:
+    """Rows anywhere in 200 slots, prompts and increments; as slots are only read, they may be of two rows."""
+    rows = []
+    for number in range(draw(st.integers(1, 5))):
+        begin, num_tokens = draw(st.integers(0, 90)), draw(st.integers(1, most_tokens))
+        num_slots = begin + num_tokens
+        if block_size:
+            count = -(-num_slots // block_size)
+            region = Region(tuple(draw(st.permutations(range(0, 200, block_size)))[:count]), block_size, count * block_size)
+        else:
+            region = Region((draw(st.integers(0, 200 - num_slots)),), num_slots, num_slots)
+        tokens = tuple(draw(st.lists(st.integers(-3, 49), min_size=num_tokens, max_size=num_tokens)))
+        rows.append(Row(number, region, begin, tokens, draw(st.integers(0, 9)), num_tokens, 0, GREEDY))
+    return Batch(0, tuple(rows))
+
+
+@pytest.mark.parametrize("block_size", [0, 8])
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(0, 3))
+def test_a_layout_says_where_each_token_lies(block_size: int, data: st.DataObject, num_more: int) -> None:
+    """Token by token; rows beyond the batch's have one token each, in the slot after the last."""
+    layouts = LayoutBuffer(torch.device("cpu"), 200, 200 // block_size if block_size else 1, block_size)
+    batch = data.draw(batches(block_size, 100))
+    numbers, sizes = layouts.packed(batch, len(batch.rows) + num_more)
+    layout = layouts.layout(torch.from_numpy(numbers), sizes)
+    tokens, places, slots, tiles = [], [], [], []
+    for at, row in enumerate((*batch.rows, *(layouts.dead_row,) * num_more)):
+        assert layout.row_begins[at] == len(tokens)
+        for position, token in enumerate(row.tokens, row.begin):
+            tokens.append(token)
+            places.append(max(position - row.num_padding, 0))
+            slots.append(row.region.slot(position))
+        assert layout.lasts[at] == len(tokens) - 1
+        assert (layout.num_contexts[at], layout.num_paddings[at]) == (row.begin + len(row.tokens), row.num_padding)
+        assert layout.blocks[at, : len(row.region.blocks)].tolist() == list(row.region.blocks)
+        tiles += [(at, begin) for begin in range(0, len(row.tokens), TILE)]
+    assert layout.row_begins[-1] == len(tokens) and len(layout.row_begins) == len(batch.rows) + num_more + 1
+    assert [part.tolist() for part in (layout.tokens, layout.places, layout.slots)] == [tokens, places, slots]
+    assert [*zip(layout.tile_rows.tolist(), layout.tile_begins.tolist(), strict=True)] == tiles
+
+
+@pytest.mark.parametrize("block_size", [0, 8])
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_layout_of_increments_takes_another_batch(block_size: int, data: st.DataObject) -> None:
+    """What a CUDA graph reads is written anew for each batch; what would stay of the one before would be a wrong token."""
+    layouts = LayoutBuffer(torch.device("cpu"), 200, 200 // block_size if block_size else 1, block_size)
+    numbers, sizes = layouts.packed(data.draw(batches(block_size, 1)), 5)
+    after = data.draw(batches(block_size, 1))
+    layouts.refill(layouts.layout(torch.from_numpy(numbers), sizes), after)
+    assert numbers.tolist() == layouts.packed(after, 5)[0].tolist()
 
 
 FUSED = """

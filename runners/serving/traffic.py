@@ -7,7 +7,6 @@ import select
 import socket
 import subprocess
 import sys
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -19,7 +18,7 @@ from systems.serving.peer import PeerServer
 from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
 
-from .wire import Closed, Frames, Kind, Plan, Report, numbers, send, send_json
+from .wire import Closed, Frames, Kind, Plan, Report, numbers, send, send_json, tokens_body
 from .workload import Arrival
 
 WAIT_S = 0.1  # for a request, where the engine is idle
@@ -116,11 +115,8 @@ def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concur
         send(ours, Kind.GO)
 
         def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
-            body = array("i")
-            for delivery in deliveries:
-                body.extend((delivery.request_id, delivery.is_last, len(delivery.tokens), *delivery.tokens))
             ours.setblocking(True)
-            send(ours, Kind.TOKENS, body.tobytes())
+            send(ours, Kind.TOKENS, tokens_body(deliveries))
             ours.setblocking(False)
 
         course = server.serve(inbox, deliver, RealClock())

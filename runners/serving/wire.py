@@ -6,9 +6,11 @@ import json
 import socket
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+
+from systems.serving.request import Delivery
 
 HEADER = struct.Struct("<BI")
 MOST_BYTES = 1 << 20  # read at once
@@ -75,6 +77,14 @@ def send(connection: socket.socket, kind: Kind, body: bytes = b"") -> None:
 def send_json(connection: socket.socket, kind: Kind, part: Plan | Report) -> None:
     """Raises Closed."""
     send(connection, kind, json.dumps(asdict(part)).encode())
+
+
+def tokens_body(deliveries: Sequence[Delivery]) -> bytes:
+    """Of a TOKENS frame."""
+    body = array("i")
+    for delivery in deliveries:
+        body.extend((delivery.request_id, delivery.is_last, len(delivery.tokens), *delivery.tokens))
+    return body.tobytes()
 
 
 def numbers(body: bytes) -> array[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from .request import Request, Sampling
@@ -43,7 +44,7 @@ class Row(NamedTuple):
     @property
     def num_stream(self) -> int:
         """Tokens of the stream that are fed after this iteration."""
-        return self.num_context - self.num_padding
+        return self.begin + len(self.tokens) - self.num_padding
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,15 @@ class Batch:
     id: int
     rows: tuple[Row, ...]
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+        return sum([len(row.tokens) for row in self.rows])
 
-    @property
+    @cached_property
     def num_useful(self) -> int:
-        return sum(row.num_useful for row in self.rows)
+        return sum([row.num_useful for row in self.rows])
 
-    @property
+    @cached_property
     def has_pending(self) -> bool:
         """Does it feed tokens that the batch before samples?"""
         return any(row.tokens[0] < 0 for row in self.rows)
@@ -72,19 +73,14 @@ def row_of(request: Request, region: Region, num_tokens: int, num_padding: int =
 
     row_before: its row in the batch before, which samples the token that is fed now if that is not known.
     """
-    is_first = request.num_fed == 0
-    if request.num_pending and request.num_fed == request.num_tokens:
+    num_fed = request.num_fed
+    if request.num_pending and num_fed == request.num_tokens:
         tokens: tuple[int, ...] = (-1 - row_before,)
     else:
-        tokens = ((0,) * num_padding if is_first else ()) + request.fed_next(num_tokens)
-    return Row(
-        request_id=request.id,
-        region=region,
-        begin=0 if is_first else num_padding + request.num_fed,
-        tokens=tokens,
-        num_padding=num_padding,
-        num_useful=0 if request.is_complete else num_tokens,
-        draw=len(request.generated) + request.num_pending,
-        sampling=request.sampling,
-        num_source=request.num_source,
-    )
+        tokens = request.fed_next(num_tokens)
+        if num_fed == 0 and num_padding:
+            tokens = (0,) * num_padding + tokens
+    begin = num_padding + num_fed if num_fed else 0
+    num_useful = 0 if request.is_complete else num_tokens
+    draw = len(request.generated) + request.num_pending
+    return Row(request.id, region, begin, tokens, num_padding, num_useful, draw, request.sampling, request.num_source)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from .sampling import sampled
 
 ATTENTIONS = ("split", "fused")
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+NUM_COPIES = 3  # of a batch's numbers on the host: two batches in flight, and the next
 REPLAYS = 20  # back to back, for the time of one
 
 
@@ -107,12 +109,38 @@ class Flight:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """A layout's numbers on the host. numbers: pinned. layout: on them. ended: recorded behind their copy to the device."""
+
+    numbers: Tensor
+    layout: Layout
+    ended: torch.cuda.Event
+
+
+@dataclass(frozen=True)
 class Graph:
-    """An iteration of increments, captured. buffer: what its layout lies in. logits: [R, vocabulary]."""
+    """An iteration of increments, captured.
+
+    Args:
+        graph: of R rows.
+        buffer: on the device, what its layout lies in.
+        copies: on the host, filled in turn: one may be on its way while the next is filled.
+        logits: [R, vocabulary].
+    """
 
     graph: torch.cuda.CUDAGraph
     buffer: Tensor
+    copies: deque[Copy]
     logits: Tensor
+
+    def take(self, layouts: LayoutBuffer, batch: Batch) -> None:
+        """Bring a batch to the device."""
+        copy = self.copies[0]
+        self.copies.rotate(-1)
+        copy.ended.synchronize()
+        layouts.refill(copy.layout, batch)
+        self.buffer.copy_(copy.numbers, non_blocking=True)
+        copy.ended.record()
 
 
 class LocalEngine(Engine):
@@ -243,9 +271,7 @@ class LocalEngine(Engine):
         if not (size := self._graph_size(batch)):
             return None
         captured = self.graphs[size]
-        numbers, _ = self.layouts.packed(batch, size)
-        host = torch.frombuffer(numbers, dtype=torch.int32).pin_memory()
-        captured.buffer.copy_(host, non_blocking=True)
+        captured.take(self.layouts, batch)
         self._fill(captured.buffer[:size], batch)
         captured.graph.replay()
         return captured.logits[: len(batch.rows)]
@@ -257,7 +283,7 @@ class LocalEngine(Engine):
         made = {}
         for size in sorted(sizes, reverse=True):
             numbers, parts = self.layouts.packed(Batch(-1, (self.layouts.dead_row,)), size)
-            buffer = torch.frombuffer(numbers, dtype=torch.int32).to(self.device)
+            buffer = torch.from_numpy(numbers).to(self.device)
             layout = self.layouts.layout(buffer, parts)
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -268,8 +294,14 @@ class LocalEngine(Engine):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 logits = self._iteration(layout)
-            made[size] = Graph(graph, buffer, logits)
+            copies = deque(Copy(host, self.layouts.layout(host, parts), torch.cuda.Event()) for host in _pinned(numbers))
+            made[size] = Graph(graph, buffer, copies, logits)
         self.graphs = {size: made[size] for size in sizes}
+
+
+def _pinned(numbers: np.ndarray) -> list[Tensor]:
+    """Copies on the host, for as many batches in flight and one that is prepared."""
+    return [torch.from_numpy(numbers).pin_memory() for _ in range(NUM_COPIES)]
 
 
 def _attention(name: str) -> ModuleType:

@@ -102,7 +102,7 @@ def select(
                 return Selection(tuple(parts), slots, is_fragmented, tuple(preempted))
             slots, region = reservation
             num_left -= region.num_cached
-        num_tokens = int(min(num_left, budget))
+        num_tokens = num_left if num_left <= budget else int(budget)
         if is_preempting and request.region is not None:
             assert isinstance(slots, BlockSlots), "with preemption regions grow"
             while (extension := slots.extended(region, request.num_fed + num_tokens)) is None:
@@ -199,13 +199,14 @@ class IterationLevel(Scheduler):
         for request, region, num_tokens in selection.parts:
             if request.region is None:
                 request.num_fed = region.num_cached
-            row = row_of(request, region, num_tokens, row_before=self.rows_before.get(request.id, 0))
+            row = row_of(request, region, num_tokens, 0, self.rows_before.get(request.id, 0))
             rows.append(row)
             request.region, request.state = region, State.RUNNING
             request.num_fed += num_tokens
             request.num_in_flight += 1
-            request.num_pending += self._is_sampled(row, request)
-        self.rows_before = {row.request_id: at for at, row in enumerate(rows)}
+            request.num_pending += _is_sampled(row, request)
+        if self.num_ahead:
+            self.rows_before = {row.request_id: at for at, row in enumerate(rows)}
         self.num_in_flight += 1
         self.num_batches += 1
         return Batch(self.num_batches - 1, tuple(rows))
@@ -216,19 +217,16 @@ class IterationLevel(Scheduler):
         for row, token in zip(batch.rows, tokens, strict=True):
             request = self.started[row.request_id]
             request.num_in_flight -= 1
-            request.num_pending -= self._is_sampled(row, request)
+            request.num_pending -= _is_sampled(row, request)
             is_accepted = request.accept(token, row.num_stream)
             self._settle(request)
             self._share(request, row)
+            is_complete = request.is_complete
             if is_accepted:
-                deliveries.append(Delivery(request.id, (token,), request.is_complete))
-            if request.is_complete and not request.num_in_flight:
+                deliveries.append(Delivery(request.id, (token,), is_complete))
+            if is_complete and not request.num_in_flight:
                 self._remove(request)
         return deliveries
-
-    def _is_sampled(self, row: Row, request: Request) -> bool:
-        """Is what follows the row the next token of the stream? A chunk that ends within the prompt has none."""
-        return row.num_stream == len(request.prompt) + row.draw
 
     def _settle(self, request: Request) -> None:
         """The state of one that was in a batch, or was preempted."""
@@ -254,3 +252,8 @@ class IterationLevel(Scheduler):
             self.slots = self.slots.released(request.region)
         request.state, request.region = State.FINISHED, None
         del self.started[request.id]
+
+
+def _is_sampled(row: Row, request: Request) -> bool:
+    """Is what follows the row the next token of the stream? A chunk that ends within the prompt has none."""
+    return row.num_stream == len(request.prompt) + row.draw

@@ -6,9 +6,9 @@ them as they are (selective batching, section 4.2).
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,35 +69,64 @@ class LayoutBuffer:
         self.max_blocks, self.block_size = max_blocks, block_size
         self.tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
 
-    def packed(self, batch: Batch, num_rows: int) -> tuple[array[int], tuple[int, ...]]:
-        """The numbers of a layout, and how many each of its tensors takes.
+    def packed(self, batch: Batch, num_rows: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        """The numbers of a layout, int32, and how many each of its tensors takes.
 
         num_rows: with rows to fill up, which compute one token each for nobody.
         """
         rows = batch.rows + (self.dead_row,) * (num_rows - len(batch.rows))
-        tokens, places, slots, begins, tile_rows, tile_begins = ([] for _ in range(6))  # type: ignore[var-annotated]
-        blocks: list[int] = []
-        for at, row in enumerate(rows):
-            begins.append(len(tokens))
-            tokens += row.tokens
-            first, end = row.begin - row.num_padding, row.num_context - row.num_padding
-            places += range(first, end) if first >= 0 else [max(place, 0) for place in range(first, end)]
-            slots += row.region.slots(row.begin, row.num_context)
-            starts = range(0, len(row.tokens), TILE)
-            tile_rows += [at] * len(starts)
-            tile_begins += starts
-            used = row.region.blocks[: self.max_blocks]
-            blocks += used
-            blocks += [0] * (self.max_blocks - len(used))
+        counts = np.array([len(row.tokens) for row in rows])
+        begins = np.array([row.begin for row in rows])
+        paddings = np.array([row.num_padding for row in rows])
+        ends = np.cumsum(counts)
+        blocks = self._blocks(rows)
+        of_token = np.repeat(np.arange(num_rows), counts)  # the row of each token, [N]
+        places = np.arange(ends[-1]) - (ends - counts - begins)[of_token]  # in its region
+        if self.block_size:
+            slots = blocks[of_token, places // self.block_size] + places % self.block_size
+        else:
+            slots = blocks[of_token, 0] + places
+        num_tiles = -(-counts // TILE)
+        tile_rows = np.repeat(np.arange(num_rows), num_tiles)
+        tile_begins = (np.arange(len(tile_rows)) - (np.cumsum(num_tiles) - num_tiles)[tile_rows]) * TILE
+        tokens = [token for row in rows for token in row.tokens]
         parts = (
-            *(tokens, places, slots, [*begins, len(tokens)], [row.num_context for row in rows]),
-            *([row.num_padding for row in rows], blocks, tile_rows, tile_begins),
-            [end - 1 for end in [*begins[1:], len(tokens)]],
+            *(tokens, np.maximum(places - paddings[of_token], 0), slots, (0, *ends), begins + counts, paddings),
+            *(blocks.ravel(), tile_rows, tile_begins, ends - 1),
         )
-        numbers = array("i")
-        for part in parts:
-            numbers.extend(part)
-        return numbers, tuple(map(len, parts))
+        return np.concatenate(parts, dtype=np.int32, casting="unsafe"), tuple(map(len, parts))
+
+    def refill(self, layout: Layout, batch: Batch) -> None:
+        """Put increments into a layout that has others: what differs between `packed` of the two, and no more.
+
+        layout: on the host, of increments, and of as many rows at least.
+        """
+        rows, count = batch.rows, len(batch.rows)
+        begins = np.array([row.begin for row in rows])
+        paddings = np.array([row.num_padding for row in rows])
+        blocks, places = self._blocks(rows), np.maximum(begins - paddings, 0)
+        slots = blocks[:, 0] + begins
+        if self.block_size:
+            slots = blocks[np.arange(count), begins // self.block_size] + begins % self.block_size
+        dead_slot = self.dead_row.region.blocks[0]
+        for tensor, values, filler in (
+            *((layout.tokens, [row.tokens[0] for row in rows], 0), (layout.places, places, 0)),
+            *((layout.slots, slots, dead_slot), (layout.num_contexts, begins + 1, 1), (layout.num_paddings, paddings, 0)),
+        ):
+            numbers = tensor.numpy()
+            numbers[:count], numbers[count:] = values, filler
+        numbers = layout.blocks.numpy()
+        numbers[:count], numbers[count:, 0], numbers[count:, 1:] = blocks, dead_slot, 0
+
+    def _blocks(self, rows: tuple[Row, ...]) -> np.ndarray:
+        """First slots of each row's blocks, [R, M] int32."""
+        if self.max_blocks == 1:
+            return np.array([row.region.blocks[0] for row in rows], dtype=np.int32)[:, None]
+        blocks = np.zeros((len(rows), self.max_blocks), dtype=np.int32)
+        for at, row in enumerate(rows):
+            table = row.region.table
+            blocks[at, : len(table)] = table[: self.max_blocks]
+        return blocks
 
     def layout(self, buffer: Tensor, sizes: tuple[int, ...], rows: tuple[Row, ...] = ()) -> Layout:
         """The tensors within a buffer that holds what `packed` gave."""
@@ -112,7 +141,7 @@ class LayoutBuffer:
     def of(self, batch: Batch) -> Layout:
         """A batch's layout on the device."""
         numbers, sizes = self.packed(batch, len(batch.rows))
-        host = torch.frombuffer(numbers, dtype=torch.int32)
+        host = torch.from_numpy(numbers)
         if self.device.type == "cuda":
             return self.layout(host.pin_memory().to(self.device, non_blocking=True), sizes, batch.rows)
-        return self.layout(host.clone(), sizes, batch.rows)
+        return self.layout(host, sizes, batch.rows)

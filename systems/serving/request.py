@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from .slots import Region
 
@@ -83,13 +84,15 @@ class Request:
     @property
     def is_complete(self) -> bool:
         """Has it all its tokens, or is it cancelled?"""
-        stopped = bool(self.generated) and self.generated[-1] in self.stop_tokens
-        return self.is_cancelled or stopped or len(self.generated) >= self.max_new_tokens
+        generated = self.generated
+        if self.is_cancelled or len(generated) >= self.max_new_tokens:
+            return True
+        return bool(self.stop_tokens and generated) and generated[-1] in self.stop_tokens
 
     @property
     def num_left(self) -> int:
         """Tokens of the stream that the model has not taken, those among them that are still on the device."""
-        return self.num_tokens + self.num_pending - self.num_fed
+        return len(self.prompt) + len(self.generated) + self.num_pending - self.num_fed
 
     def may_run(self, num_ahead: int) -> bool:
         """Can a batch have it now?
@@ -99,8 +102,9 @@ class Request:
         """
         if self.num_in_flight == 0:
             return True
-        is_open = not self.is_complete and len(self.generated) + self.num_pending < self.max_new_tokens
-        return self.num_in_flight <= num_ahead and self.region is not None and is_open
+        if self.num_in_flight > num_ahead or self.region is None:
+            return False
+        return len(self.generated) + self.num_pending < self.max_new_tokens and not self.is_complete
 
     def fed_next(self, count: int) -> tuple[int, ...]:
         """The next tokens to feed. A request that is complete repeats its last token: static batches compute such rows."""
@@ -117,14 +121,13 @@ class Request:
             token: its id.
             num_context: tokens of the stream that it follows.
         """
-        is_next = num_context == self.num_tokens and not self.is_complete
+        is_next = num_context == len(self.prompt) + len(self.generated) and not self.is_complete
         if is_next:
             self.generated.append(token)
         return is_next
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """Tokens that go to a client. is_last: the request is finished."""
 
     request_id: int

@@ -11,7 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class Region:
     block_size: int
     num_slots: int
     num_cached: int = 0
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """The blocks, int32."""
+        return np.array(self.blocks, dtype=np.int32)
 
     def slot(self, position: int) -> int:
         """The slot of the token at a position, from 0."""
