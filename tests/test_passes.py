@@ -27,7 +27,7 @@ FOLDER = ROOT / "systems" / "scheduling" / "passes"
 
 def test_each_switch_has_a_line_in_conf() -> None:
     for choice, value in (("none", False), ("all", True)):
-        assert conf.options("rewriting", choice) == dict.fromkeys(SWITCHES, value)
+        assert conf.options("rewriting", choice) == dict.fromkeys(SWITCHES, value) | {"merge_convolutions": False}
 
 
 @pytest.mark.parametrize("options", [{"fuse_element": True}, {"fuse_element": False}])

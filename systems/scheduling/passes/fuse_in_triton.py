@@ -13,10 +13,19 @@ from systems.scheduling.graph.derived import Derived
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.patterns import ADDITION, CONCATENATION, Convolution, convolution, only_user, users
 from systems.scheduling.graph.program import Call, Input, Output, Program
-from systems.scheduling.graph.rewrite import Replacement, replace, without
+from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten, fastest
-from .own_kernels import DTYPES, SEPARATE, activation, has_kernels, is_plain, kernel_alone, target_of
+from .own_kernels import (
+    DTYPES,
+    SEPARATE,
+    activation,
+    has_kernels,
+    is_plain,
+    kernel_alone,
+    target_of,
+    without_unread_activations,
+)
 from .patterns import CONV2D_FUNCTIONS, addend_of, name_operators, shape_of
 
 aten = torch.ops.aten
@@ -86,7 +95,7 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
             replacements.append(
                 Replacement(place.operators, name, target, calls[chosen], {place.operators[-1]: None}, trial.derived)
             )
-    return _without_unread_activations(replace(program, replacements)[0]), decisions
+    return without_unread_activations(replace(program, replacements)[0]), decisions
 
 
 @dataclass(frozen=True)
@@ -130,12 +139,6 @@ def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
     measured = {name: t for name, t in times.items() if t is not None}
     best = fastest(measured)
     return best if is_kernel_saved or measured[best] < WORTH * measured[SEPARATE] else SEPARATE
-
-
-def _without_unread_activations(program: Program) -> Program:
-    readers = users(program)
-    unread = [v for v in range(len(program.graph)) if not readers[v] and activation(program, v)]
-    return _without_unread_activations(without(program, unread)) if unread else program
 
 
 def _times(program: Program, trial: _Trial, context: Context) -> tuple[dict[str, float | None], dict[str, str]]:

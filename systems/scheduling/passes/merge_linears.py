@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import on_meta
@@ -20,10 +19,9 @@ from systems.scheduling.graph.rewrite import replace as rewrite
 
 from .context import Context, Rewritten
 from .patterns import ADDMM, Product, product, shape_of
+from .strides import with_strides
 
 aten = torch.ops.aten
-# They read memory as it lies, not the tensor that lies in it, and would do so without an error.
-READERS_OF_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,12 @@ def merge_linears(program: Program, context: Context) -> Rewritten:
     decisions: list[Decision] = []
     for products in _groups(program):
         merged = _merge(program, products)
-        fitting = [p for p in products if _with_strides(program, {p.operator: merged.outputs[p.operator]}) is not None]
+        fitting = [p for p in products if with_strides(program, {p.operator: merged.outputs[p.operator]}) is not None]
         if len(fitting) < 2:
             continue
         if len(fitting) < len(products):
             merged = _merge(program, fitting)
-        strided = _with_strides(program, merged.outputs)
+        strided = with_strides(program, merged.outputs)
         if strided is None:
             continue
         operators = tuple(p.operator for p in fitting)
@@ -113,47 +111,6 @@ def _merge(program: Program, products: Sequence[Product]) -> _Merged:
 
 def _stack(dimension: int, *tensors: Tensor) -> Tensor:
     return torch.cat(tensors, dimension)
-
-
-@torch.no_grad()
-def _with_strides(program: Program, outputs: dict[int, Tensor]) -> Program | None:
-    """`program` where some operators return tensors with the strides of `outputs`, and their readers return accordingly.
-
-    Each operator that reads other strides than before runs once, alone, since its kernel chooses the strides of its output.
-
-    Returns:
-        None where a reader cannot take the strides, or where an output of the model would have others.
-    """
-    calls, returned, changed = list(program.calls), program.kept_operators(), set[int]()
-    random = [program.device] if program.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=random):
-        for v in range(min(outputs), len(calls)):
-            value: Any = outputs.get(v)
-            if value is None:
-                if changed.isdisjoint(program.graph.producers[v]):
-                    continue
-                if calls[v].function in READERS_OF_MEMORY:
-                    return None
-                reader = part(_with_calls(program, calls), [v])
-                try:
-                    value = on_meta(reader.execute(0, [None], reader.examples))
-                except (RuntimeError, ValueError):  # such as a view that spans two strides
-                    return None
-            if _strides(value) == _strides(calls[v].produces):
-                continue
-            if v in returned:
-                return None
-            calls[v] = replace(calls[v], produces=value)
-            changed.add(v)
-    return _with_calls(program, calls)
-
-
-def _with_calls(program: Program, calls: Sequence[Call]) -> Program:
-    return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
-
-
-def _strides(value: Any) -> list[Any]:
-    return [t.stride() if isinstance(t, Tensor) else t for t in tree_leaves(value)]
 
 
 def _alone(program: Program, merged: _Merged) -> Program:

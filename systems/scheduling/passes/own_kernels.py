@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from systems.scheduling.graph.part import alone, example
+from systems.scheduling.graph.patterns import users
 from systems.scheduling.graph.program import Call, Input, Output, Program
+from systems.scheduling.graph.rewrite import without
 
 aten = torch.ops.aten
 SEPARATE = "separate"  # the alternative that leaves a place as it is
@@ -31,6 +33,13 @@ def activation(program: Program, v: int) -> str | None:
     call = program.calls[v]
     is_alone = len(call.args) == 1 and not call.kwargs and isinstance(call.args[0], Output | Input)
     return NAMES.get(call.function) if is_alone else None
+
+
+def without_unread_activations(program: Program) -> Program:
+    """The program without activations that nothing reads."""
+    readers = users(program)
+    unread = [v for v in range(len(program.graph)) if not readers[v] and activation(program, v)]
+    return without_unread_activations(without(program, unread)) if unread else program
 
 
 def is_plain(tensor: Tensor) -> bool:

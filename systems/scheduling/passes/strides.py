@@ -1,0 +1,58 @@
+"""What becomes of a program where operators return tensors that lie otherwise in memory, as views of a larger one do."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from systems.scheduling.graph.capture import on_meta
+from systems.scheduling.graph.part import part
+from systems.scheduling.graph.program import Call, Program
+
+aten = torch.ops.aten
+# They read memory as it lies, not the tensor that lies in it, and would do so without an error.
+READERS_OF_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+
+
+@torch.no_grad()
+def with_strides(program: Program, outputs: dict[int, Tensor]) -> Program | None:
+    """`program` where some operators return tensors with the strides of `outputs`, and their readers return accordingly.
+
+    Each operator that reads other strides than before runs once, alone, since its kernel chooses the strides of its output.
+
+    Returns:
+        None where a reader cannot take the strides, or where an output of the model would have others.
+    """
+    calls, returned, changed = list(program.calls), program.kept_operators(), set[int]()
+    random = [program.device] if program.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=random):
+        for v in range(min(outputs), len(calls)):
+            value: Any = outputs.get(v)
+            if value is None:
+                if changed.isdisjoint(program.graph.producers[v]):
+                    continue
+                if calls[v].function in READERS_OF_MEMORY:
+                    return None
+                reader = part(_with_calls(program, calls), [v])
+                try:
+                    value = on_meta(reader.execute(0, [None], reader.examples))
+                except (RuntimeError, ValueError):  # such as a view that spans two strides
+                    return None
+            if _strides(value) == _strides(calls[v].produces):
+                continue
+            if v in returned:
+                return None
+            calls[v] = replace(calls[v], produces=value)
+            changed.add(v)
+    return _with_calls(program, calls)
+
+
+def _with_calls(program: Program, calls: Sequence[Call]) -> Program:
+    return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
+
+
+def _strides(value: Any) -> list[Any]:
+    return [t.stride() if isinstance(t, Tensor) else t for t in tree_leaves(value)]
