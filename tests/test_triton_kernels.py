@@ -468,6 +468,32 @@ def test_parts_are_written_where_a_concatenation_is_read(device: str, is_last: b
         torch.testing.assert_close(tuple(program.run((x * scale,))), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_concatenation_names_the_places_that_would_let_it_gain(device: str) -> None:
+    """Without kernels of this project its parts are copied; at the places that it names they become such kernels."""
+    module, x = Inception().eval().to(device), torch.randn(1, 8, 5, 5, device=device)
+    with torch.no_grad():
+        program = capture(module, (x,))
+
+    def both(choices: dict[str, str]) -> tuple[Program, list[Decision], Decision]:
+        own = Context(lambda _: 1.0, lambda _: 1.0, choices=choices)
+        rewritten, kernels = fuse_in_triton.fuse_in_triton(program, own)
+        joined, (decision, *_) = fuse_concatenations.fuse_concatenations(rewritten, own)
+        return joined, kernels, decision
+
+    _, kernels, before = both({})
+    assert {d.chosen for d in kernels} == {"separate"} and len(before.needs) >= 3
+    alternatives = {d.place: next(name for name in d.milliseconds if name != "separate") for d in kernels}
+    assert set(before.needs) <= set(alternatives)
+    rewritten, _, after = both(
+        {place: alternatives[place] for place in before.needs} | {before.place: "written by its parts"}
+    )
+    assert (
+        after.place == before.place and after.chosen == "written by its parts" and not set(after.needs) & set(before.needs)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(tuple(rewritten.run((x,))), module(x), rtol=1e-3, atol=1e-3)
+
+
 class Returned(nn.Module):
     """Concatenations that a caller sees: one as a vector, one as it is, and one that is of no channels."""
 

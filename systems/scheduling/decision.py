@@ -23,6 +23,7 @@ class Decision:
         chosen: the alternative that was taken; one of `milliseconds` unless nothing was measured.
         reasons: why an alternative has no time, by its name.
         place: equal for equal places of any program (`place_of`); empty where nothing was measured.
+        needs: places of earlier decisions that, taken otherwise, would let this one gain more.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Decision:
     chosen: str
     reasons: dict[str, str] = field(default_factory=dict)
     place: str = ""
+    needs: tuple[str, ...] = ()
 
     @property
     def without(self) -> str:

@@ -1,6 +1,6 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
@@ -23,7 +23,7 @@ from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.schedule import Schedule
 
 from .reference import Reference, tensors
-from .stream_plans import FIRST, STREAM_PLANS
+from .stream_plans import FIRST, SEARCHED, STREAM_PLANS
 
 ROUNDS, LEAST_CALLS, ROUND_SECONDS = 5, 5, 0.02
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
@@ -60,7 +60,10 @@ class Candidate:
         return replace(schedule, early=early_operators(program, schedule)) if self.is_early else schedule
 
     def choose(self, place: str, alternative: str) -> "Candidate":
-        return replace(self, choices=tuple(sorted((dict(self.choices) | {place: alternative}).items())))
+        return self.choose_all({place: alternative})
+
+    def choose_all(self, alternative_by_place: Choices) -> "Candidate":
+        return replace(self, choices=tuple(sorted((dict(self.choices) | dict(alternative_by_place)).items())))
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ class Search:
         - No candidate is measured twice, in whatever process the search goes on.
         - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches are
           always measured, since no simulation knows them.
+        - Stream plans that are SEARCHED for are tried last, on the best that single changes have led to: each decision after
+          them would ask for another search.
         - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
           those go that are not.
 
@@ -185,31 +190,60 @@ class Search:
         if self.state.best == Candidate():
             self._drop_imprecise()
         with closing(_Holder(self._prepare(self.state.best))) as holder:
-            while not self._is_over():
+            while self.state.best.stream_plan not in SEARCHED:
                 before = self.state.best
-                for change, candidate in self._changes():
-                    if self._is_over():
-                        return
-                    self._try(change, candidate, holder)
-                if self.state.best == before:
-                    self.state.is_complete = True
+                if not self._try_each(self._changes(), holder):
                     return
+                if self.state.best == before:
+                    break
+            best = self.state.best
+            last = ((f"stream plan: {name}", replace(best, stream_plan=name)) for name in SEARCHED)
+            self.state.is_complete = self._try_each(last, holder)
+
+    def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "_Holder") -> bool:
+        """Returns False where the budget was over before all were tried."""
+        for change, candidate in changes:
+            if self._is_over():
+                return False
+            self._try(change, candidate, holder)
+        return True
 
     def _is_over(self) -> bool:
         self.state.seconds = perf_counter() - self.begin
         return self.state.seconds > self.budget_s
 
     def _changes(self) -> Iterator[tuple[str, Candidate]]:
-        """Every change of the best so far, in words and as a candidate: the stream plan, early launches, each decision."""
-        for name in STREAM_PLANS:
+        """Every change of the best so far, in words and as a candidate: the stream plan, early launches, decisions."""
+        for name in [name for name in STREAM_PLANS if name not in SEARCHED]:
             yield f"stream plan: {name}", replace(self.state.best, stream_plan=name)
         best = self.state.best
         program, _ = self._rewritten(best)
         if early_operators(program, replace(best, is_early=False).schedule(program)):
             yield f"early launches: {'no' if best.is_early else 'yes'}", replace(best, is_early=not best.is_early)
+        yield from self._composites()
         for decision, alternative in self._alternatives():
             change = f"{decision.kind} at {decision.pattern}: {alternative} in the place of {decision.chosen}"
             yield change, self.state.best.choose(decision.place, alternative)
+
+    def _composites(self) -> Iterator[tuple[str, Candidate]]:
+        """Several decisions at once, each of which may gain only beside the others: one alternative at all places of a kind,
+        and one with the fastest alternatives at the places that it needs."""
+        alternatives = self._alternatives()
+        places_by_change: dict[tuple[str, str], list[str]] = {}
+        for decision, name in alternatives:
+            places_by_change.setdefault((decision.kind, name), []).append(decision.place)
+        for (kind, name), places in places_by_change.items():
+            if len(places) > 1:
+                yield f"{kind}: {name} at {len(places)} places", self.state.best.choose_all(dict.fromkeys(places, name))
+        fastest: dict[str, str] = {}  # alternatives by place
+        for decision, name in alternatives:
+            fastest.setdefault(decision.place, name)
+        for decision in {d.place: d for d in self._rewritten(self.state.best)[1] if d.needs}.values():
+            needed = {place: fastest[place] for place in decision.needs if place in fastest}
+            if needed:
+                own = next(reversed(decision.milliseconds))
+                change = f"{decision.kind} at {decision.pattern}: {own}, and {len(needed)} places that it needs"
+                yield change, self.state.best.choose_all(needed | {decision.place: own})
 
     def _alternatives(self) -> list[tuple[Decision, str]]:
         """Decisions and other alternatives worth a trial; first those of the operators that take longest in all."""

@@ -1,18 +1,31 @@
-"""The stream plans that weave chooses among: every one of this project that needs no search of its own, by name."""
+"""The stream plans that weave chooses among, by name: those of every scheduler of this project."""
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import torch
+
+from systems.base import Unsupported
 from systems.profiling.intensity import memory_intensive
+from systems.profiling.measurements import Measurements
 from systems.profiling.profiler import profile
+from systems.registry import load
 from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.plans.launch_order import ORDERS
 from systems.scheduling.plans.list_scheduling import list_schedule
 from systems.scheduling.plans.schedule import Schedule, Search, sequential
 from systems.scheduling.plans.stages import Stage, greedy, to_schedule
 from systems.scheduling.plans.stream_allocator import allocate_streams, needed_waits
 from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.scheduler import Scheduler
+from systems.scheduling.simulate.gpu import find
+from systems.scheduling.simulate.measured_set import MeasuredSet, ProfiledProgram
 
+KIND = "weave-stages"
 MOST_STREAMS = (2, 3, 4, 6, 8, 12)  # of list schedules
 StreamPlan = Callable[[Program], Schedule]
 
@@ -25,10 +38,45 @@ def _sequential(program: Program) -> Schedule:
     return sequential(program.graph)
 
 
-def _greedy_stages(program: Program) -> Schedule:
-    """IOS's greedy stages without barriers."""
+def _greedy_stages(program: Program, barriers: bool) -> Schedule:
     stages = [Stage(tuple((v,) for v in level)) for level in greedy(program.graph)]
-    return to_schedule(program.graph, "greedy", stages, Search(), barriers=False)
+    return to_schedule(program.graph, "greedy", stages, Search(), barriers)
+
+
+def _ios(program: Program, barriers: bool) -> Schedule:
+    """IOS's stages and merges by simulated costs, of a profile of this program on this device.
+
+    They stay in the cache: IOS's search takes as long as some hundred trials.
+
+    Raises:
+        Unsupported: conf/gpu has no such device.
+    """
+    device = torch.cuda.get_device_name(program.device) if program.device.type == "cuda" else str(program.device)
+    gpu = find(device)
+    if gpu is None:
+        raise Unsupported(f"IOS's stages are simulated, and conf/gpu has no {device}")
+    cache = Measurements(KIND, program.device)
+    name = digest([structure(program), _milliseconds(program)])
+    if name not in cache:
+        stages = _ios_stages(program, gpu.name)
+        cache.add({name: [[[list(group) for group in stage.groups], stage.is_merged] for stage in stages]})
+    entry: Any = cache[name]
+    stages = [Stage(tuple(map(tuple, groups)), is_merged) for groups, is_merged in entry]
+    return to_schedule(program.graph, "ios", stages, Search(), barriers)
+
+
+def _ios_stages(program: Program, gpu: str) -> list[Stage]:
+    """Of the search that systems.load("ios", costs="simulated") makes for a GPU of conf/gpu."""
+    profiled = profile(program)
+    assert profiled is not None  # it was told to measure
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "profile.json"
+        MeasuredSet("", 0, {}, {"rewritten": ProfiledProgram(program.graph, profiled)}, ()).write(file)
+        ios = load("ios", costs="simulated", profile=str(file), gpu=gpu)
+        assert isinstance(ios, Scheduler)
+        schedule = ios.plan(program)
+    merged = {frozenset(operators) for operators in schedule.merges or ()}
+    return [Stage(groups, len(groups) == 1 and frozenset(groups[0]) in merged) for groups in schedule.stages or ()]
 
 
 def _opara(program: Program, order: str) -> Schedule:
@@ -53,7 +101,11 @@ FIRST = "nimble"
 STREAM_PLANS: dict[str, StreamPlan] = {
     FIRST: _nimble,
     "sequential": _sequential,
-    "greedy stages": _greedy_stages,
+    "greedy stages": partial(_greedy_stages, barriers=False),
+    "greedy stages, barriers": partial(_greedy_stages, barriers=True),
     **{f"opara streams, {order}": partial(_opara, order=order) for order in ORDERS},
     **{f"list, {k} streams": partial(_list, num_streams=k) for k in MOST_STREAMS},
 }
+# Those that take a search of their own, tried last.
+SEARCHED: dict[str, StreamPlan] = {"IOS": partial(_ios, barriers=False), "IOS, barriers": partial(_ios, barriers=True)}
+STREAM_PLANS |= SEARCHED

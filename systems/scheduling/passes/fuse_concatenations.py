@@ -17,6 +17,7 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
+from .fuse_in_triton import separate_places
 from .own_kernels import SEPARATE, activation, has_kernels, is_plain, kernel_alone, target_of
 from .patterns import addend_of, shape_of
 
@@ -68,7 +69,8 @@ def fuse_concatenations(program: Program, context: Context) -> Rewritten:
         - Others read a part only where its strides stay what they were.
         - No operator waits for more than before.
 
-    Each distinct place is measured: the copying kernel, and the copies that remain, one after the other.
+    Each distinct place is measured: the copying kernel, and the copies that remain, one after the other. A decision
+    names the places of convolutions among its parts that are no such kernels (`needs`).
     """
     if not has_kernels(program.device):
         return program, []
@@ -77,23 +79,33 @@ def fuse_concatenations(program: Program, context: Context) -> Rewritten:
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
     taken: set[int] = set()  # operators of replacements
+    places = separate_places(program)
     for v in reversed(range(len(program.graph))):  # an outer concatenation before those within it
         joined = None if v in taken else _join(program, readers, v, taken)
         if joined is None:
             continue
         shapes = [shape_of(program.value(part.call.produces)) for part in joined.parts]
-        signature = f"{program.signature(v)}; {shapes}, copied: {[not part.operators for part in joined.parts]}"
-        if signature not in times_by_signature:
+        signature = f"{program.signature(v)}; {shapes}"  # of the same place whoever computes its parts
+        measured = f"{signature}, copied: {[not part.operators for part in joined.parts]}"
+        if measured not in times_by_signature:
             copies = [context.cost(kernel_alone(program, call, program.device)) for call in joined.copies]
-            times_by_signature[signature] = {SEPARATE: context.cost(_alone(program, joined)), WRITTEN: sum(copies)}
-        times = times_by_signature[signature]
+            times_by_signature[measured] = {SEPARATE: context.cost(_alone(program, joined)), WRITTEN: sum(copies)}
+        times = times_by_signature[measured]
         pattern = f"{' + '.join(shapes)}, {len(joined.copies)} of them copied"
-        decisions.append(context.decide("fuse_concatenations", pattern, joined.operators, signature, times))
+        decision = context.decide("fuse_concatenations", pattern, joined.operators, signature, times)
+        needs = [places[u] for call in joined.copies if (u := _copied(call)) in places]
+        decisions.append(changed(decision, needs=tuple(dict.fromkeys(needs))))
         if decisions[-1].chosen == WRITTEN:
             made = _replacements(program, joined)
             replacements += made
             taken.update(u for each in made for u in each.operators)
     return replace(program, replacements)[0], decisions
+
+
+def _copied(call: Call) -> int | None:
+    """The operator whose only output a kernel copies."""
+    x = call.args[0]
+    return x.operator if isinstance(x, Output) and x.index is None else None
 
 
 def joined(out: Tensor, *parts: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conf.text import first_line
-from systems.scheduling.decision import Decision
+from systems.scheduling.decision import Decision, place_of
 from systems.scheduling.graph.derived import Derived
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.patterns import ADDITION, CONCATENATION, Convolution, convolution, only_user, users
@@ -30,6 +30,7 @@ from .patterns import CONV2D_FUNCTIONS, addend_of, name_operators, shape_of
 
 aten = torch.ops.aten
 CUDNN_RELU, CUDNN_ADD_RELU = aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default
+KIND = "fuse_in_triton"
 WORTH = 0.95  # of the time of what is there, that a kernel has to stay below in its place
 
 
@@ -88,7 +89,7 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
         words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
         pattern = f"{words}: {name_operators(program, place.operators)}"
         own = _own_choice(times, is_kernel_saved=len(place.operators) > 1 or place.is_part)
-        decisions.append(context.decide("fuse_in_triton", pattern, place.operators, trial.signature, times, reasons, own))
+        decisions.append(context.decide(KIND, pattern, place.operators, trial.signature, times, reasons, own))
         if (chosen := decisions[-1].chosen) in calls:
             name = "_".join(program.graph.operators[v].name for v in place.operators)
             target = target_of(calls[chosen])
@@ -116,9 +117,20 @@ class _Trial:
     derived: tuple[Derived, ...]
 
 
+def _signature(separate: Program, place: _Place) -> str:
+    return "; ".join([*(separate.signature(i) for i in range(len(place.operators))), f"before: {place.before}"])
+
+
+def separate_places(program: Program) -> dict[int, str]:
+    """Of the places that the pass has left separate: the name of the place's decision by its last operator."""
+    return {
+        place.operators[-1]: place_of(KIND, _signature(part(program, place.operators), place)) for place in _places(program)
+    }
+
+
 def _trial(program: Program, place: _Place) -> _Trial:
     separate = part(program, place.operators)
-    signature = "; ".join([*(separate.signature(i) for i in range(len(place.operators))), f"before: {place.before}"])
+    signature = _signature(separate, place)
     kernels, derived = _calls(program, place, _num_cores(program.device))
     return _Trial(place, separate, signature, {str(call.function.tile): call for call in kernels}, derived)  # type: ignore[attr-defined]
 
