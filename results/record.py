@@ -235,6 +235,8 @@ class Limits:
         macs: multiply-accumulates of a call; None for a custom model.
         reason: why there are none.
         sm_area_ms: of a GPU, the sum over kernels of the share of SMs held, times the time.
+        traffic_ms: of a GPU, weights, inputs and outputs at the bandwidth of a copy, without what the L2 cache may hold.
+        launch_ms: of a GPU, a graph of as many kernels that do nothing, on as many streams as the operators are wide.
         rewritten: the limits of the operators that rewriting passes made of the model's.
         when: the time of measuring.
     """
@@ -248,6 +250,8 @@ class Limits:
     macs: int | None = None
     reason: str | None = None
     sm_area_ms: float | None = None
+    traffic_ms: float | None = None
+    launch_ms: float | None = None
     rewritten: Limits | None = None
     when: str | None = None
 
@@ -255,6 +259,18 @@ class Limits:
     def executed(self) -> Limits:
         """Of the operators that the system runs: those of the model, or what it rewrites them to."""
         return self.rewritten or self
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Milliseconds by name, the largest first: what no schedule of these operators is faster than."""
+        named = {
+            "critical path": self.critical_path_ms,
+            "SM area": self.sm_area_ms,
+            "memory traffic": self.traffic_ms,
+            "launch": self.launch_ms,
+        }
+        known = {name: ms for name, ms in named.items() if ms is not None}
+        return dict(sorted(known.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from .cell import Cell, Conditions
 from .document import JSON, cell_from_json, cell_to_json, part_from_json, part_to_json
 from .older import cell_of_title
+from .record import Limits
 
 COMPUTE, MEMORY, UNKNOWN = "compute-intensive", "memory-intensive", "unknown"
 KINDS = (COMPUTE, MEMORY, UNKNOWN)
@@ -38,12 +39,14 @@ class Timeline:
         source: where the times come from.
         bars: operators or kernels.
         num_scheduled_streams: of the schedule that ran, where there is one. The streams that were seen may be fewer.
+        limits: of the operators that ran, where they are known.
     """
 
     cell: Cell
     source: str
     bars: tuple[Bar, ...]
     num_scheduled_streams: int | None = None
+    limits: Limits | None = None
 
     @property
     def streams(self) -> list[int]:
@@ -70,7 +73,10 @@ class Timeline:
 
 
 def to_trace(timelines: Sequence[Timeline]) -> dict[str, object]:
-    """The timelines as one trace in Chrome's JSON format: a process a system, a thread a stream, all beginning at 0."""
+    """The timelines as one trace in Chrome's JSON format: a process a system, a thread a stream, all beginning at 0.
+
+    A moment in each process stands for each of its limits.
+    """
     events: list[dict[str, object]] = []
     for number, timeline in enumerate(timelines, start=1):
         about = {"name": timeline.title, "labels": timeline.source}
@@ -84,8 +90,15 @@ def to_trace(timelines: Sequence[Timeline]) -> dict[str, object]:
         for bar in sorted(timeline.bars, key=lambda bar: (bar.start, bar.stream)):
             place = {"ph": "X", "pid": number, "tid": number * STREAMS + bar.stream, "name": bar.name, "cat": bar.kind}
             events.append({**place, "ts": bar.start * 1e3, "dur": bar.duration * 1e3, "args": bar.details})
+        for name, limit_ms in (timeline.limits.bounds if timeline.limits else {}).items():
+            moment = {"ph": "i", "s": "p", "pid": number, "tid": number * STREAMS, "name": f"limit: {name}"}
+            events.append({**moment, "ts": limit_ms * 1e3, "args": {"milliseconds": limit_ms}})
     about_each = {
-        str(number): {"cell": cell_to_json(timeline.cell), "num_scheduled_streams": timeline.num_scheduled_streams}
+        str(number): {
+            "cell": cell_to_json(timeline.cell),
+            "num_scheduled_streams": timeline.num_scheduled_streams,
+            "limits": None if timeline.limits is None else part_to_json(timeline.limits),
+        }
         for number, timeline in enumerate(timelines, start=1)
     }
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"timelines": about_each}}
@@ -108,10 +121,12 @@ def from_trace(document: Any) -> list[Timeline]:
         for pid in sorted(titles):
             about = other.get("timelines", {}).get(str(pid))
             if about is None:
-                cell, num_streams = cell_of_title(titles[pid]), other.get("scheduled", {}).get(str(pid))
+                cell, num_streams, limits = cell_of_title(titles[pid]), other.get("scheduled", {}).get(str(pid)), None
             else:
                 cell, num_streams = cell_from_json(about["cell"]), about["num_scheduled_streams"]
-            timeline = Timeline(cell, sources[pid], tuple(bars[pid]), num_streams)
+                document = about.get("limits")
+                limits = None if document is None else part_from_json(document, Limits)
+            timeline = Timeline(cell, sources[pid], tuple(bars[pid]), num_streams, limits)
             timelines.append(Timeline.from_json(timeline.to_json()))  # each of its parts is of its type
         return timelines
     except (KeyError, TypeError, AttributeError) as error:

@@ -23,9 +23,11 @@ from systems.profiling import intensity, limits, profiler, trace
 from systems.profiling.measurements import Measurements
 from systems.profiling.profile import Capacity, Kernel, OperatorProfile, Profile
 from systems.profiling.profiler import by_operator, from_entry, profile, to_entry
+from systems.profiling.timing import Timer
 from systems.profiling.trace import launched_under, on_device, outermost_operators
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
+from systems.scheduling.passes.rewriting import Rewriting
 
 CPU = torch.device("cpu")
 
@@ -431,6 +433,41 @@ def test_the_sm_area_of_kernels() -> None:
     assert HOPPER.resident_blocks(pairs) == 2
     area = [limits.sm_area(kernels, HOPPER) for kernels in ([one], [many], [pairs], [one, many, pairs], [])]
     assert area == pytest.approx([2.0 / 132, 3.0, 17 / 132, 2.0 / 132 + 3.0 + 17 / 132, 0.0])
+
+
+class Words(nn.Module):
+    """A few rows of a table, a shared weight read twice, and one that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(1000, 8)
+        self.shared, self.unread = torch.nn.Linear(8, 8), torch.nn.Linear(8, 100)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.shared(self.shared(self.table(words)).relu())  # type: ignore[no-any-return]
+
+
+def test_the_traffic_of_a_call_is_what_it_cannot_leave_out() -> None:
+    module, words = Words().eval(), torch.zeros(1, 5, dtype=torch.long)
+    program = capture(module, (words,))
+    least = 8 * 5 + 4 * (8 * 8 + 8) + 4 * 5 * 8  # words, the shared weight with its bias, the output
+    assert limits.traffic(module, program, 0) == least
+    assert limits.traffic(module, program, 100) == least - 100 and limits.traffic(module, program, 10**6) == 0
+    conv, norm = torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)
+    whole = torch.nn.Sequential(conv, norm).eval()
+    folded, _ = Rewriting(fold_batch_norm=True).apply(capture(whole, (torch.randn(1, 3, 2, 2),)), Timer(CPU))
+    assert limits.traffic(whole, folded, 0) == 4 * (3 * 4 + 4 + 4 * 3 + 4 * 4)  # derived: weight and bias; input, output
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpus_limits_by_traffic_and_launch() -> None:
+    """A large product moves more than the cache holds, and as many empty kernels take less than the kernels."""
+    module = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(3))).cuda().eval()
+    with torch.no_grad():
+        measured = limits.measure(module, (torch.randn(1, 8192, device="cuda"),))
+    assert measured.traffic_ms is not None and 0.2 * measured.busy_ms < measured.traffic_ms < 1.1 * measured.busy_ms
+    assert measured.launch_ms is not None and 0 < measured.launch_ms < measured.busy_ms
 
 
 @pytest.mark.gpu

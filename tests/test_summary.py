@@ -77,6 +77,14 @@ def test_of_a_rewritten_model_the_limit_is_that_of_its_own_operators() -> None:
     assert "1.000 (12345.7x)" in table and "0.500 (24691.4x)" in table
 
 
+def test_one_cell_says_what_bounds_it() -> None:
+    of_passes = Limits(0.5, 1.0, sm_area_ms=0.25, traffic_ms=0.75, launch_ms=0.1)
+    table = shown([record("nimble_fused", **MEASURED | {"limits": replace(Limits(1.0, 2.0), rewritten=of_passes)})], 120)
+    line = next(line for line in table.splitlines() if "bounded by" in line)
+    assert "memory traffic, 0.750 ms, latency is 16460.90 times that" in line
+    assert "launch of as many kernels" in table and "0.250 ms" in table
+
+
 def test_training_shows_its_throughput_however_narrow_the_terminal() -> None:
     rows = [record(s, **MEASURED) for s in ("eager", "nimble")]
     assert "123,456.7" not in shown(rows, 80)

@@ -17,7 +17,8 @@ from modules import Branches
 from torch import nn
 
 import systems
-from results.timeline import COMPUTE, MEMORY, UNKNOWN, Timeline, from_trace
+from results.record import Limits
+from results.timeline import COMPUTE, MEMORY, UNKNOWN, Bar, Timeline, from_trace, to_trace
 from runners.cell import timeline
 from runners.cell.messages import Shown
 from runners.request.request import Request, SweepOptions
@@ -254,6 +255,22 @@ def test_a_gpu_is_seen_by_its_kernels(system: str) -> None:
     assert_one_at_a_time(run_timeline)
 
 
+def test_a_trace_has_a_moment_for_each_limit() -> None:
+    limits = Limits(0.5, 2.0, sm_area_ms=0.75, traffic_ms=0.0, launch_ms=0.25, when="now")
+    bare = Timeline(cell("nimble", runner="timeline"), "kernels", (Bar(0, "conv2d", 0.0, 1.0, COMPUTE),))
+    bounded = replace(bare, limits=limits)
+    assert list(limits.bounds.items()) == [
+        ("SM area", 0.75),
+        ("critical path", 0.5),
+        ("launch", 0.25),
+        ("memory traffic", 0.0),
+    ]
+    trace = to_trace([bare, bounded])
+    moments = [(e["pid"], e["name"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "i"]
+    assert moments == [(2, f"limit: {name}", ms * 1e3) for name, ms in limits.bounds.items()]
+    assert from_trace(json.loads(json.dumps(trace))) == [bare, bounded]
+
+
 # The command line
 
 
@@ -268,6 +285,8 @@ def test_two_systems_make_one_trace(run: Run, folder: Path) -> None:
     assert Counter(bar.name for bar in nimble.bars) == Counter(bar.name for bar in opara.bars)
     assert {bar.kind for bar in opara.bars} == {COMPUTE, MEMORY} and len(opara.streams) == 2
     assert [line.split(": ")[0] for line in done.stdout.splitlines()] == 2 * [str(folder / "t.json")]
+    assert nimble.limits is not None and nimble.limits.operators == len(nimble.bars)
+    assert all(f", critical path {t.limits.critical_path_ms:.3f} ms" in done.stdout for t in (nimble, opara) if t.limits)
     assert set(folder.iterdir()) - {folder / "__pycache__"} == {folder / "tiny.py", folder / "t.json"}
 
 

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from results.cell import Cell
 from results.timeline import COMPUTE, MEMORY, UNKNOWN, Bar, Timeline
+from runners.measurements.limits import measured as limits_of
 from systems.base import Prepared, Unsupported
 from systems.compilers.compiled import Compiled
 from systems.profiling import intensity, profiler
@@ -67,7 +69,11 @@ def of_cell(cell: Cell, visible_device: str, report: Callable[[str], None], clas
     except Unsupported:  # its operators are then known by the names that the profiler gives them
         program = None
     report("recording")
-    return record(session.prepared, program, session.inputs, classify, cell)
+    timeline = record(session.prepared, program, session.inputs, classify, cell)
+    if not isinstance(session.prepared, Scheduled):
+        return timeline  # the operators that it makes of the model's are not known
+    report("measuring limits")
+    return replace(timeline, limits=limits_of(session, session.prepared.program))
 
 
 def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ...], classify: str, cell: Cell) -> Timeline:

@@ -24,13 +24,14 @@ def of_model(session: Subject) -> LimitsPart:
     from systems.base import Unsupported
 
     try:
-        limits = _measured(session, None if session.is_rewritten else session.program)
+        limits = measured(session, None if session.is_rewritten else session.program)
     except Unsupported as error:
         limits = LimitsPart(None, None, reason=one_line(str(error)))
     return replace(limits, macs=_macs(session))
 
 
-def _measured(session: Subject, program: Program | None) -> LimitsPart:
+def measured(session: Subject, program: Program | None) -> LimitsPart:
+    """Those of a program of the session's model; of its own operators where there is none. Raises Unsupported."""
     from systems.profiling import limits
 
     part: LimitsPart = part_from_json(limits.measure(session.module, session.inputs, program).to_json(), LimitsPart)
@@ -69,6 +70,20 @@ def _area(record: Record, form: str) -> str:
     return _distance(record, record.limits.executed.sm_area_ms if record.limits else None, form)
 
 
+def _traffic(record: Record, form: str) -> str:
+    return _distance(record, record.limits.executed.traffic_ms if record.limits else None, form)
+
+
+def _launch(record: Record, form: str) -> str:
+    return _distance(record, record.limits.executed.launch_ms if record.limits else None, form)
+
+
+def _bound(record: Record) -> str:
+    """The largest of the limits, and the latency over it."""
+    bounds = record.limits.executed.bounds if record.limits else {}
+    return next((f"{name}, {_distance(record, ms, DISTANCE)}" for name, ms in bounds.items()), DASH)
+
+
 class Limits(Measurement):
     """How fast any schedule of these operators could be."""
 
@@ -86,13 +101,16 @@ class Limits(Measurement):
     rows = (
         Row("critical path of the operators", lambda record: _critical_path(record, DISTANCE)),
         Row("SM area of the kernels", lambda record: _area(record, DISTANCE)),
+        Row("memory traffic of a call", lambda record: _traffic(record, DISTANCE)),
+        Row("launch of as many kernels", lambda record: _launch(record, DISTANCE)),
+        Row("bounded by", _bound),
         Row("sum of the operators", lambda record: _busy(record, DISTANCE)),
     )
 
     def measure(self, session: Subject) -> Part:
         limits = session.known_limits or of_model(session)
         # What passes make of the model has limits of its own, beside the model's.
-        rewritten = _measured(session, session.program) if session.is_rewritten else None
+        rewritten = measured(session, session.program) if session.is_rewritten else None
         return replace(limits, rewritten=rewritten, when=now())
 
     def missing(self, reason: str) -> Part:

@@ -55,7 +55,9 @@ class Timeline(Showing):
             for timeline in timelines:
                 operators, streams = counted(len(timeline.bars), "operator"), counted(len(timeline.streams), "stream")
                 end_ms = max((bar.end for bar in timeline.bars), default=0.0)
-                print(f"{output}: {timeline.title}: {operators} on {streams} in {end_ms:.3f} ms")
+                bounds = timeline.limits.bounds if timeline.limits else {}
+                limits = "".join(f", {name} {ms:.3f} ms" for name, ms in bounds.items())
+                print(f"{output}: {timeline.title}: {operators} on {streams} in {end_ms:.3f} ms{limits}")
         return 1 if has_failed else 0
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:

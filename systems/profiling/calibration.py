@@ -64,6 +64,24 @@ def calibrate(device: torch.device, report: Callable[[str], None] = lambda _: No
     return probes
 
 
+def empty_graph_ms(device: torch.device, num_kernels: int, num_streams: int) -> float:
+    """Of a replay of a graph of so many kernels that do nothing, in chains of equal length beside each other.
+
+    Args:
+        num_kernels: 0 takes no time.
+        num_streams: Chains, at most.
+    """
+    if not num_kernels:
+        return 0.0
+    from systems.kernels import probes  # Triton, which is absent where there is no GPU
+
+    out = torch.empty(ELEMENTS, device=device)
+    level = [lambda: probes.spin[(1,)](out, 0, ELEMENTS=ELEMENTS, num_warps=WARPS)]
+    count = min(num_streams, num_kernels)
+    lengths = [num_kernels // count + (i < num_kernels % count) for i in range(count)]
+    return _replayed_us(device, [[level] * length for length in lengths]) / 1e3
+
+
 def _graphs(device: torch.device) -> Iterator[_Graph]:
     from systems.kernels import probes  # Triton, which is absent where there is no GPU
 

@@ -81,7 +81,7 @@ def work(program: Program, v: int) -> tuple[int, int]:
     """
     call = program.calls[v]
     read, written = _moved(program, v)
-    moved = _num_bytes(read) + _num_bytes(written)
+    moved = num_bytes(read) + num_bytes(written)
     if not any(t.is_floating_point() for t in written):
         return 0, moved
     operations = _counted(program, v) if isinstance(call.function, torch._ops.OpOverload) else 0
@@ -98,7 +98,7 @@ def moved_bytes(program: Program, v: int) -> tuple[int, int]:
     An expanded dimension holds one element. A tensor whose shape the capture does not know is left out.
     """
     read, written = _moved(program, v)
-    return _num_bytes(read), _num_bytes(written)
+    return num_bytes(read), num_bytes(written)
 
 
 def _moved(program: Program, v: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -133,7 +133,8 @@ def _num_elements(tensor: Tensor) -> int:
     return math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
 
 
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of all of them; an expanded dimension holds one element."""
     return sum(_num_elements(t) * t.element_size() for t in tensors)
 
 
@@ -180,10 +181,18 @@ def _measured_ridge_point(device: torch.device, dtype: torch.dtype, tf32: bool) 
         operations = 2 * n**3 / _best_seconds(lambda: torch.mm(matrix, matrix, out=product), device)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    bandwidth = 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device)
-    return operations / bandwidth
+    return operations / bandwidth(device)
+
+
+@cache
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy within memory reads and writes, the best of a few; measured once and kept in the cache."""
+    known, name = Measurements("opara", device), "bandwidth"
+    if name not in known:
+        source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        known.add({name: 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device)})
+    return known.number(name)
 
 
 def _best_seconds(function: Callable[[], object], device: torch.device) -> float:

@@ -2,22 +2,27 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from itertools import chain
 from math import ceil
 from statistics import median
 
+import torch
 from torch import Tensor, nn
 
 from systems.cache import JSON
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
-from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.program import Input, Program
 
+from .calibration import empty_graph_ms
+from .intensity import bandwidth, num_bytes
 from .profile import Capacity, Kernel
 from .profiler import capacity_of, host_times, kernel_of_event, launched
 from .trace import DeviceEvent, KernelEvent
 
 PASSES = 5
+EMBEDDING = torch.ops.aten.embedding.default
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,10 @@ class Limits:
         kernels: Kernels and copies of one run; 0 on a CPU.
         width: The most operators of which none depends on another.
         sm_area_ms: The sum over kernels of the share of SMs that it holds, at its own time: no schedule of these kernels is
-            faster, as far as a full SM takes no further block. None on a CPU.
+            faster, as far as a full SM takes no further block. None on a CPU, as the two that follow.
+        traffic_ms: What a call has to read from memory and write to it (`traffic`), at the bandwidth that a copy reaches.
+        launch_ms: A CUDA Graph of as many kernels that do nothing, on as many streams as the operators are wide. None where
+            there is no Triton.
         source: "kernels", where an operator's time is that of its kernels and copies (on a GPU); "host", where it is that of
             its call (on a CPU).
     """
@@ -43,6 +51,8 @@ class Limits:
     width: int
     source: str
     sm_area_ms: float | None = None
+    traffic_ms: float | None = None
+    launch_ms: float | None = None
 
     def to_json(self) -> dict[str, JSON]:
         return asdict(self)
@@ -58,14 +68,49 @@ def measure(module: nn.Module, inputs: tuple[Tensor, ...], program: Program | No
         Unsupported: The module cannot be captured.
     """
     program = program or capture(module, inputs)
-    if inputs[0].is_cuda:
-        passes = launched(program, inputs, PASSES)
-        times, num_kernels, source = kernel_times(passes), sum(map(len, passes[0])), "kernels"
-        area_ms = median(sm_area(_kernels(operators), capacity_of(program.device)) for operators in passes)
-    else:
-        times, num_kernels, source, area_ms = host_times(program, inputs), 0, "host", None
     graph = program.graph
-    return Limits(critical_path(graph, times), sum(times), len(graph), num_kernels, graph.width, source, area_ms)
+    if not inputs[0].is_cuda:
+        times = host_times(program, inputs)
+        return Limits(critical_path(graph, times), sum(times), len(graph), 0, graph.width, "host")
+    device = program.device
+    passes = launched(program, inputs, PASSES)
+    times, num_kernels = kernel_times(passes), sum(map(len, passes[0]))
+    num_bytes_moved = traffic(module, program, torch.cuda.get_device_properties(device).L2_cache_size)
+    return Limits(
+        critical_path_ms=critical_path(graph, times),
+        busy_ms=sum(times),
+        operators=len(graph),
+        kernels=num_kernels,
+        width=graph.width,
+        source="kernels",
+        sm_area_ms=median(sm_area(_kernels(operators), capacity_of(device)) for operators in passes),
+        traffic_ms=num_bytes_moved / bandwidth(device) * 1e3,
+        launch_ms=empty_graph_ms(device, num_kernels, graph.width) if find_spec("triton") else None,
+    )
+
+
+def traffic(module: nn.Module, program: Program, cache_bytes: int) -> int:
+    """Bytes that a call has to read from memory and to write to it, whatever lies in the cache from the call before.
+
+    Each weight that operators read, each input and each output counts once, and a table of embeddings not at all: a call
+    reads a few of its rows. What a pass has derived from weights is a weight. Memory that operators only pass on to each
+    other may stay in the cache.
+
+    Args:
+        module: Whose weights the program reads.
+        cache_bytes: That stay from one call to the next at most.
+    """
+    own = {id(t) for t in (*module.parameters(), *module.buffers(), *(d.tensor for d in program.derived.derived))}
+    reads = {
+        id(leaf): leaf
+        for call in program.calls
+        for leaf in (call.leaves()[1:] if call.function is EMBEDDING else call.leaves())
+        if isinstance(leaf, Tensor) and id(leaf) in own
+    }
+    read_inputs = {leaf.index for call in program.calls for leaf in call.leaves() if isinstance(leaf, Input)}
+    outputs = {id(t): t for t in map(program.value, program.outputs) if isinstance(t, Tensor)}
+    moved = [*reads.values(), *(program.examples[i] for i in read_inputs), *outputs.values()]
+    return max(0, num_bytes(moved) - cache_bytes)
 
 
 def critical_path(graph: OperatorGraph, times: Sequence[float]) -> float:
