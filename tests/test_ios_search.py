@@ -11,7 +11,8 @@ from dags import as_networkx, dags, members
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from systems.ios.endings import TooManyTransitions
+from systems.ios import endings as endings_module
+from systems.ios.endings import TooManyTransitions, enumerate_endings
 from systems.ios.search import find_schedule
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
@@ -103,6 +104,22 @@ def test_stages_that_cannot_matter_are_not_asked_for(
     schedule = find_schedule(graph.predecessors, cost, r, s, merges)
     assert schedule.cost == pytest.approx(whole.cost) and schedule.counts == whole.counts
     assert len(measured_endings) == len(set(measured_endings)) <= all_of_them
+
+
+@settings(max_examples=30)
+@given(dags(max_nodes=8), LIMITS, st.integers(1, 40))
+def test_few_endings_made_larger_at_a_time_are_the_same(
+    graph: OperatorGraph, limits: tuple[int | None, int | None], chunk: int
+) -> None:
+    """Their order too, which decides between schedules of equal cost."""
+    predecessors = tuple(map(tuple, graph.predecessors))
+    whole = enumerate_endings(predecessors, *limits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(endings_module, "CHUNK", chunk)
+        cut = enumerate_endings.__wrapped__(predecessors, *limits)
+    for name in ("states", "endings", "first", "ending", "rest"):
+        assert getattr(cut, name).tolist() == getattr(whole, name).tolist()
+    assert (cut.levels, cut.groups, cut.schedules) == (whole.levels, whole.groups, whole.schedules)
 
 
 def test_a_device_that_is_never_full_leaves_little_to_measure() -> None:

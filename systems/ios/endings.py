@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_TRANSITIONS = 16_000_000  # some 30 bytes each while they are being enumerated
+CHUNK = 1 << 14  # endings that are made larger at a time
 WORD = 62  # operators that a signed machine word has bits for, with room to spare
 
 Array = NDArray[Any]
@@ -44,6 +45,76 @@ class Endings:
     schedules: int
 
 
+@dataclass(frozen=True)
+class _Lists:
+    """The endings of some states, those of one state after those of the one before.
+
+    Args:
+        masks: of all endings; the empty one is the first of each state.
+        num_groups: of each ending.
+        first: the endings of state i are the slice first[i]:first[i + 1].
+    """
+
+    masks: Array
+    num_groups: Array
+    first: Array
+
+    def take(self, states: Array) -> "_Lists":
+        """Those of some of the states, in this order."""
+        lengths = self.first[states + 1] - self.first[states]
+        first = np.concatenate([[0], np.cumsum(lengths)])
+        at = np.arange(first[-1]) + np.repeat(self.first[states] - first[:-1], lengths)
+        return _Lists(self.masks[at], self.num_groups[at], first)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[_Lists]") -> "_Lists":
+        lengths = np.concatenate([np.diff(part.first) for part in parts])
+        masks, num_groups = (np.concatenate([getattr(p, name) for p in parts]) for name in ("masks", "num_groups"))
+        return cls(masks, num_groups, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _cuts(lists: _Lists, states: Array) -> list[int]:
+    """Where to cut these states, so that each piece begins with few endings (a state with more is a piece)."""
+    ends = np.cumsum(lists.first[states + 1] - lists.first[states])
+    cuts = [0]
+    while cuts[-1] < len(states):
+        before = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, before + CHUNK, side="right"))))
+    return cuts
+
+
+def _with_and_without(
+    v: int, before: int, smaller: _Lists, states: Array, groups: tuple[Array, Array] | None, s: int | None
+) -> _Lists:
+    """The endings of states whose last operator is v.
+
+    Args:
+        before: the predecessors of v.
+        smaller: the endings of each state without v.
+        groups: that v is the last operator of, and their direct successors; None where groups have no limit.
+        s: most groups of an ending; None for no limit.
+    """
+    owner = np.repeat(np.arange(len(states)), np.diff(smaller.first))  # the state of each ending
+    is_ending = (smaller.masks & before) == 0
+    masks, num_groups, owners = [smaller.masks[is_ending]], [smaller.num_groups[is_ending]], [owner[is_ending]]
+    if groups is None:
+        masks.append(smaller.masks | (1 << v))
+        num_groups.append(smaller.num_groups)
+        owners.append(owner)
+    else:
+        may_grow = np.ones(len(masks[0]), bool) if s is None else num_groups[0] < s
+        for group, after in zip(groups[0].tolist(), groups[1].tolist(), strict=True):
+            is_last = ((group & ~states) == 0) & ((after & states) == 0)
+            beside = may_grow & is_last[owners[0]] & ((masks[0] & group) == 0)
+            masks.append(masks[0][beside] | group)
+            num_groups.append(num_groups[0][beside] + np.uint16(1))
+            owners.append(owners[0][beside])
+    all_owners = np.concatenate(owners)
+    by_owner = np.argsort(all_owners, kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(all_owners, minlength=len(states)))])
+    return _Lists(np.concatenate(masks)[by_owner], np.concatenate(num_groups)[by_owner], first)
+
+
 @lru_cache(maxsize=32)  # cells are repeated with other shapes, whose costs differ and whose endings do not
 def enumerate_endings(
     predecessors: tuple[tuple[int, ...], ...], r: int | None, s: int | None, max_transitions: int = MAX_TRANSITIONS
@@ -69,39 +140,32 @@ def enumerate_endings(
     before = [sum(1 << u for u in set(p)) for p in predecessors]
     candidates = None if r is None or r >= n else _connected(predecessors, r)
     states, without_last = _states(before, kind)
-    endings: list[Array] = [np.zeros(1, kind)]  # of each state, the empty one first
-    num_groups: list[Array] = [np.zeros(1, np.uint16)]  # of each ending
-    total = 0
-    for i in range(1, len(states)):
-        state = int(states[i])
-        v = state.bit_length() - 1
-        smaller, count = endings[without_last[i]], num_groups[without_last[i]]
-        is_ending = (smaller & before[v]) == 0
-        without_v, without_v_count = smaller[is_ending], count[is_ending]
-        if candidates is None:
-            with_v, with_v_count = smaller | (1 << v), count
-        else:
-            groups, after = candidates[v]
-            groups = groups[((groups & ~state) == 0) & ((after & state) == 0)]
-            is_disjoint = (groups[:, None] & without_v[None, :]) == 0  # [groups of v, endings without v]
-            if s is not None:
-                is_disjoint &= without_v_count < s
-            group, beside = np.nonzero(is_disjoint)
-            with_v, with_v_count = groups[group] | without_v[beside], without_v_count[beside] + np.uint16(1)
-        endings.append(np.concatenate([without_v, with_v]))
-        num_groups.append(np.concatenate([without_v_count, with_v_count]))
-        total += len(endings[i]) - 1
-        if total > max_transitions:
-            raise TooManyTransitions(f"a block of {n} units has more than {max_transitions:,} transitions")
-    del num_groups
+    all_endings = _Lists(np.zeros(1, kind), np.zeros(1, np.uint16), np.array([0, 1]))  # of the empty state, the empty one
+    for v in range(n):
+        begin, end = np.searchsorted(states, np.array([1 << v, 2 << v], kind)).tolist()  # whose last operator is v
+        parts = [all_endings]
+        num_endings = len(all_endings.masks)
+        for i, j in pairwise(_cuts(all_endings, without_last[begin:end])):
+            chunk = slice(begin + i, begin + j)
+            groups = None if candidates is None else candidates[v]
+            smaller = all_endings.take(without_last[chunk])
+            parts.append(_with_and_without(v, before[v], smaller, states[chunk], groups, s))
+            num_endings += len(parts[-1].masks)
+            if num_endings - begin - j > max_transitions:  # each state's empty ending is none
+                raise TooManyTransitions(f"a block of {n} units has more than {max_transitions:,} transitions")
+        all_endings = _Lists.joined(parts)
     size = np.array([int(state).bit_count() for state in states])
     order = np.argsort(size, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    first = np.concatenate([[0], np.cumsum([len(endings[i]) - 1 for i in order])])
-    rest = np.concatenate([place[np.searchsorted(states, states[i] ^ endings[i][1:])].astype(np.int32) for i in order])
-    distinct, ending = np.unique(np.concatenate([endings[i][1:] for i in order]), return_inverse=True)
-    del endings
+    ordered = all_endings.take(order)
+    del all_endings
+    first = ordered.first - np.arange(len(order) + 1)
+    masks = np.delete(ordered.masks, ordered.first[:-1])  # without the empty ones
+    of_states = np.repeat(states[order], np.diff(first))
+    rest = place[np.searchsorted(states, of_states ^ masks)].astype(np.int32)
+    del ordered, of_states
+    distinct, ending = np.unique(masks, return_inverse=True)
     groups_of = _components(distinct, _linked(predecessors))
     if candidates is None and s is not None:  # the groups were not counted above
         allowed = np.array([len(g) <= s for g in groups_of])
