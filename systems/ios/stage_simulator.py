@@ -87,6 +87,6 @@ class StageSimulator(StageTimer):
                 nodes.append(node)
         if not nodes:
             return 0.0
-        timeline = replay(Kernels(tuple(nodes), (), self.kernels.limits), before, self.gpu)
+        timeline = replay(Kernels(tuple(nodes), ()), before, self.gpu)
         edge_us = self.gpu.branch_us if len(chains) > 1 else self.gpu.edge_us
         return (max(timeline.ends_us) - self.gpu.launch_us + edge_us) / 1e3

@@ -34,11 +34,10 @@ def baselines(schedule: Schedule, simulator: Simulator) -> Baselines:
         for i in range(first[v], first[v + 1]):
             ends[i] = nodes[i].alone_us + max((ends[u] for u in before[i]), default=0.0)
     sms = simulator.gpu.multiprocessors
-    capacity = simulator.gpu.capacity
     area = 0.0
     for node in nodes:
         if node.blocks:
-            num_sms = -(-node.blocks // max(1, capacity.resident_blocks(node.kernel)))
+            num_sms = -(-node.blocks // node.on_one)
             area += node.alone_us * min(1.0, num_sms / sms)
     longest = max(ends, default=0.0)
     return Baselines(sum(node.alone_us for node in nodes), longest, max(longest, area))

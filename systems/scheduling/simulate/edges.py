@@ -23,7 +23,10 @@ def predecessors(schedule: Schedule, kernels: Kernels) -> list[tuple[int, ...]]:
         stream = schedule.streams[v]
         needed = last.get(stream, ())
         if waits[v]:
-            needed = tuple(dict.fromkeys([*needed, *(node for u in waits[v] for node in after.get(u, ()))]))
+            all_needed = dict.fromkeys(needed)
+            for u in waits[v]:
+                all_needed.update(dict.fromkeys(after.get(u, ())))
+            needed = tuple(all_needed)
         for node in range(first[v], first[v + 1]):
             before[node] = needed
             needed = (node,)

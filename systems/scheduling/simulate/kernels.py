@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from systems.profiling.profile import REGISTER_UNIT, SHARED_MEMORY_UNIT, WARP, Kernel, OperatorProfile, Profile
+from systems.profiling.profile import Kernel, OperatorProfile, Profile
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
 from .alone import STATES, alone_us
 from .gpu import Gpu
-
-Resources = tuple[int, int, int, int]  # threads, registers, bytes of shared memory, slots of blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +20,8 @@ class Node:
         kernel: As profiled. What a profile knows as an operator alone, without kernels, stands as a copy.
         alone_us: That it takes alone, where it stands.
         blocks: Of its grid; 0 of a copy, which takes no multiprocessor.
+        on_one: Blocks that one multiprocessor holds at once by its limits.
         most_blocks: That are resident at once where it is alone.
-        needs: Of a block.
         wave_us: Of a wave.
         bandwidth: Share of memory's bandwidth that it uses alone, 0 to 1.
     """
@@ -32,8 +30,8 @@ class Node:
     kernel: Kernel
     alone_us: float
     blocks: int
+    on_one: int
     most_blocks: int
-    needs: Resources
     wave_us: float
     bandwidth: float
 
@@ -45,12 +43,10 @@ class Kernels:
     Args:
         nodes: Those of an operator follow each other; operators are in the order of capture.
         first: Of operator v are nodes[first[v] : first[v + 1]].
-        limits: Of all multiprocessors together.
     """
 
     nodes: tuple[Node, ...]
     first: tuple[int, ...]
-    limits: Resources
 
     @classmethod
     def of(cls, graph: OperatorGraph, profile: Profile, gpu: Gpu, state: str = STATES[0]) -> "Kernels":
@@ -71,14 +67,7 @@ class Kernels:
         for v, (operator, times_us) in enumerate(zip(profile.operators, alone_us(graph, profile, gpu, state), strict=True)):
             nodes += _nodes(v, operator, times_us, gpu)
             first.append(len(nodes))
-        return cls(tuple(nodes), tuple(first), limits(gpu))
-
-
-def limits(gpu: Gpu) -> Resources:
-    """Of all multiprocessors together."""
-    one = gpu.threads, gpu.registers, gpu.shared_memory, gpu.blocks
-    threads, registers, shared_memory, blocks = (gpu.multiprocessors * limit for limit in one)
-    return threads, registers, shared_memory, blocks
+        return cls(tuple(nodes), tuple(first))
 
 
 def _nodes(v: int, operator: OperatorProfile, times_us: Sequence[float], gpu: Gpu) -> list[Node]:
@@ -95,18 +84,8 @@ def _nodes(v: int, operator: OperatorProfile, times_us: Sequence[float], gpu: Gp
 def _node(v: int, kernel: Kernel, us: float, bandwidth: float, gpu: Gpu) -> Node:
     blocks = kernel.num_blocks
     if not blocks:
-        return Node(v, kernel, us, 0, 0, (0, 0, 0, 0), us, bandwidth)
-    warps = max(1, ceil(kernel.num_threads / WARP))
+        return Node(v, kernel, us, 0, 0, 0, us, bandwidth)
     # A kernel of another GPU may ask for more than this one's multiprocessor has: it then holds one block.
-    resident = max(1, gpu.capacity.resident_blocks(kernel))
-    needs = (
-        min(gpu.threads, warps * WARP),
-        min(gpu.registers, warps * -(-kernel.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT),
-        min(
-            gpu.shared_memory,
-            -(-(kernel.shared_memory + gpu.reserved_shared_memory) // SHARED_MEMORY_UNIT) * SHARED_MEMORY_UNIT,
-        ),
-        1,
-    )
-    most = min(blocks, resident * gpu.multiprocessors)
-    return Node(v, kernel, us, blocks, most, needs, us / ceil(blocks / most), bandwidth)
+    on_one = max(1, gpu.capacity.resident_blocks(kernel))
+    most = min(blocks, on_one * gpu.multiprocessors)
+    return Node(v, kernel, us, blocks, on_one, most, us / ceil(blocks / most), bandwidth)
