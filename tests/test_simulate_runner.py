@@ -14,7 +14,8 @@ from conftest import ROOT
 from scipy.stats import spearmanr
 from simulated import GPU, kernel, operator, profile_of
 
-from results.timeline import from_trace
+from results.cell import Cell, Choice, Conditions
+from results.timeline import COMPUTE, Bar, Timeline, from_trace, to_trace
 from systems.base import Unsupported
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
@@ -155,20 +156,43 @@ def test_half_the_multiprocessors_take_twice_the_waves() -> None:
     assert on_another(profile, GPU, GPU).milliseconds == pytest.approx(profile.milliseconds)
 
 
-def test_the_runner_predicts_and_draws(run: Run, folder: Path) -> None:
-    done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", "output=t.json")
+def test_the_runner_predicts_and_draws_over_what_was_measured(run: Run, folder: Path) -> None:
+    """Of the three measured timelines one is of the same cell, but for its device."""
+    of_nimble, of_opara = Choice("nimble", "nimble"), Choice("opara", "opara")
+    cells = [
+        Cell(Choice("squeezenet", "squeezenet"), system, Choice("timeline", "timeline"), Conditions(batch, "cuda"))
+        for system, batch in ((of_nimble, 8), (of_nimble, 1), (of_opara, 1))
+    ]
+    by_hand = [Timeline(cell, "by hand", (Bar(0, "relu", 0.0, 0.3, COMPUTE),)) for cell in cells]
+    (folder / "measured.json").write_text(json.dumps(to_trace(by_hand)))
+    arguments = "system=nimble", "device=cpu", "output=t.json", "runner.timeline=measured.json"
+    done = run("runner=simulate", "model=squeezenet", *arguments)
     assert done.returncode == 0, done.stderr
     latency, measured, error = re.search(r"h200: (\S+) ms .* measured (\S+) ms, error (\S+)%", done.stdout).groups()  # type: ignore[union-attr]
     assert float(latency) / float(measured) - 1 == pytest.approx(float(error) / 100, abs=0.01)
-    (timeline,) = from_trace(json.loads((folder / "t.json").read_text()))
+    above, timeline = from_trace(json.loads((folder / "t.json").read_text()))
+    assert above == by_hand[1]
     assert timeline.source == "simulated on h200" and max(b.end for b in timeline.bars) <= float(latency)
 
 
 @pytest.mark.slow
-def test_a_what_if_is_labelled_and_has_no_error(run: Run) -> None:
-    done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", "runner.gpu=v100")
+def test_a_what_if_is_labelled_and_has_no_error(run: Run, folder: Path) -> None:
+    arguments = "system=nimble", "device=cpu", "runner.gpu=v100", "output=t.json"
+    done = run("runner=simulate", "model=googlenet", *arguments)
     assert done.returncode == 0, done.stderr
     assert "a guess, simulated on v100" in done.stdout and "measured" not in done.stdout
+    (timeline,) = from_trace(json.loads((folder / "t.json").read_text()))
+    assert timeline.source == "a guess, simulated on v100"
+
+
+@pytest.mark.slow
+def test_a_committed_timeline_is_found(run: Run, folder: Path) -> None:
+    done = run("-m", "runner=simulate", "model=googlenet", "system=nimble,opara", "device=cpu", "output=t.json")
+    assert done.returncode == 0, done.stderr
+    timelines = from_trace(json.loads((folder / "t.json").read_text()))
+    assert [(t.cell.system.choice, t.cell.device) for t in timelines] == [
+        (system, device) for system in ("nimble", "opara") for device in ("cuda", "cpu")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +202,7 @@ def test_a_what_if_is_labelled_and_has_no_error(run: Run) -> None:
         (["runner.multiprocessors=0"], "positive integer"),
         (["runner.bandwidth_gb_s=-1"], "positive number"),
         (["runner.profile=nowhere.json"], "nowhere.json"),
+        (["runner.timeline=nowhere.json"], "nowhere.json"),
     ],
 )
 def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:

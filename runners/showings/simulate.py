@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import conf
+from conf.text import first_line
 from results.cell import Cell
 from results.document import part_from_json, part_to_json
-from results.timeline import COMPUTE, MEMORY, Bar, to_trace
+from results.store import read_json
+from results.timeline import COMPUTE, MEMORY, Bar, from_trace, to_trace
 from results.timeline import Timeline as CellTimeline
 from runners.cell.messages import Failed
 from runners.checks import BadRequest, is_positive, not_negative, one_of
+from runners.machine.installation import ROOT
 from runners.request.request import Request
 
 from .asking import ask, check_output, write
@@ -23,17 +26,21 @@ if TYPE_CHECKING:
     from systems.scheduling.simulate.gpu import Gpu
     from systems.scheduling.simulate.timeline import Timeline
 
+TRACES = ROOT / "results" / "reference" / "exhibits"
+
 
 @dataclass(frozen=True)
 class SimulateOptions:
     """Args:
     gpu: Of conf/gpu.
     profile: A file; "" for the committed one.
+    timeline: A file of measured timelines; "" for those that are committed beside the committed profiles.
     multiprocessors, bandwidth_gb_s, launch_us: In the place of the GPU's.
     """
 
     gpu: str
     profile: str
+    timeline: str
     multiprocessors: int | None
     bandwidth_gb_s: float | None
     launch_us: float | None
@@ -72,6 +79,7 @@ class Simulated:
         latency_ms: Simulated.
         sum_ms, critical_path_ms, bound_ms: The baselines.
         measured_ms: Of the same schedule, on the GPU of the profile; None where nobody measured it, or for a what-if.
+        is_guess: Is it a what-if?
     """
 
     timeline: CellTimeline
@@ -80,6 +88,7 @@ class Simulated:
     critical_path_ms: float
     bound_ms: float
     measured_ms: float | None
+    is_guess: bool
 
     @property
     def line(self) -> str:
@@ -94,7 +103,10 @@ class Simulated:
 
 
 class Simulate(Showing):
-    """Prints predictions, and writes their timelines to the file output=... if there is one."""
+    """Prints predictions, and writes their timelines to the file output=... if there is one.
+
+    Each stands there below the measured one of its cell, where there is one.
+    """
 
     name: ClassVar[str] = "simulate"
     Options: ClassVar[type] = SimulateOptions
@@ -104,7 +116,8 @@ class Simulate(Showing):
     def run(self, request: Request) -> int:
         output = request.options.output
         check_output(output)
-        predictions: list[Simulated] = []
+        measured = self._measured()
+        timelines: list[CellTimeline] = []
         has_failed = False
         for cell in request.cells:
             answer = ask(cell, request.options)
@@ -113,11 +126,29 @@ class Simulate(Showing):
                 print(f"opweave: {what}: {answer.status}: {answer.reason}", file=sys.stderr)
                 has_failed |= answer.status != "unsupported"
             else:
-                predictions.append(part_from_json(answer.document, Simulated))
-                print(predictions[-1].line)
-        if predictions and output is not None:
-            write(output, to_trace([each.timeline for each in predictions]))
+                prediction = part_from_json(answer.document, Simulated)
+                print(prediction.line)
+                if not prediction.is_guess:
+                    timelines += [each for each in measured if _what_ran(each.cell) == _what_ran(cell)]
+                timelines.append(prediction.timeline)
+        if timelines and output is not None:
+            write(output, to_trace(timelines))
         return 1 if has_failed else 0
+
+    def _measured(self) -> list[CellTimeline]:
+        """The measured timelines. Raises BadRequest where the file has none."""
+        if self.options.profile and not self.options.timeline:
+            return []  # committed ones are of the GPU of the committed profiles
+        files = (
+            [Path(self.options.timeline).expanduser()] if self.options.timeline else sorted(TRACES.glob("*/*.trace.json"))
+        )
+        timelines: list[CellTimeline] = []
+        for file in files:
+            try:
+                timelines += from_trace(read_json(file))
+            except (OSError, ValueError) as error:
+                raise BadRequest(f"runner.timeline={file} has no timelines: {first_line(error)}") from error
+        return timelines
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
         """The prediction as data. Raises Unsupported, BadOption, BadModel, and what the model itself raises."""
@@ -165,6 +196,7 @@ class Simulate(Showing):
                 stated.critical_path_us / 1e3,
                 stated.bound_us / 1e3,
                 None if measured is None else sum(measured.replay_ms) / len(measured.replay_ms),
+                is_guess,
             )
         )
 
@@ -184,6 +216,13 @@ class Simulate(Showing):
         if not own:
             raise Unsupported(f"no profile of {cell.model.choice} at batch {cell.batch} is committed: runner.profile=FILE")
         return own
+
+
+def _what_ran(cell: Cell) -> object:
+    """Equal for cells that differ in the device and the runner alone."""
+    conditions = cell.conditions
+    kinds = conditions.batch, conditions.precision, conditions.layout, conditions.algorithms
+    return cell.model.key, cell.system.key, kinds
 
 
 def _bars(timeline: "Timeline", schedule: "Schedule") -> tuple[Bar, ...]:
