@@ -21,7 +21,7 @@ from systems.ios.merges import merge_candidates, merged_operators
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.lower import lower
-from systems.scheduling.plans.schedule import sequential
+from systems.scheduling.plans.schedule import Search, sequential
 from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler
 from systems.scheduling.simulate.measured_set import MeasuredSet
@@ -145,6 +145,9 @@ def test_each_schedule_is_measured_twice_and_each_program_profiled(measured: Mea
 
 @pytest.mark.parametrize("name", ["set.json", "set.json.gz"])
 def test_a_file_holds_all_of_a_set(measured: MeasuredSet, tmp_path: Path, name: str) -> None:
+    first, *others = measured.schedules
+    searched = replace(first, search=Search(seconds=0.5, measured=3, simulated=4))
+    measured = replace(measured, schedules=(searched, *others))
     measured.write(tmp_path / name)
     assert MeasuredSet.read(tmp_path / name) == measured
 

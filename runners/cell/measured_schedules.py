@@ -130,7 +130,14 @@ class PreparedSchedules:
     def result(self) -> MeasuredSet:
         """What was measured so far."""
         schedules = tuple(
-            MeasuredSchedule(name, form, _plain(name, executor.schedule), tuple(self.replay_ms[i]), self.call_ms[i])
+            MeasuredSchedule(
+                name,
+                form,
+                _plain(name, executor.schedule),
+                tuple(self.replay_ms[i]),
+                self.call_ms[i],
+                executor.schedule.search,
+            )
             for i, (name, form, executor) in enumerate(self.prepared)
         )
         code = state(ROOT)

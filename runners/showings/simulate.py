@@ -195,7 +195,7 @@ class Simulate(Showing):
                 stated.sum_us / 1e3,
                 stated.critical_path_us / 1e3,
                 stated.bound_us / 1e3,
-                None if measured is None else sum(measured.replay_ms) / len(measured.replay_ms),
+                None if measured is None else measured.latency_ms,
                 is_guess,
             )
         )

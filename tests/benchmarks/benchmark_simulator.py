@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from time import process_time
 
 import numpy as np
@@ -46,7 +46,7 @@ class Prediction:
 
     Args:
         name: Of the system, or "random".
-        rounds_us: Measured, once or twice.
+        rounds_us: Measured, once or more often.
         simulated_us, sum_us, critical_path_us, bound_us: By the simulator and by the baselines.
     """
 
@@ -61,7 +61,7 @@ class Prediction:
 
     @property
     def measured_us(self) -> float:
-        return mean(self.rounds_us)
+        return median(self.rounds_us)
 
     def error(self, of: str = "simulated_us") -> float:
         """Relative, with its sign."""

@@ -8,12 +8,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 from systems.cache import JSON
 from systems.profiling.profile import Capacity, OperatorProfile, Profile, checked, mapping, number, operator_of
 from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
-from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.schedule import Schedule, Search
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class MeasuredSchedule:
         replay_ms: Of one replay on the device, of replays back to back; one number for each time that it was measured, which
             are minutes apart. On a CPU, of one call.
         call_ms: Of one call, from the host's launch to the end of the device's work, copies of inputs and outputs included.
+        search: What finding the schedule took, where it was searched.
     """
 
     name: str
@@ -44,6 +46,12 @@ class MeasuredSchedule:
     schedule: Schedule
     replay_ms: tuple[float, ...]
     call_ms: float
+    search: Search | None = None
+
+    @property
+    def latency_ms(self) -> float:
+        """The median of `replay_ms`."""
+        return median(self.replay_ms)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class MeasuredSet:
                     "waits": [[u, v] for u, v in s.schedule.waits],
                     "replay_ms": [*s.replay_ms],
                     "call_ms": s.call_ms,
+                    **({} if s.search is None else {"search": s.search.to_json()}),  # type: ignore[dict-item]
                 }
                 for s in self.schedules
             ],
@@ -179,4 +188,5 @@ def _schedule(entry: dict[str, object], programs: dict[str, ProfiledProgram]) ->
     order, streams, waits = (checked(entry[key], list) for key in ("order", "streams", "waits"))
     schedule = Schedule(programs[program].graph, name, tuple(order), tuple(streams), tuple((u, v) for u, v in waits))
     replay_ms = tuple(number(each) for each in checked(entry["replay_ms"], list))
-    return MeasuredSchedule(name, program, schedule, replay_ms, number(entry["call_ms"]))
+    search = Search.from_json(mapping(entry["search"])) if "search" in entry else None
+    return MeasuredSchedule(name, program, schedule, replay_ms, number(entry["call_ms"]), search)
