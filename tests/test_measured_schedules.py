@@ -1,5 +1,6 @@
 """Schedules that are drawn, and sets of measured ones with their files."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -200,3 +201,13 @@ def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str)
 def test_a_cpu_is_not_calibrated(run: Run) -> None:
     done = run("runner=calibrate", "device=cpu")
     assert done.returncode == 0 and "a GPU is calibrated" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_calibration_names_its_gpu_and_its_commit(run: Run, folder: Path) -> None:
+    done = run("runner=calibrate", "device=cuda", "output=c.json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((folder / "c.json").read_text())
+    assert document["conditions"]["device"] == torch.cuda.get_device_name() and document["commit"] == state(ROOT).commit
+    assert all(probe["microseconds"] > 0 for probe in document["probes"])

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from results.cell import Cell
 from results.words import counted
+from runners.machine.manifest import code_state
 from runners.request.request import Request
 
 from .asking import write_answer
@@ -12,7 +13,7 @@ from .base import Showing
 
 
 class Calibrate(Showing):
-    """Writes the times of every probe; neither the model nor the system of the request matters."""
+    """Writes the times of every probe and the code's commit; neither the model nor the system of the request matters."""
 
     name: ClassVar[str] = "calibrate"
     writes_output: ClassVar[bool] = True
@@ -34,4 +35,6 @@ class Calibrate(Showing):
             raise Unsupported("a GPU is calibrated: the probes are its kernels")
         device = torch.device("cuda")
         probes = calibrate(device, report)
-        return {"conditions": conditions(device), "probes": [probe.to_json() for probe in probes]}
+        code = code_state()
+        about = {"conditions": conditions(device), "commit": code.commit, "modified": code.modified}
+        return {**about, "probes": [probe.to_json() for probe in probes]}
