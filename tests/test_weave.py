@@ -24,6 +24,7 @@ import systems
 from systems.base import BadOption, Unsupported
 from systems.profiling.profile import Profile
 from systems.profiling.timing import Timer
+from systems.scheduling import scheduler
 from systems.scheduling.decision import Decision, kind_of
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
@@ -437,6 +438,53 @@ def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
     done = run(*ASKED, "batch=3", "system=weave", "system.plan=plan.json")
     assert done.returncode == 2 and "system.plan=plan.json does not fit: inputs is" in done.stderr
     assert len([line for line in done.stderr.splitlines() if not line.startswith("[")]) == 1  # the rest is progress
+
+
+def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path) -> None:
+    """Nothing is traced where the module is the plan's, and everything where it may not be."""
+    module, x = Factor().eval(), torch.randn(2, 3)
+    file = tmp_path / "plan.json"
+    schedule = systems.load("weave", budget_s=0.0).schedule(module, (x,))
+    file.write_text(json.dumps(schedule.to_json(model="factor", batch=2, device="cpu")))
+    traced: list[nn.Module] = []
+    capture_anew = scheduler.capture
+    monkeypatch.setattr(scheduler, "capture", lambda module, inputs: traced.append(module) or capture_anew(module, inputs))
+
+    def prepared(module: nn.Module) -> Tensor:
+        made = systems.load("weave", plan=str(file)).prepare(module, (x,))
+        out = made(x).clone()
+        made.close()
+        return out
+
+    other = Factor().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(other), other(x))  # other weights
+        assert traced == []
+        # Nobody who reads the module knows this variable.
+        monkeypatch.setattr(Factor, "factor", 1.001)
+        with pytest.raises(BadOption, match="structure is"):
+            prepared(other)
+        assert traced == [other]
+        monkeypatch.undo()
+    traced.clear()
+    document = json.loads(file.read_text())
+    document["recipe"]["captured"]["calls"][0][1] = "aten.nothing.default"
+    file.write_text(json.dumps(document))
+    with pytest.raises(BadOption, match="captured cannot be read"):
+        prepared(other)
+
+
+class Factor(nn.Module):
+    """A layer and a number that is no part of it."""
+
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).relu() * self.factor  # type: ignore[no-any-return]
 
 
 def _prepared_tiny(folder: Path, file: Path) -> Any:

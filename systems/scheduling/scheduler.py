@@ -65,18 +65,21 @@ class Scheduler(System):
         return self.rewriting.measures
 
     def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        program, _ = self._rewritten(_captured(module, inputs))
+        program, _ = self._rewritten(captured(module, inputs))
         self.rewriting.compile(program)
         self.plan(program)
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """The schedule alone; no operator runs but those that passes, or a search, measure. Raises as `prepare`."""
-        program, decisions = self._rewritten(_captured(module, inputs))
-        return self._explained(self.plan_without_running(program), decisions)
+        return self._schedule(captured(module, inputs))
+
+    def _schedule(self, program: Program) -> Schedule:
+        rewritten, decisions = self._rewritten(program)
+        return self._explained(self.plan_without_running(rewritten), decisions)
 
     def lowered(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
         """What would be executed: the program as the passes leave it, with the merges of its schedule carried out."""
-        program, _ = self._rewritten(_captured(module, inputs))
+        program, _ = self._rewritten(captured(module, inputs))
         return lower(program, self.plan_without_running(program))
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
@@ -85,7 +88,7 @@ class Scheduler(System):
         Args:
             arena: on a GPU, memory to share with other schedules whose calls never overlap with this one's.
         """
-        return self.prepare_program(_captured(module, inputs), arena)
+        return self.prepare_program(captured(module, inputs), arena)
 
     def prepare_training(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
@@ -140,7 +143,7 @@ class Scheduler(System):
         weights = {
             i: x for i, x in enumerate(tensors) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")
         }
-        program = _captured(module, tuple(tensors))
+        program = captured(module, tuple(tensors))
         prepared = self.prepare_program(program.bind(weights))
 
         def call(*arguments: Tensor) -> Any:
@@ -182,8 +185,8 @@ class Scheduler(System):
             self.num_measured += timer.taken
 
 
-def _captured(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
-    """Raises Unsupported as `capture` does, and for a model without an operator."""
+def captured(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
+    """The program of a module. Raises Unsupported as `capture` does, and for a model without an operator."""
     program = capture(module, inputs)
     if not len(program.graph):
         raise Unsupported("the model has no operator, so there is nothing to schedule")

@@ -1,16 +1,22 @@
 """What a plan file says beside its schedule: how the program that is scheduled came out of the captured one."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from systems.cache import JSON
 from systems.profiling.measurements import conditions
 from systems.profiling.timing import Timer, name_of
 from systems.scheduling.graph.program import Program, describe
+from systems.scheduling.graph.stored_program import NotStorable, description, from_document, to_document
 from systems.scheduling.graph.structure import digest, structure
+from systems.tolerance import distance
+
+LAST_DIGITS = 64.0  # units of rounding by which the same kernels may differ from run to run
 
 
 class Misfit(ValueError):
@@ -26,12 +32,16 @@ class Recipe:
         switches: of the passes that ran.
         choices: alternatives by `Decision.place`, where they are not the passes' own.
         times: every measured time that a pass asked for, milliseconds by name.
+        module: a digest of what the captured module is, by `description`; empty where it is not known.
+        captured: the captured program by `stored_program`; empty where it cannot be stored.
     """
 
     fingerprint: Mapping[str, JSON]
     switches: tuple[str, ...]
     choices: Mapping[str, str]
     times: Mapping[str, float]
+    module: str = ""
+    captured: Mapping[str, JSON] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, JSON]:
         return asdict(self) | {"switches": [*self.switches]}
@@ -39,18 +49,56 @@ class Recipe:
     @classmethod
     def from_json(cls, document: Any) -> "Recipe":
         """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
-        mappings = [document[name] for name in ("fingerprint", "choices", "times")]
+        mappings = [document[name] for name in ("fingerprint", "choices", "times")] + [document.get("captured", {})]
         if not all(isinstance(mapping, dict) for mapping in mappings):
-            raise TypeError("fingerprint, choices and times are mappings")
-        fingerprint, choices, times = mappings
+            raise TypeError("fingerprint, choices, times and captured are mappings")
+        fingerprint, choices, times, captured = mappings
         texts = {str(place): str(name) for place, name in choices.items()}
-        return cls(fingerprint, tuple(map(str, document["switches"])), texts, {str(k): float(t) for k, t in times.items()})
+        switches, module = tuple(map(str, document["switches"])), str(document.get("module", ""))
+        return cls(fingerprint, switches, texts, {str(k): float(t) for k, t in times.items()}, module, captured)
+
+    def of_module(self, program: Program, module: nn.Module) -> "Recipe":
+        """This recipe with the captured program of a module; without it where it cannot be stored."""
+        try:
+            return replace(self, module=digest(description(module)), captured=to_document(program, module))
+        except NotStorable:
+            return self
+
+    def program(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program | None:
+        """The captured program over a module, so that nobody has to trace it; None where it is another module's.
+
+        Invariant: it computes what the module does, to the last digits, on these inputs. So the module's code may depend on
+        what its description does not know.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError, IndexError: what is stored is no such program.
+        """
+        is_for_these = self.fingerprint.get("inputs") == _described(inputs) and self.module == digest(description(module))
+        if not self.captured or not is_for_these:
+            return None
+        program = from_document(self.captured, module, inputs)
+        return program if _computes_the_same(program, module, inputs) else None
 
     def check(self, program: Program) -> None:
         """Raises Misfit unless it is for this captured program, on this device, with these libraries."""
-        for field, own in fingerprint(program).items():
-            if self.fingerprint.get(field) != own:
-                raise Misfit(f"{field} is {self.fingerprint.get(field)!r} in the plan, and {own!r} here")
+        for name, own in fingerprint(program).items():
+            if self.fingerprint.get(name) != own:
+                raise Misfit(f"{name} is {self.fingerprint.get(name)!r} in the plan, and {own!r} here")
+
+
+@torch.no_grad()
+def _computes_the_same(program: Program, module: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
+    outputs, expected = tree_leaves(program.unflatten(program.run(inputs))), tree_leaves(module(*inputs))
+    return len(outputs) == len(expected) and all(map(_is_same, outputs, expected))
+
+
+def _is_same(a: object, b: object) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return bool(a == b)
+    if (a.shape, a.dtype, a.stride()) != (b.shape, b.dtype, b.stride()):
+        return False
+    rounding = torch.finfo(a.dtype).eps if a.dtype.is_floating_point else 0.0
+    return distance(a, b).norm <= LAST_DIGITS * rounding or torch.equal(a, b)
 
 
 def fingerprint(program: Program) -> dict[str, JSON]:
@@ -59,8 +107,11 @@ def fingerprint(program: Program) -> dict[str, JSON]:
     Args:
         program: as captured, before any pass.
     """
-    inputs: list[JSON] = [f"{describe(x)}, strides {list(x.stride())}" for x in program.examples]
-    return {"inputs": inputs, "structure": digest(structure(program)), **conditions(program.device)}
+    return {"inputs": _described(program.examples), "structure": digest(structure(program)), **conditions(program.device)}
+
+
+def _described(inputs: Sequence[Tensor]) -> list[JSON]:
+    return [f"{describe(x)}, strides {list(x.stride())}" for x in inputs]
 
 
 class NotingTimer(Timer):

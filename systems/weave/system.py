@@ -5,6 +5,8 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from conf import not_one_of
 from conf.text import first_line
 from systems.base import BadOption
@@ -12,12 +14,14 @@ from systems.cache import code_of
 from systems.profiling.measurements import Measurements
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision
+from systems.scheduling.execution.arena import Arena
+from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.passes.rewriting import Remembered, Rewriting
 from systems.scheduling.plans import schedule as schedules
 from systems.scheduling.plans.schedule import Schedule
-from systems.scheduling.scheduler import Scheduler
+from systems.scheduling.scheduler import Scheduler, captured
 
 from . import forecast, search, stream_plans
 from .forecast import forecast_on
@@ -63,6 +67,28 @@ class Weave(Scheduler):
     @property
     def learns(self) -> bool:
         return self.file is None
+
+    def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
+        program = captured(module, inputs)
+        schedule = self._schedule(program)
+        if self.recipe is None:
+            return schedule
+        return replace(schedule, recipe={**self.recipe.of_module(program, module).to_json()})
+
+    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
+        """As every scheduler's; a plan's captured program stands in for tracing the module, where it is that module's."""
+        program = None if self.file is None else self._stored(module, inputs)
+        return super().prepare(module, inputs, arena) if program is None else self.prepare_program(program, arena)
+
+    def _stored(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program | None:
+        assert self.recipe is not None
+        try:
+            program = self.recipe.program(module, inputs)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise BadOption(f"system.plan={self.file} does not fit: captured cannot be read: {first_line(error)}") from error
+        if program is None:
+            self.report("capturing the model: the plan does not hold this module as it is")
+        return program
 
     def plan(self, program: Program) -> Schedule:
         """Of the program that `_rewritten` made last."""

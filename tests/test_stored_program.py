@@ -1,0 +1,124 @@
+"""A captured program as data: what comes back computes what the module does, and what cannot be stored is told."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from modules import mixed
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import models
+from systems.scheduling.graph import stored_program
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Call, Program
+from systems.scheduling.graph.stored_program import NotStorable, description, from_document, to_document
+from systems.scheduling.graph.structure import structure
+
+
+def travelled(program: Program, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
+    return from_document(json.loads(json.dumps(to_document(program, module))), module, inputs)
+
+
+def same(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    with torch.no_grad():
+        program = capture(module, inputs)
+        back = travelled(program, module, inputs)
+        assert structure(back) == structure(program) and back.output_spec == program.output_spec
+        assert [o.name for o in back.graph.operators] == [o.name for o in program.graph.operators]
+        assert back.graph.edges == program.graph.edges
+        outputs, expected = tree_leaves(back.unflatten(back.run(inputs))), tree_leaves(module(*inputs))
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(outputs, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["squeezenet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "t5", "nasnet"))]
+)
+def test_a_model_comes_back(name: str) -> None:
+    loaded = models.load(name, 1)
+    same(loaded.module, loaded.inputs)
+
+
+def test_operators_of_every_kind_come_back() -> None:
+    same(*mixed())
+
+
+class Odd(nn.Module):
+    """A constant, a type, infinity, a weight under two names, a buffer, and several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+        self.register_buffer("mask", torch.tensor([True, False, True, True]))
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.second(self.first(x)).masked_fill(self.mask, float("-inf"))
+        return {"y": y, "few": (x.to(torch.float64), torch.arange(3, device=x.device) + torch.tensor([1, 2, 3]))}
+
+
+def test_what_is_odd_comes_back() -> None:
+    same(Odd().eval(), (torch.randn(2, 4),))
+
+
+def test_weights_are_those_of_the_module_that_it_comes_back_to() -> None:
+    one, other, x = Odd().eval(), Odd().eval(), torch.randn(2, 4)
+    back = from_document(to_document(capture(one, (x,)), one), other, (x,))
+    with torch.no_grad():
+        assert torch.equal(back.unflatten(back.run((x,)))["y"], other(x)["y"])
+    leaves = [leaf for call in back.calls for leaf in call.leaves() if isinstance(leaf, Tensor)]
+    assert any(leaf is other.first.weight for leaf in leaves)
+
+
+def test_what_cannot_be_stored_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Odd().eval(), torch.randn(2, 4)
+    program = capture(module, (x,))
+
+    def changed(call: Callable[[Call], Call]) -> Program:
+        calls = [call(program.calls[0]), *program.calls[1:]]
+        return Program(program.graph, calls, program.outputs, program.output_spec, program.examples)
+
+    with pytest.raises(NotStorable, match="no operator of PyTorch"):
+        to_document(changed(lambda call: replace(call, function=len)), module)
+    with pytest.raises(NotStorable, match="a set among the arguments"):
+        to_document(changed(lambda call: replace(call, args=(*call.args, {1}))), module)
+    monkeypatch.setattr(stored_program, "LARGEST_CONSTANT", 8)
+    with pytest.raises(NotStorable, match="a constant of 3 elements"):
+        to_document(program, module)
+
+
+WRONG: dict[str, Callable[[list[Any]], object]] = {
+    "another operator": lambda call: call.__setitem__(1, "aten.nothing.default"),
+    "one that writes": lambda call: call.__setitem__(1, "aten.relu_.default"),
+    "one that reads a file": lambda call: call.__setitem__(1, "aten.from_file.default"),
+    "no operator": lambda call: call.__setitem__(1, "aten.relu.overloads.append"),
+    "one that follows": lambda call: call.__setitem__(2, {"tuple": [{"output": [3, None]}]}),
+    "another weight": lambda call: call.__setitem__(2, {"tuple": [{"state": "third.weight"}]}),
+    "another kind": lambda call: call.__setitem__(2, {"tuple": [{"code": "1"}]}),
+    "no dtype": lambda call: call.__setitem__(2, {"tuple": [{"dtype": "load"}]}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_document_is_refused(case: str) -> None:
+    module, x = Odd().eval(), torch.randn(2, 4)
+    document = to_document(capture(module, (x,)), module)
+    WRONG[case](document["calls"][0])
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        from_document(document, module, (x,))
+
+
+def test_a_description_says_what_a_module_is() -> None:
+    base = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    others = [
+        nn.Sequential(nn.Conv2d(3, 4, 1, stride=2), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU()),
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).half(),
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).to(memory_format=torch.channels_last),
+        Odd(),
+    ]
+    assert description(base) == description(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
+    assert all(description(base) != description(other) for other in others)
