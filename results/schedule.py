@@ -117,6 +117,7 @@ class Compilation:
         providers: operators by ONNX Runtime's provider.
         search_s, num_untried: seconds of a search among ways to compile, and the ways that it did not reach.
         decisions: what such a search measured.
+        handed_over: the system that executes the model in the place of the cell's.
     """
 
     mode: str | None = None
@@ -138,3 +139,4 @@ class Compilation:
     search_s: float | None = None
     num_untried: int | None = None
     decisions: tuple[DecisionRow, ...] = ()
+    handed_over: str | None = None

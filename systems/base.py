@@ -51,6 +51,7 @@ class Compilation:
         freezing: weights were compiled in as constants.
         decisions: the alternatives that were tried (rows of systems.scheduling.decision).
         num_untried: alternatives for which no time was left.
+        handed_over: the system that executes the model in the place of the one that was asked for.
     """
 
     export_s: float | None = None
@@ -72,6 +73,7 @@ class Compilation:
     freezing: bool | None = None
     decisions: tuple[object, ...] | None = None
     num_untried: int | None = None
+    handed_over: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """What a record holds: the fields that are known, `is_compiled_now` as `compiled_now`."""

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "vllm": ".peers.vllm",
     "nano_vllm": ".peers.nano_vllm",
     "endpoint": ".peers.endpoint",
+    "weave_or_peers": ".weave.peers",
 }
 CUSTOM = "custom"  # a user's own scheduler, which needs its option `plan`
 

@@ -129,7 +129,7 @@ class Space:
             state,
         )
         monkeypatch.setattr(made, "_prepare", prepare)
-        monkeypatch.setattr(search, "_milliseconds", lambda prepared, inputs: prepared.milliseconds)
+        monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: prepared.milliseconds)
         return made, saved_states
 
 

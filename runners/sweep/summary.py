@@ -164,7 +164,9 @@ def compilation_text(record: Record) -> str:
 
 
 def _compilation_lines(compilation: Compilation) -> list[str]:
-    c, lines = compilation, []
+    c, lines = compilation, list[str]()
+    if c.handed_over is not None:
+        lines.append(f"handed over whole to {c.handed_over}, whose latency this is")
     if c.export_s is not None:
         lines.append(f"exported in {c.export_s:.1f} s{', kept since' if c.exported_now is False else ''}")
     if c.compile_s is not None:

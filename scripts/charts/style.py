@@ -70,6 +70,7 @@ LOOKS = {
     "opara": Look("#3b0f8f", "X"),
     "opara_fused": Look("#3b0f8f", (4, 1, 0), "....."),
     "weave": Look("#9900ff", (8, 1, 0)),
+    "weave_or_peers": Look("#9900ff", (10, 1, 18), "....."),
     "request_level": Look("#8c6d00", (7, 1, 13), "ooo"),
     "request_level_padded": Look("#8c6d00", (4, 2, 0), "+++++"),
     "request_level_ragged": Look("#8c6d00", (4, 2, 45), "-----"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conf.text import first_line
+from systems.base import Prepared
 from systems.cache import JSON
 from systems.scheduling.decision import Decision
 from systems.scheduling.execution.execute import execute
@@ -368,7 +369,7 @@ class Search:
 
     def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
         """Milliseconds of a call of each, of the round with the median ratio of those in which they take turns."""
-        rounds = [(_milliseconds(best, self.inputs), _milliseconds(other, self.inputs)) for _ in range(ROUNDS + 1)]
+        rounds = [(milliseconds(best, self.inputs), milliseconds(other, self.inputs)) for _ in range(ROUNDS + 1)]
         return sorted(rounds[1:], key=lambda each: each[1] / each[0])[ROUNDS // 2]
 
 
@@ -386,9 +387,9 @@ class _Holder:
         self.executor.close()
 
 
-def _milliseconds(prepared: Scheduled, inputs: tuple[Tensor, ...]) -> float:
+def milliseconds(prepared: Prepared, inputs: tuple[Tensor, ...]) -> float:
     """Of a call, from the host's launch to the end of the device's work: the median over a few."""
-    is_cuda = prepared.program.device.type == "cuda"
+    is_cuda = torch.cuda.is_initialized()
     samples: list[float] = []
     begin = perf_counter()
     while len(samples) < LEAST_CALLS or perf_counter() - begin < ROUND_SECONDS:
