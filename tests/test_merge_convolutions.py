@@ -1,5 +1,6 @@
 """Convolutions of one input merged into one: each pattern, what must not match, any network of branches; whole models."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
+from systems.scheduling.passes.context import Context
+from systems.scheduling.passes.fuse_concatenations import fuse_concatenations
+from systems.scheduling.passes.fuse_in_triton import fuse_in_triton
 from systems.scheduling.passes.merge_convolutions import FEWER, MERGED, merge_convolutions
 from systems.scheduling.passes.rewriting import PASSES, Rewriting
 
@@ -193,6 +197,51 @@ def test_a_model_with_every_place_merged(model: str, num_merged: int, batch: int
         expected = loaded.module(*loaded.inputs)
     (out,) = rewritten.run(loaded.inputs)
     assert relative_error(out, expected) < 1e-4
+
+
+class Inception(nn.Module):
+    """A branch that is concatenated as it is, and two that go on; what the last returns may be seen by the caller."""
+
+    def __init__(self, is_returned: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(4, k, 1) for k in (3, 5, 6))
+        self.fourth, self.fifth, self.last = nn.Conv2d(5, 2, 3, padding=1), nn.Conv2d(6, 2, 3, padding=1), nn.Conv2d(7, 4, 1)
+        self.is_returned = is_returned
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        first, second, third = self.first(x).relu(), self.second(x).relu(), self.third(x).relu()
+        y = self.last(torch.cat([first, self.fourth(second), self.fifth(third)], 1))
+        return (y, third.flatten(1)) if self.is_returned else (y,)
+
+
+@pytest.mark.parametrize(("batch", "is_returned", "num_copies"), [(1, False, 0), (2, False, 1), (1, True, 1)])
+def test_a_merged_convolution_writes_where_a_concatenation_is_read(
+    monkeypatch: pytest.MonkeyPatch, batch: int, is_returned: bool, num_copies: int
+) -> None:
+    """In Triton's interpreter. Of several images, and of what the caller sees, the slice is copied."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    for module in ("tile", "separable", "dense", "placed"):
+        monkeypatch.delitem(sys.modules, f"systems.kernels.{module}", raising=False)
+    torch.manual_seed(0)
+    network, x = Inception(is_returned).eval(), torch.randn(batch, 4, 5, 5)
+
+    def favour(program: Program) -> float:
+        return float("opweave" not in program.graph.operators[-1].target)
+
+    context = Context(favour, favour)
+    program, _ = merge_convolutions(capture(network, (x,)), COUNTING)
+    program, _ = fuse_in_triton(program, context)
+    program, (decision,) = fuse_concatenations(program, context)
+    targets = [o.target.split("[")[0] for o in program.graph.operators]
+    assert targets.count("opweave.dense") == 4 and targets.count("opweave.placed") == num_copies
+    assert decision.chosen == "written by its parts" and targets.count("opweave.joined") == 1
+    for scale in (1.0, -3.0):  # memory that the program keeps is written again
+        with torch.no_grad():
+            expected = network(x * scale)
+        torch.testing.assert_close(tuple(program.run((x * scale,))), expected, rtol=1e-3, atol=1e-3)
+    for module in ("tile", "separable", "dense", "placed"):
+        sys.modules.pop(f"systems.kernels.{module}", None)
 
 
 def test_weave_alone_has_the_switch() -> None:

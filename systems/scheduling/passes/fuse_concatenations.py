@@ -19,7 +19,7 @@ from systems.scheduling.graph.rewrite import Replacement, replace
 from .context import Context, Rewritten
 from .fuse_in_triton import separate_places
 from .own_kernels import SEPARATE, activation, has_kernels, is_plain, kernel_alone, target_of
-from .patterns import addend_of, shape_of
+from .patterns import SPLIT, addend_of, shape_of
 
 WRITTEN = "written by its parts"  # the alternative to a kernel that copies them
 OUT = {"Dense": 5, "Separable": 6}  # the place of the argument that such a kernel writes to
@@ -60,8 +60,9 @@ def fuse_concatenations(program: Program, context: Context) -> Rewritten:
     """Replace each concatenation of channels by kernels of `systems.kernels` that write its parts where it is read, where
     that is faster (in none of the papers).
 
-    A convolution that is such a kernel already writes there itself, and so does a kernel for a sum or an activation. Other
-    parts are copied, each by a kernel of its own, which waits for that part alone.
+    A convolution that is such a kernel already writes there itself, and so does a kernel for a sum or an activation. One
+    that is merged with others writes their channels right before the concatenation (`_leading`). Other parts are copied,
+    each by a kernel of its own, which waits for that part alone.
 
     Invariants:
         - What is written lies in memory that nothing else of the program uses, and that lasts as long as the program. It
@@ -122,16 +123,48 @@ def _join(program: Program, readers: Sequence[list[int]], v: int, taken: Collect
     is_channels_last = not value.is_contiguous()
     if not is_plain(value) or (is_channels_last and not value.is_contiguous(memory_format=torch.channels_last)):
         return None
-    layout = torch.channels_last if is_channels_last else torch.contiguous_format
-    out = torch.empty(value.shape, dtype=value.dtype, device=program.device).contiguous(memory_format=layout)
-    sizes = [program.value(reference).shape[1] for reference in references]
     claimed: set[int] = {*taken, *operators}
-    parts = []
-    for reference, place in zip(references, out.split(sizes, 1), strict=True):
+    sizes = [program.value(reference).shape[1] for reference in references]
+    parts: list[_Part] = []
+    leading = _leading(program, readers, references[0], claimed)
+    if leading is None:
+        layout = torch.channels_last if is_channels_last else torch.contiguous_format
+        out = torch.empty(value.shape, dtype=value.dtype, device=program.device).contiguous(memory_format=layout)
+    else:  # one image, contiguous, in memory that has the channels before it too
+        u, num_before = leading
+        call = program.calls[u]
+        whole = torch.empty((1, num_before + value.shape[1], *value.shape[2:]), dtype=value.dtype, device=program.device)
+        out = whole[:, num_before:].as_strided(value.shape, value.stride())
+        written = whole[:, : num_before + sizes[0]].as_strided(call.produces.shape, call.produces.stride())
+        parts.append(_Part((u,), changed(call, args=(*call.args, written))))
+        claimed.add(u)
+    places = [*zip(references, out.split(sizes, 1), strict=True)][len(parts) :]
+    for reference, place in places:
         part = _part(program, readers, reference, place, operators, claimed, is_channels_last)
         claimed.update(part.operators)
         parts.append(part)
     return _Joined(operators, out, tuple(parts))
+
+
+def _leading(
+    program: Program, readers: Sequence[list[int]], reference: Output | Input, claimed: Collection[int]
+) -> tuple[int, int] | None:
+    """The kernel of merged convolutions whose last channels are the first of a concatenation, and how many come before them.
+
+    It writes all of its channels in one piece, of which the concatenation begins within. So one image is that its channels
+    lie one after the other; of several each would have a gap.
+    """
+    if not isinstance(reference, Output) or program.calls[reference.operator].function is not SPLIT:
+        return None
+    source, sizes, dimension = program.calls[reference.operator].args
+    if not isinstance(source, Output) or source.index is not None or source.operator in claimed:
+        return None
+    v, call = source.operator, program.calls[source.operator]
+    is_written = isinstance(call.function, Kernel) and OUT.get(type(call.function).__name__) == len(call.args)
+    is_last = dimension == 1 and reference.index == len(sizes) - 1 and readers[v] == [reference.operator]
+    is_seen = _is_returned(program, readers, v)
+    is_one_piece = is_plain(call.produces) and call.produces.shape[0] == 1 and call.produces.is_contiguous()
+    return (v, sum(sizes[:-1])) if is_written and is_last and is_one_piece and not is_seen else None
 
 
 def _references(

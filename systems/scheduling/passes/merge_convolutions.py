@@ -18,11 +18,9 @@ from systems.scheduling.graph.rewrite import replace as rewrite
 
 from .context import Context, Rewritten
 from .own_kernels import activation, without_unread_activations
-from .patterns import shape_of
+from .patterns import SPLIT, shape_of
 from .strides import with_strides
 
-aten = torch.ops.aten
-SPLIT = aten.split_with_sizes.default
 MERGED, FEWER = "merged", "merged but what is concatenated"  # the alternatives
 
 

@@ -15,6 +15,7 @@ LINEAR, ADDMM = aten.linear.default, aten.addmm.default
 PRODUCTS = (LINEAR, ADDMM, aten.mm.default, aten.matmul.default)
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 SOFTMAXES = (aten.softmax.int, aten._softmax.default)
+SPLIT = aten.split_with_sizes.default
 SUMS = (aten.mean.dim, aten.sum.dim_IntList)
 
 
