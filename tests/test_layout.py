@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.ios": SCHEDULER | {SIMULATE},
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
-    "systems.weave": SCHEDULER | {SIMULATE, "systems.registry", "systems.scheduling.passes"},
+    "systems.weave": SCHEDULER | {SIMULATE, "systems.registry", "systems.scheduling.passes", "systems.kernels"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
     "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},

@@ -29,6 +29,7 @@ from systems.scheduling.decision import Decision, kind_of
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
+from systems.scheduling.passes import fuse_in_triton
 from systems.scheduling.passes import rewriting as module_of_passes
 from systems.scheduling.passes.context import Context, Rewritten
 from systems.scheduling.passes.rewriting import CHAINS, SWITCHES, Pass, Remembered, Rewriting
@@ -472,6 +473,32 @@ def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_
     file.write_text(json.dumps(document))
     with pytest.raises(BadOption, match="captured cannot be read"):
         prepared(other)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("cache_folder")
+def test_a_plan_brings_its_kernels_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Triton's cache is another one where the plan is executed: it holds what the plan brought, and nothing was compiled."""
+
+    def one_of_ours(times: Mapping[str, float | None], is_kernel_saved: bool) -> str:
+        return next(name for name, t in times.items() if t is not None and name != "separate")
+
+    monkeypatch.setattr(fuse_in_triton, "_own_choice", one_of_ours)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "first"))
+    module, x = Branches().eval().cuda(), torch.randn(1, 4, 8, 8, device="cuda")
+    schedule = systems.load("weave", budget_s=0.0).schedule(module, (x,))
+    binaries = schedule.recipe["binaries"] if schedule.recipe else None
+    assert isinstance(binaries, list) and binaries
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(schedule.to_json(model="branches", batch=1, device="cuda")))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "second"))
+    prepared = systems.load("weave", plan=str(file)).prepare(module, (x,))
+    assert len(list((tmp_path / "second").rglob("*.cubin"))) == len(binaries)
+    assert not list((tmp_path / "second").rglob("_*.ptx"))
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(x), module(x), rtol=1e-2, atol=1e-2)
+    prepared.close()
 
 
 class Factor(nn.Module):

@@ -55,7 +55,11 @@ class Kernel(ABC):
         launch.function[launch.grid](*launch.arguments, **launch.options)
         return launch.out
 
-    def compile(self, *tensors: Tensor | None) -> None:
-        """Compile it for such tensors, which may be on the meta device, into Triton's cache; nothing runs."""
+    def compile(self, *tensors: Tensor | None) -> Any:
+        """Compile it for such tensors, which may be on the meta device, into Triton's cache; nothing runs.
+
+        Returns:
+            Triton's compiled kernel.
+        """
         launch = self.launch(*tensors)
-        launch.function.warmup(*launch.arguments, grid=launch.grid, **launch.options)
+        return launch.function.warmup(*launch.arguments, grid=launch.grid, **launch.options)

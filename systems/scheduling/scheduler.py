@@ -71,11 +71,8 @@ class Scheduler(System):
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """The schedule alone; no operator runs but those that passes, or a search, measure. Raises as `prepare`."""
-        return self._schedule(captured(module, inputs))
-
-    def _schedule(self, program: Program) -> Schedule:
-        rewritten, decisions = self._rewritten(program)
-        return self._explained(self.plan_without_running(rewritten), decisions)
+        program, decisions = self._rewritten(captured(module, inputs))
+        return self._explained(self.plan_without_running(program), decisions)
 
     def lowered(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
         """What would be executed: the program as the passes leave it, with the merges of its schedule carried out."""

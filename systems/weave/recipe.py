@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from systems.cache import JSON
+from systems.kernels.binaries import Binary
+from systems.kernels.kernel import Kernel
 from systems.profiling.measurements import conditions
 from systems.profiling.timing import Timer, name_of
 from systems.scheduling.graph.program import Program, describe
@@ -34,6 +36,7 @@ class Recipe:
         times: every measured time that a pass asked for, milliseconds by name.
         module: a digest of what the captured module is, by `description`; empty where it is not known.
         captured: the captured program by `stored_program`; empty where it cannot be stored.
+        binaries: kernels of this project that the plan executes, as they were compiled.
     """
 
     fingerprint: Mapping[str, JSON]
@@ -42,9 +45,11 @@ class Recipe:
     times: Mapping[str, float]
     module: str = ""
     captured: Mapping[str, JSON] = field(default_factory=dict)
+    binaries: tuple[Binary, ...] = ()
 
     def to_json(self) -> dict[str, JSON]:
-        return asdict(self) | {"switches": [*self.switches]}
+        binaries: list[JSON] = [[*binary.to_json()] for binary in self.binaries]
+        return asdict(replace(self, binaries=())) | {"switches": [*self.switches], "binaries": binaries}
 
     @classmethod
     def from_json(cls, document: Any) -> "Recipe":
@@ -55,7 +60,8 @@ class Recipe:
         fingerprint, choices, times, captured = mappings
         texts = {str(place): str(name) for place, name in choices.items()}
         switches, module = tuple(map(str, document["switches"])), str(document.get("module", ""))
-        return cls(fingerprint, switches, texts, {str(k): float(t) for k, t in times.items()}, module, captured)
+        binaries = tuple(map(Binary.from_json, document.get("binaries", ())))
+        return cls(fingerprint, switches, texts, {str(k): float(t) for k, t in times.items()}, module, captured, binaries)
 
     def of_module(self, program: Program, module: nn.Module) -> "Recipe":
         """This recipe with the captured program of a module; without it where it cannot be stored."""
@@ -99,6 +105,21 @@ def _is_same(a: object, b: object) -> bool:
         return False
     rounding = torch.finfo(a.dtype).eps if a.dtype.is_floating_point else 0.0
     return distance(a, b).norm <= LAST_DIGITS * rounding or torch.equal(a, b)
+
+
+def binaries_of(program: Program) -> tuple[Binary, ...]:
+    """Those of a program's kernels, each once.
+
+    Args:
+        program: as executed.
+    """
+    binaries: dict[str, Binary] = {}
+    for call in program.calls:
+        if isinstance(call.function, Kernel):
+            binary = Binary.of(call.function, [program.value(a) for a in call.args])
+            if binary is not None:
+                binaries.setdefault(binary.key, binary)
+    return tuple(binaries.values())
 
 
 def fingerprint(program: Program) -> dict[str, JSON]:

@@ -20,12 +20,13 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.passes.rewriting import Remembered, Rewriting
 from systems.scheduling.plans import schedule as schedules
+from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler, captured
 
 from . import forecast, search, stream_plans
 from .forecast import forecast_on
-from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, fingerprint
+from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint
 from .search import Choices, Search, State
 
 KIND = "weave"
@@ -69,14 +70,19 @@ class Weave(Scheduler):
         return self.file is None
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
+        """As every scheduler's; the plan holds what preparing from it would have to make again."""
         program = captured(module, inputs)
-        schedule = self._schedule(program)
+        rewritten, decisions = self._rewritten(program)
+        schedule = self._explained(self.plan(rewritten), decisions)
         if self.recipe is None:
             return schedule
-        return replace(schedule, recipe={**self.recipe.of_module(program, module).to_json()})
+        recipe = replace(self.recipe.of_module(program, module), binaries=binaries_of(lower(rewritten, schedule)[0]))
+        return replace(schedule, recipe={**recipe.to_json()})
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
         """As every scheduler's; a plan's captured program stands in for tracing the module, where it is that module's."""
+        for binary in self.recipe.binaries if self.file is not None and self.recipe is not None else ():
+            binary.put()
         program = None if self.file is None else self._stored(module, inputs)
         return super().prepare(module, inputs, arena) if program is None else self.prepare_program(program, arena)
 
