@@ -38,7 +38,7 @@ from systems.scheduling.plans.list_scheduling import list_schedule
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 from systems.weave import forecast, reference, search, stream_plans
-from systems.weave.search import MARGIN, WORTH, Candidate, Search, State
+from systems.weave.search import FEW, MARGIN, ROUNDS, WORTH, Candidate, Search, State
 from systems.weave.stream_plans import SEARCHED, STREAM_PLANS
 
 
@@ -205,6 +205,40 @@ def test_changes_that_gain_beside_each_other_alone_are_found(monkeypatch: pytest
     space.decisions = lambda choices: [*decisions(choices), replace(late, chosen=choices.get("needing", "separate"))]  # type: ignore[method-assign]
     state = space.searching(monkeypatch)[0].run()
     assert dict(state.best.choices) == needing and "1 places that it needs" in state.gains[0].change
+
+
+@pytest.mark.parametrize(("ratio", "num_rounds"), [(0.9, 2 * ROUNDS + 2), (1.01, ROUNDS + 1), (1.2, 3)])
+def test_what_is_clearly_slower_gets_few_rounds(monkeypatch: pytest.MonkeyPatch, ratio: float, num_rounds: int) -> None:
+    """What looks faster is measured once more; the first round of each warms up."""
+    space = Space(0)
+    space.cost = lambda c: ratio if c.stream_plan == "sequential" else 1.0  # type: ignore[method-assign]
+    searching, _ = space.searching(monkeypatch)
+    calls: list[Prepared] = []
+    monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: calls.append(prepared) or prepared.milliseconds)
+    searching.budget_s = 0.0
+    monkeypatch.setattr(searching, "_is_over", lambda: "sequential" in {p.candidate.stream_plan for p in space.prepared})
+    state = searching.run()
+    assert len([p for p in calls if p.candidate.stream_plan == "sequential"]) == num_rounds
+    assert state.ratios[Candidate("sequential").key] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(("chosen", "others"), [("at once", ["merged"]), ("in turn", ["merged"]), ("merged", ["at once"])])
+def test_what_stays_separate_is_one_alternative(monkeypatch: pytest.MonkeyPatch, chosen: str, others: list[str]) -> None:
+    space = Space(0)
+    times: dict[str, float | None] = {"at once": 1.0, "in turn": 1.1, "merged": 1.2}
+    space.decisions = lambda choices: [Decision("kind", "p", (0,), times, chosen, {}, "p")]  # type: ignore[method-assign]
+    searching, _ = space.searching(monkeypatch)
+    assert [name for _, name in searching._alternatives()] == others
+
+
+def test_of_many_alternatives_none_is_tried_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what does without the decision: a tile suits one shape."""
+    space = Space(0)
+    times: dict[str, float | None] = {"separate": 1.1, **{f"tile {i}": 1.0 + i / 100 for i in range(FEW)}}
+    own = [Decision("kind", place, (i,), times, "tile 0", {}, place) for i, place in enumerate(PLACES)]
+    space.decisions = lambda choices: own  # type: ignore[method-assign]
+    searching, _ = space.searching(monkeypatch)
+    assert [change for change, _ in searching._composites()] == ["kind: separate at 3 places"]
 
 
 def neighbours(space: Space, best: Candidate) -> list[Candidate]:

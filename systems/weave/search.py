@@ -28,6 +28,9 @@ from .stream_plans import FIRST, SEARCHED, STREAM_PLANS
 
 ROUNDS, LEAST_CALLS, ROUND_SECONDS = 5, 5, 0.02
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
+HOPELESS = 1.05  # times the best so far in each of the first two rounds, from which on a change gets no more of them
+FEW = 4  # alternatives of a decision, up to which each is tried at all places of its kind at once
+ALIKE = ("in turn", "at once")  # ways to measure what stays separate: one alternative, as the stream plan runs it
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
@@ -228,11 +231,12 @@ class Search:
 
     def _composites(self) -> Iterator[tuple[str, Candidate]]:
         """Several decisions at once, each of which may gain only beside the others: one alternative at all places of a kind,
-        and one with the fastest alternatives at the places that it needs."""
+        where that does without the decision or is one of a FEW; and one with the fastest at the places that it needs."""
         alternatives = self._alternatives()
         places_by_change: dict[tuple[str, str], list[str]] = {}
         for decision, name in alternatives:
-            places_by_change.setdefault((decision.kind, name), []).append(decision.place)
+            if name == decision.without or len(decision.milliseconds) <= FEW:
+                places_by_change.setdefault((decision.kind, name), []).append(decision.place)
         for (kind, name), places in places_by_change.items():
             if len(places) > 1:
                 yield f"{kind}: {name} at {len(places)} places", self.state.best.choose_all(dict.fromkeys(places, name))
@@ -257,6 +261,8 @@ class Search:
             first = equal[0]
             own = first.milliseconds[first.chosen]
             for name, t in first.milliseconds.items():
+                if name in ALIKE and (first.chosen in ALIKE or name != first.without):
+                    continue
                 if own is not None and t is not None and name != first.chosen and t <= WORTH * own:
                     weighted.append((-own * len(equal), t, first, name))
         weighted.sort(key=lambda entry: entry[:2])
@@ -369,8 +375,14 @@ class Search:
 
     def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
         """Milliseconds of a call of each, of the round with the median ratio of those in which they take turns."""
-        rounds = [(milliseconds(best, self.inputs), milliseconds(other, self.inputs)) for _ in range(ROUNDS + 1)]
-        return sorted(rounds[1:], key=lambda each: each[1] / each[0])[ROUNDS // 2]
+        rounds: list[tuple[float, float]] = []
+        for i in range(ROUNDS + 1):
+            each = milliseconds(best, self.inputs), milliseconds(other, self.inputs)
+            if i > 0:  # the first warms up
+                rounds.append(each)
+            if len(rounds) == 2 and all(other_ms > HOPELESS * best_ms for best_ms, other_ms in rounds):
+                break
+        return sorted(rounds, key=lambda each: each[1] / each[0])[len(rounds) // 2]
 
 
 class _Holder:
