@@ -43,6 +43,7 @@ def compiled(folder: Path, document: object) -> subprocess.CompletedProcess[str]
     return subprocess.run(arguments, input=json.dumps(document), capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_a_binary_stands_in_for_compiling(tmp_path: Path) -> None:
     first = compiled(tmp_path / "first", None)
     assert first.returncode == 0, first.stderr

@@ -168,7 +168,7 @@ class Network(nn.Module):
         return torch.cat(values, 1) * 2 if self.is_concatenated else torch.stack(values).sum(0)
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(st.data())
 def test_any_network_of_branches(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 100)))
@@ -184,8 +184,11 @@ def always_merged(program: Program, _: Any) -> tuple[Program, list[Decision]]:
     return merge_convolutions(program, COUNTING)
 
 
-@pytest.mark.parametrize(("model", "num_merged"), [("googlenet", 18), pytest.param("nasnet", 1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("batch", [1, 2])
+SLOW = pytest.mark.slow
+LARGE = [pytest.param(*case, marks=SLOW) for case in (("googlenet", 18, 2), ("nasnet", 1, 1), ("nasnet", 1, 2))]
+
+
+@pytest.mark.parametrize(("model", "num_merged", "batch"), [("googlenet", 18, 1), *LARGE])
 def test_a_model_with_every_place_merged(model: str, num_merged: int, batch: int) -> None:
     loaded = models.load(model, batch)
     models.calibration.calibrate(loaded.module, loaded.inputs)

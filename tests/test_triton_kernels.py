@@ -21,7 +21,7 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as replace_operators
-from systems.scheduling.passes import fuse_concatenations, fuse_convolution, fuse_in_triton
+from systems.scheduling.passes import convolution_places, fuse_concatenations, fuse_convolution, fuse_in_triton
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
@@ -354,7 +354,7 @@ def test_no_branch_waits_for_what_the_vendors_kernel_adds() -> None:
         for p in fuse_convolution._places(program, "cuda")
     ]
     assert len(vendors) == 2
-    places = fuse_in_triton._places(replace_operators(program, vendors)[0])
+    places = convolution_places.places(replace_operators(program, vendors)[0])
     assert [(p.conv.weight.shape[2], len(p.operators), p.depthwise is not None, p.after) for p in places] == [
         (1, 2, True, "relu"),
         (3, 1, False, "none"),

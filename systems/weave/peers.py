@@ -66,9 +66,10 @@ class WeaveOrPeers(System):
     def __init__(self, peers: str = "torch_compile", budget_s: float = 120.0, costs: str = "measured", **switches: bool):
         self.weave = Weave(budget_s, "", costs, **switches)
         self.peers = [peer.strip() for peer in peers.split("+") if peer.strip()]
+        others = sorted(set(conf.choices("system")) - {OWN, self.name})
         for peer in self.peers:
-            if wrong := conf.not_one_of("system.peers", peer, [*set(conf.choices("system")) - {OWN, self.name}]):
-                raise BadOption(wrong)
+            if peer not in others:
+                raise BadOption(f"system.peers={peers}: no peer is named {peer}: {conf.nearest(peer, others)}")
         self.budget_s, self.costs = budget_s, costs
 
     @property

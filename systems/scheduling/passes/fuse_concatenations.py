@@ -17,7 +17,7 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
-from .fuse_in_triton import separate_places
+from .convolution_places import separate_places
 from .own_kernels import SEPARATE, activation, has_kernels, is_plain, kernel_alone, target_of
 from .patterns import SPLIT, addend_of, shape_of
 
