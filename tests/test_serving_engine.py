@@ -86,6 +86,7 @@ def requests_of(sizes: list[tuple[int, int]], sampling: Sampling = GREEDY) -> li
 KINDS = {
     "orca": (lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3), 0),
     "orca, prefetching": (lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 2, is_prefetching=True), 0),
+    "orca, asynchronous": (lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, is_asynchronous=True), 0),
     "paged by 1": (lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 4), 1),
     "paged by 16": (lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 16), 4), 16),
     "chunks of 3": (lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 2), 4, max_num_batched_tokens=3), 2),

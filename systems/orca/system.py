@@ -8,7 +8,7 @@ from systems.serving.iteration_level import IterationLevel
 from systems.serving.parts import CONTROLS, Parts
 from systems.serving.prefix_cache import CachedSlots
 from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
-from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
+from systems.serving.system import AUTO, ENGINE, Server, ServingSystem, not_below, one_of
 
 PREEMPTIONS = ("none", "recompute")
 
@@ -24,6 +24,7 @@ class Orca(ServingSystem):
         prefix_caching: prompts that begin alike share blocks.
         preemption: one of PREEMPTIONS; `recompute` reserves slots as tokens come, and the youngest give up theirs.
         asynchronous: the next iteration is selected and submitted while the last one runs.
+        increments_by: the choice of a system that schedules the operators of iterations without prompts, or ENGINE.
         pipeline_parallel, tensor_parallel: stages, and parts of each, in a process each.
         control: one of CONTROLS.
     """
@@ -42,6 +43,7 @@ class Orca(ServingSystem):
         prefix_caching: bool = False,
         preemption: str = "none",
         asynchronous: bool = False,
+        increments_by: str = ENGINE,
         pipeline_parallel: int = 1,
         tensor_parallel: int = 1,
         control: str = CONTROLS[0],
@@ -52,6 +54,7 @@ class Orca(ServingSystem):
         self.block_size, self.prefetch, self.max_num_batched_tokens = block_size, prefetch, max_num_batched_tokens
         one_of("preemption", preemption, PREEMPTIONS)
         self.prefix_caching, self.preemption, self.asynchronous = prefix_caching, preemption, asynchronous
+        self.execute_increments_by(increments_by)
         for value, is_on in (("prefix_caching=true", prefix_caching), (f"preemption={preemption}", preemption != "none")):
             if is_on and not block_size:
                 raise BadOption(f"system.{value} needs system.block_size above 0: runs of slots neither share nor grow")

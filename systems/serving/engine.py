@@ -7,24 +7,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+
+from systems.base import Prepared, Unsupported
 
 from .attention import split
 from .attention.cross import CrossAttention
 from .batch import Batch
+from .increments import Caches, Increments
 from .layout import Layout, LayoutBuffer
 from .sampling import sampled
 
 ATTENTIONS = ("split", "fused")
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+EXECUTED_SIZES = (1, 4, 16, 64, 256)  # fewer: a system may take minutes for each
 NUM_COPIES = 3  # of a batch's numbers on the host: two batches in flight, and the next
 REPLAYS = 20  # back to back, for the time of one
+
+Executor: TypeAlias = Callable[[nn.Module, tuple[Tensor, ...]], Prepared]  # as System.prepare
 
 
 class DecoderShape(Protocol):
@@ -110,37 +117,37 @@ class Flight:
 
 @dataclass(frozen=True)
 class Copy:
-    """A layout's numbers on the host. numbers: pinned. layout: on them. ended: recorded behind their copy to the device."""
+    """A layout's numbers on the host, pinned where a GPU is. ended: recorded behind their copy to it; None on a CPU."""
 
     numbers: Tensor
     layout: Layout
-    ended: torch.cuda.Event
+    ended: torch.cuda.Event | None
 
 
 @dataclass(frozen=True)
 class Graph:
-    """An iteration of increments, captured.
+    """An iteration of R increments that is prepared.
 
     Args:
-        graph: of R rows.
         buffer: on the device, what its layout lies in.
         copies: on the host, filled in turn: one may be on its way while the next is filled.
-        logits: [R, vocabulary].
+        run: computes what lies in the buffer; logits [R, vocabulary].
     """
 
-    graph: torch.cuda.CUDAGraph
     buffer: Tensor
     copies: deque[Copy]
-    logits: Tensor
+    run: Callable[[], Tensor]
 
     def take(self, layouts: LayoutBuffer, batch: Batch) -> None:
         """Bring a batch to the device."""
         copy = self.copies[0]
         self.copies.rotate(-1)
-        copy.ended.synchronize()
+        if copy.ended is not None:
+            copy.ended.synchronize()
         layouts.refill(copy.layout, batch)
         self.buffer.copy_(copy.numbers, non_blocking=True)
-        copy.ended.record()
+        if copy.ended is not None:
+            copy.ended.record()
 
 
 class LocalEngine(Engine):
@@ -153,6 +160,7 @@ class LocalEngine(Engine):
         attention: one of ATTENTIONS.
         uses_graphs: iterations of increments alone are CUDA graphs, one for each of GRAPH_SIZES up to `max_batch_size`.
         max_batch_size: rows of the largest graph.
+        executor: prepares those iterations in the place of a CUDA graph, for each of EXECUTED_SIZES.
     """
 
     def __init__(
@@ -163,6 +171,7 @@ class LocalEngine(Engine):
         attention: str = "split",
         uses_graphs: bool = False,
         max_batch_size: int = 0,
+        executor: Executor | None = None,
     ):
         assert isinstance(decoder, nn.Module)
         weight = next(decoder.parameters())
@@ -183,7 +192,11 @@ class LocalEngine(Engine):
         self.logits: Tensor | None = None  # of the batch submitted last, [R, vocabulary]
         self.sampled: Tensor | None = None  # from them, [R]
         self.graphs: dict[int, Graph] = {}
-        if uses_graphs and self.device.type == "cuda":
+        self.prepared: list[Prepared] = []
+        self.caches: list[Caches] = []  # of what is prepared, which knows them by number
+        if executor is not None:
+            self._execute_by(executor, [*(size for size in EXECUTED_SIZES if size < max_batch_size), max_batch_size])
+        elif uses_graphs and self.device.type == "cuda":
             self._capture([*(size for size in GRAPH_SIZES if size < max_batch_size), max_batch_size])
 
     @property
@@ -226,19 +239,23 @@ class LocalEngine(Engine):
 
         batch: of increments; its keys and values are overwritten. None where no graph is for it.
         """
-        if self._replayed(batch) is None:
+        if self.device.type != "cuda" or self._replayed(batch) is None:
             return None
-        captured = self.graphs[self._graph_size(batch)]
+        run = self.graphs[self._graph_size(batch)].run
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(REPLAYS):
-            captured.graph.replay()
+            run()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / REPLAYS
 
     def close(self) -> None:
         self.graphs.clear()
+        for prepared in self.prepared:
+            prepared.close()
+        self.prepared.clear()
+        self.caches.clear()
         self.cache = self.cache.new_empty(0)
 
     def _fill(self, tokens: Tensor, batch: Batch) -> None:
@@ -273,8 +290,18 @@ class LocalEngine(Engine):
         captured = self.graphs[size]
         captured.take(self.layouts, batch)
         self._fill(captured.buffer[:size], batch)
-        captured.graph.replay()
-        return captured.logits[: len(batch.rows)]
+        return captured.run()[: len(batch.rows)]
+
+    def _execute_by(self, executor: Executor, sizes: list[int]) -> None:
+        """Iterations of each size, as a system that executes modules has them. Raises Unsupported."""
+        if self.decoder.start_token is not None:
+            raise Unsupported("an encoder-decoder's iterations are scheduled by no system of modules")
+        for size in sizes:
+            buffer, parts, copies = self._dead(size)
+            self.caches.append(Caches(self.cache, self.attention, self.layouts, parts))
+            module = Increments(self.decoder, self.caches[-1]).eval()
+            self.prepared.append(executor(module, (buffer,)))
+            self.graphs[size] = Graph(buffer, copies, partial(self.prepared[-1], buffer))
 
     @torch.inference_mode()
     def _capture(self, sizes: list[int]) -> None:
@@ -282,8 +309,7 @@ class LocalEngine(Engine):
         pool = torch.cuda.graph_pool_handle()
         made = {}
         for size in sorted(sizes, reverse=True):
-            numbers, parts = self.layouts.packed(Batch(-1, (self.layouts.dead_row,)), size)
-            buffer = torch.from_numpy(numbers).to(self.device)
+            buffer, parts, copies = self._dead(size)
             layout = self.layouts.layout(buffer, parts)
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -294,14 +320,24 @@ class LocalEngine(Engine):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 logits = self._iteration(layout)
-            copies = deque(Copy(host, self.layouts.layout(host, parts), torch.cuda.Event()) for host in _pinned(numbers))
-            made[size] = Graph(graph, buffer, copies, logits)
+            made[size] = Graph(buffer, copies, partial(_replay, graph, logits))
         self.graphs = {size: made[size] for size in sizes}
 
+    def _dead(self, size: int) -> tuple[Tensor, tuple[int, ...], deque[Copy]]:
+        """What rows for nobody lie in: on the device, how much each part of a layout takes, and on the host."""
+        numbers, parts = self.layouts.packed(Batch(-1, (self.layouts.dead_row,)), size)
+        copies: deque[Copy] = deque()
+        for _ in range(NUM_COPIES):
+            host, ended = torch.from_numpy(numbers.copy()), None
+            if self.device.type == "cuda":
+                host, ended = host.pin_memory(), torch.cuda.Event()
+            copies.append(Copy(host, self.layouts.layout(host, parts), ended))
+        return torch.from_numpy(numbers).to(self.device), parts, copies
 
-def _pinned(numbers: np.ndarray) -> list[Tensor]:
-    """Copies on the host, for as many batches in flight and one that is prepared."""
-    return [torch.from_numpy(numbers).pin_memory() for _ in range(NUM_COPIES)]
+
+def _replay(graph: torch.cuda.CUDAGraph, logits: Tensor) -> Tensor:
+    graph.replay()
+    return logits
 
 
 def _attention(name: str) -> ModuleType:

@@ -11,7 +11,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from conf import not_one_of
+from conf import choices, not_one_of
+from systems import registry
 from systems.base import BadOption, Prepared, System, Unsupported
 
 from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
@@ -22,6 +23,7 @@ from .request import Delivery
 from .scheduler import Scheduler
 
 AUTO = "auto"
+ENGINE = "engine"  # what executes an engine's iterations by default: itself
 GIB = 2**30
 SHARE = 0.95  # of the device's memory that is free once the weights are there
 LEAST_SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
@@ -103,9 +105,11 @@ class ServingSystem(AnyServingSystem):
         control: one of CONTROLS, where there are several.
 
     block_size: slots of a block of K/V; 0 is one run of slots a request.
+    increments_by: the system that executes iterations of increments; ENGINE is the engine itself.
     """
 
     block_size = 0
+    increments_by = ENGINE
 
     def __init__(
         self,
@@ -160,8 +164,22 @@ class ServingSystem(AnyServingSystem):
             raise Unsupported("attention=fused is of decoders alone: an encoder's and that across are attention=split")
         attention = self.attention if self.attention != AUTO else ATTENTIONS[on_gpu and not has_encoder]
         uses_graphs = self.cuda_graphs and attention == "fused"  # split calls depend on the batch
-        engine = LocalEngine(decoder, num_slots, block_size, attention, uses_graphs, self.max_batch_size)
+        executor = None
+        if self.increments_by != ENGINE:
+            if on_gpu and attention != "fused":
+                raise BadOption(
+                    "system.increments_by needs system.attention=fused on a GPU: split calls depend on the batch"
+                )
+            executor = registry.load(self.increments_by).prepare
+        engine = LocalEngine(decoder, num_slots, block_size, attention, uses_graphs, self.max_batch_size, executor)
         return engine, num_slots
+
+    def execute_increments_by(self, choice: str) -> None:
+        """Raises BadOption for what is no system, or where no process has the whole model."""
+        one_of("increments_by", choice, (ENGINE, *choices("system")))
+        if choice != ENGINE and self.parts.num_ranks > 1:
+            raise BadOption(f"system.increments_by={choice} schedules a whole model: of several processes there is {ENGINE}")
+        self.increments_by = choice
 
     def most_tokens(self, num_positions: int) -> int:
         """Tokens that an iteration has room for, where no slots are asked for."""
