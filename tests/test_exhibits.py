@@ -56,7 +56,17 @@ ISSUED = {
         *("table1", "table2", "autotune"),
     ],
     "orca": [
-        *("table4.1", "figure4.6", "figure4.7a", "figure4.8a", "figure4.8b", "figure4.8c", "figure4.9"),
+        *(
+            "table4.1",
+            "figure4.6",
+            "figure4.7a",
+            "figure4.7b",
+            "figure4.7c",
+            "figure4.8a",
+            "figure4.8b",
+            "figure4.8c",
+            "figure4.9",
+        ),
         *("batching_ladder", "extensions", "azure_trace"),
     ],
     "opara": ["figure1", "figure2", "figure5", "figure6", "figure7", "figure8", "figure9", "table1", "prototype"],
@@ -527,7 +537,7 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
     many = [served_at("orca", 1, 1.5), served_at("orca", 64, 30.0), served_at("orca", 8, 10.0)]
     many += [served_at("request_level", 1, 1.5), served_at("request_level", 8, None)]
     _, _, judged_findings = judged("orca/figure4.8a", many)
-    by_what = {f.what.partition(": ")[2].partition(",")[0]: f for f in judged_findings}
+    by_what = {f.what.removeprefix("gpt_13b: ").partition(",")[0]: f for f in judged_findings}
     best = by_what["orca over request_level"]
     assert best.ours == pytest.approx(20.0) and best.verdict == HOLDS and "not in turn" in best.reason
     assert by_what["orca over request_level_padded"].verdict == CANNOT
@@ -537,3 +547,22 @@ def test_the_sizes_of_table_4_1_are_counted() -> None:
     _, _, judged_findings = judged("orca/table4.1")
     assert [f.verdict for f in judged_findings] == [HOLDS] * 4
     assert [f.ours for f in judged_findings] == pytest.approx([12.9, 101.2, 174.6, 340.6], abs=0.1)
+
+
+def test_the_largest_batch_that_fits_and_the_peak_of_requests_are_read() -> None:
+    """FasterTransformer's limits in figures 4.7a and 4.8a."""
+    size = {"max_batch_size": 32}
+
+    def of_batch(batch: int, status: str) -> Record:
+        one = replace(cell("request_level", "gpt_13b", "engine", batch=batch, device="cuda", precision="fp16"))
+        one = replace(one, system=choose("system", "request_level", **size))
+        return record(of=one, status=status, reason=None if status == "ok" else "no room")
+
+    limits = [of_batch(1, "ok"), of_batch(8, "ok"), of_batch(16, "out_of_memory")]
+    (limit, *_) = judged("orca/figure4.7a", limits)[2]
+    assert (limit.published, limit.ours) == (4.0, 8.0)
+    peak = Quantity("peak_throughput", "most requests finished", "req/s", 0.7, is_more_better=True)
+    one = cell("request_level", "gpt_101b", "capacity", device="cuda", precision="fp16")
+    one = replace(one, system=choose("system", "request_level", max_batch_size=8, tensor_parallel=8))
+    (most, *_) = judged("orca/figure4.8a", [record(of=one, measured={"capacity": Measured((peak,), {}, "2026-01-01")})])[2]
+    assert (most.published, most.ours) == (0.49, 0.7)

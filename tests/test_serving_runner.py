@@ -34,6 +34,7 @@ from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind, Plan
 from runners.serving.workload import Arrival, drawn, read
 from systems.base import BadOption, Unsupported
+from systems.serving.attention import split
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.simulated import LinearCost
@@ -252,8 +253,10 @@ def test_every_serving_system_is_seen_to_be_correct(choice: str) -> None:
 MUTANTS = {
     "no mask": ("systems.serving.attention.split._mask", lambda row, device: None),
     "keys one place off": (
-        "systems.serving.slots.Region.slots",
-        lambda region, begin, end: [region.blocks[0] + max(at - 1, 0) for at in range(begin, end)],
+        "systems.serving.attention.split.store",
+        lambda k, v, cache, layout, right=split.store: right(
+            k, v, cache, replace(layout, slots=(layout.slots - 1).clamp(0))
+        ),
     ),
     "nothing is stored": ("systems.serving.attention.split.store", lambda k, v, cache, layout: None),
     "places start at 1": ("models.gpt.GPT.hidden", None),
@@ -428,7 +431,9 @@ def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "alone_ms", lambda prompt, new: prompt + new / 100)
     part = measurement.measure(session)
     assert isinstance(part, Measured)
-    assert [quantity.value for quantity in part.quantities] == [5.0, 2 * 128.32] and part.samples["unstable_rate"] == ()
+    assert [quantity.value for quantity in part.quantities] == [5.0, 2 * 128.32, 10.0] and part.samples[
+        "unstable_rate"
+    ] == ()
     assert part.samples["stable_rate"] == pytest.approx((5.0, 10.0, 50**0.5))
     monkeypatch.undo()
     assert session.alone_ms(6, 3) > 0 and session.try_rate(20.0).throughput > 0

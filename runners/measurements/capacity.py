@@ -74,4 +74,6 @@ class Capacity(Measurement):
             "unstable_rate": tuple(t.rate for t in tried if t.normalized_ms is None),
             "unstable_throughput": tuple(t.throughput for t in tried if t.normalized_ms is None),
         }
-        return Measured((rate, slo), samples, now())
+        most = max(t.throughput for t in tried)
+        peak = Quantity("peak_throughput", "most requests finished", "req/s", most, is_more_better=True, source=source)
+        return Measured((rate, slo, peak), samples, now())

@@ -217,6 +217,23 @@ def batch_time(evidence: Evidence, row: Row, system: Choice | None) -> float:
     return served(evidence, row, system, "engine.batch_ms")
 
 
+def peak_throughput(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """Requests finished a second at most, at any rate that was tried and with any largest batch."""
+    return served(evidence, row, system, "capacity.peak_throughput", is_best=True)
+
+
+def max_batch(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """Requests of the largest batch that the engine had room for."""
+    chosen = _some(system)
+    if evidence.measured is None:
+        raise Missing("not measured")
+    batches = [batch for model, batch in evidence.measured.rows if model == row[0]]
+    fitting = [batch for batch in batches if not why_not(evidence.measured, (row[0], batch), chosen)]
+    if not fitting:
+        raise Missing(why_not(evidence.measured, row, chosen))
+    return float(max(fitting))
+
+
 def _some(system: Choice | None) -> Choice:
     if system is None:
         raise Missing("of no single system")
@@ -271,4 +288,6 @@ PLAIN: dict[str, tuple[Quantity, str]] = {
     "block_speedup": (block_gain, "at_least"),
     "parameters": (parameters, "count"),
     "throughput": (slo_rate, "at_least"),
+    "peak_throughput": (peak_throughput, "at_least"),
+    "max_batch": (max_batch, "at_least"),
 }

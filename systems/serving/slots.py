@@ -42,12 +42,6 @@ class Region:
         """The slot of the token at a position, from 0."""
         return self.blocks[position // self.block_size] + position % self.block_size
 
-    def slots(self, begin: int, end: int) -> Sequence[int]:
-        """The slots of the tokens from one position to before another."""
-        if len(self.blocks) == 1:
-            return range(self.blocks[0] + begin, self.blocks[0] + end)
-        return [self.slot(position) for position in range(begin, end)]
-
 
 class Slots(ABC):
     """A book of free slots."""
