@@ -1,0 +1,195 @@
+"""The invariants that Orca's study asks for, and which tests hold them; here those that no room's own tests have.
+
+The eleventh is of WindTunnel, whose tests hold it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_serving_schedulers import Asked, books, token_of, workloads
+from test_serving_simulated import LinearCost, simulated
+
+from systems.serving import worker
+from systems.serving.batch import Batch
+from systems.serving.iteration_level import IterationLevel, select
+from systems.serving.message import to_bytes
+from systems.serving.request import Request
+from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
+from systems.serving.worker import Worker
+
+HELD = {
+    "1 tokens of any mix are those of each alone": [
+        "test_serving_engine.test_tokens_of_any_mix_are_those_of_each_request_alone",
+        "test_serving_models.test_tokens_of_any_mix_are_those_of_each_request_alone",
+    ],
+    "2 the same for every attention, book, chunk, cache and split": [
+        "test_serving_engine.test_tokens_of_any_mix_are_those_of_each_request_alone",
+        "test_serving_engine.test_kernels_are_what_pytorch_computes_in_tritons_interpreter",
+        "test_serving_extensions.test_tokens_under_each_switch_are_those_of_each_request_alone",
+        "test_serving_increments.test_tokens_are_the_same_whatever_executes_increments",
+        "test_serving_parallel.test_any_split_is_one_process",
+    ],
+    "3 reserved slots are those of started requests": [
+        "test_serving_invariants.test_reserved_slots_are_those_of_started_requests",
+        "test_serving_schedulers.test_books_of_slots_lose_none",
+        "test_serving_extensions.test_no_switch_loses_a_slot_or_a_token",
+    ],
+    "4 sizes of batches, of the flight, and first come first served": [
+        "test_serving_schedulers.test_iteration_level_scheduling_keeps_its_invariants",
+        "test_serving_schedulers.test_who_arrives_earlier_has_run_as_often_at_least",
+        "test_serving_schedulers.test_batches_are_those_of_algorithm_2_as_printed",
+    ],
+    "5 no engine idles while something can be selected, and nobody starves": [
+        "test_serving_invariants.test_whoever_has_started_finishes_in_time",
+        "test_serving_simulated.test_a_simulation_is_the_engine_batch_by_batch",
+    ],
+    "6 nobody waits for a later batch mate": [
+        "test_serving_invariants.test_longer_mates_make_nobody_wait",
+        "test_serving_simulated.test_nobody_waits_for_a_batch_mate_that_finishes_later",
+    ],
+    "7 static batches compute what their definition says": [
+        "test_serving_schedulers.test_static_batches_compute_what_their_definition_says",
+        "test_serving_schedulers.test_equal_requests_that_arrive_together_are_scheduled_alike",
+    ],
+    "8 cancels free slots, and a killed worker ends all with one line": [
+        "test_serving_bridge.test_a_thousand_requests_with_random_cancels_lose_nothing",
+        "test_serving_parallel.test_whichever_worker_is_killed_ends_all",
+        "test_serving_parallel.test_of_a_thousand_requests_none_is_lost_silently",
+    ],
+    "9 a message is the batch, and goes on before anything is launched": [
+        "test_serving_parallel.test_a_message_is_the_batch",
+        "test_serving_invariants.test_a_message_goes_on_before_anything_is_launched",
+    ],
+    "10 a simulation is the engine": ["test_serving_simulated.test_a_simulation_is_the_engine_batch_by_batch"],
+}
+
+
+def test_every_invariant_is_held_by_tests_that_exist() -> None:
+    for invariant, names in HELD.items():
+        for name in names:
+            file, _, test = name.partition(".")
+            tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text())
+            functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert test in functions, (invariant, name)
+
+
+def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Batch, list[Request]]]:
+    """Serve a workload. Before each batch is submitted, and after each return, the invariants of the book are looked at.
+
+    Returns:
+        Each batch as it returned, with the requests that were started and unfinished before it went.
+    """
+    flight: deque[tuple[Batch, list[Request]]] = deque()
+    returned = []
+    turn = 0
+
+    def look() -> None:
+        started = list(scheduler.started.values())
+        assert scheduler.num_reserved <= scheduler.slots.num_slots
+        size = scheduler.slots.block_size if isinstance(scheduler.slots, PagedSlots) else 1
+        assert scheduler.num_reserved == sum(-(-request.max_tokens // size) * size for request in started)
+        regions = [request.region for request in started if request.region is not None]
+        places = [region.slot(at) for region in regions for at in range(region.num_slots)]
+        assert len(regions) == len(started) and len(places) == len(set(places)) == scheduler.num_reserved
+        running = [row.request_id for batch, _ in flight for row in batch.rows]
+        assert len(running) == len(set(running)) and len(flight) <= scheduler.num_in_flight_max
+
+    while turn <= 40 or scheduler.num_unfinished:
+        for i, asked in enumerate(workload):
+            if asked.turn == turn:
+                scheduler.add(Request(i, tuple(range(asked.prompt)), asked.new, arrival_s=turn))
+            if asked.cancelled == turn:
+                scheduler.cancel(i)
+        while (batch := scheduler.next_batch()) is not None:
+            flight.append((batch, list(scheduler.started.values())))
+            look()
+        if not scheduler.is_full:
+            pool = (*scheduler.started.values(), *scheduler.waiting)
+            assert not select(pool, scheduler.slots, scheduler.max_batch_size).parts, "it idles, and something can run"
+        if flight:
+            returned.append(flight.popleft())
+            batch = returned[-1][0]
+            scheduler.take_back(batch, [token_of(row.request_id, row.draw) for row in batch.rows])
+            look()
+        turn += 1
+    assert scheduler.num_reserved == 0 and not flight
+    return returned
+
+
+@settings(max_examples=200, deadline=None)
+@given(workloads(is_cancelling=True), books(), st.integers(1, 4), st.integers(1, 3))
+def test_reserved_slots_are_those_of_started_requests(
+    workload: list[Asked], slots: Slots, max_batch_size: int, num_workers: int
+) -> None:
+    """Invariants 3 and 4: at every moment, not at the end alone."""
+    steps(IterationLevel(slots, max_batch_size, num_workers), workload)
+
+
+@settings(max_examples=200, deadline=None)
+@given(workloads(), st.integers(1, 4), st.integers(1, 3))
+def test_whoever_has_started_finishes_in_time(workload: list[Asked], max_batch_size: int, num_workers: int) -> None:
+    """Invariant 5: within as many iterations as those that came before it, and it, have tokens to generate."""
+    returned = steps(IterationLevel(PagedSlots.all_free(24, 1), max_batch_size, num_workers), workload)
+    order = sorted(range(len(workload)), key=lambda i: (workload[i].turn, i))
+    for place, i in enumerate(order):
+        numbers = [n for n, (batch, _) in enumerate(returned) if i in [row.request_id for row in batch.rows]]
+        before = sum(workload[earlier].new for earlier in order[: place + 1])
+        assert numbers[-1] - numbers[0] < before + num_workers * workload[i].new
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(0, 8)), min_size=2, max_size=6),
+    st.integers(1, 30),
+    st.integers(1, 3),
+)
+def test_longer_mates_make_nobody_wait(workload: list[tuple[int, int, int]], more: int, num_workers: int) -> None:
+    """Invariant 6: whoever finishes later may finish any later; those before it have each token at the same moment."""
+
+    def times(news: list[int]) -> dict[int, list[float]]:
+        requests = [
+            Request(i, (1,) * n, new, float(at)) for i, ((n, _, at), new) in enumerate(zip(workload, news, strict=True))
+        ]
+        scheduler = IterationLevel(ContiguousSlots.all_free(1000), 3, num_workers)
+        return simulated(scheduler, requests, LinearCost(1.0, 0.125, 0.0625), num_workers)[1]
+
+    news = [new for _, new, _ in workload]
+    before = times(news)
+    last = max(before, key=lambda i: (before[i][-1], i))
+    after = times([new + more * (i == last) for i, new in enumerate(news)])
+    assert {i: moments for i, moments in after.items() if i != last} == {i: m for i, m in before.items() if i != last}
+    assert after[last][: news[last]] == before[last] and len(after[last]) == news[last] + more
+
+
+def test_a_message_goes_on_before_anything_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 9, of a worker whose device and pipes only note what is done."""
+    scheduler = IterationLevel(ContiguousSlots.all_free(20), 2)
+    scheduler.add(Request(0, (1, 2), 2))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    notes: list[str] = []
+    messages = iter((to_bytes(batch), to_bytes(batch), b""))
+
+    def launched(batch: Batch) -> torch.Tensor:
+        notes.append("launched")
+        return torch.zeros(len(batch.rows), 3)
+
+    one = object.__new__(Worker)
+    one.control = SimpleNamespace(  # type: ignore[assignment]
+        receive=lambda: next(messages), forward=lambda message: notes.append("forwarded" if message else "ended")
+    )
+    one.engine = SimpleNamespace(launched=launched)  # type: ignore[assignment]
+    one.answers = None
+    one.unanswered = worker.queue.SimpleQueue()
+    monkeypatch.setattr(worker.dist, "barrier", lambda: None)
+    one.run()
+    assert notes == ["forwarded", "launched"] * 2 + ["ended"]
