@@ -121,6 +121,7 @@ def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Ba
             scheduler.take_back(batch, [token_of(row.request_id, row.draw) for row in batch.rows])
             look()
         turn += 1
+        assert turn < 2000, "nothing moves any more"
     assert scheduler.num_reserved == 0 and not flight
     return returned
 
