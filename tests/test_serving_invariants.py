@@ -61,6 +61,7 @@ HELD = {
         "test_serving_schedulers.test_equal_requests_that_arrive_together_are_scheduled_alike",
     ],
     "8 cancels free slots, and a killed worker ends all with one line": [
+        "test_serving_invariants.test_reserved_slots_are_those_of_started_requests",
         "test_serving_bridge.test_a_thousand_requests_with_random_cancels_lose_nothing",
         "test_serving_parallel.test_whichever_worker_is_killed_ends_all",
         "test_serving_parallel.test_of_a_thousand_requests_none_is_lost_silently",
@@ -90,7 +91,7 @@ def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Ba
     """
     flight: deque[tuple[Batch, list[Request]]] = deque()
     returned = []
-    turn = 0
+    turn, cancelled = 0, set[int]()
 
     def look() -> None:
         started = list(scheduler.started.values())
@@ -102,14 +103,18 @@ def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Ba
         assert len(regions) == len(started) and len(places) == len(set(places)) == scheduler.num_reserved
         running = [row.request_id for batch, _ in flight for row in batch.rows]
         assert len(running) == len(set(running)) and len(flight) <= scheduler.num_in_flight_max
+        assert {request.id for request in started} & cancelled <= set(running), "it is given up, and holds slots"
 
     while turn <= 40 or scheduler.num_unfinished:
         for i, asked in enumerate(workload):
-            if asked.turn == turn:
+            if asked.turn == turn and i not in cancelled:
                 scheduler.add(Request(i, tuple(range(asked.prompt)), asked.new, arrival_s=turn))
             if asked.cancelled == turn:
                 scheduler.cancel(i)
+                cancelled.add(i)
+                look()
         while (batch := scheduler.next_batch()) is not None:
+            assert not cancelled & {row.request_id for row in batch.rows}, "it is given up, and runs on"
             flight.append((batch, list(scheduler.started.values())))
             look()
         if not scheduler.is_full:
