@@ -231,6 +231,14 @@ def test_saved_and_loaded_it_is_the_same_to_the_bit(make: Any, is_tuned: bool, t
         assert not (loaded.decision_function(rows) == before).all()
 
 
+def test_exact_trees_that_were_loaded_do_not_train(fitted: Pipeline, tmp_path: Path) -> None:
+    WindTunnel(fitted, **FAST).save(tmp_path)
+    loaded = WindTunnel.load(tmp_path)
+    with pytest.raises(ValueError, match="what was loaded has exact trees, which do not train"):
+        loaded.fine_tune(*clicks(500, 0))
+    np.testing.assert_allclose(loaded.predict_proba(clicks(50, 1)[0]), fitted.predict_proba(clicks(50, 1)[0]), atol=1e-4)
+
+
 def test_a_file_holds_no_code(fitted: Pipeline, tmp_path: Path) -> None:
     WindTunnel(fitted).save(tmp_path)
     file = tmp_path / DESCRIPTION

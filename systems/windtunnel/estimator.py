@@ -18,7 +18,8 @@ from sklearn.utils import assert_all_finite, column_or_1d, get_tags
 from sklearn.utils.metaestimators import available_if
 from torch import Tensor, nn
 
-from models.neural.trees import LEVELS
+from models.neural.lookups import LookupForest
+from models.neural.trees import LEVELS, HardForest
 
 from . import saving
 from .base import SCOPES, STARTS, Form
@@ -164,6 +165,10 @@ class WindTunnel(BaseEstimator):
             translation = translate(self.pipeline_, form)
         else:
             translation = self._translated()
+            if any(isinstance(module, HardForest | LookupForest) for module in translation.network.modules()):
+                raise ValueError(
+                    "what was loaded has exact trees, which do not train: fine-tune around the pipeline, then save"
+                )
         inputs = translation.inputs(self._ordered(x), device)
         translation.network.to(device)
         if self.pipeline is not None:
