@@ -169,3 +169,13 @@ def test_claims_may_lie_below_zero() -> None:
     chart = claims.draw(shown, "windtunnel", "title")
     (axes,) = chart.figure.axes
     assert axes.get_xlim()[0] < -0.02 and axes.get_xscale() == "linear"
+
+
+def test_rows_that_are_parted_by_date_tell_nothing_of_drawn_ones() -> None:
+    model = "nycflights13_pre2_pipe2"
+    drawn = learned("windtunnel", [0.8], (0.02, 0.01, 0.03), model, form="whole")
+    by_date = learned("windtunnel", [0.7], (-0.02, -0.03, -0.01), model, form="whole", split="order")
+    what = "nycflights13/pre2: windtunnel(pipe2) over ml(pipe2)"
+    for records in ([drawn, by_date], [by_date, drawn]):
+        assert judged("windtunnel/table5.3_nycflights13", records)[what].ours == 0.02
+    assert judged("windtunnel/table5.3_nycflights13", [by_date])[what].ours is None
