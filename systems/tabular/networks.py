@@ -123,8 +123,8 @@ class _TableNetwork(NetworkLearner):
     """Over the columns themselves, whatever the pipeline: numbers standardized, categories as ids."""
 
     @abstractmethod
-    def network(self, num_numeric: int, sizes: list[int]) -> nn.Module:
-        """A module of (numbers [B, numeric], ids [B, fields]) -> logits [B, members]."""
+    def network(self, num_numeric: int, sizes: list[int], is_small: bool) -> nn.Module:
+        """A module of (numbers [B, numeric], ids [B, fields]) -> logits [B, members]; a small one for a small task."""
 
     def built(self, task: Task) -> Built:
         rows, numeric = task.training[0], list(task.dataset.numeric)
@@ -135,7 +135,7 @@ class _TableNetwork(NetworkLearner):
             numbers = ((table[numeric] - mean) / deviation).fillna(0).to_numpy(dtype=np.float32)
             return torch.from_numpy(numbers).to(task.device), ids(table).to(task.device)
 
-        network = self.network(len(numeric), ids.sizes).to(task.device)
+        network = self.network(len(numeric), ids.sizes, task.is_small).to(task.device)
         training = tensors(rows)
 
         def loss(places: Tensor, target: Tensor) -> Tensor:
@@ -146,18 +146,20 @@ class _TableNetwork(NetworkLearner):
 
 
 class TabM(_TableNetwork):
-    """TabM (Gorishniy et al. 2025): 32 networks in one."""
+    """TabM (Gorishniy et al. 2025): 32 networks in one, 8 narrow ones for a small task."""
 
     name = "tabm"
     needs = ("sklearn", "tabm")
 
-    def network(self, num_numeric: int, sizes: list[int]) -> nn.Module:
+    def network(self, num_numeric: int, sizes: list[int], is_small: bool) -> nn.Module:
         import tabm
+
+        few = {"k": 8, "d_block": 64} if is_small else {}
 
         class Members(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.inner = tabm.TabM.make(n_num_features=num_numeric, cat_cardinalities=sizes, d_out=1)
+                self.inner = tabm.TabM.make(n_num_features=num_numeric, cat_cardinalities=sizes, d_out=1, **few)
 
             def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
                 logits: Tensor = self.inner(numbers if num_numeric else None, ids if sizes else None)
@@ -167,7 +169,7 @@ class TabM(_TableNetwork):
 
 
 class FTTransformer(_TableNetwork):
-    """FT-Transformer (Gorishniy et al. 2021), with its authors' defaults."""
+    """FT-Transformer (Gorishniy et al. 2021), with its authors' defaults of three blocks, of one for a small task."""
 
     name = "ft_transformer"
     needs = ("sklearn", "rtdl_revisiting_models")
@@ -182,13 +184,13 @@ class FTTransformer(_TableNetwork):
     ):
         super().__init__(learning_rate, weight_decay, batch_size, max_epochs, patience)
 
-    def network(self, num_numeric: int, sizes: list[int]) -> nn.Module:
+    def network(self, num_numeric: int, sizes: list[int], is_small: bool) -> nn.Module:
         import rtdl_revisiting_models as rtdl
 
         class One(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                defaults = rtdl.FTTransformer.get_default_kwargs()
+                defaults = rtdl.FTTransformer.get_default_kwargs(1 if is_small else 3)
                 self.inner = rtdl.FTTransformer(n_cont_features=num_numeric, cat_cardinalities=sizes, d_out=1, **defaults)
 
             def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
