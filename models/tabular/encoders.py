@@ -46,6 +46,8 @@ class Places:
         self._dtype: Any = None  # of the Categorical seen last, with the row of each of its categories and of NaN
         self._by_code = np.zeros(0, np.int64)
         numbers = np.asarray(self._index)
+        are_words = len(numbers) > 0 and all(isinstance(category, str) for category in numbers)
+        self._by_word = {word: place + 1 for place, word in enumerate(numbers)} if are_words else {}
         if numbers.dtype.kind in "iu" and len(numbers):
             self._low, high = int(numbers.min()), int(numbers.max())
             if high - self._low < MOST_DIRECT and high < 2**62 and self._low > -(2**62):
@@ -64,6 +66,9 @@ class Places:
         if values.dtype.kind == "i" and len(self._rows):
             inside = np.clip(values.astype(np.int64, copy=False), self._low - 1, self._low + len(self._rows) - 2)
             return self._rows[inside - (self._low - 1)]
+        if values.dtype == object and self._by_word:
+            codes, distinct = pd.factorize(values)  # nothing at all has the code -1
+            return np.array([*(self._by_word.get(value, 0) for value in distinct), 0])[codes]
         if values.dtype == object:
             codes, distinct = pd.factorize(values, use_na_sentinel=False)
             return self._hashed(distinct)[codes]
@@ -90,6 +95,10 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
         self.min_count = min_count
         self.keep_share = keep_share
 
+    def _keep(self, columns: list[NDArray[Any]]) -> None:
+        self.categories_ = [self._kept(column) for column in columns]
+        self.places_ = [Places(categories) for categories in self.categories_]
+
     def _kept(self, column: NDArray[Any]) -> NDArray[Any]:
         counts = pd.Series(column).value_counts(dropna=False)  # the most frequent first
         if self.keep_share < 1:
@@ -109,7 +118,7 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
     def fit(self, x: Any, y: Any = None) -> Self:
         """Find the categories of each column, and their codes."""
         columns = self._validated(x, reset=True)
-        self.categories_ = [self._kept(column) for column in columns]
+        self._keep(columns)
         self.codes_ = [np.concatenate([self._absent(len(c)), self._codes(c)]) for c in self.categories_]
         return self
 
@@ -126,7 +135,7 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         self._validated(x, reset=False)
         columns = raw_columns(x if hasattr(x, "iloc") else np.asarray(x))
-        coded = [codes[places(c, column)] for c, codes, column in zip(self.categories_, self.codes_, columns, strict=True)]
+        coded = [codes[places(column)] for places, codes, column in zip(self.places_, self.codes_, columns, strict=True)]
         return np.concatenate(coded, 1)
 
 
@@ -182,10 +191,10 @@ class OnlineTargetEncoder(CategoryEncoder):
         columns = self._validated(x, reset=True)
         target = np.asarray(y, dtype=np.float64)
         mean = target.mean()
-        self.categories_ = [self._kept(column) for column in columns]
+        self._keep(columns)
         self.codes_, online = [], []
-        for categories, column in zip(self.categories_, columns, strict=True):
-            rows = places(categories, column)
+        for categories, places, column in zip(self.categories_, self.places_, columns, strict=True):
+            rows = places(column)
             counts = np.bincount(rows, minlength=len(categories) + 1)
             sums = np.bincount(rows, target, minlength=len(categories) + 1)
             means = np.where(counts > 0, sums / np.maximum(counts, 1), mean)
