@@ -41,6 +41,7 @@ CHOSEN = [ROOT / "results" / "reference" / name for name in ("h200-algorithms", 
 FIGURE2B = ROOT / "results" / "reference" / "h200-figure2b"  # Nimble's
 FIGURE5 = ROOT / "results" / "reference" / "h200-figure5"  # Opara's, with counters
 LEARNED = ROOT / "results" / "reference" / "h200-windtunnel"  # pipelines over New York's flights
+SPEED = ROOT / "results" / "reference" / "h200-windtunnel-speed"  # of their tuning and predicting
 STAGES = ROOT / "results" / "reference" / "h200-ios"
 UNHINDERED = ROOT / "results" / "reference" / "h200-ios-barriers"  # IOS's stages with and without their barriers
 PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
@@ -155,6 +156,7 @@ def parts() -> dict[str, str]:
         "algorithms": tables.algorithms([everything(folder) for folder in CHOSEN]),
         "training": tables.training(trained),
         "pipelines": tables.tuned_pipelines(everything(LEARNED)),
+        "tuning": tables.tuning(everything(SPEED)),
         "schedulers": tables.side_by_side(schedulers),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "launch orders": tables.launch_orders(launched),

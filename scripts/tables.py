@@ -335,6 +335,24 @@ def tuned_pipelines(groups: Iterable[Siblings]) -> Table:
     return table(columns, sorted(records, key=lambda record: (record.cell.model.label, record.cell.system.label)))
 
 
+def tuning(groups: Iterable[Siblings]) -> Table:
+    """How fast the steps of tuning are; a row a record that says so."""
+
+    def epoch_s(record: Record) -> float:
+        return mean(needed(seed.epoch_s) for seed in needed(record.accuracy).seeds)
+
+    columns: Sequence[Made[Record]] = [
+        made("model", lambda record: record.cell.model.label, number=False),
+        made("system", lambda record: record.cell.system.label, number=False),
+        made("rows of a step", lambda record: f"{record.cell.system.options['batch_size']:,}"),
+        made("epoch s", lambda record: f"{epoch_s(record):.3f}"),
+        made("rows a second", lambda record: f"{needed(record.accuracy).training_rows / epoch_s(record):,.0f}"),
+    ]
+    parts = (record for group in groups for record in group.records.values() if record.accuracy is not None)
+    tuned = [record for record in parts if any(seed.epoch_s is not None for seed in needed(record.accuracy).seeds)]
+    return table(columns, sorted(tuned, key=lambda record: (record.cell.model.label, record.cell.system.label)))
+
+
 def predictions(groups: Iterable[Siblings]) -> Table:
     """Microseconds from a table of a batch to probabilities, and of these the encoders; a row a batch and form of table."""
     records = {record.cell.system.label: record for group in groups for record in group.records.values() if record.is_ok}
