@@ -1,6 +1,7 @@
 """runner=accuracy: systems that learn from a table, from the command line to the record."""
 
 import json
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -152,6 +153,15 @@ def test_a_wrong_translation_is_incorrect(tmp_path: Path, monkeypatch: pytest.Mo
     )
     made._seeds[0] = replace(made._seeds[0], translation_error=None, auc=float("nan"))
     assert not made.compare().is_correct
+
+
+def test_threads_sleep_at_barriers_unless_the_user_says_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    session(tmp_path, monkeypatch, "pipeline")
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    session(tmp_path, monkeypatch, "pipeline")
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
 
 
 def test_what_is_kept_are_scores_of_test_rows_and_never_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
