@@ -251,6 +251,7 @@ def test_hummingbird_says_how_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
         ("windtunnel", {"learning_rate": 0.0}, r"system\.learning_rate=0\.0 is not above 0"),
         ("windtunnel", {"dropout": 1.0}, r"system\.dropout=1\.0 is not at least 0 and below 1"),
         ("windtunnel", {"patience": 0}, r"system\.patience=0 is not at least 1"),
+        ("translation", {"executor": "nimbel"}, r"system\.executor=nimbel names no system: did you mean nimble\?"),
         ("gbdt2nn", {"temperature": float("inf")}, r"system\.temperature=inf is not above 0"),
         ("tabm", {"weight_decay": -1.0}, r"system\.weight_decay=-1\.0 is not at least 0"),
         ("ft_transformer", {"batch_size": 0}, r"system\.batch_size=0 is not at least 1"),

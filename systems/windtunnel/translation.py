@@ -43,8 +43,8 @@ class TranslationLearner(Learner):
     name = "translation"
 
     def __init__(self, executor: str = AUTO):
-        if wrong := conf.not_one_of("system.executor", executor, [AUTO, *conf.choices("system")]):
-            raise BadOption(wrong)
+        if executor != AUTO and executor not in conf.choices("system"):
+            raise BadOption(f"system.executor={executor} names no system: {conf.nearest(executor, conf.choices('system'))}")
         self.executor = executor
 
     def learn_from(self, task: Task) -> Learned:
