@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from test_serving_engine import GPU, KINDS, MODULE, NUM_SLOTS, alone, requests_of, served, telling
@@ -43,8 +45,13 @@ def tokens_by(system: str, kind: str, module: GPT, attention: str = "split") -> 
     return served(scheduler, engine, requests_of(SIZES), 1), calls
 
 
-@pytest.mark.parametrize("system", ["eager", "sequential", "nimble", pytest.param("weave", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["orca, asynchronous", "paged by 16", "padded"])
+WEAVE = pytest.param("weave", "padded", marks=pytest.mark.slow)  # it searches
+
+
+@pytest.mark.parametrize(
+    ("system", "kind"),
+    [*product(("eager", "sequential", "nimble"), ("orca, asynchronous", "paged by 16", "padded")), WEAVE],
+)
 def test_tokens_are_the_same_whatever_executes_increments(system: str, kind: str) -> None:
     tokens, calls = tokens_by(system, kind, MODULE)
     assert tokens == {request.id: alone(MODULE, request) for request in requests_of(SIZES)}
