@@ -11,11 +11,10 @@ from test_serving_engine import GPU, KINDS, MODULE, NUM_SLOTS, alone, requests_o
 import systems
 from models.gpt import GPT
 from models.qwen3 import Qwen3, Qwen3Shape
-from systems.base import BadOption, Prepared, Unsupported
+from systems.base import BadOption, Prepared
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.serving.engine import LocalEngine
 from systems.serving.increments import CACHES
-from systems.serving.parts import Parts
 from systems.serving.system import ServingSystem
 
 SIZES = [(5, 6), (12, 3), (2, 6), (7, 5), (3, 1)]
@@ -100,10 +99,6 @@ def test_what_executes_increments_is_a_system_of_modules() -> None:
         systems.load("orca", increments_by="nimbel")
     with pytest.raises(BadOption, match="of several processes there is engine"):
         systems.load("orca", increments_by="nimble", pipeline_parallel=2)
-    orca = systems.load("orca", increments_by="request_level", slots=100)
-    assert isinstance(orca, ServingSystem) and orca.parts == Parts()
-    with pytest.raises(Unsupported, match="executes no module"):
-        orca.prepare_serving(MODULE)
     nimble = systems.load("orca", increments_by="nimble", slots=100, max_batch_size=2)
     assert isinstance(nimble, ServingSystem)
     engine = nimble.prepare_serving(MODULE).engine

@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from conf import choices, not_one_of
+from conf import not_one_of
 from systems import registry
 from systems.base import BadOption, Prepared, System, Unsupported
 
@@ -24,6 +24,7 @@ from .scheduler import Scheduler
 
 AUTO = "auto"
 ENGINE = "engine"  # what executes an engine's iterations by default: itself
+INCREMENTS_BY = (ENGINE, "sequential", "nimble", "opara", "weave")
 GIB = 2**30
 SHARE = 0.95  # of the device's memory that is free once the weights are there
 LEAST_SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
@@ -105,7 +106,7 @@ class ServingSystem(AnyServingSystem):
         control: one of CONTROLS, where there are several.
 
     block_size: slots of a block of K/V; 0 is one run of slots a request.
-    increments_by: the system that executes iterations of increments; ENGINE is the engine itself.
+    increments_by: what executes iterations of increments, one of INCREMENTS_BY; ENGINE is the engine itself.
     """
 
     block_size = 0
@@ -175,8 +176,8 @@ class ServingSystem(AnyServingSystem):
         return engine, num_slots
 
     def execute_increments_by(self, choice: str) -> None:
-        """Raises BadOption for what is no system, or where no process has the whole model."""
-        one_of("increments_by", choice, (ENGINE, *choices("system")))
+        """Raises BadOption for what is not one of INCREMENTS_BY, or where no process has the whole model."""
+        one_of("increments_by", choice, INCREMENTS_BY)
         if choice != ENGINE and self.parts.num_ranks > 1:
             raise BadOption(f"system.increments_by={choice} schedules a whole model: of several processes there is {ENGINE}")
         self.increments_by = choice
