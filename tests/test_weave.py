@@ -149,6 +149,24 @@ def test_what_is_forecast_as_slow_is_not_measured(monkeypatch: pytest.MonkeyPatc
     assert State.from_json(states[-1]) == state and not state.simulated.keys() & state.ratios.keys()
 
 
+def test_by_simulated_costs_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest by the forecast is taken, of those that launch nothing early, and the cost of the space plays no part."""
+    space = Space(4)
+    searching, states = space.searching(monkeypatch)
+    places = {name: i for i, name in enumerate(STREAM_PLANS)}
+    plans = {name: replace(STREAM_PLANS["nimble"](space.program), system=name) for name in STREAM_PLANS}
+    monkeypatch.setattr(search, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
+    monkeypatch.setattr(searching, "_in_turn", None)  # a call would fail
+    searching.is_measuring = False
+    searching.forecast = lambda program, schedule: 1.0 / (1 + places[schedule.system])
+    state = searching.run()
+    assert state.best == Candidate(list(STREAM_PLANS)[-1]) and state.is_complete and searching.num_tried == 0
+    assert (
+        not [ratio for ratio in state.ratios.values() if ratio is not None] and len(state.simulated) >= len(STREAM_PLANS) - 1
+    )
+    assert State.from_json(states[-1]) == state and all(p.is_closed for p in space.prepared)
+
+
 def test_a_forecast_for_an_unknown_device_is_refused() -> None:
     with pytest.raises(Unsupported, match="conf/gpu has no cpu"):
         systems.load("weave", costs="both").prepare(Branches().eval(), (torch.randn(1, 4, 6, 6),))

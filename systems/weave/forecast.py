@@ -20,7 +20,7 @@ def forecast_on(device: torch.device) -> Forecast:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     gpu = find(name)
     if gpu is None:
-        raise Unsupported(f"system.costs=both simulates this device, and conf/gpu has no {name}")
+        raise Unsupported(f"system.costs other than measured simulate this device, and conf/gpu has no {name}")
     return lambda program, schedule: milliseconds(program, schedule, gpu)
 
 

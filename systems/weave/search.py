@@ -144,6 +144,7 @@ class Search:
         - No candidate is measured twice, in whatever process the search goes on.
         - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches are
           always measured, since no simulation knows them.
+        - Where forecasts stand in the place of measurements, no candidate is measured, and none launches early.
         - Stream plans that are SEARCHED for are tried last, on the best that single changes have led to: each decision after
           them would ask for another search.
         - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
@@ -157,6 +158,7 @@ class Search:
         keep: called with the state after every trial, and in the end.
         state: to go on from.
         forecast: what a schedule would take; None for measuring every candidate.
+        is_measuring: candidates are measured; else forecasts decide.
     """
 
     def __init__(
@@ -168,8 +170,9 @@ class Search:
         keep: Callable[[State], None],
         state: State | None = None,
         forecast: Forecast | None = None,
+        is_measuring: bool = True,
     ):
-        self.forecast = forecast
+        self.forecast, self.is_measuring = forecast, is_measuring
         self.captured, self.rewrite, self.inputs, self.budget_s = captured, rewrite, captured.examples, budget_s
         self.report, self.keep, self.state = report, keep, state or State()
         self.begin = perf_counter() - self.state.seconds
@@ -269,22 +272,27 @@ class Search:
         return [(decision, name) for _, _, decision, name in weighted]
 
     def _try(self, change: str, candidate: Candidate, holder: "_Holder") -> None:
-        """Measure a candidate that was not measured before beside the best so far, and keep the faster."""
-        if candidate == self.state.best or candidate.key in self.state.ratios:
+        """Compare a candidate that was not compared before with the best so far, and keep the faster."""
+        known = self.state.ratios.keys() | (set() if self.is_measuring else self.state.simulated.keys())
+        if candidate == self.state.best or candidate.key in known:
             return
         self.report(f"{self.state.seconds:.0f} of {self.budget_s:.0f} s, {len(self.state.gains)} gains: {change}")
         ratio: float | None = None
         try:
-            if self._is_slow(change, candidate):
+            times = self._forecasts(candidate)
+            if self._is_spared(change, candidate, times):
                 return
-            self.num_tried += 1
+            self.num_tried += self.is_measuring
             prepared = self._prepare(candidate)
         except Exception as error:  # whatever a kernel or a capture raises: the others are not at fault
             self.report(f"{change}: {first_line(error)}")
         else:
-            before_ms, after_ms = self._in_turn(holder.executor, prepared)
-            if after_ms < MARGIN * before_ms:  # once more: of many that scatter one looks faster by chance
-                before_ms, after_ms = self._in_turn(holder.executor, prepared)
+            if self.is_measuring:
+                times = self._in_turn(holder.executor, prepared)
+                if times[1] < MARGIN * times[0]:  # once more: of many that scatter one looks faster by chance
+                    times = self._in_turn(holder.executor, prepared)
+            assert times is not None, "what has no forecast is spared"
+            before_ms, after_ms = times
             ratio = after_ms / before_ms
             if ratio < MARGIN and self._is_precise(prepared, change):
                 holder.replace(prepared)
@@ -292,22 +300,30 @@ class Search:
                 self.state.gains.append(Gain(change, before_ms, after_ms))
             else:
                 prepared.close()
-        self.state.ratios[candidate.key] = ratio
+        if ratio is None or self.is_measuring:
+            self.state.ratios[candidate.key] = ratio
+        else:
+            self.state.simulated[candidate.key] = ratio
         self.state.seconds = perf_counter() - self.begin
         self.keep(self.state)
 
-    def _is_slow(self, change: str, candidate: Candidate) -> bool:
-        """Does the forecast spare the candidate a trial?"""
+    def _forecasts(self, candidate: Candidate) -> tuple[float, float] | None:
+        """Milliseconds of the best so far and of the candidate, or None where there is no forecast that knows both."""
         best = self.state.best
         if self.forecast is None or candidate.is_early != best.is_early:
-            return False
+            return None
+        programs = [self._rewritten(each)[0] for each in (best, candidate)]
         own_ms, other_ms = (
-            self.forecast(program, each.schedule(program))
-            for each in (best, candidate)
-            for program, _ in [self._rewritten(each)]
+            self.forecast(program, each.schedule(program)) for program, each in zip(programs, (best, candidate), strict=True)
         )
-        ratio = other_ms / own_ms
-        if ratio < SLOW:
+        return own_ms, other_ms
+
+    def _is_spared(self, change: str, candidate: Candidate, times: tuple[float, float] | None) -> bool:
+        """Does the forecast spare the candidate a trial?"""
+        if times is None:
+            return not self.is_measuring
+        ratio = times[1] / times[0]
+        if ratio < (SLOW if self.is_measuring else MARGIN):
             return False
         self.report(f"{change}: not measured, simulated as {ratio:.2f} times the best")
         self.state.simulated[candidate.key] = ratio

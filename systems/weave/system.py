@@ -30,7 +30,7 @@ from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fin
 from .search import Choices, Search, State
 
 KIND = "weave"
-COSTS = ("measured", "both")
+COSTS = ("measured", "simulated", "both")
 
 
 class Weave(Scheduler):
@@ -42,6 +42,7 @@ class Weave(Scheduler):
         budget_s: seconds that the search may take in all. What passes measure counts, and is not cut short.
         plan: a file of `runner=schedule system=weave output=FILE`, which is executed in the place of a search.
         costs: of candidates, one of COSTS. By both, each is simulated first, and measured unless that says that it is slow.
+            Simulated ones rest on a profile of the operators, each alone; passes measure operators by any costs.
         switches: those of `Rewriting`.
 
     Raises:
@@ -103,7 +104,7 @@ class Weave(Scheduler):
                 raise BadOption(f"system.plan={self.file} does not fit: the passes make other operators here")
             return self.file_schedule
         schedule = self.state.best.schedule(program)
-        simulated = len(self.state.simulated) if self.costs == "both" else None
+        simulated = len(self.state.simulated) if self.costs != "measured" else None
         spent = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios), simulated=simulated)
         recipe = self.recipe.to_json() if self.recipe else None
         return replace(schedule, system=self.name, search=spent, recipe=None if recipe is None else {**recipe})
@@ -167,7 +168,7 @@ class Weave(Scheduler):
         def keep(state: State) -> None:
             cache.add({name: {**state.to_json()}})
 
-        searching = Search(program, rewrite, self.budget_s, self.report, keep, state, forecast_ms)
+        searching = Search(program, rewrite, self.budget_s, self.report, keep, state, forecast_ms, self.costs != "simulated")
         state = searching.run()
         self.num_measured += searching.num_tried
         return state
