@@ -49,8 +49,8 @@ class AccuracySession(Session):
 
     def __init__(self, cell: Cell, visible_device: str, phase: Callable[[str], None]):
         """Load the system. Raises BadModel and Unsupported before any table is read."""
-        # Read when LightGBM is loaded. Its threads would spin at every barrier for a core that another process has: 15 s of
-        # fitting in place of 1.4 on two busy cores.
+        # LightGBM's library reads it when it is loaded. Threads that spin at barriers make a fit many times as long where
+        # another process has a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
         self.device = cell.device

@@ -68,10 +68,10 @@ def attend_increments(q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, caches: 
     Returns:
         As q.
     """
-    of = CACHES[caches]
-    layout, cache = of.layout(numbers), of.cache[layer]
-    of.attention.store(k, v, cache, layout)
-    output: Tensor = of.attention.attend(q, cache, layout)
+    known = CACHES[caches]
+    layout, cache = known.layout(numbers), known.cache[layer]
+    known.attention.store(k, v, cache, layout)
+    output: Tensor = known.attention.attend(q, cache, layout)
     return output
 
 

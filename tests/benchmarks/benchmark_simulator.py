@@ -3,8 +3,8 @@
 python tests/benchmarks/benchmark_simulator.py [SET.json.gz ...] [--fit]
 
 Sets are files of `python run.py runner=profile`, by default those that are committed. --fit looks for the constants of
-conf/gpu that predict the training models best, by coordinate descent, and prints them. Speed is of random graphs, the best
-of three.
+conf/gpu that predict the training models best, by coordinate descent, and prints them. Speed is of random graphs and of
+two models, the best of three.
 """
 
 import sys
@@ -23,9 +23,11 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
+from results.statistics import interval, resampled_medians
 from scripts.arguments import Parser
 from systems.profiling.profile import Kernel, OperatorProfile, Profile
 from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.simulate.alone import STATES
 from systems.scheduling.simulate.baselines import baselines
@@ -38,6 +40,8 @@ SETS = Path(__file__).resolve().parent.parent.parent / "results" / "reference" /
 TRAINING = ("googlenet", "nasnet", "bert", "resnet50", "mobilenet_v2")
 STEPS = {"sharing": 0.05, "branch_us": 0.1, "edge_us": 0.02, "dispatch_us": 0.05}  # that are fitted, and how finely
 SIZES = (1_000, 5_000, 20_000)  # operators of the random graphs
+TIMED = ("nasnet", "nasnet_large")  # models
+MIN_ROUNDS = 20  # of schedules in turn, for a ratio of two of them
 
 
 @dataclass(frozen=True)
@@ -135,13 +139,36 @@ def seconds(n: int) -> float:
     graph = OperatorGraph.from_edges(n, sorted(edges))
     kernel = Kernel("k", 0.003, (64, 1, 1), (128, 1, 1), 32, 0)
     profile = Profile("NVIDIA H200", ("k",) * n, (OperatorProfile(0.003, (kernel,), 10**5, 10**5),) * n, None)
-    simulator, schedule = Simulator(graph, profile, load("h200")), assign_streams(graph)
+    return best_seconds(Simulator(graph, profile, load("h200")), assign_streams(graph))
+
+
+def best_seconds(simulator: Simulator, schedule: Schedule) -> float:
+    """Of one core, the best of three."""
     times = []
     for _ in range(3):
         begin = process_time()
         simulator(schedule)
         times.append(process_time() - begin)
     return min(times)
+
+
+def searches(measured: MeasuredSet) -> list[str]:
+    """Of a set with stages of IOS: what each schedule takes over IOS's by measured costs, or over Nimble's, in the same
+    rounds; and what their searches measured. A line each."""
+    schedules = {each.name: each for each in measured.schedules}
+    if "ios_simulated" not in schedules or len(schedules["ios_simulated"].replay_ms) < MIN_ROUNDS:
+        return []
+    base = "ios" if "ios" in schedules else "nimble"
+    own, lines = schedules.pop(base), []
+    for name, each in schedules.items():
+        ratios = [one / other for one, other in zip(each.replay_ms, own.replay_ms, strict=True)]
+        low, high = interval(resampled_medians(ratios))
+        lines.append(f"{measured.model} {measured.batch}: {name} over {base} {median(ratios):.3f} ({low:.3f} to {high:.3f})")
+    for each in (*schedules.values(), own):
+        if each.search is not None:
+            counts = f"{each.search.measured} stages measured, {each.search.simulated or 0} simulated alone"
+            lines.append(f"{measured.model} {measured.batch}: {each.name}: {counts}")
+    return lines
 
 
 def main() -> None:
@@ -206,6 +233,14 @@ def main() -> None:
         group = [r for r in rows if (r.model, r.batch) == (measured.model, measured.batch)]
         num_spared, loss = spared(group[::-1])  # systems' own schedules, which are among the best, come last
         console.print(f"{measured.model}: weave's rule spares {num_spared} of {len(group)} schedules and loses {loss:.1%}")
+    for measured in sets:
+        for line in searches(measured):
+            console.print(line)
+    for measured in sets:
+        if measured.model in TIMED and measured.batch == 1 and (each := measured.schedules[0]).program == "captured":
+            program = measured.programs[each.program]
+            taken_ms = best_seconds(Simulator(program.graph, program.profile, load("h200")), each.schedule) * 1e3
+            console.print(f"{measured.model}, {len(program.graph):,} operators, {each.name}: {taken_ms:.1f} ms")
     for n in SIZES:
         console.print(f"{n:,} operators: {seconds(n) * 1e3:.1f} ms")
 

@@ -42,8 +42,8 @@ def fuse_convolution(program: Program, context: Context) -> Rewritten:
     """Fuse a convolution, perhaps an addition, and an activation into one kernel of the vendor's, where it is faster.
 
     cuDNN has such kernels for ReLU on a GPU, oneDNN for more activations on a CPU (Nimble, Appendix B, "a subset of
-    TensorRT's" fusions). PyTorch's operators of oneDNN's kernels raise errors in fp16 and bf16: on a CPU they are for
-    float32.
+    TensorRT's" fusions). Some of PyTorch's operators for oneDNN's kernels raise errors in fp16 and bf16, so a CPU has them
+    in float32 alone.
 
     Invariant: of the operators of a place only the last is read from outside, so no parallelism is lost. Each distinct place
     is measured fused and separate; separate means as the later passes leave it.

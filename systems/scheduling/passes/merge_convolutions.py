@@ -170,9 +170,9 @@ def _milliseconds(program: Program, members: Sequence[_Member], merged: _Merged,
     """Of the merged convolution, and of those that stay, one after the other; without activations."""
     one = merged.call if merged.call.function is CONVOLUTION else merged.call.args[0]
     first = part(program, [min(m.operator for m in merged.members)])
-    alone = Program(first.graph, [one.map(_as_input)], first.outputs, first.output_spec, first.examples)
+    stacked = Program(first.graph, [one.map(_as_input)], first.outputs, first.output_spec, first.examples)
     rest = tuple(m.operator for m in members if m not in merged.members)
-    return context.cost(alone) + (context.cost(part(program, rest)) if rest else 0.0)
+    return context.cost(stacked) + (context.cost(part(program, rest)) if rest else 0.0)
 
 
 def _as_input(argument: Any) -> Any:
