@@ -161,9 +161,9 @@ def test_by_simulated_costs_nothing_is_measured(monkeypatch: pytest.MonkeyPatch)
     searching.forecast = lambda program, schedule: 1.0 / (1 + places[schedule.system])
     state = searching.run()
     assert state.best == Candidate(list(STREAM_PLANS)[-1]) and state.is_complete and searching.num_tried == 0
-    assert (
-        not [ratio for ratio in state.ratios.values() if ratio is not None] and len(state.simulated) >= len(STREAM_PLANS) - 1
-    )
+    assert not state.ratios and len(state.simulated) >= len(STREAM_PLANS) - 1
+    early = replace(state.best, is_early=True)
+    assert searching._forecasts(early) is None and searching._is_spared("early launches", early, None)
     assert State.from_json(states[-1]) == state and all(p.is_closed for p in space.prepared)
 
 
