@@ -161,23 +161,60 @@ def test_a_table_of_costs_is_a_line_between_what_was_measured() -> None:
 def test_measured_costs_are_those_of_the_engine(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one whose iterations take what a formula says: the formula comes back."""
     formula = LinearCost(5.0, 0.5, 0.125)
-    monkeypatch.setattr(costs, "seconds_of", lambda engine, batch: formula(batch))
+    monkeypatch.setattr(costs, "seconds_of", lambda engine, batch: costs.Seconds(formula(batch), 0.25 * batch.num_tokens))
     table = costs.measured(LocalEngine(MODULE, NUM_SLOTS, block_size), NUM_SLOTS, SHAPE.positions, 3, block_size)
     assert table.place_s == pytest.approx(0.125) and table.tokens[:3] == (1, 2, 3)
     for batch in (costs._batch([(3, 1)], 0), costs._batch([(0, 20), (7, 1)], 0)):
         assert table(batch) == pytest.approx(formula(batch))
+        assert table.delay(batch) == pytest.approx(0.25 * batch.num_tokens)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_stage_and_the_way_back_are_told_apart(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an engine whose stages take 4 s, and whose tokens are there 1.5 s after the last one's end."""
+    clock = VirtualClock()
+    monkeypatch.setattr(costs, "perf_counter", clock.now)
+    engine = SimulatedEngine(clock, LinearCost(4.0), workers, delay=lambda batch: 1.5)
+    assert costs.seconds_of(engine, rows_of(1)) == pytest.approx((4.0, 1.5))
+    assert engine.num_in_flight == 0
+
+
+def test_what_follows_an_iteration_is_hidden_where_two_are_in_flight() -> None:
+    """The loop waits for it between iterations; with another in flight the device goes on meanwhile."""
+
+    def ends_s(**options: bool) -> list[float]:
+        scheduler = IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 1, **options)
+        clock = VirtualClock()
+        engine = SimulatedEngine(clock, LinearCost(1.0), delay=lambda batch: 0.25)
+        requests = Listed([Request(i, (1,), 3, 0.0) for i in range(2)])
+        return [i.end_s for i in serve(scheduler, engine, requests, lambda deliveries, now_s: None, clock).iterations]
+
+    assert ends_s() == [1.25 * (n + 1) for n in range(6)]
+    assert ends_s(is_prefetching=True) == ends_s(is_asynchronous=True) == [1.25 + n for n in range(6)]
+
+
+def test_batches_return_in_the_order_of_their_submission() -> None:
+    """Where the first takes longer to come back than the second takes in all."""
+    clock = VirtualClock()
+    engine = SimulatedEngine(clock, LinearCost(0.0, 1.0), delay=lambda batch: 9.0 if batch.num_tokens == 2 else 0.0)
+    for num_tokens in (2, 1):
+        engine.submit(rows_of(num_tokens))
+    returned = [(len(engine.collect().tokens), clock.now()) for _ in range(2)]
+    assert returned == [(2, 11.0), (1, 11.0)]
 
 
 def test_iterations_of_a_real_engine_have_a_cost() -> None:
     table = costs.measured(LocalEngine(MODULE, NUM_SLOTS), NUM_SLOTS, SHAPE.positions, 3)
     assert min(table.seconds) >= 0 < max(table.seconds) and table.place_s >= 0
-    assert list(table.seconds) == sorted(table.seconds)
+    assert list(table.seconds) == sorted(table.seconds) and min(table.delays) >= 0
 
 
 # --- Models in parts ---
 
 SUMS = Reductions(2, (1000, 3000, 5000), (1.0, 2.0, 4.0))
-COSTS = StageCosts("H", 2**40, "fp32", (4, 128, 8, 2048, 512), Parts(2, 8), 512, CostTable((1, 4), (1.0, 4.0), 0.0), SUMS)
+COSTS = StageCosts(
+    "H", 2**40, "fp32", (4, 128, 8, 2048, 512), Parts(2, 8), 512, CostTable((1, 4), (1.0, 4.0), 0.0, (0.5, 2.0)), SUMS
+)
 
 
 def rows_of(num_tokens: int) -> Batch:
@@ -195,7 +232,7 @@ def test_a_stage_costs_its_part_and_two_sums_a_layer() -> None:
     for num_tokens in (1, 4, 8):
         expected = num_tokens * 1.0 + 2 * (4 / 2) * SUMS(num_tokens * 512, 8)
         assert COSTS(rows_of(num_tokens)) == pytest.approx(expected)
-    assert replace(COSTS, parts=Parts(2, 1), reductions=None)(rows_of(4)) == 4.0
+    assert replace(COSTS, parts=Parts(2, 1), reductions=None)(rows_of(4)) == 4.0 and COSTS.delay(rows_of(2)) == 1.0
 
 
 def test_costs_are_read_as_they_were_written() -> None:
@@ -285,7 +322,7 @@ def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) ->
     assert record.serving is not None and record.serving.clock == "virtual"
     requests = record.serving.traces[0].requests
     latency_s = requests.token_s[0][0] - requests.due_s[0]
-    assert latency_s == pytest.approx(costs_of_stage(rows_of(1)), rel=1e-6)
+    assert latency_s == pytest.approx(costs_of_stage(rows_of(1)) + costs_of_stage.delay(rows_of(1)), rel=1e-6)
 
 
 def test_the_timeline_of_a_pipeline_is_that_of_figure_4_6() -> None:

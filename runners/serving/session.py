@@ -213,13 +213,7 @@ class ServingSession(Session):
         seed = self.cell.conditions.seed
         shared = self.options.shared_tokens
         real = [traffic.run(server, trace, seed + i, 0, shared) for i, trace in enumerate(self.traces)]
-        stages = server.engine.num_workers
-
-        def cost(batch: Batch) -> float:
-            """Of one stage: an iteration alone goes through all of them."""
-            return table(batch) / stages
-
-        virtual = [simulated(server.scheduler, cost, trace, stages) for trace in self.traces]
+        virtual = [simulated(server.scheduler, table, trace, server.engine.num_workers) for trace in self.traces]
         return _numbers(real), _numbers(virtual)
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from results.record import Iterations, ServedRequests
 from systems.serving.batch import Batch
@@ -15,12 +16,19 @@ from .traffic import Seen
 from .workload import Arrival
 
 
-def simulated(scheduler: Scheduler, cost: Callable[[Batch], float], trace: Sequence[Arrival], num_workers: int = 1) -> Seen:
+class Costs(Protocol):
+    """What an engine's iterations cost: CostTable and StageCosts are."""
+
+    def __call__(self, batch: Batch) -> float: ...
+    def delay(self, batch: Batch) -> float: ...
+
+
+def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_workers: int = 1) -> Seen:
     """What a client would see. No token is computed.
 
     Args:
         scheduler: with no request.
-        cost: seconds that a stage takes for a batch.
+        costs: seconds that a stage takes for a batch, and that its return takes then.
         trace: each request is sent when it is due.
         num_workers: stages of the pipeline.
     """
@@ -32,7 +40,8 @@ def simulated(scheduler: Scheduler, cost: Callable[[Batch], float], trace: Seque
             token_s[delivery.request_id] += [now_s] * len(delivery.tokens)
 
     requests = [Request(i, (i,) * a.prompt_tokens, a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
-    served = serve(scheduler, SimulatedEngine(clock, cost, num_workers), Listed(requests), deliver, clock).iterations
+    engine = SimulatedEngine(clock, costs, num_workers, delay=costs.delay)
+    served = serve(scheduler, engine, Listed(requests), deliver, clock).iterations
     first: dict[int, float] = {}
     for iteration in served:
         for row in iteration.batch.rows:

@@ -1,4 +1,8 @@
-"""What an engine's iterations cost, measured: all that a simulated engine knows of it."""
+"""What an engine's iterations cost, measured: all that a simulated engine knows of it.
+
+Two numbers tell an iteration: how long a stage is taken by it, measured with another waiting behind it, and how much later
+its tokens are there. What a host does before and after kernels is in the second, so it is hidden where iterations overlap.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 from .batch import Batch, Row
 from .engine import Engine
@@ -26,23 +31,30 @@ class CostTable:
 
     Args:
         tokens: of measured iterations, ascending.
-        seconds: of each, without the part of its places.
+        seconds: that each takes a stage, without the part of its places.
         place_s: of each filled place of each row.
+        delays: seconds of each from the last stage's end to its tokens; () where there are none.
     """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     place_s: float
+    delays: tuple[float, ...] = ()
 
     def __call__(self, batch: Batch) -> float:
-        return self._of_tokens(batch.num_tokens) + self.place_s * places_of(batch)
+        """Seconds that an iteration takes a stage."""
+        return self._between(self.seconds, batch.num_tokens) + self.place_s * places_of(batch)
 
-    def _of_tokens(self, count: int) -> float:
-        """On the line through the two measured numbers beside it; beyond the last on the last two's."""
+    def delay(self, batch: Batch) -> float:
+        """Seconds from the last stage's end to an iteration's tokens, while which the next one may run."""
+        return max(self._between(self.delays, batch.num_tokens), 0.0) if self.delays else 0.0
+
+    def _between(self, values: Sequence[float], count: int) -> float:
+        """On the line through the two measured values beside a number of tokens; beyond the last on the last two's."""
         if len(self.tokens) == 1:
-            return self.seconds[0]
+            return values[0]
         at = min(max(bisect_right(self.tokens, count), 1), len(self.tokens) - 1)
-        (low, begin), (high, end) = ((self.tokens[i], self.seconds[i]) for i in (at - 1, at))
+        (low, begin), (high, end) = ((self.tokens[i], values[i]) for i in (at - 1, at))
         return begin + (end - begin) * (count - low) / (high - low)
 
 
@@ -55,7 +67,7 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
     """The costs of an engine that has nothing to do. Its keys and values are overwritten.
 
     Args:
-        engine: a whole one; what a stage of a pipeline costs is not seen.
+        engine: with as many stages as it has; each is taken to cost what the slowest does.
         num_slots: of its cache.
         num_positions: the longest sequence.
         max_batch_size: rows of the largest iteration of increments.
@@ -69,25 +81,53 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
     kinds = [mix for mix in (*mixes, *prompts) if sum(a + b for a, b in mix) + len(mix) * block_size <= num_slots]
     count = max((n for n in rows if n * (longest + block_size) <= num_slots), default=1)
     long, short = (_batch([(length - 1, 1)] * count, block_size) for length in (longest, min(LITTLE, longest)))
-    slope = (seconds_of(engine, long) - seconds_of(engine, short)) / max(places_of(long) - places_of(short), 1)
+    slope = (seconds_of(engine, long).stage - seconds_of(engine, short).stage) / max(places_of(long) - places_of(short), 1)
     place_s = max(slope, 0.0)
-    by_tokens: dict[int, float] = {}
+    by_tokens: dict[int, Seconds] = {}
     for mix in kinds:
         batch = _batch(mix, block_size)
-        by_tokens.setdefault(batch.num_tokens, max(seconds_of(engine, batch) - place_s * places_of(batch), 0.0))
+        if batch.num_tokens not in by_tokens:
+            of_batch = seconds_of(engine, batch)
+            by_tokens[batch.num_tokens] = Seconds(max(of_batch.stage - place_s * places_of(batch), 0.0), of_batch.delay)
     tokens = tuple(sorted(by_tokens))
-    return CostTable(tokens, _ascending([by_tokens[count] for count in tokens]), place_s)
+    seconds = _ascending([by_tokens[count].stage for count in tokens])
+    return CostTable(tokens, seconds, place_s, tuple(by_tokens[count].delay for count in tokens))
 
 
-def seconds_of(engine: Engine, batch: Batch) -> float:
-    """Median seconds from the submission of an iteration to its tokens."""
-    times = []
-    for _ in range(WARM + SAMPLES):
-        begin = perf_counter()
+class Seconds(NamedTuple):
+    """Of an iteration.
+
+    Args:
+        stage: that it takes a stage.
+        delay: from the last stage's end to its tokens.
+    """
+
+    stage: float
+    delay: float
+
+
+def seconds_of(engine: Engine, batch: Batch) -> Seconds:
+    """Medians of one iteration alone, and of one that has another behind it at every stage."""
+    alone_s = median(_alone(engine, batch) for _ in range(WARM + SAMPLES))
+    for _ in range(engine.num_workers):
+        engine.submit(batch)
+    returns_s = []
+    for _ in range(1 + WARM + SAMPLES):
         engine.submit(batch)
         engine.collect()
-        times.append(perf_counter() - begin)
-    return median(times[WARM:])
+        returns_s.append(perf_counter())
+    for _ in range(engine.num_workers):
+        engine.collect()
+    stage_s = min(median(after - before for before, after in pairwise(returns_s[WARM:])), alone_s)
+    return Seconds(stage_s, max(alone_s - engine.num_workers * stage_s, 0.0))
+
+
+def _alone(engine: Engine, batch: Batch) -> float:
+    """Seconds from the submission of an iteration to its tokens."""
+    begin = perf_counter()
+    engine.submit(batch)
+    engine.collect()
+    return perf_counter() - begin
 
 
 def _ascending(values: Sequence[float]) -> tuple[float, ...]:

@@ -53,12 +53,19 @@ class SimulatedEngine(Engine):
         cost: seconds that one stage takes for a batch.
         num_workers: stages.
         tokens: an engine that computes the tokens; without one every token is 0.
+        delay: seconds from a batch's end in the last stage to its return, while which that stage may have the next.
     """
 
     def __init__(
-        self, clock: VirtualClock, cost: Callable[[Batch], float], num_workers: int = 1, tokens: Engine | None = None
+        self,
+        clock: VirtualClock,
+        cost: Callable[[Batch], float],
+        num_workers: int = 1,
+        tokens: Engine | None = None,
+        delay: Callable[[Batch], float] = lambda batch: 0.0,
     ):
-        self.clock, self.cost, self.num_workers, self.tokens = clock, cost, num_workers, tokens
+        self.clock, self.cost, self.num_workers, self.tokens, self.delay = clock, cost, num_workers, tokens, delay
+        self.returned_s = 0.0  # when the last batch returns
         self.free_s = [0.0] * num_workers  # when each stage has nothing more to do
         self.flights: deque[tuple[float, Returned]] = deque()
 
@@ -70,11 +77,12 @@ class SimulatedEngine(Engine):
         cost_s, moment = self.cost(batch), self.clock.now()
         for stage, free_s in enumerate(self.free_s):
             moment = self.free_s[stage] = max(moment, free_s) + cost_s
+        self.returned_s = max(moment + self.delay(batch), self.returned_s)  # in the order of submission
         returned = Returned(batch, [0] * len(batch.rows))
         if self.tokens is not None:
             self.tokens.submit(batch)
             returned = self.tokens.collect()
-        self.flights.append((moment, returned))
+        self.flights.append((self.returned_s, returned))
 
     def next_s(self) -> float | None:
         """When the next batch returns."""

@@ -52,6 +52,10 @@ class StageCosts:
             seconds += SUMS * num_layers * self.reductions(batch.num_tokens * self.token_bytes, self.parts.tensor)
         return seconds
 
+    def delay(self, batch: Batch) -> float:
+        """Seconds from the last stage's end to an iteration's tokens: those of the part."""
+        return self.table.delay(batch)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
@@ -60,7 +64,9 @@ class StageCosts:
         """Raises ValueError, KeyError, TypeError for something else."""
         fields = json.loads(text)
         table, sums = fields["table"], fields["reductions"]
-        fields["table"] = CostTable(tuple(table["tokens"]), tuple(table["seconds"]), table["place_s"])
+        fields["table"] = CostTable(
+            tuple(table["tokens"]), tuple(table["seconds"]), table["place_s"], tuple(table["delays"])
+        )
         fields["reductions"] = sums and Reductions(sums["degree"], tuple(sums["num_bytes"]), tuple(sums["seconds"]))
         return cls(**fields | {"parts": Parts(**fields["parts"]), "shape": tuple(fields["shape"])})
 
