@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import socket
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
 
 import systems
+from conf import Value
 from models import BadModel
 from models.decoders import load_decoder
 from models.gpt import GPT, made
@@ -453,16 +454,55 @@ def test_a_simulated_trace_is_seen_as_arithmetic_says() -> None:
 
 
 def test_both_clocks_serve_the_same_traces() -> None:
-    session = of_cell("simulation", ServingSession, repeats=2)
+    session = of_cell("simulation", ServingSession, repeats=2, rate=30.0, rates="20")
     (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "simulation")
     part = measurement.measure(session)
-    assert (
-        isinstance(part, Measured) and len(part.samples["throughput_real"]) == len(part.samples["throughput_simulated"]) == 2
-    )
-    assert all(quantity.source for quantity in part.quantities if "real" not in quantity.name)
-    closed = of_cell("simulation", ServingSession, concurrency=2)
-    with pytest.raises(BadOption, match=r"takes no runner\.concurrency"):
-        closed.both_clocks()
+    assert isinstance(part, Measured) and part.samples["rate"] == (20.0, 20.0, 30.0, 30.0)
+    assert len(part.samples["throughput_real"]) == len(part.samples["throughput_simulated"]) == 4
+    assert all(quantity.source for quantity in part.quantities if "real_at" not in quantity.name)
+
+
+@dataclass(frozen=True)
+class Clocked:
+    rate: float
+    real_throughput: float
+    virtual_throughput: float
+    real_ms: float | None
+    virtual_ms: float | None
+
+
+def test_a_simulation_is_as_near_as_its_farthest_ratio() -> None:
+    """Of medians at each rate; a latency that one clock does not have is compared with nothing."""
+
+    class Session:
+        def both_clocks(self) -> list[Clocked]:
+            slow = [Clocked(5.0, 4.0, 4.4, 10.0, 9.0), Clocked(5.0, 2.0, 2.2, 10.0, 9.0)]
+            return [*slow, Clocked(9.0, 8.0, 7.9, None, 3.0)]
+
+    (measurement,) = (m for m in plan(choose("runner", "simulation")).measurements if m.name == "simulation")
+    part = measurement.measure(Session())  # type: ignore[arg-type]
+    assert isinstance(part, Measured)
+    values = {quantity.name: quantity.value for quantity in part.quantities}
+    assert values["throughput_ratio"] == pytest.approx(1.1) and values["normalized_ratio"] == pytest.approx(0.9)
+    assert values["throughput_real_at_5"] == 3.0 and values["throughput_simulated_at_9"] == 7.9
+    assert values["normalized_real_at_9"] is None and len(part.samples["normalized_real"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"concurrency": 2}, r"takes no runner\.concurrency"),
+        ({"rates": "5 none"}, "none is not a positive number"),
+        ({"rates": "0"}, "0 is not a positive number"),
+        ({"rates": "5", "trace": "FILE"}, r"takes no runner\.rates"),
+    ],
+)
+def test_a_simulation_knows_when_requests_come(changed: dict[str, Value], says: str, tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,3,4\n")
+    options = {key: str(file) if value == "FILE" else value for key, value in changed.items()}
+    with pytest.raises(BadRequest, match=says):
+        plan(choose("runner", "simulation", **OPTIONS | options))
 
 
 def test_prompts_begin_alike_where_that_is_asked_for() -> None:

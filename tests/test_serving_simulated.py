@@ -57,7 +57,7 @@ def made(workload: Sequence[tuple[int, int, float]]) -> list[Request]:
 def simulated(
     scheduler: Scheduler,
     requests: list[Request],
-    cost: Callable[[Batch], float],
+    cost: LinearCost,
     workers: int = 1,
     tokens: LocalEngine | None = None,
 ) -> tuple[Course, dict[int, list[float]]]:
@@ -174,7 +174,7 @@ def test_a_stage_and_the_way_back_are_told_apart(workers: int, monkeypatch: pyte
     """Of an engine whose stages take 4 s, and whose tokens are there 1.5 s after the last one's end."""
     clock = VirtualClock()
     monkeypatch.setattr(costs, "perf_counter", clock.now)
-    engine = SimulatedEngine(clock, LinearCost(4.0), workers, delay=lambda batch: 1.5)
+    engine = SimulatedEngine(clock, LinearCost(4.0, delay_s=1.5), workers)
     assert costs.seconds_of(engine, rows_of(1)) == pytest.approx((4.0, 1.5))
     assert engine.num_in_flight == 0
 
@@ -185,7 +185,7 @@ def test_what_follows_an_iteration_is_hidden_where_two_are_in_flight() -> None:
     def ends_s(**options: bool) -> list[float]:
         scheduler = IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 1, **options)
         clock = VirtualClock()
-        engine = SimulatedEngine(clock, LinearCost(1.0), delay=lambda batch: 0.25)
+        engine = SimulatedEngine(clock, LinearCost(1.0, delay_s=0.25))
         requests = Listed([Request(i, (1,), 3, 0.0) for i in range(2)])
         return [i.end_s for i in serve(scheduler, engine, requests, lambda deliveries, now_s: None, clock).iterations]
 
@@ -196,7 +196,7 @@ def test_what_follows_an_iteration_is_hidden_where_two_are_in_flight() -> None:
 def test_batches_return_in_the_order_of_their_submission() -> None:
     """Where the first takes longer to come back than the second takes in all."""
     clock = VirtualClock()
-    engine = SimulatedEngine(clock, LinearCost(0.0, 1.0), delay=lambda batch: 9.0 if batch.num_tokens == 2 else 0.0)
+    engine = SimulatedEngine(clock, CostTable((1, 2), (1.0, 2.0), 0.0, (0.0, 9.0)))
     for num_tokens in (2, 1):
         engine.submit(rows_of(num_tokens))
     returned = [(len(engine.collect().tokens), clock.now()) for _ in range(2)]

@@ -99,6 +99,36 @@ class CapacityOptions:
 
 
 @dataclass(frozen=True)
+class SimulationOptions(ServingOptions):
+    """rates: arrivals a second of further traces, blanks between them; None for those of `rate` alone."""
+
+    rates: str | float | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.concurrency:
+            raise BadRequest("runner=simulation knows when requests come: it takes no runner.concurrency")
+        if self.rates is not None and self.trace is not None:
+            raise BadRequest("a trace has its rate: runner.trace takes no runner.rates")
+        for text in self._rate_texts:
+            try:
+                is_rate = is_positive(float(text))
+            except ValueError:
+                is_rate = False
+            if not is_rate:
+                raise BadRequest(f"runner.rates={self.rates}: {text} is not a positive number")
+
+    @property
+    def _rate_texts(self) -> tuple[str, ...]:
+        return () if self.rates is None else tuple(str(self.rates).split())
+
+    @property
+    def all_rates(self) -> tuple[float, ...]:
+        """Each once, ascending."""
+        return tuple(sorted({self.rate, *map(float, self._rate_texts)}))
+
+
+@dataclass(frozen=True)
 class SimulatedOptions(ServingOptions):
     """costs: a file of runner=iteration_costs, which is needed. reductions: another, of two GPUs, for sums; or None."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -35,7 +35,7 @@ from systems.serving.system import AnyServingSystem, Server, ServingSystem
 from . import metrics, traffic
 from .capacity import Tried
 from .correctness import Trial, compared, compared_peer, trials
-from .options import EngineOptions, ServingOptions
+from .options import EngineOptions, ServingOptions, SimulationOptions
 from .parted import Parted, parted
 from .simulation import simulated
 from .traffic import Seen
@@ -196,25 +196,28 @@ class ServingSession(Session):
         seed = self.cell.conditions.seed
         trace = replace(self.options, rate=rate).trace_of(seed)
         seen = traffic.run(self.server, trace, seed, 0, self.options.shared_tokens)
-        is_stable = metrics.is_stable(seen.requests, 0)
-        normalized_ms = median(metrics.latencies_ms(seen)["normalized"]) if is_stable else None
-        return Tried(rate, normalized_ms, metrics.request_throughput(seen))
+        return Tried(rate, _normalized_ms(seen), metrics.request_throughput(seen))
 
-    def both_clocks(self) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
-        """Throughput of each trace, and median normalized latency of each that is stable; real ones, and simulated ones."""
-        if self.options.concurrency:
-            raise BadOption("runner=simulation knows when requests come: it takes no runner.concurrency")
+    def both_clocks(self) -> tuple[ClockedTrace, ...]:
+        """Every trace of each rate for real, and under a virtual clock with the costs of this engine's iterations."""
+        options = options_of(SimulationOptions, self.cell.runner)
+        assert isinstance(options, SimulationOptions)
         self.phase("measuring iterations")
         server = self.server
         if not isinstance(server, Server):
             raise BadOption(f"runner=simulation has our schedulers alone: system={self.cell.system.choice} has its own")
         block_size = int(self.cell.system.options.get("block_size") or 0)
         table = costs.measured(server.engine, *server.bounds[:2], self.serving_system.max_batch_size, block_size)
-        seed = self.cell.conditions.seed
-        shared = self.options.shared_tokens
-        real = [traffic.run(server, trace, seed + i, 0, shared) for i, trace in enumerate(self.traces)]
-        virtual = [simulated(server.scheduler, table, trace, server.engine.num_workers) for trace in self.traces]
-        return _numbers(real), _numbers(virtual)
+        clocked = []
+        for rate in options.all_rates:
+            for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):
+                self.phase(f"serving: {rate:.3g} requests a second")
+                trace = replace(options, rate=rate).trace_of(seed)
+                real = traffic.run(server, trace, seed, 0, options.shared_tokens)
+                virtual = simulated(server.scheduler, table, trace, server.engine.num_workers)
+                throughputs = metrics.request_throughput(real), metrics.request_throughput(virtual)
+                clocked.append(ClockedTrace(rate, *throughputs, _normalized_ms(real), _normalized_ms(virtual)))
+        return tuple(clocked)
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         """Normalized latency of one request alone, the median of a few."""
@@ -223,12 +226,25 @@ class ServingSession(Session):
         return median(metrics.latencies_ms(seen)["normalized"])
 
 
-def _numbers(seen: Sequence[Seen]) -> dict[str, tuple[float, ...]]:
-    stable = [s for s in seen if metrics.is_stable(s.requests, 0)]
-    return {
-        "throughput": tuple(metrics.request_throughput(s) for s in seen),
-        "normalized": tuple(median(metrics.latencies_ms(s)["normalized"]) for s in stable),
-    }
+@dataclass(frozen=True)
+class ClockedTrace:
+    """One trace under two clocks.
+
+    Args:
+        rate: of arrivals, requests a second.
+        real_throughput, virtual_throughput: requests finished a second.
+        real_ms, virtual_ms: median normalized latencies; None where requests came faster than they were finished.
+    """
+
+    rate: float
+    real_throughput: float
+    virtual_throughput: float
+    real_ms: float | None
+    virtual_ms: float | None
+
+
+def _normalized_ms(seen: Seen) -> float | None:
+    return median(metrics.latencies_ms(seen)["normalized"]) if metrics.is_stable(seen.requests, 0) else None
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from results.record import Iterations, ServedRequests
-from systems.serving.batch import Batch
 from systems.serving.loop import Listed, serve
 from systems.serving.request import Delivery, Request
 from systems.serving.scheduler import Scheduler
-from systems.serving.simulated import SimulatedEngine, VirtualClock
+from systems.serving.simulated import Costs, SimulatedEngine, VirtualClock
 
 from .traffic import Seen
 from .workload import Arrival
-
-
-class Costs(Protocol):
-    """What an engine's iterations cost: CostTable and StageCosts are."""
-
-    def __call__(self, batch: Batch) -> float: ...
-    def delay(self, batch: Batch) -> float: ...
 
 
 def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_workers: int = 1) -> Seen:
@@ -28,7 +19,7 @@ def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_
 
     Args:
         scheduler: with no request.
-        costs: seconds that a stage takes for a batch, and that its return takes then.
+        costs: of its iterations.
         trace: each request is sent when it is due.
         num_workers: stages of the pipeline.
     """
@@ -40,7 +31,7 @@ def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_
             token_s[delivery.request_id] += [now_s] * len(delivery.tokens)
 
     requests = [Request(i, (i,) * a.prompt_tokens, a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
-    engine = SimulatedEngine(clock, costs, num_workers, delay=costs.delay)
+    engine = SimulatedEngine(clock, costs, num_workers)
     served = serve(scheduler, engine, Listed(requests), deliver, clock).iterations
     first: dict[int, float] = {}
     for iteration in served:

@@ -12,7 +12,7 @@ from systems.base import Unsupported
 from systems.serving.batch import Batch
 from systems.serving.loop import Listed
 from systems.serving.request import Request
-from systems.serving.simulated import SimulatedEngine, VirtualClock
+from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
 from systems.serving.system import ServingSystem
 
 from .session import system_of
@@ -27,7 +27,7 @@ class Watched(SimulatedEngine):
     """Notes when each stage has which batch. bars: of all stages."""
 
     def __init__(self, clock: VirtualClock, num_workers: int):
-        super().__init__(clock, lambda batch: STAGE_S, num_workers)
+        super().__init__(clock, LinearCost(STAGE_S), num_workers)
         self.bars: list[Bar] = []
 
     def submit(self, batch: Batch) -> None:

@@ -6,25 +6,42 @@ Invariant: with the costs of a real engine's iterations the batches are that eng
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from .batch import Batch
 from .engine import Engine, Returned
 from .loop import Clock, Inbox
 
 
+class Costs(Protocol):
+    """What iterations cost."""
+
+    def __call__(self, batch: Batch) -> float:
+        """Seconds that a batch takes a stage."""
+
+    def delay(self, batch: Batch) -> float:
+        """Seconds from a batch's end in the last stage to its return, while which that stage may have the next."""
+
+
 @dataclass(frozen=True)
 class LinearCost:
-    """Seconds of an iteration: a part that any has, one for each token, and one for each place that tokens attend to."""
+    """Seconds of an iteration: a part that any has, one for each token, and one for each place that tokens attend to.
+
+    delay_s: of every return.
+    """
 
     fixed_s: float
     token_s: float = 0.0
     context_s: float = 0.0
+    delay_s: float = 0.0
 
     def __call__(self, batch: Batch) -> float:
         num_places = sum(row.num_context for row in batch.rows)
         return self.fixed_s + self.token_s * batch.num_tokens + self.context_s * num_places
+
+    def delay(self, batch: Batch) -> float:
+        return self.delay_s
 
 
 class VirtualClock(Clock):
@@ -50,21 +67,13 @@ class SimulatedEngine(Engine):
 
     Args:
         clock: that of the loop.
-        cost: seconds that one stage takes for a batch.
+        costs: of its batches.
         num_workers: stages.
         tokens: an engine that computes the tokens; without one every token is 0.
-        delay: seconds from a batch's end in the last stage to its return, while which that stage may have the next.
     """
 
-    def __init__(
-        self,
-        clock: VirtualClock,
-        cost: Callable[[Batch], float],
-        num_workers: int = 1,
-        tokens: Engine | None = None,
-        delay: Callable[[Batch], float] = lambda batch: 0.0,
-    ):
-        self.clock, self.cost, self.num_workers, self.tokens, self.delay = clock, cost, num_workers, tokens, delay
+    def __init__(self, clock: VirtualClock, costs: Costs, num_workers: int = 1, tokens: Engine | None = None):
+        self.clock, self.costs, self.num_workers, self.tokens = clock, costs, num_workers, tokens
         self.returned_s = 0.0  # when the last batch returns
         self.free_s = [0.0] * num_workers  # when each stage has nothing more to do
         self.flights: deque[tuple[float, Returned]] = deque()
@@ -74,10 +83,10 @@ class SimulatedEngine(Engine):
         return len(self.flights)
 
     def submit(self, batch: Batch) -> None:
-        cost_s, moment = self.cost(batch), self.clock.now()
+        cost_s, moment = self.costs(batch), self.clock.now()
         for stage, free_s in enumerate(self.free_s):
             moment = self.free_s[stage] = max(moment, free_s) + cost_s
-        self.returned_s = max(moment + self.delay(batch), self.returned_s)  # in the order of submission
+        self.returned_s = max(moment + self.costs.delay(batch), self.returned_s)  # in the order of submission
         returned = Returned(batch, [0] * len(batch.rows))
         if self.tokens is not None:
             self.tokens.submit(batch)
