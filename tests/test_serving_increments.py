@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from test_serving_engine import GPU, KINDS, MODULE, NUM_SLOTS, alone, requests_of, served, telling
@@ -13,8 +11,12 @@ from models.gpt import GPT
 from models.qwen3 import Qwen3, Qwen3Shape
 from systems.base import BadOption, Prepared
 from systems.scheduling.execution.scheduled import Scheduled
+from systems.serving.attention import split
+from systems.serving.batch import Batch, Row
 from systems.serving.engine import LocalEngine
-from systems.serving.increments import CACHES
+from systems.serving.increments import CACHES, Caches, attend_increments
+from systems.serving.request import Sampling
+from systems.serving.slots import Region
 from systems.serving.system import ServingSystem
 
 SIZES = [(5, 6), (12, 3), (2, 6), (7, 5), (3, 1)]
@@ -44,16 +46,20 @@ def tokens_by(system: str, kind: str, module: GPT, attention: str = "split") -> 
     return served(scheduler, engine, requests_of(SIZES), 1), calls
 
 
-WEAVE = pytest.param("weave", "padded", marks=pytest.mark.slow)  # it searches
-
-
-@pytest.mark.parametrize(
-    ("system", "kind"),
-    [*product(("eager", "sequential", "nimble"), ("orca, asynchronous", "paged by 16", "padded")), WEAVE],
-)
+@pytest.mark.parametrize("kind", ["orca, asynchronous", "paged by 16", "padded"])
+@pytest.mark.parametrize("system", ["eager", "sequential", "nimble"])
 def test_tokens_are_the_same_whatever_executes_increments(system: str, kind: str) -> None:
-    tokens, calls = tokens_by(system, kind, MODULE)
-    assert tokens == {request.id: alone(MODULE, request) for request in requests_of(SIZES)}
+    _tokens_are_the_same(system, kind, MODULE)
+
+
+@pytest.mark.slow  # it searches
+def test_weave_executes_increments() -> None:
+    _tokens_are_the_same("weave", "padded", MODULE)
+
+
+def _tokens_are_the_same(system: str, kind: str, module: GPT) -> None:
+    tokens, calls = tokens_by(system, kind, module)
+    assert tokens == {request.id: alone(module, request) for request in requests_of(SIZES)}
     assert len(calls) >= 5 and set(calls) <= {1, 4} and 4 in calls
 
 
@@ -83,6 +89,30 @@ def test_operators_of_a_block_run_at_the_same_time() -> None:
     assert results[0] == results[1] and torch.equal(*(engine.cache for engine in engines))
     for engine in engines:
         engine.close()
+
+
+@pytest.mark.parametrize("block_size", [0, 4])
+def test_a_reference_attends_in_its_own_precision_and_leaves_the_cache(block_size: int) -> None:
+    """Rows of other lengths, one with padding: as attention over a cache in that precision."""
+    module = telling(torch.float32)
+    engine = LocalEngine(module, NUM_SLOTS, block_size, executor=systems.load("eager").prepare, max_batch_size=3)
+    caches = engine.caches[-1]
+    engine.cache.copy_(torch.randn(engine.cache.shape, generator=torch.Generator().manual_seed(0)))
+    regions = [Region((8, 24), 4, 8), Region((0,), 4, 4), Region((40, 16), 4, 8)] if block_size else [
+        Region((first,), 8, 8) for first in (8, 0, 40)
+    ]  # fmt: skip
+    rows = tuple(
+        Row(at, regions[at], begin, (1,), padding, 1, 0, Sampling())
+        for at, (begin, padding) in enumerate([(6, 0), (2, 0), (5, 3)])
+    )
+    numbers = torch.from_numpy(caches.layouts.packed(Batch(0, rows), 3)[0])
+    shape = module.shape
+    q, k, v = (torch.randn(3, shape.heads, shape.head_size, dtype=torch.float64) for _ in range(3))
+    before = engine.cache.clone()
+    wide = Caches(before.double(), split, caches.layouts, caches.sizes)
+    expected = attend_increments(q, k, v, numbers, wide.number, 1)
+    torch.testing.assert_close(attend_increments(q, k, v, numbers, caches.number, 1), expected)
+    assert torch.equal(engine.cache, before) and not torch.equal(wide.cache, before.double())
 
 
 def test_an_engines_caches_go_with_it() -> None:

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from .attention import split
 from .batch import Row
 from .layout import Layout, LayoutBuffer
 from .request import Sampling
@@ -66,13 +67,29 @@ def attend_increments(q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, caches: 
         layer: from 0.
 
     Returns:
-        As q.
+        As q. In another precision than the cache's, as of a reference, the cache stays as it is.
     """
     known = CACHES[caches]
     layout, cache = known.layout(numbers), known.cache[layer]
+    if q.dtype != cache.dtype:
+        return _in_precision_of(q, k, v, cache, layout)
     known.attention.store(k, v, cache, layout)
     output: Tensor = known.attention.attend(q, cache, layout)
     return output
+
+
+def _in_precision_of(q: Tensor, k: Tensor, v: Tensor, cache: Tensor, layout: Layout) -> Tensor:
+    """The same, over a copy of the places that are filled, one row's after another."""
+    rows, begins, filled = [], [0], []
+    for at, row in enumerate(_rows(layout)):
+        filled.append(split.filled(cache, row, layout.blocks[at], layout.block_size))
+        rows.append(row._replace(region=Region((begins[-1],), row.num_context, row.num_context)))
+        begins.append(begins[-1] + row.num_context)
+    copied = torch.cat(filled, 1).to(q.dtype)
+    slots = torch.tensor(begins[1:], device=q.device) - 1  # each row's last place is of its token
+    compact = replace(layout, slots=slots, block_size=0, rows=tuple(rows))
+    split.store(k, v, copied, compact)
+    return split.attend(q, copied, compact)
 
 
 @attend_increments.register_fake
