@@ -72,6 +72,9 @@ ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first t
     "ios/specialization": (STAGES,),
     "ios/pruning": (PRUNED,),
     "windtunnel/table5.3_nycflights13": (LEARNED,),
+    "windtunnel/table5.6_nycflights13": (LEARNED,),
+    "windtunnel/table5.5_nycflights13": (LEARNED,),
+    "windtunnel/table5.4_nycflights13": (LEARNED,),
 }
 COLOURS = {system: LOOKS[system.label].colour for system in SYSTEMS}
 
@@ -157,6 +160,7 @@ def parts() -> dict[str, str]:
         "training": tables.training(trained),
         "pipelines": tables.tuned_pipelines(everything(LEARNED)),
         "tuning": tables.tuning(everything(SPEED)),
+        "predictions": tables.predictions(everything(SPEED)),
         "schedulers": tables.side_by_side(schedulers),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "launch orders": tables.launch_orders(launched),

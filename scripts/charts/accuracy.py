@@ -34,7 +34,7 @@ def draw_gain(measured: Selection) -> Chart:
         measured,
         "gain",
         "AUC over the pipeline's",
-        "AUC over that of the pipeline that was tuned",
+        "AUC over that of the pipeline",
         "The mean over seeds of the difference to the pipeline itself on the same test rows, with DeLong's 95 % interval of "
         "paired scores. At 0 nothing is gained.",
         dot,
