@@ -205,19 +205,20 @@ NUMBERS = st.integers(-3, 9)
 WIDE = st.sampled_from([-(2**63), -1, 0, 5, MOST_DIRECT, 2**62, 2**63 - 1])
 
 
-@given(st.data(), st.sampled_from([WORDS, NUMBERS, WIDE]), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_places_are_those_of_a_dictionary(data: st.DataObject, values: st.SearchStrategy, is_categorical: bool) -> None:
-    """Of words, of numbers that are looked up without a hash and with one, as they are and as a Categorical."""
+@given(st.data(), st.sampled_from([WORDS, NUMBERS, WIDE]), st.sampled_from([None, "category", "str"]))
+@settings(max_examples=200, deadline=None)
+def test_places_are_those_of_a_dictionary(data: st.DataObject, values: st.SearchStrategy, form: str | None) -> None:
+    """Of words, of numbers looked up without a hash and with one; as they are, as a Categorical, as strings of pandas."""
     is_word = values is WORDS
     categories = data.draw(st.lists(values, min_size=1, max_size=6, unique_by=repr))
     column = data.draw(st.lists(values, min_size=1, max_size=20))
     rows = {repr(category): place + 1 for place, category in enumerate(categories)}
     dtype = object if is_word else np.int64
     places = Places(np.array(categories, dtype=dtype))
-    series = pd.Series(np.array(column, dtype=dtype))
+    series = pd.Series(np.array(column, dtype=dtype), dtype=dtype)
+    of_form = series if form is None or (form == "str" and not is_word) else series.astype(form)
     for _ in range(2):  # a Categorical's table is kept
-        looked_up = places((series.astype("category") if is_categorical else series).array)
+        looked_up = places(of_form.array)
         assert looked_up.tolist() == [rows.get(repr(value), 0) if repr(value) != "nan" or is_word else 0 for value in column]
 
 

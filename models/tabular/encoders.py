@@ -7,7 +7,7 @@ Row 0 is of a category that the fit did not keep. An output row is these rows si
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -15,15 +15,21 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+Column: TypeAlias = NDArray[Any] | pd.api.extensions.ExtensionArray  # what raw_columns gives
 MOST_DIRECT = 2**16  # whole numbers from the least category to the greatest that are looked up without a hash
 
 
-def raw_columns(x: Any) -> list[NDArray[Any] | pd.Categorical]:
-    """The columns of a table or of a matrix: arrays, and a Categorical as it is."""
+def raw_columns(x: Any) -> list[Column]:
+    """The columns of a table or of a matrix: arrays, and as they are a Categorical and strings in Arrow's form."""
     if not hasattr(x, "iloc"):
         return list(np.asarray(x).T)
     arrays = [series.array for _, series in x.items()]
-    return [array if isinstance(array, pd.Categorical) else np.asarray(array) for array in arrays]
+    return [array if _is_in_codes(array.dtype) else np.asarray(array) for array in arrays]
+
+
+def _is_in_codes(dtype: Any) -> bool:
+    """Does pandas find the codes of such values without making an object of each?"""
+    return isinstance(dtype, pd.CategoricalDtype) or (isinstance(dtype, pd.StringDtype) and dtype.storage == "pyarrow")
 
 
 def columns_of(x: Any) -> list[NDArray[Any]]:
@@ -35,6 +41,7 @@ class Places:
     """The row of each value of a column in a table of codes: 1 + its place among the categories, 0 if it is none of them.
 
     What is hashed are the distinct values: whole numbers of a small range take no hash, values of a Categorical none again.
+    Strings that pandas keeps in Arrow's form are hashed there and become no objects.
 
     Args:
         categories: distinct.
@@ -54,7 +61,7 @@ class Places:
                 self._rows = np.zeros(high - self._low + 3, np.int64)  # one more at either end for what is outside
                 self._rows[numbers.astype(np.int64) - self._low + 1] = np.arange(1, len(numbers) + 1)
 
-    def __call__(self, column: NDArray[Any] | pd.Categorical) -> NDArray[np.int64]:
+    def __call__(self, column: Column) -> NDArray[np.int64]:
         """[B] values -> [B] rows"""
         if isinstance(column, pd.Categorical):
             if column.dtype is not self._dtype:
@@ -62,13 +69,13 @@ class Places:
                 self._by_code = self(np.asarray(pd.Categorical.from_codes(codes, dtype=column.dtype)))
                 self._dtype = column.dtype
             return self._by_code[column.codes]
+        if self._by_word and (column.dtype == object or isinstance(column.dtype, pd.StringDtype)):
+            codes, distinct = pd.factorize(column)  # nothing at all has the code -1
+            return np.array([*(self._by_word.get(value, 0) for value in np.asarray(distinct)), 0])[codes]
         values = np.asarray(column)
         if values.dtype.kind == "i" and len(self._rows):
-            inside = np.clip(values.astype(np.int64, copy=False), self._low - 1, self._low + len(self._rows) - 2)
-            return self._rows[inside - (self._low - 1)]
-        if values.dtype == object and self._by_word:
-            codes, distinct = pd.factorize(values)  # nothing at all has the code -1
-            return np.array([*(self._by_word.get(value, 0) for value in distinct), 0])[codes]
+            # A difference that overflows is inside for no value that is not.
+            return self._rows.take(values.astype(np.int64, copy=False) - (self._low - 1), mode="clip")
         if values.dtype == object:
             codes, distinct = pd.factorize(values, use_na_sentinel=False)
             return self._hashed(distinct)[codes]
@@ -107,18 +114,18 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
         counts = counts[counts >= self.min_count]
         return np.asarray(counts.sort_index(key=lambda index: index.astype(str)).index)
 
-    def _validated(self, x: Any, *, reset: bool) -> list[NDArray[Any]]:
+    def _validated(self, x: Any, *, reset: bool) -> Any:
+        """A table, or a matrix as an array."""
         if not hasattr(x, "iloc"):
             x = np.asarray(x)
             if x.ndim != 2:
                 raise ValueError(f"{type(self).__name__} takes a table of rows and columns, not {x.ndim} dimensions")
         validate_data(self, x, reset=reset, skip_check_array=True)
-        return columns_of(x)
+        return x
 
     def fit(self, x: Any, y: Any = None) -> Self:
         """Find the categories of each column, and their codes."""
-        columns = self._validated(x, reset=True)
-        self._keep(columns)
+        self._keep(columns_of(self._validated(x, reset=True)))
         self.codes_ = [np.concatenate([self._absent(len(c)), self._codes(c)]) for c in self.categories_]
         return self
 
@@ -133,8 +140,7 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
     def transform(self, x: Any) -> NDArray[np.float64]:
         """[B, columns] -> [B, sum of widths]"""
         check_is_fitted(self)
-        self._validated(x, reset=False)
-        columns = raw_columns(x if hasattr(x, "iloc") else np.asarray(x))
+        columns = raw_columns(self._validated(x, reset=False))
         coded = [codes[places(column)] for places, codes, column in zip(self.places_, self.codes_, columns, strict=True)]
         return np.concatenate(coded, 1)
 
@@ -188,7 +194,7 @@ class OnlineTargetEncoder(CategoryEncoder):
     def _online(self, x: Any, y: Any) -> NDArray[np.float64]:
         if y is None:
             raise ValueError("OnlineTargetEncoder needs y: it encodes a category by the target's mean")
-        columns = self._validated(x, reset=True)
+        columns = columns_of(self._validated(x, reset=True))
         target = np.asarray(y, dtype=np.float64)
         mean = target.mean()
         self._keep(columns)
