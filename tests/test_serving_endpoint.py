@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import signal
 import subprocess
 import time
@@ -30,7 +31,8 @@ from systems.serving.system import AnyServingSystem
 pytest.importorskip("aiohttp", reason="the endpoint needs aiohttp")
 openai = pytest.importorskip("openai", reason="it is tested with OpenAI's client")
 
-from runners.serving.endpoint import BadBody, Completion, _first, _unsure  # noqa: E402
+from runners.serving.completion import BadBody, Completion  # noqa: E402
+from runners.serving.endpoint import _first, _unsure  # noqa: E402
 
 START_S, SOON_S = 120.0, 20.0
 MODEL = ["model=gpt", "model.layers=1", "model.hidden=64", "model.heads=2", "device=cpu", "precision=fp32"]
@@ -108,6 +110,23 @@ def test_a_stream_is_the_whole_answer_in_pieces(running: Running) -> None:
     )
 
 
+def test_answers_at_the_same_time_have_ids_of_their_own(running: Running) -> None:
+    """Every piece of a stream has the id of its stream, whatever comes meanwhile; its last one counts the tokens."""
+    parameters = {"model": "gpt", "max_tokens": 40, "stream": True, "stream_options": {"include_usage": True}}
+    streams = [iter(running.client.completions.create(prompt=prompt, **parameters)) for prompt in ("ab", ["c", "de"])]
+    pieces: list[list[openai.types.Completion]] = [[], []]
+    for number in (0, 1):
+        pieces[number].append(next(streams[number]))
+    other = running.client.completions.create(model="gpt", prompt="f", max_tokens=1)
+    for number in (0, 1):
+        pieces[number] += streams[number]
+    ids = [{piece.id for piece in of} for of in pieces]
+    assert all(len(of) == 1 for of in ids) and len(ids[0] | ids[1] | {other.id}) == 3
+    usages = [of[-1].usage for of in pieces]
+    assert [(u.prompt_tokens, u.completion_tokens) for u in usages if u] == [(2, 40), (3, 80)]
+    assert all(of[-1].choices == [] for of in pieces) and all(piece.usage is None for piece in pieces[0][:-1])
+
+
 def test_our_load_reaches_any_endpoint_by_its_address(running: Running) -> None:
     """system=endpoint against a server: its tokens are those of the model there."""
     module = load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2)
@@ -160,6 +179,12 @@ def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
         ({"prompt": "a", "stop": [""]}, "stop="),
         ({"prompt": "a", "temperature": -1}, "temperature=-1"),
         ({"prompt": "a", "seed": 2**64}, "is not an integer of 64 bits"),
+        ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty=0.5 is not served"),
+        ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias="),
+        ({"prompt": "a", "extra_body": {"top_k": 5}}, "top_k=5 is not served"),
+        ({"prompt": "a", "extra_body": {"ignore_eos": "no"}}, "ignore_eos='no' is neither true nor false"),
+        ({"prompt": "a", "extra_body": {"stream": "yes"}}, "stream='yes' is neither true nor false"),
+        ({"prompt": "a", "extra_body": {"stream_options": 3}}, "stream_options=3"),
     ],
 )
 def test_a_body_that_asks_for_what_cannot_be_is_told_so(running: Running, body: dict[str, object], words: str) -> None:
@@ -170,16 +195,24 @@ def test_a_body_that_asks_for_what_cannot_be_is_told_so(running: Running, body: 
 
 
 def test_a_body_too_large_and_one_that_is_no_json_are_refused(running: Running) -> None:
-    for body, status in ((b"x" * 100, 400), (b"[1]", 400), (b'{"prompt":"%b"}' % (b"x" * (9 << 20)), 413)):
+    large, other = b'{"prompt":"%b"}' % (b"x" * (9 << 20)), b'{"prompt": "a", "model": "gpt_13b"}'
+    for body, status in ((b"x" * 100, 400), (b"[1]", 400), (large, 413), (other, 404)):
         connection = http.client.HTTPConnection(urlsplit(running.address).netloc, timeout=SOON_S)
         with contextlib.closing(connection):
             connection.request("POST", "/v1/completions", body)
-            assert connection.getresponse().status == status
+            response = connection.getresponse()
+            message = json.loads(response.read())["error"]["message"]
+            assert response.status == status and message and "\n" not in message
 
 
 def test_other_paths(running: Running) -> None:
     assert [model.id for model in running.client.models.list()] == ["gpt"]
-    assert running.get("/health")[0] == 200 and running.get("/nothing")[0] == 404
+    assert running.get("/health")[0] == 200
+    for path, status in (("/nothing", 404), ("/v1/completions", 405)):
+        answer = running.get(path)
+        assert answer[0] == status and json.loads(answer[1])["error"]["type"] == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError, match="model 'other' is not served here, which is gpt"):
+        running.client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         running.client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "a"}])
 

@@ -16,118 +16,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from systems.serving.request import Delivery, Request, Sampling, refusal
+from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
 
 from .bridge import Bridge, Stopped
-from .text import Bytes, Text
+from .completion import BYTES, BadBody, Completion
+from .text import Text
 
 MOST_BYTES = 8 * 2**20  # of a request's body
-NOT_SERVED = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None}  # and the value that is no wish
-
-
-BYTES = Bytes()
-
-
-class BadBody(ValueError):
-    """The body asks for what cannot be; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What a body asks for.
-
-    Args:
-        prompts: token ids of each.
-        max_tokens: to generate.
-        sampling: of every prompt.
-        stops: texts that end the generation, without being part of it.
-        is_streaming: tokens go to the client as they come.
-        is_chat: the answer is a message.
-        stop_tokens: ids that end the generation.
-    """
-
-    prompts: tuple[tuple[int, ...], ...]
-    max_tokens: int
-    sampling: Sampling
-    stops: tuple[str, ...]
-    is_streaming: bool
-    is_chat: bool = False
-    stop_tokens: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(cls, body: object, text: Text = BYTES, room: int | None = None) -> Completion:
-        """What a body asks for. Raises BadBody.
-
-        Args:
-            body: as JSON has it.
-            text: the model's.
-            room: tokens of a conversation and its answer; None where the body is no conversation.
-        """
-        if not isinstance(body, dict):
-            raise BadBody("the body is not a JSON object")
-        for key, usual in NOT_SERVED.items():
-            if body.get(key, usual) not in (usual, None):
-                raise BadBody(f"{key}={body[key]!r} is not served here")
-        stop = body.get("stop") or ()
-        stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else None
-        if stops is None or not all(isinstance(text, str) and text for text in stops):
-            raise BadBody(f"stop={stop!r} is neither a text nor a list of texts")
-        sampling = Sampling(
-            _number(body, "temperature", 1.0), _number(body, "top_p", 1.0), int(_number(body, "seed", time.time_ns()))
-        )
-        prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text),)
-        usual = 16 if room is None else max(room - len(prompts[0]), 1)
-        max_tokens = body.get("max_completion_tokens") if room is not None else None
-        max_tokens = max_tokens if max_tokens is not None else body.get("max_tokens")
-        max_tokens = max_tokens if max_tokens is not None else usual
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
-            raise BadBody(f"max_tokens={max_tokens!r} is not a whole number")
-        stop_tokens = frozenset() if body.get("ignore_eos") else text.stop_tokens
-        is_streaming = bool(body.get("stream", False))
-        return cls(prompts, max_tokens, sampling, stops, is_streaming, room is not None, stop_tokens)
-
-
-def _number(body: dict[str, object], key: str, default: float) -> float:
-    value = body.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadBody(f"{key}={value!r} is not a number")
-    return value
-
-
-def _chat(messages: object, text: Text) -> tuple[int, ...]:
-    """The ids of a conversation."""
-    if not isinstance(messages, list) or not messages:
-        raise BadBody("messages is no list of messages")
-    said = []
-    for message in messages:
-        role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, dict) else (None, None)
-        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            content = "".join(str(part.get("text", "")) for part in content)
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise BadBody("a message has a role and a content, both texts")
-        said.append({"role": role, "content": content})
-    try:
-        return text.chat(said)
-    except ValueError as error:
-        raise BadBody(str(error)) from error
-
-
-def _prompts(prompt: object, text: Text) -> tuple[tuple[int, ...], ...]:
-    """A text, ids, or a list of either."""
-    if isinstance(prompt, str):
-        return (text.encoded(prompt),)
-    if isinstance(prompt, list) and prompt:
-        if all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
-            return (tuple(prompt),)
-        if all(isinstance(part, str) for part in prompt):
-            return tuple(map(text.encoded, prompt))
-        if all(isinstance(part, list) for part in prompt):
-            return tuple(_prompts(part, text)[0] for part in prompt)
-    raise BadBody("prompt is neither a text, nor token ids, nor a list of either")
 
 
 class Endpoint:
@@ -142,6 +40,7 @@ class Endpoint:
     def __init__(self, server: Server, model: str, text: Text = BYTES):
         self.server, self.model, self.text, self.created = server, model, text, int(time.time())
         self.is_draining = False
+        self.num_completions = 0
         self.error: BaseException | None = None
 
     async def run(self, listener: socket.socket, listening: Callable[[], None]) -> BaseException | None:
@@ -153,7 +52,7 @@ class Endpoint:
         """
         self.ended = asyncio.Event()
         self.bridge = Bridge(self.server, self._end)
-        application = web.Application(client_max_size=MOST_BYTES)
+        application = web.Application(client_max_size=MOST_BYTES, middlewares=[_told_as_json])
         application.add_routes(
             [
                 web.post("/v1/completions", self.completions),
@@ -199,6 +98,9 @@ class Endpoint:
         try:
             body = await http.json()
             completion = Completion.of(body, self.text, room)
+            if body.get("model", self.model) != self.model:
+                other = f"model {body['model']!r} is not served here, which is {self.model}"
+                return _refused(other, 404, "model_not_found")
         except (BadBody, json.JSONDecodeError, UnicodeDecodeError) as error:
             return _refused(str(error) if isinstance(error, BadBody) else f"the body is not JSON: {error}", 400)
         requests = [
@@ -209,18 +111,20 @@ class Endpoint:
             if reason := refusal(request, *self.server.bounds):
                 return _refused(reason, 400)
         streams = [self._pieces(request, completion.stops) for request in requests]
+        self.num_completions += 1
+        kind = "chat.completion" if completion.is_chat else "text_completion"
+        base: dict[str, object] = {"id": f"cmpl-{self.num_completions}", "object": kind, "created": int(time.time())}
+        base["model"] = self.model
         if completion.is_streaming:
-            return await self._streamed(http, streams, completion.is_chat)
+            return await self._streamed(http, streams, completion, base)
         try:
             wholes = await asyncio.gather(*map(_whole, streams))
         except Stopped as error:
             return _refused(str(error), 500)
-        num_prompt, num_new = sum(map(len, completion.prompts)), sum(len(whole.tokens) for whole in wholes)
-        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
         chosen = _message if completion.is_chat else _choice
         choices = [chosen(i, whole) for i, whole in enumerate(wholes)]
-        kind = "chat.completion" if completion.is_chat else "text_completion"
-        return web.json_response(self._document(choices, kind) | {"usage": usage})
+        usage = _usage(completion, sum(len(whole.tokens) for whole in wholes))
+        return web.json_response(base | {"choices": choices, "usage": usage})
 
     async def _pieces(self, request: Request, stops: Sequence[str]) -> AsyncGenerator[Piece, None]:
         """What comes of a request. Where its client goes away, or a stop text comes, the request is cancelled."""
@@ -249,33 +153,39 @@ class Endpoint:
             self.bridge.give_up(request.id)
 
     async def _streamed(
-        self, http: web.Request, streams: list[AsyncGenerator[Piece, None]], is_chat: bool
+        self,
+        http: web.Request,
+        streams: list[AsyncGenerator[Piece, None]],
+        completion: Completion,
+        base: dict[str, object],
     ) -> web.StreamResponse:
-        """Server-sent events, one for each piece of any choice."""
+        """Server-sent events, one for each piece of any choice. base: what all of them have."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(http)
+        num_new = 0
+        if completion.is_chat:
+            base = base | {"object": "chat.completion.chunk"}
 
         async def send(document: dict[str, object] | str) -> None:
             text = document if isinstance(document, str) else json.dumps(document)
             await response.write(f"data: {text}\n\n".encode())
 
         async def forward(index: int, stream: AsyncGenerator[Piece, None]) -> None:
+            nonlocal num_new
             async with aclosing(stream):
                 async for piece in stream:
-                    choice = _delta(index, piece) if is_chat else _choice(index, piece)
-                    await send(self._document([choice], "chat.completion.chunk" if is_chat else "text_completion"))
+                    num_new += len(piece.tokens)
+                    await send(base | {"choices": [(_delta if completion.is_chat else _choice)(index, piece)]})
 
         try:
             await asyncio.gather(*(forward(index, stream) for index, stream in enumerate(streams)))
+            if completion.has_usage:
+                await send(base | {"choices": [], "usage": _usage(completion, num_new)})
         except Stopped as error:
             await send({"error": {"message": str(error), "type": "server_error"}})
         await send("[DONE]")
         await response.write_eof()
         return response
-
-    def _document(self, choices: Sequence[dict[str, object]], kind: str) -> dict[str, object]:
-        document: dict[str, object] = {"id": f"cmpl-{self.bridge.num_requests}", "object": kind}
-        return document | {"created": int(time.time()), "model": self.model, "choices": list(choices)}
 
     async def models(self, http: web.Request) -> web.StreamResponse:
         """GET /v1/models."""
@@ -349,6 +259,20 @@ def _unsure(text: str, stops: Sequence[str]) -> int:
     return max(*halves, len(text) - len(text.rstrip("\ufffd")), 0, 0)
 
 
-def _refused(message: str, status: int) -> web.Response:
-    kind = "invalid_request_error" if status == 400 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)
+def _usage(completion: Completion, num_new: int) -> dict[str, int]:
+    num_prompt = sum(map(len, completion.prompts))
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+
+
+def _refused(message: str, status: int, code: str | None = None) -> web.Response:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
+
+
+@web.middleware
+async def _told_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A path that is not there, a wrong method and a body too large are refused as all else is."""
+    try:
+        return await handler(request)
+    except web.HTTPClientError as error:
+        return _refused(error.text or error.reason, error.status)

@@ -1,0 +1,130 @@
+"""What the body of a completion or of a conversation asks for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from systems.serving.request import Sampling
+
+from .text import Bytes, Text
+
+NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
+    **{"n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "logprobs": (False,), "top_logprobs": ()},
+    **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
+    **{"top_k": (-1, 0), "min_p": (0,), "tools": ([],), "response_format": ({"type": "text"},)},
+}
+
+BYTES = Bytes()
+
+
+class BadBody(ValueError):
+    """The body asks for what cannot be; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a body asks for.
+
+    Args:
+        prompts: token ids of each.
+        max_tokens: to generate.
+        sampling: of every prompt.
+        stops: texts that end the generation, without being part of it.
+        is_streaming: tokens go to the client as they come.
+        is_chat: the answer is a message.
+        stop_tokens: ids that end the generation.
+        has_usage: a stream ends with how many tokens there were.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    sampling: Sampling
+    stops: tuple[str, ...]
+    is_streaming: bool
+    is_chat: bool = False
+    stop_tokens: frozenset[int] = frozenset()
+    has_usage: bool = False
+
+    @classmethod
+    def of(cls, body: object, text: Text = BYTES, room: int | None = None) -> Completion:
+        """What a body asks for. Raises BadBody.
+
+        Args:
+            body: as JSON has it.
+            text: the model's.
+            room: tokens of a conversation and its answer; None where the body is no conversation.
+        """
+        if not isinstance(body, dict):
+            raise BadBody("the body is not a JSON object")
+        for key, wishless in NOT_SERVED.items():
+            if body.get(key) is not None and body[key] not in wishless:
+                raise BadBody(f"{key}={body[key]!r} is not served here")
+        stop = body.get("stop") or ()
+        stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else None
+        if stops is None or not all(isinstance(text, str) and text for text in stops):
+            raise BadBody(f"stop={stop!r} is neither a text nor a list of texts")
+        sampling = Sampling(
+            _number(body, "temperature", 1.0), _number(body, "top_p", 1.0), int(_number(body, "seed", time.time_ns()))
+        )
+        prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text),)
+        usual = 16 if room is None else max(room - len(prompts[0]), 1)
+        max_tokens = body.get("max_completion_tokens") if room is not None else None
+        max_tokens = max_tokens if max_tokens is not None else body.get("max_tokens")
+        max_tokens = max_tokens if max_tokens is not None else usual
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
+            raise BadBody(f"max_tokens={max_tokens!r} is not a whole number")
+        stop_tokens = frozenset() if _is_set(body, "ignore_eos") else text.stop_tokens
+        stream_options = body.get("stream_options") or {}
+        if not isinstance(stream_options, dict):
+            raise BadBody(f"stream_options={stream_options!r} is not a JSON object")
+        has_usage = _is_set(stream_options, "include_usage")
+        return cls(prompts, max_tokens, sampling, stops, _is_set(body, "stream"), room is not None, stop_tokens, has_usage)
+
+
+def _is_set(body: dict[str, object], key: str) -> bool:
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BadBody(f"{key}={value!r} is neither true nor false")
+    return bool(value)
+
+
+def _number(body: dict[str, object], key: str, default: float) -> float:
+    value = body.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadBody(f"{key}={value!r} is not a number")
+    return value
+
+
+def _chat(messages: object, text: Text) -> tuple[int, ...]:
+    """The ids of a conversation."""
+    if not isinstance(messages, list) or not messages:
+        raise BadBody("messages is no list of messages")
+    said = []
+    for message in messages:
+        role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, dict) else (None, None)
+        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            content = "".join(str(part.get("text", "")) for part in content)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise BadBody("a message has a role and a content, both texts")
+        said.append({"role": role, "content": content})
+    try:
+        return text.chat(said)
+    except ValueError as error:
+        raise BadBody(str(error)) from error
+
+
+def _prompts(prompt: object, text: Text) -> tuple[tuple[int, ...], ...]:
+    """A text, ids, or a list of either."""
+    if isinstance(prompt, str):
+        return (text.encoded(prompt),)
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return (tuple(prompt),)
+        if all(isinstance(part, str) for part in prompt):
+            return tuple(map(text.encoded, prompt))
+        if all(isinstance(part, list) for part in prompt):
+            return tuple(_prompts(part, text)[0] for part in prompt)
+    raise BadBody("prompt is neither a text, nor token ids, nor a list of either")
