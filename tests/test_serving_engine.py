@@ -194,6 +194,8 @@ def test_a_layout_says_where_each_token_lies(block_size: int, data: st.DataObjec
     assert layout.row_begins[-1] == len(tokens) and len(layout.row_begins) == len(batch.rows) + num_more + 1
     assert [part.tolist() for part in (layout.tokens, layout.places, layout.slots)] == [tokens, places, slots]
     assert [*zip(layout.tile_rows.tolist(), layout.tile_begins.tolist(), strict=True)] == tiles
+    tensors = [value for value in vars(layout).values() if isinstance(value, torch.Tensor) and value is not layout.tickets]
+    assert len(tensors) == 10 and all(tensor.storage_offset() % 4 == 0 for tensor in tensors)  # 16 bytes
 
 
 @pytest.mark.parametrize("block_size", [0, 8])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import socket
+import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,18 +28,19 @@ from runners.checks import BadRequest
 from runners.measurements.registry import plan
 from runners.serving import metrics, traffic
 from runners.serving.capacity import Tried, largest_rate
-from runners.serving.client import prompt_of
+from runners.serving.client import Client, prompt_of
 from runners.serving.correctness import compared, trials
 from runners.serving.options import ServingOptions
 from runners.serving.session import BatchTimes, EngineSession, ServingSession
 from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
-from runners.serving.wire import HEADER, Frames, Kind, Plan
+from runners.serving.wire import HEADER, Frames, Kind, Plan, numbers, send, tokens_body
 from runners.serving.workload import Arrival, drawn, read
 from systems.base import BadOption, Unsupported
 from systems.serving.attention import split
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
+from systems.serving.request import Delivery
 from systems.serving.simulated import LinearCost
 from systems.serving.slots import ContiguousSlots
 from systems.serving.system import Server, ServingSystem
@@ -165,6 +168,27 @@ def test_a_closed_loop_keeps_as_many_requests_as_it_was_told() -> None:
     for sent in requests.sent_s:
         assert sum(s <= sent and end > sent for s, end in zip(requests.sent_s, ends, strict=True)) <= 3
     assert sum(end > requests.sent_s[2] for end in ends) == 12  # the first three are sent at once
+
+
+def test_a_load_generator_does_not_wait_for_a_server_that_does_not_read() -> None:
+    """More than a socket holds is due at once, and the server sends tokens before it reads anything."""
+    arrivals = [(0.0, 4000, 1)] * 200  # 3.2 MB
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = Client(theirs, Frames(theirs), Plan(arrivals, seed=0, vocabulary=50, concurrency=0))
+        thread = threading.Thread(target=client.run, daemon=True)
+        thread.start()
+        send(ours, Kind.TOKENS, tokens_body([Delivery(0, (1,), True)]))
+        deadline = time.monotonic() + 20
+        while not client.num_finished:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(client.sent_s) == 200 and client.outgoing
+        frames = Frames(ours)
+        numbers_of = [numbers(frames.next()[1]) for _ in arrivals]
+        send(ours, Kind.TOKENS, tokens_body([Delivery(i, (1,), True) for i in range(1, 200)]))
+        thread.join(20)
+    assert not thread.is_alive() and [list(n[2:]) for n in numbers_of] == [prompt_of(client.plan, i) for i in range(200)]
 
 
 def test_a_load_generator_that_ends_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ python -m runners.serving.client FD
 
 It sends each request when it is due, whatever the server does (open loop), or a new one for each that is finished (closed
 loop), and notes when each token came. How late it sent is part of what it reports.
+
+Invariant: it never waits for the server to read. What the socket does not take yet waits here, while tokens are taken.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 from array import array
 from time import perf_counter
 
-from runners.serving.wire import Frames, Kind, Plan, Report, numbers, send, send_json
+from runners.serving.wire import Closed, Frames, Kind, Plan, Report, framed, numbers, send, send_json
 
 
 def prompt_of(plan: Plan, number: int) -> list[int]:
@@ -39,20 +41,25 @@ class Client:
             for i, ((_, _, new), prompt) in enumerate(zip(self.arrivals, prompts, strict=True))
         ]
         self.due_s = [due_s for due_s, _, _ in self.arrivals]
+        self.outgoing = bytearray()  # what the socket has not taken yet
         self.sent_s: list[float] = []
         self.token_s: list[list[float]] = [[] for _ in self.arrivals]
         self.num_finished = 0
 
     def run(self) -> None:
         """Until every request is finished. Raises Closed."""
+        self.connection.setblocking(False)
         self.begin = perf_counter()
         while self.num_finished < len(self.arrivals):
             now_s = perf_counter() - self.begin
             while (number := len(self.sent_s)) < len(self.arrivals) and self._is_due(number, now_s):
                 self._send(number, now_s)
-            readable, _, _ = select.select([self.connection], [], [], self._patience())
+            self._write()
+            writing = [self.connection] if self.outgoing else []
+            readable, _, _ = select.select([self.connection], writing, [], self._patience())
             if readable:
                 self._take()
+        self.connection.setblocking(True)
 
     def _is_due(self, number: int, now_s: float) -> bool:
         if self.plan.concurrency:
@@ -63,7 +70,17 @@ class Client:
         if self.plan.concurrency:
             self.due_s[number] = now_s
         self.sent_s.append(perf_counter() - self.begin)
-        send(self.connection, Kind.REQUEST, self.bodies[number])
+        self.outgoing += framed(Kind.REQUEST, self.bodies[number])
+
+    def _write(self) -> None:
+        """As much as the socket takes."""
+        try:
+            while self.outgoing:
+                del self.outgoing[: self.connection.send(self.outgoing)]
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Closed from error
 
     def _patience(self) -> float | None:
         """Seconds until the next request is due."""

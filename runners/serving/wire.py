@@ -52,7 +52,7 @@ class Report:
 
     Args:
         begin: of the trace, on the clock that all processes of the machine share.
-        due_s, sent_s: when each request was to be sent, and when it was.
+        due_s, sent_s: when each request was to be sent, and when it was given to the socket or to what waits for it.
         token_s: when each token of each request came.
     """
 
@@ -66,10 +66,15 @@ class Closed(Exception):
     """The other side is gone."""
 
 
+def framed(kind: Kind, body: bytes) -> bytes:
+    """A frame."""
+    return HEADER.pack(kind, len(body)) + body
+
+
 def send(connection: socket.socket, kind: Kind, body: bytes = b"") -> None:
     """Raises Closed."""
     try:
-        connection.sendall(HEADER.pack(kind, len(body)) + body)
+        connection.sendall(framed(kind, body))
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Closed from error
 

@@ -7,6 +7,7 @@ them as they are (selective batching, section 4.2).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from .request import Sampling
 from .slots import Region
 
 TILE = 64  # tokens of one row that a thread block of the fused attention has
+ALIGNED = 4  # numbers that each tensor of a layout begins at a multiple of: a GPU reads 16 bytes at a time
 NUM_TICKETS = 4096  # rows, each of a K/V head, that several thread blocks may share in one launch
 
 
@@ -56,6 +58,9 @@ class Layout:
 class LayoutBuffer:
     """Packs layouts into one buffer, so that one copy brings a batch to the device.
 
+    Every tensor begins at a multiple of 16 bytes, whatever the batch: Triton compiles a kernel anew for each mixture of
+    pointers that are so aligned and pointers that are not, which takes a second while requests wait.
+
     Args:
         device: of the engine.
         num_slots: of the K/V cache; the slot after the last takes what no request reads.
@@ -70,7 +75,7 @@ class LayoutBuffer:
         self.tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
 
     def packed(self, batch: Batch, num_rows: int) -> tuple[np.ndarray, tuple[int, ...]]:
-        """The numbers of a layout, int32, and how many each of its tensors takes.
+        """The numbers of a layout, int32, and how many each of its tensors has.
 
         num_rows: with rows to fill up, which compute one token each for nobody.
         """
@@ -94,7 +99,13 @@ class LayoutBuffer:
             *(tokens, np.maximum(places - paddings[of_token], 0), slots, (0, *ends), begins + counts, paddings),
             *(blocks.ravel(), tile_rows, tile_begins, ends - 1),
         )
-        return np.concatenate(parts, dtype=np.int32, casting="unsafe"), tuple(map(len, parts))
+        sizes = tuple(map(len, parts))
+        numbers = np.zeros(sum(map(_aligned, sizes)), dtype=np.int32)
+        begin = 0
+        for size, part in zip(sizes, parts, strict=True):
+            numbers[begin : begin + size] = part
+            begin += _aligned(size)
+        return numbers, sizes
 
     def refill(self, layout: Layout, batch: Batch) -> None:
         """Put increments into a layout that has others: what differs between `packed` of the two, and no more.
@@ -130,7 +141,10 @@ class LayoutBuffer:
 
     def layout(self, buffer: Tensor, sizes: tuple[int, ...], rows: tuple[Row, ...] = ()) -> Layout:
         """The tensors within a buffer that holds what `packed` gave."""
-        tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts = buffer.split(sizes)
+        ends = [0, *accumulate(map(_aligned, sizes))]
+        tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts = (
+            buffer[begin : begin + size] for begin, size in zip(ends[:-1], sizes, strict=True)
+        )
         blocks = blocks.view(-1, self.max_blocks)
         return Layout(
             *(tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts, self.tickets),
@@ -145,3 +159,8 @@ class LayoutBuffer:
         if self.device.type == "cuda":
             return self.layout(host.pin_memory().to(self.device, non_blocking=True), sizes, batch.rows)
         return self.layout(host, sizes, batch.rows)
+
+
+def _aligned(size: int) -> int:
+    """Numbers that a tensor takes, with those up to where the next begins."""
+    return -(-size // ALIGNED) * ALIGNED
