@@ -403,6 +403,11 @@ class Quantity:
     source: str | None = None
     reason: str | None = None
 
+    @property
+    def title(self) -> str:
+        """The heading with the unit, where there is one."""
+        return f"{self.heading}, {self.unit}" if self.unit else self.heading
+
 
 @dataclass(frozen=True)
 class Measured:

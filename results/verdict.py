@@ -19,7 +19,7 @@ class Verdict:
         verdict: one of VERDICTS.
         reason: why, in a line or two.
         command: what reproduces it.
-        place: the GPU or CPU that it was measured on.
+        place: the GPU or CPU that it was measured on, or that any machine gives it.
     """
 
     exhibit: str

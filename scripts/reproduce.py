@@ -100,7 +100,7 @@ def show(run: Run, evidence: Evidence, figures: Sequence[Finding], verdict: Verd
     say = {"markup": False, "highlight": False, "soft_wrap": True}
     console.print(f"\n{run.preset.name}: {run.preset.title}", style="bold", **say)  # type: ignore[arg-type]
     console.print(f"claim: {run.preset.claim}", **say)  # type: ignore[arg-type]
-    console.print(f"measured on: {evidence.place or 'nothing yet'}", **say)  # type: ignore[arg-type]
+    console.print(f"measured on: {verdict.place or 'nothing yet'}", **say)  # type: ignore[arg-type]
     stands = judgement.stands(run.preset, evidence)
     table = Table(box=None)
     for heading in ("figure", "paper", "here", "verdict"):

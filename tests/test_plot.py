@@ -516,6 +516,12 @@ def energetic() -> list[Record]:
     return made
 
 
+def test_a_quantity_without_a_unit_is_drawn_with_none() -> None:
+    share = Quantity("idle_share", "share of time", "", 0.25)
+    chart = quantity.draw(Selection([record(measured={"engine": Measured((share,))})]), "engine.idle_share")
+    assert "share of time" in drawn(chart.figure) and chart.caption.startswith("Share of time; less is better")
+
+
 def test_a_quantity_is_drawn_by_its_name_with_its_unit() -> None:
     shown = Selection(energetic())
     assert list(shown.quantities()) == ["energy.per_call"]

@@ -39,10 +39,11 @@ def draw(measured: Selection, name: str) -> Chart:
         figure = draw_bars(
             *(measured, rows, measured.systems, bar),
             lambda row, system: measured.missing(row, system, read),
-            *({}, f"{example.heading}, {example.unit}", measured.title_of(rows)),
+            *({}, example.title, measured.title_of(rows)),
         )
     sources = sorted({quantity.source for quantity in values.values() if quantity.source is not None})
-    caption = f"{example.heading[:1].upper()}{example.heading[1:]} in {example.unit}; {_better(example.is_more_better)}"
+    unit = f" in {example.unit}" if example.unit else ""
+    caption = f"{example.heading[:1].upper()}{example.heading[1:]}{unit}; {_better(example.is_more_better)}"
     caption += f" ({', '.join(sources)})." if sources else "."
     if any(quantity.low is not None for quantity in values.values()):
         caption += " The line on a bar is the 95 % interval."

@@ -16,6 +16,7 @@ from .evidence import Evidence
 from .preset import Preset
 
 EAGER = named("system", "eager")
+COUNTED = "any machine: its figures are counted"  # where nothing has to be run for any of them
 MOST = 4  # figures that a reason names
 SEVERAL = {HOLDS: "hold", IN_PART: "hold in part", DOES_NOT_HOLD: "do not hold", CANNOT: "were not measured"}
 ONE = {HOLDS: HOLDS, IN_PART: IN_PART, DOES_NOT_HOLD: DOES_NOT_HOLD, CANNOT: "was not measured"}
@@ -32,7 +33,8 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
         elif evidence.place:
             reason = f"It is about a GPU, and this was {settings}. {reason}"
         verdict = CANNOT
-    if not evidence.place:
+    place = evidence.place or (COUNTED if all(finding.ours is not None for finding in findings) else "")
+    if not place:
         verdict = NOT_RUN
     if preset.remark:
         reason += f". {preset.remark}"
@@ -45,7 +47,7 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
         verdict=verdict,
         reason=reason,
         command=f"python scripts/reproduce.py {preset.name}" + (" +size=small" if small else ""),
-        place=evidence.place,
+        place=place,
     )
 
 

@@ -97,7 +97,7 @@ def cells(measured: Selection, baseline: Choice) -> Table:
     def quantity(name: str, example: Quantity) -> Cells:
         read = quantity_of(name)
         meaning = f"{name}; {'more' if example.is_more_better else 'less'} is better"
-        return of(f"{example.heading}, {example.unit}", read, _quantity, meaning)
+        return of(example.title, read, _quantity, meaning)
 
     columns: list[Cells] = [
         made("model", lambda place: place[0][0], number=False),
