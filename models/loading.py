@@ -26,13 +26,16 @@ _ahead: dict[str, nn.Module] = {}  # at most one module, by the request that it 
 def build_ahead(name: str, *, training: bool = False, **options: Value) -> None:
     """Build a network of the zoo on the CPU for the next `load` of the same request in this process.
 
+    One that depends on the batch or the device is not built.
+
     Raises:
         BadModel: the name or an option is wrong.
     """
     entry = registry.find(name)
     options = entry.options(options)
     _ahead.clear()
-    _ahead[_key(name, training, options)] = _built(entry, training, options)
+    if not (entry.takes_batch or entry.is_made_in_place):
+        _ahead[_key(name, training, options)] = _built(entry, training, options, 1, "cpu")
 
 
 def load(name: str, batch: int, *, training: bool = False, device: str | torch.device = "cpu", **options: Value) -> Model:
@@ -67,11 +70,8 @@ def load(name: str, batch: int, *, training: bool = False, device: str | torch.d
 
     on_meta = torch.device(device).type == "meta"
     key = _key(name, training, options)
-    if on_meta:
-        with torch.device("meta"):
-            module = _built(entry, training, options)
-    else:
-        module = _ahead.pop(key) if key in _ahead else _built(entry, training, options)
+    place = device if on_meta or entry.is_made_in_place else "cpu"
+    module = _ahead.pop(key) if key in _ahead and not on_meta else _built(entry, training, options, batch, place)
     module = module.train(training).to(device)
     descriptions = entry.inputs(**options)
 
@@ -90,13 +90,18 @@ def load(name: str, batch: int, *, training: bool = False, device: str | torch.d
     return Model(name, module, draw(batch, INPUTS_SEED), descriptions)
 
 
-def _built(entry: registry.Entry, training: bool, options: Options) -> nn.Module:
-    """The network on its random weights, the same in every process."""
+def _built(entry: registry.Entry, training: bool, options: Options, batch: int, device: str | torch.device) -> nn.Module:
+    """The network on its random weights, the same in every process that makes it on such a device."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):  # only the CPU's generator: torch.manual_seed would reset every GPU's as well
+    index = torch.device(device).index or 0
+    is_on_gpu = torch.device(device).type == "cuda"
+    # Only the generators that are drawn from: torch.manual_seed would reset every GPU's as well.
+    with torch.random.fork_rng(devices=[index] if is_on_gpu else []), torch.device(device):
         torch.random.default_generator.manual_seed(WEIGHTS_SEED)
-        return entry.build(training, **options)
+        if is_on_gpu:
+            torch.cuda.default_generators[index].manual_seed(WEIGHTS_SEED)
+        return entry.build(training, *([batch] if entry.takes_batch else []), **options)
 
 
 def _key(name: str, training: bool, options: Options) -> str:

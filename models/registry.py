@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf import Options, nearest
+from conf import Options, nearest, not_one_of
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ PIPELINE = "pipeline"  # the name of what is no network but a pipeline over a ta
 FOLDER = "hf"  # the name of weights in a folder, as transformers saves them
 SERVED = ("qwen3", "t5_generation", FOLDER)  # names of what only a server runs; gpt is of the zoo as well
 NUM_NEAREST = 3  # names that a hint suggests at most
+SIZES = ("full", "small")  # the network as published, and one of the same operators that any CPU runs in a second
 
 
 class BadModel(ValueError):
@@ -36,11 +37,12 @@ class Input:
 
     Attributes:
         shape: of one sample.
-        vocabulary: the number of token ids; None for an input of floating-point values.
+        vocabulary: the number of token ids, or one number for each place of a sample's last dimension; None for an input of
+            floating-point values.
     """
 
     shape: tuple[int, ...]
-    vocabulary: int | None = None
+    vocabulary: int | tuple[int, ...] | None = None
 
     def draw(self, batch: int, generator: torch.Generator) -> torch.Tensor:
         """Random values on the CPU, [batch, *shape]: float32, standard normal; or int64, uniform token ids."""
@@ -49,15 +51,24 @@ class Input:
         shape = (batch, *self.shape)
         if self.vocabulary is None:
             return torch.randn(shape, generator=generator)
-        return torch.randint(self.vocabulary, shape, generator=generator)
+        if isinstance(self.vocabulary, int):
+            return torch.randint(self.vocabulary, shape, generator=generator)
+        places = [torch.randint(size, shape[:-1], generator=generator) for size in self.vocabulary]
+        return torch.stack(places, -1)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered network. `inputs` takes the same options as `build`."""
+    """A registered network. `inputs` takes the same options as `build`; the rest is as in `register`."""
 
     build: Callable[..., nn.Module]
     inputs: Callable[..., tuple[Input, ...]]
+    is_made_in_place: bool = False
+
+    @property
+    def takes_batch(self) -> bool:
+        """Is it built for one batch, since it has state of each sample?"""
+        return "batch" in inspect.signature(self.build).parameters
 
     def options(self, changed: Options) -> Options:
         """The defaults of all options, overlaid with `changed`.
@@ -85,18 +96,21 @@ _entries: dict[str, Entry] = {}
 
 
 def register(
-    inputs: Callable[..., tuple[Input, ...]],
+    inputs: Callable[..., tuple[Input, ...]], *, is_made_in_place: bool = False
 ) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
     """Enters a function `(training, **options) -> nn.Module` into the zoo under its own name.
 
-    The options of the model are the function's keyword-only parameters. A default gives an option its type.
+    The options of the model are the function's keyword-only parameters. A default gives an option its type. A network with
+    state of each sample is `(training, batch, **options) -> nn.Module`.
 
     Args:
         inputs: takes the same options and describes one sample of each input.
+        is_made_in_place: its weights are drawn on the device where it will run, since they are too many for the host. They
+            are the same in every process on such a device, and others on a CPU than on a GPU.
     """
 
     def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        _entries[build.__name__] = Entry(build, inputs)
+        _entries[build.__name__] = Entry(build, inputs, is_made_in_place)
         return build
 
     return enter
@@ -105,6 +119,13 @@ def register(
 def images(size: int) -> Callable[..., tuple[Input, ...]]:
     """The inputs of an image network: one RGB image, [B, 3, size, size]."""
     return lambda **options: (Input((3, size, size)),)
+
+
+def is_small(size: str) -> bool:
+    """Is an option `size` that of the small form? Raises BadModel where it is none of SIZES."""
+    if wrong := not_one_of("model.size", size, SIZES):
+        raise BadModel(wrong)
+    return size == "small"
 
 
 @cache

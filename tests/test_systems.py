@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import conf
 import models
 import systems
 from results.cell import Cell, Conditions, choose
@@ -25,6 +26,7 @@ ON_CPU = [
     ("opara", FUSED, "mobilenet_v2_cifar10"),
 ]
 ZOO = [m for m in models.names() if m not in ("nasnet_large", "efficientnet_b5")]
+SMALL = {m: {"size": "small"} for m in ZOO if "size" in conf.options("model", m)}
 ON_GPU = [(s, {}, m) for s in ("cuda_graph", "nimble") for m in ZOO]
 ON_GPU += [(s, FUSED, m) for s in ("ios", "opara") for m in ("squeezenet", "googlenet")]
 COMPILED = [("torch_compile", {"mode": "default", "layout": "channels_last"}, "squeezenet")]
@@ -45,7 +47,7 @@ def test_agrees_with_eager_on_inputs_drawn_after_preparation(
 ) -> None:
     # In TF32 what is computed in another order differs by as much as TF32 itself does from fp32.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    loaded = models.load(model, 1, device=device)
+    loaded = models.load(model, 1, device=device, **SMALL.get(model, {}))
     ready = systems.load(system, **options)
     if reason := ready.unsupported(device):
         pytest.skip(reason)

@@ -1,0 +1,53 @@
+"""Heads for segmentation and detection, whose branches see the same features at several scales."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.segmentation import deeplabv3_resnet50 as torchvision_deeplab
+
+from models.registry import Input, is_small, register
+
+CHANNELS, ANCHORS, CLASSES = 256, 9, 91
+LEVELS, SMALL_LEVELS = (100, 50, 25, 13, 7), (16, 8, 4, 2, 1)  # sides of P3 to P7 of an image of 800 pixels; of 128
+
+
+class Segmentation(nn.Module):
+    """Images [B, 3, H, H] -> logits [B, 21, H, H]; in train form (logits, auxiliary logits)."""
+
+    def __init__(self, training: bool):
+        super().__init__()
+        self.deeplab = torchvision_deeplab(weights=None, weights_backbone=None, num_classes=21, aux_loss=training)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        output = self.deeplab(images)
+        return (output["out"], output["aux"]) if "aux" in output else output["out"]
+
+
+class Detection(nn.Module):
+    """Features of five levels, each [B, 256, H, H] -> (logits [B, A, 91], boxes [B, A, 4]) of all A anchors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = RetinaNetHead(CHANNELS, ANCHORS, CLASSES)
+        for layer in self.head.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight)  # the library's begin so small that only the biases would be seen
+
+    def forward(self, *levels: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.head(list(levels))
+        return output["cls_logits"], output["bbox_regression"]
+
+
+@register(lambda size: (Input((3, 97, 97) if is_small(size) else (3, 520, 520)),))
+def deeplabv3_resnet50(training: bool, *, size: str = "full") -> nn.Module:
+    """DeepLabv3 on ResNet-50 (Chen et al. 2017), at torchvision's 520 pixels. `size` is that of the image."""
+    is_small(size)
+    return Segmentation(training)
+
+
+@register(lambda size: tuple(Input((CHANNELS, side, side)) for side in (SMALL_LEVELS if is_small(size) else LEVELS)))
+def retinanet_heads(training: bool, *, size: str = "full") -> nn.Module:
+    """RetinaNet's class and box heads (Lin et al. 2017) on five levels, up to the anchors' values. `size` is the image's."""
+    is_small(size)
+    return Detection()
