@@ -59,7 +59,7 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
     [
         ("resnet5", 1, {}, "no model 'resnet5'; did you mean resnet50"),
         ("nasnet_mobile", 1, {}, "did you mean nasnet"),
-        ("qqq", 1, {}, "there is amoebanet, bert, custom, darts"),
+        ("qqq", 1, {}, "there is amoebanet, bert, clip_vit_b32, convnext_t, custom, darts"),
         ("pipeline", 1, {}, "a pipeline over a table is no network that could be called: runner=accuracy"),
         ("qwen3", 1, {}, "model qwen3 is served, token by token: runner=serving"),
         ("resnet50", 0, {}, "batch must be a positive integer, not 0"),
