@@ -65,19 +65,25 @@ class Scheduler(System):
         return self.rewriting.measures
 
     def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        program, _ = self._rewritten(captured(module, inputs))
-        self.rewriting.compile(program)
-        self.plan(program)
+        program = captured(module, inputs)
+        with program.undone():
+            program, _ = self._rewritten(program)
+            self.rewriting.compile(program)
+            self.plan(program)
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """The schedule alone; no operator runs but those that passes, or a search, measure. Raises as `prepare`."""
-        program, decisions = self._rewritten(captured(module, inputs))
-        return self._explained(self.plan_without_running(program), decisions)
+        program = captured(module, inputs)
+        with program.undone():
+            program, decisions = self._rewritten(program)
+            return self._explained(self.plan_without_running(program), decisions)
 
     def lowered(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
         """What would be executed: the program as the passes leave it, with the merges of its schedule carried out."""
-        program, _ = self._rewritten(captured(module, inputs))
-        return lower(program, self.plan_without_running(program))
+        program = captured(module, inputs)
+        with program.undone():
+            program, _ = self._rewritten(program)
+            return lower(program, self.plan_without_running(program))
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
         """As every system's.
@@ -154,7 +160,11 @@ class Scheduler(System):
         return call
 
     def prepare_program(self, program: Program, arena: Arena | None = None) -> Scheduled:
-        """As `prepare`, from a program that was captured before."""
+        """As `prepare`, from a program that was captured before. What it changes is as it was, whatever runs meanwhile."""
+        with program.undone():
+            return self._prepared_program(program, arena)
+
+    def _prepared_program(self, program: Program, arena: Arena | None) -> Scheduled:
         self.num_measured = 0
         program, decisions = self._rewritten(program)
         self.rewriting.compile(program)

@@ -73,8 +73,9 @@ class Weave(Scheduler):
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """As every scheduler's; the plan holds what preparing from it would have to make again."""
         program = captured(module, inputs)
-        rewritten, decisions = self._rewritten(program)
-        schedule = self._explained(self.plan(rewritten), decisions)
+        with program.undone():
+            rewritten, decisions = self._rewritten(program)
+            schedule = self._explained(self.plan(rewritten), decisions)
         if self.recipe is None:
             return schedule
         recipe = replace(self.recipe.of_module(program, module), binaries=binaries_of(lower(rewritten, schedule)[0]))

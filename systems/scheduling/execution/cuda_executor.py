@@ -94,9 +94,11 @@ class CudaExecutor(Scheduled):
             raise RuntimeError("this executor is closed")
         for static, x in zip(self.inputs, inputs, strict=True):
             static.copy_(x, non_blocking=True)
+        if self.program.changed:  # a second replay would change them twice
+            self.program.derived.refresh()
         self.replay()
-        if self.stateful:  # a replay passes autograd by, which counts who writes a tensor
-            torch.autograd.graph.increment_version(self.stateful.changed)
+        if self.program.changed:  # a replay passes autograd by, which counts who writes a tensor
+            torch.autograd.graph.increment_version(self.program.changed)
         # Asked while the GPU is busy, so that it costs no time; on the rare yes all is done again.
         if self.program.derived.refresh():
             self.replay()
@@ -129,7 +131,8 @@ class CudaExecutor(Scheduled):
     def _recorded(self, side: Stream) -> Recorded:
         """What memory the operators ask for, after a warm-up."""
         side.torch.wait_stream(torch.cuda.current_stream(self.device))
-        undone = self.stateful.undone() if self.stateful else torch.random.fork_rng(devices=[self.device])
+        is_changing = self.stateful or self.program.changed
+        undone = self.program.undone() if is_changing else torch.random.fork_rng(devices=[self.device])
         pool = torch.cuda.MemPool()
         with torch.cuda.stream(side.torch):
             with undone:

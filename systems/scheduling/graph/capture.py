@@ -20,6 +20,7 @@ from systems.preparing import collector_off
 from .examples import stand_ins
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
+from .write_back import write_back
 
 # Operators that compute nothing: export leaves these checks behind, of shapes and values that capture has fixed.
 ASSERTIONS = ("aten._assert", "aten._assert_async", "aten._assert_scalar", "aten._assert_tensor_metadata")
@@ -31,13 +32,14 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     On a GPU the program runs once, which shows how its tensors lie in memory.
 
     Invariant: mutation is functionalised away, so every dependency is a data dependency (RAW), and there is no WAR or WAW.
+    Buffers that the module writes are written back as `write_back` says.
 
     Args:
         inputs: Dense tensors, in any memory. The program takes each for an input of its own, also where two are one tensor.
 
     Raises:
-        Unsupported: torch.export refuses the module, an input is no dense tensor, or the module changes its own state or
-            inputs. The reason is one line.
+        Unsupported: torch.export refuses the module, an input is no dense tensor, or the module changes its inputs. The
+            reason is one line.
     """
     own_inputs = stand_ins(inputs)
     try:
@@ -52,7 +54,9 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
 
 def from_exported(exported: ExportedProgram, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """Turn an exported program into a Program over the module's own parameters and buffers."""
-    return from_graph(exported.graph, _placeholders(exported, module), exported.call_spec.out_spec, inputs)
+    names = _written_buffers(exported)
+    program = from_graph(exported.graph, _placeholders(exported, module), exported.call_spec.out_spec, inputs)
+    return write_back(program, [module.get_buffer(name) for name in names], names) if names else program
 
 
 def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs: tuple[Tensor, ...]) -> Program:
@@ -111,22 +115,29 @@ def _observed(program: Program) -> Program:
     def note(operator: int, output: Any) -> None:
         produced[operator] = on_meta(output)
 
-    with torch.random.fork_rng(devices=[program.device]):
+    with torch.random.fork_rng(devices=[program.device]), program.undone():
         program.run(program.examples, note)
     calls = [replace(call, produces=produced[v]) for v, call in enumerate(program.calls)]
     return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
 
 
-def _placeholders(exported: ExportedProgram, module: nn.Module) -> list[Any]:
-    signature = exported.graph_signature
-    for spec in signature.output_specs:
+def _written_buffers(exported: ExportedProgram) -> list[str]:
+    """The names of the buffers whose new values are the first outputs of the graph, in order."""
+    names: list[str] = []
+    for spec in exported.graph_signature.output_specs:
         if spec.kind == OutputKind.USER_INPUT_MUTATION:
             raise Unsupported(f"it changes its input {spec.target} in place")
-        if spec.kind != OutputKind.USER_OUTPUT:
+        if spec.kind == OutputKind.BUFFER_MUTATION:
+            names.append(str(spec.target))
+        elif spec.kind != OutputKind.USER_OUTPUT:
             raise Unsupported(f"it changes its own state in a forward pass ({spec.target})")
+    return names
+
+
+def _placeholders(exported: ExportedProgram, module: nn.Module) -> list[Any]:
     references: list[Any] = []
     user_inputs = 0
-    for spec in signature.input_specs:
+    for spec in exported.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
             references.append(Input(user_inputs))
             user_inputs += 1

@@ -1,14 +1,28 @@
 """Effects of an operator beside its output: arguments written in place, random numbers drawn, views taken."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 # In training these write the running statistics, which their schemas do not declare.
 BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 STATISTICS = ("running_mean", "running_var")
+
+
+def copy_back(buffer: Tensor, value: Tensor, *after: object) -> Tensor:
+    """Write `value` into the buffer; `after` are outputs that have to be there first, whose operators read it."""
+    return buffer.copy_(value)
+
+
+def tensors_written(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that a function of a program writes in place: an operator of PyTorch's, or `copy_back`."""
+    values: list[Any] = [arguments[0]] if function is copy_back else []
+    if isinstance(function, OpOverload) and function._schema.is_mutable:
+        values = written(function, arguments, keywords)
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def written(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:

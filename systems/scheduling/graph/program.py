@@ -1,7 +1,8 @@
 """A captured model that runs one operator at a time: an OperatorGraph with its callables and arguments."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from keyword import iskeyword
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from systems.training.restore import restored
+
 from .derived import Derivations
+from .effects import tensors_written
 from .operator_graph import OperatorGraph
 
 
@@ -106,6 +110,22 @@ class Program:
         self.output_spec = output_spec
         self.examples = examples
         self.derived = derived or Derivations()
+
+    @cached_property
+    def changed(self) -> tuple[Tensor, ...]:
+        """The tensors that outlive a run and that it writes: buffers of the module, such as a static cache."""
+        tensors = (t for call in self.calls for t in tensors_written(call.function, call.args, call.kwargs))
+        return tuple({id(t): t for t in tensors}.values())
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Restore on exit what runs of the program within have changed; nothing where it changes nothing."""
+        if not self.changed:
+            yield
+            return
+        device = self.device
+        with restored(self.changed, [device] if device.type == "cuda" else []):
+            yield
 
     @cached_property
     def device(self) -> torch.device:

@@ -36,7 +36,8 @@ class StatefulProgram(Program):
         random: bool,
     ):
         super().__init__(graph, calls, outputs, output_spec, examples)
-        self.changed, self.random = tuple(changed), random
+        self.__dict__["changed"] = tuple(changed)  # in the place of what the calls show: an optimizer's are its own
+        self.random = random
 
     @contextmanager
     def undone(self) -> Iterator[None]:

@@ -1,0 +1,176 @@
+"""Modules that write their own buffers, call by call beside eager execution of a copy."""
+
+from __future__ import annotations
+
+import random
+import time
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import models
+import systems
+from systems.base import Unsupported
+from systems.scheduling.execution.cpu_executor import CpuExecutor
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.effects import copy_back
+from systems.scheduling.plans.stream_assignment import assign_streams
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+
+class Written(nn.Module):
+    """Runs steps on two buffers, each of [4, 3]; x is [2, 3]. Its outputs are all that a step reads."""
+
+    first: Tensor
+    second: Tensor
+    place: Tensor
+
+    def __init__(self, steps: tuple[str, ...]):
+        super().__init__()
+        self.steps = steps
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("first", torch.randn(4, 3))
+        self.register_buffer("second", torch.randn(4, 3))
+        self.register_buffer("place", torch.tensor([1, 3]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        read = [self.linear(x)]
+        for step in self.steps:
+            latest = read[-1]
+            match step:
+                case "index":
+                    self.first.index_copy_(0, self.place, latest[:2])
+                case "row":
+                    self.second[0] = latest.sum(0)
+                case "add":
+                    self.second.add_(latest.mean())
+                case "exchange":
+                    self.first.copy_(torch.tanh(self.second))
+                case "advance":
+                    self.place.copy_((self.place + 1) % 4)
+                case "first":
+                    read.append(torch.tanh(self.first).sum(0, keepdim=True) + x)
+                case "view":
+                    read.append(self.first[1:3] * 0.5 + x)
+                case "second":
+                    read.append(torch.sigmoid(self.second[:2]) + latest[:2])
+        return tuple(read)
+
+
+STEPS = ("index", "row", "add", "exchange", "advance", "first", "view", "second")
+
+
+def assert_steps_agree(module: nn.Module, call: object, calls: int = 3) -> None:
+    """Outputs and buffers after each call are those of the module itself, of which a copy was made ready for `call`.
+
+    call: a function of the input that runs on the buffers of a copy, which is its second part.
+    """
+    ready, own = call  # type: ignore[misc]
+    for _ in range(calls):
+        x = torch.randn(2, 3, device=next(module.buffers()).device)
+        with torch.no_grad():
+            expected = [t.clone() for t in tree_leaves(module(x))]
+        for out, reference in zip(tree_leaves(ready(x)), expected, strict=True):
+            torch.testing.assert_close(out, reference)
+        for out, reference in zip(own.buffers(), module.buffers(), strict=True):
+            torch.testing.assert_close(out, reference)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=7), st.integers(0, 1000))
+def test_any_steps_on_buffers_are_those_of_eager_execution(steps: list[str], seed: int) -> None:
+    """On as many streams as there are chains, whose operators pause at random."""
+    torch.manual_seed(seed)
+    module, chance = Written(tuple(steps)).eval(), random.Random(seed)
+    own = deepcopy(module)
+    program = capture(own, (torch.zeros(2, 3),))
+    executor = CpuExecutor(
+        program, assign_streams(program.graph), delay=lambda _: time.sleep(chance.choice([0.0, 0.0, 0.001]))
+    )
+    assert_steps_agree(module, (executor, own))
+    executor.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("system", ["nimble", "opara", "ios", "nimble_fused", "sequential"])
+def test_preparing_leaves_buffers_as_they_are_and_calls_write_them(system: str, device: str) -> None:
+    torch.manual_seed(0)
+    module = Written(("first", "index", "advance", "second", "row", "add", "first")).eval().to(device)
+    own = deepcopy(module)
+    ready = systems.load(system).prepare(own, (torch.zeros(2, 3, device=device),))
+    assert all(map(torch.equal, own.buffers(), module.buffers()))
+    version = own.second._version
+    assert_steps_agree(module, (ready, own))
+    assert own.second._version > version
+    ready.close()
+
+
+def test_a_cache_is_written_in_place_and_what_is_read_as_well_is_copied_back() -> None:
+    cache = capture(Written(("index", "first")).eval(), (torch.zeros(2, 3),))
+    assert [o.target for o in cache.graph.operators if o.name.startswith("index_copy")] == ["aten.index_copy_.default"]
+    assert not [c for c in cache.calls if c.function is copy_back]
+
+    module = Written(("view", "exchange", "second")).eval()
+    program = capture(module, (torch.zeros(2, 3),))
+    (last,) = [v for v, call in enumerate(program.calls) if call.function is copy_back]
+    assert program.changed == (module.first,)
+    readers = [v for v, c in enumerate(program.calls) if v != last and any(leaf is module.first for leaf in c.leaves())]
+    assert readers and set(readers) <= set(program.graph.predecessors[last])
+
+
+class Snapshot(nn.Module):
+    """Returns a copy of what a buffer holds, before or after x is added; or what it holds at one place."""
+
+    state: Tensor
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.register_buffer("state", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.state[:2].clone() if self.kind == "before" else self.state[:2]
+        after = self.state.index_add_(0, torch.arange(3), x).clone()
+        return after if self.kind == "after" else before
+
+
+@pytest.mark.parametrize("kind", ["after", "view"])
+def test_what_is_returned_is_eagers_and_a_copy_stays(kind: str) -> None:
+    module = Snapshot(kind)
+    own = deepcopy(module)
+    ready = systems.load("nimble").prepare(own, (torch.zeros(3),))
+    first, expected = ready(torch.ones(3)), module(torch.ones(3))
+    assert torch.equal(first, expected) and first.tolist() == [1.0] * len(first)
+    assert ready(torch.ones(3)).tolist() == module(torch.ones(3)).tolist() == [2.0] * len(first)
+    if kind == "after":
+        assert first.tolist() == [1, 1, 1]
+    ready.close()
+
+
+def test_what_was_in_a_buffer_is_not_returned() -> None:
+    with pytest.raises(Unsupported, match="it returns what was in state before it wrote it"):
+        capture(Snapshot("before"), (torch.zeros(3),))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_prompt_is_decoded_token_by_token(device: str) -> None:
+    """The cache and its position move on as a user would have it; every step is the whole prompt's logits."""
+    context = 6
+    model = models.load("gptj_6b_decode", 2, device=device, context=context, size="small")
+    (tokens,) = models.load("gptj_6b", 2, device=device, sequence=context, size="small").inputs
+    step = model.module
+    with torch.no_grad():
+        expected = step.gptj(tokens, use_cache=False).logits
+    for system in ("nimble", "nimble_fused"):
+        ready = systems.load(system).prepare(step, model.inputs)
+        for place in range(context):
+            step.cache.position.fill_(place)
+            torch.testing.assert_close(ready(tokens[:, place : place + 1])[:, 0], expected[:, place], rtol=1e-3, atol=1e-4)
+        ready.close()
