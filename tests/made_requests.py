@@ -47,6 +47,7 @@ NAMES = ("precision", "layout", "algorithms", "device")
 MODELS = tuple(c for c in conf.choices("model") if conf.options("model", c)["name"] not in ("custom", "pipeline", "hf"))
 SYSTEMS = tuple(name for name in conf.choices("system") if name != "custom")
 SHOWINGS = (
+    "advise",
     "cache",
     "calibrate",
     "iteration_costs",

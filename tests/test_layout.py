@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
     "systems.weave": SCHEDULER | {SIMULATE, "systems.registry", "systems.scheduling.passes", "systems.kernels"},
+    "systems.advice": SCHEDULER | {SIMULATE, "systems.registry"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
     "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},

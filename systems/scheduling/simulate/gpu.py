@@ -3,9 +3,13 @@
 from dataclasses import dataclass, fields, replace
 from math import inf
 
+import torch
+
 import conf
 from systems.base import BadOption
+from systems.profiling.intensity import bandwidth
 from systems.profiling.profile import Capacity, checked
+from systems.profiling.profiler import capacity_of
 
 GROUP = "gpu"
 MAY_BE_NOTHING = (
@@ -119,3 +123,27 @@ def load(name: str, **changed: conf.Value) -> Gpu:
 def find(device: str) -> Gpu | None:
     """The GPU that CUDA calls `device`; None where conf/gpu has none of that name."""
     return next((gpu for gpu in map(load, conf.choices(GROUP)) if gpu.device == device), None)
+
+
+def of_device(device: torch.device) -> Gpu:
+    """A GPU that is here: of conf/gpu; else by its own limits and a copy's bandwidth, with the H200's costs of edges."""
+    name = torch.cuda.get_device_name(device)
+    if (known := find(name)) is not None:
+        return known
+    like, capacity = load("h200"), capacity_of(device)
+    share = capacity.num_multiprocessors / like.multiprocessors
+    return replace(
+        like,
+        name=name,
+        device=name,
+        multiprocessors=capacity.num_multiprocessors,
+        threads=capacity.threads,
+        registers=capacity.registers,
+        shared_memory=capacity.shared_memory,
+        blocks=capacity.blocks,
+        reserved_shared_memory=capacity.reserved_shared_memory,
+        l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
+        bandwidth_gb_s=bandwidth(device) / 1e9,
+        fp32_tflops=like.fp32_tflops * share,
+        tf32_tflops=like.tf32_tflops * share,
+    )

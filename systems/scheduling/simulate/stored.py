@@ -2,7 +2,11 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from systems.base import BadOption, Unsupported
 from systems.profiling.profile import OperatorProfile, Profile
@@ -13,6 +17,7 @@ from systems.scheduling.plans.schedule import Schedule
 from .measured_set import MeasuredSchedule, MeasuredSet
 
 COMMITTED = Path(__file__).resolve().parents[3] / "results" / "reference" / "simulation"
+Before: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]  # [v, u]: does u happen before v?
 COPY, ATTENTION = "aten.clone.default", "aten.scaled_dot_product_attention.default"
 DEVICE = re.compile(r"device\(type='\w+'(, index=\d+)?\)")  # in a signature: the only part that names where it was captured
 
@@ -56,49 +61,76 @@ class StoredOperators:
     def __contains__(self, signature: str) -> bool:
         return _anywhere(signature) in self.known
 
-    def profile(self, program: Program) -> Profile:
-        """The profile of a program.
+    def operators(self, program: Program) -> list[OperatorProfile | None]:
+        """Those of a program; None for one that launches something and is in none of the sets.
 
         A view takes no time, nor does a copy that capture on a GPU leaves out (`_is_for_a_cpu`).
+        """
+        operators: list[OperatorProfile | None] = []
+        for v, call in enumerate(program.calls):
+            operator = self.known.get(_anywhere(program.signature(v)))
+            if operator is None and (is_view(call.function) or _is_for_a_cpu(program, v)):
+                operator = OperatorProfile(0.0)
+            operators.append(operator)
+        return operators
+
+    def profile(self, program: Program) -> Profile:
+        """The profile of a program.
 
         Raises:
             Unsupported: An operator that launches something is in none of the sets; the message names it.
         """
-        signatures, operators = [], []
-        for v, call in enumerate(program.calls):
-            signatures.append(program.signature(v))
-            operator = self.known.get(_anywhere(signatures[-1]))
+        signatures = tuple(program.signature(v) for v in range(len(program.graph)))
+        operators = []
+        for v, operator in enumerate(self.operators(program)):
             if operator is None:
-                if not is_view(call.function) and not _is_for_a_cpu(program, v):
-                    label = program.graph.label(v)
-                    raise Unsupported(f"the profile lacks operator {label}: {signatures[-1]:.120}")
-                operator = OperatorProfile(0.0)
+                raise Unsupported(f"the profile lacks operator {program.graph.label(v)}: {signatures[v]:.120}")
             operators.append(operator)
         profile = next(iter(self.sets[0].programs.values())).profile
-        return Profile(profile.device, tuple(signatures), tuple(operators), profile.capacity)
+        return Profile(profile.device, signatures, tuple(operators), profile.capacity)
 
     def measurement(self, schedule: Schedule, profile: Profile) -> MeasuredSchedule | None:
         """What was measured of this schedule: of the same operators, ordered in the same way.
 
-        Only those count that launch something: captures on a CPU and on a GPU differ in views.
+        Only those count that launch something: captures on a CPU and on a GPU differ in views. All that run in turn are one.
 
         Args:
             profile: Of the scheduled program, by this object.
         """
-        own = _launched(schedule, profile)
+        own = _Launched.of(schedule, profile)
         for measured in self.sets:
             for each in measured.schedules:
-                if _launched(each.schedule, measured.programs[each.program].profile) == own:
+                other = _Launched.of(each.schedule, measured.programs[each.program].profile)
+                if other.signatures == own.signatures and _are_alike(other.before(), own.before()):
                     return each
         return None
 
 
-def _launched(schedule: Schedule, profile: Profile) -> tuple[list[str], list[int]]:
-    """The targets of the operators that launch something, and which of these happen before each."""
-    places = [v for v, operator in enumerate(profile.operators) if operator.milliseconds]
-    before = schedule.happens_before()
-    masks = [sum(1 << i for i, u in enumerate(places) if before[v] >> u & 1) for v in places]
-    return [schedule.graph.operators[v].target for v in places], masks
+@dataclass(frozen=True)
+class _Launched:
+    """The operators of a schedule that launch something: `places` among all, and their `signatures`, wherever captured."""
+
+    schedule: Schedule
+    places: tuple[int, ...]
+    signatures: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule, profile: Profile) -> "_Launched":
+        places = tuple(v for v, operator in enumerate(profile.operators) if operator.milliseconds)
+        return cls(schedule, places, tuple(_anywhere(profile.signatures[v]) for v in places))
+
+    def before(self) -> Before:
+        """Of these operators, in their order. This takes far longer than comparing signatures."""
+        n = len(self.schedule.graph)
+        masks = b"".join(mask.to_bytes(-(-n // 8), "little") for mask in self.schedule.happens_before())
+        bits = np.unpackbits(np.frombuffer(masks, np.uint8).reshape(n, -1), axis=1, bitorder="little")
+        return bits[np.ix_(self.places, self.places)]
+
+
+def _are_alike(one: Before, other: Before) -> bool:
+    """Is it the same order, or are both complete ones?"""
+    pairs = len(one) * (len(one) - 1) // 2
+    return np.array_equal(one, other) or one.sum() == other.sum() == pairs
 
 
 def _is_for_a_cpu(program: Program, v: int) -> bool:

@@ -1,0 +1,179 @@
+"""An operator that no profile knows, by a roofline rule: an estimate, which never stands beside measurements unlabelled.
+
+An operator is one kernel of T equal tiles. On S multiprocessors it takes
+
+    t = start + max(ceil(T / S) * operations / T / (share * rate / S), bytes / (share_of_bandwidth * bandwidth))
+
+with the GPU's peak rate in the operator's arithmetic. Tiles are of a product's output, or rows of an attention's queries; a
+product of few tiles splits each into several blocks, and is hardly faster for it. Any other operator's tiles are elements of
+its output, and memory alone limits it. A lookup moves what it returns.
+
+`start` and both shares are of a kind of operators. They are fitted on the profiles of five models on an H200 at batch 1, 8
+and 32 (tests/benchmarks/benchmark_advice.py --fit). No profile of fp16 or bf16 is committed: TF32's shares stand in.
+"""
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from systems.profiling.intensity import moved_bytes, work
+from systems.profiling.profile import Kernel, OperatorProfile
+from systems.scheduling.graph.effects import is_view
+from systems.scheduling.graph.program import Program
+
+from .gpu import Gpu
+
+TILE, ROWS = 64, 64  # of a product's output, in each dimension; of an attention's queries
+DEPTH = 128  # of a product at least, that a block adds up: few tiles are split along it, as far as SMs are free
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is fitted of a kind of operators.
+
+    Args:
+        start_us: Of a kernel that does next to nothing.
+        share: Of peak arithmetic that it reaches; None where memory alone limits it.
+        bandwidth: Share of memory's that it reaches.
+        threads, registers, shared_memory: Of a block: typical ones, not fitted.
+        elements: Of the output, that a block computes; of those alone that memory limits.
+    """
+
+    start_us: float
+    share: float | None
+    bandwidth: float
+    threads: int = 128
+    registers: int = 32
+    shared_memory: int = 0
+    elements: int = 1024
+
+
+RULES = {
+    "product": Rule(2.75, 0.62, 1.0, 256, 128, 32768),  # outside matrix units
+    "matrix": Rule(3.25, 0.22, 0.7, 256, 128, 49152),  # by matrix units
+    "depthwise": Rule(3.0, None, 0.2),
+    "attention": Rule(8.0, 0.6, 0.2, 128, 128, 32768),
+    "pooling": Rule(2.5, None, 0.25, elements=256),
+    "reduction": Rule(1.75, None, 0.55, elements=256),
+    "lookup": Rule(1.5, None, 0.95),
+    "elementwise": Rule(1.0, None, 1.0),
+}
+PRODUCTS = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "einsum", "_grouped_mm"})
+LOOKUPS = frozenset({"embedding", "embedding_bag", "_embedding_bag", "index", "index_select", "gather", "take"})
+REDUCTIONS = ("norm", "softmax", "mean", "sum", "amax", "argmax", "var", "cumsum", "topk", "sort")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What an operator asks of a GPU.
+
+    Args:
+        kind: One of RULES.
+        blocks: Of its kernel.
+        arithmetic_us: By peak arithmetic, at most one block an SM at a time; 0 where memory alone limits it.
+        memory_us: By peak bandwidth.
+        bytes_read, bytes_written: As a profile has them.
+    """
+
+    kind: str
+    blocks: int
+    arithmetic_us: float
+    memory_us: float
+    bytes_read: int
+    bytes_written: int
+
+    def microseconds(self, rule: Rule) -> float:
+        """That it takes alone."""
+        arithmetic_us = self.arithmetic_us / rule.share if rule.share else 0.0
+        return rule.start_us + max(arithmetic_us, self.memory_us / rule.bandwidth)
+
+
+def estimated(program: Program, v: int, gpu: Gpu) -> OperatorProfile:
+    """Operator `v` alone on a GPU; a view takes no time."""
+    if is_view(program.calls[v].function):
+        return OperatorProfile(0.0)
+    demand = demand_of(program, v, gpu)
+    rule = RULES[demand.kind]
+    milliseconds = demand.microseconds(rule) / 1e3
+    grid, block = (demand.blocks, 1, 1), (rule.threads, 1, 1)
+    kernel = Kernel(f"estimated {demand.kind}", milliseconds, grid, block, rule.registers, rule.shared_memory)
+    return OperatorProfile(milliseconds, (kernel,), demand.bytes_read, demand.bytes_written)
+
+
+def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
+    """Of an operator that is no view."""
+    kind, output = kind_of(program, v), _output(program, v)
+    (read, written), operations = moved_bytes(program, v), 0
+    elements = 1 if output is None else output.numel()
+    if kind == "lookup":
+        read = written
+    tiles = blocks = max(1, ceil(elements / RULES[kind].elements))
+    if RULES[kind].share is not None and output is not None:
+        operations, rows = work(program, v)[0], _rows(program, v, output)
+        if kind == "attention":
+            tiles = blocks = prod(output.shape[:-2]) * ceil(output.shape[-2] / ROWS)
+        else:
+            columns = _columns(program, v, output)
+            tiles = ceil(rows / TILE) * ceil(columns / TILE) * max(1, elements // max(1, rows * columns))
+            depth = operations // max(1, 2 * elements)
+            blocks = tiles * max(1, min(depth // DEPTH, gpu.multiprocessors // tiles))
+    rate = _rate(program, v, gpu, kind) * 1e6  # operations a microsecond
+    arithmetic_us = ceil(tiles / gpu.multiprocessors) * operations / tiles / (rate / gpu.multiprocessors)
+    return Demand(kind, blocks, arithmetic_us, (read + written) / (gpu.bandwidth_gb_s * 1e3), read, written)
+
+
+def kind_of(program: Program, v: int) -> str:
+    """One of RULES."""
+    name = program.graph.operators[v].name
+    if "attention" in name:
+        return "attention"
+    if name in LOOKUPS:
+        return "lookup"
+    if "conv" in name:
+        weight = program.value(program.calls[v].args[1])
+        is_depthwise = isinstance(weight, Tensor) and weight.shape[1] == 1 and weight.shape[0] > 1
+        return "depthwise" if is_depthwise else _by_units(program, v, torch.backends.cudnn.allow_tf32)
+    if name in PRODUCTS:
+        return _by_units(program, v, torch.backends.cuda.matmul.allow_tf32)
+    if "pool" in name:
+        return "pooling"
+    return "reduction" if any(part in name for part in REDUCTIONS) else "elementwise"
+
+
+def _by_units(program: Program, v: int, allows_tf32: bool) -> str:
+    output = _output(program, v)
+    is_half = output is not None and output.dtype in HALF
+    return "matrix" if is_half or allows_tf32 else "product"
+
+
+def _rate(program: Program, v: int, gpu: Gpu, kind: str) -> float:
+    """Peak arithmetic in 1e12 operations a second; of half precision twice that of TF32, as data sheets have it."""
+    output = _output(program, v)
+    if output is not None and output.dtype in HALF:
+        return 2 * gpu.tf32_tflops
+    return gpu.tf32_tflops if kind == "matrix" else gpu.fp32_tflops
+
+
+def _output(program: Program, v: int) -> Tensor | None:
+    return next((t for t in tree_leaves(program.calls[v].produces) if isinstance(t, Tensor)), None)
+
+
+def _columns(program: Program, v: int, output: Tensor) -> int:
+    """Of a product's output as a matrix: the channels of a group of a convolution, or the last dimension."""
+    if "conv" not in program.graph.operators[v].name:
+        return output.shape[-1] if output.dim() else 1
+    source, weight = (program.value(a) for a in program.calls[v].args[:2])
+    channels = output.shape[1]
+    return max(1, channels * weight.shape[1] // source.shape[1])
+
+
+def _rows(program: Program, v: int, output: Tensor) -> int:
+    """Of a product's output as a matrix; of a batch of products those of one."""
+    if "conv" in program.graph.operators[v].name:
+        return output.numel() // max(1, output.shape[1])
+    is_batched = program.graph.operators[v].name in ("bmm", "baddbmm")
+    return output.shape[-2] if is_batched else output.numel() // max(1, output.shape[-1] if output.dim() else 1)

@@ -1,0 +1,293 @@
+"""runner=advise: estimates against a roofline worked out here, forecasts against schedules by hand, and what it says."""
+
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import networkx
+import pytest
+import torch
+from conftest import ROOT, Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import GPU, kernel, operator, profile_of
+from test_request_fuzz import answer
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+
+from results.advice import WORTH, Advice, Forecast
+from results.cell import Cell, Conditions, choose
+from results.document import part_from_json
+from runners.showings.advise import known_sets
+from systems.advice import Outlook, outlook
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.plans.schedule import sequential
+from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.simulate.estimate import RULES, demand_of, estimated
+from systems.scheduling.simulate.gpu import load
+from systems.scheduling.simulate.measured_set import MeasuredSchedule, MeasuredSet, ProfiledProgram
+from systems.scheduling.simulate.random_schedules import random_schedule
+from systems.scheduling.simulate.simulator import Simulator
+from tests.modules import Branches, Lambda
+
+SETS = sorted((ROOT / "results" / "reference" / "simulation").glob("*.json.gz"))
+CELL = Cell(choose("model", "squeezenet"), choose("system", "nimble"), choose("runner", "advise"), Conditions(1, "cpu"))
+
+
+def one(module: nn.Module, *inputs: Tensor) -> Program:
+    return capture(module.eval(), inputs)
+
+
+def place(program: Program, name: str) -> int:
+    return next(o.id for o in program.graph.operators if o.name == name)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 700))
+def test_a_product_takes_its_tiles_or_its_bytes(rows: int, depth: int, columns: int) -> None:
+    """In fp32, outside matrix units: 132 SMs of 66.9 / 132 TFLOPS and 4.8 TB/s."""
+    program = one(nn.Linear(depth, columns), torch.zeros(rows, depth))
+    demand = demand_of(program, place(program, "linear"), GPU)
+    tiles = -(-rows // 64) * -(-columns // 64)
+    of_a_tile = 2 * rows * depth * columns / tiles
+    assert demand.kind == "product" and demand.blocks >= tiles
+    assert demand.arithmetic_us == pytest.approx(-(-tiles // 132) * of_a_tile / (66.9e6 / 132))
+    assert demand.memory_us == pytest.approx(4 * (rows * depth + (depth + 1) * columns + rows * columns) / 4.8e6)
+    rule = RULES["product"]
+    roofs_us = demand.arithmetic_us / (rule.share or 1), demand.memory_us / rule.bandwidth
+    assert demand.microseconds(rule) == pytest.approx(rule.start_us + max(roofs_us))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_is_a_product_of_each_group(groups: int) -> None:
+    program = one(nn.Conv2d(8, 200, 3, groups=groups, padding=1), torch.zeros(2, 8, 20, 20))
+    demand = demand_of(program, place(program, "conv2d"), GPU)
+    tiles = -(-2 * 20 * 20 // 64) * -(-200 // groups // 64) * groups
+    operations = 2 * (2 * 20 * 20) * 200 * (8 // groups) * 9
+    assert demand.kind == "matrix"  # by TF32, torch's default for convolutions
+    assert demand.arithmetic_us == pytest.approx(operations / tiles / (494.7e6 / 132))
+    assert tiles <= 132
+
+
+def test_each_kind_is_told_from_the_others() -> None:
+    x, image = torch.zeros(4, 6, 32, 64), torch.zeros(1, 16, 8, 8)
+    attention = Lambda(lambda q: nn.functional.scaled_dot_product_attention(q, q, q))
+    of_kind = {
+        "attention": one(attention, x),
+        "depthwise": one(nn.Conv2d(16, 16, 3, groups=16), image),
+        "pooling": one(nn.MaxPool2d(2), image),
+        "reduction": one(nn.LayerNorm(64), x),
+        "elementwise": one(nn.GELU(), x),
+        "matrix": one(nn.Linear(64, 64).half(), x.half()),
+    }
+    for kind, program in of_kind.items():
+        assert demand_of(program, len(program.graph) - 1, GPU).kind == kind
+
+
+def test_a_lookup_does_not_read_the_table_and_a_view_takes_no_time() -> None:
+    rows, indices = 1_000_000, torch.zeros(4, 3, dtype=torch.int64)
+    for module in (nn.Embedding(rows, 16), Lambda(lambda i: embedding_bag(i, torch.zeros(rows, 16)))):
+        program = one(module, indices)
+        v = next(o.id for o in program.graph.operators if "embedding" in o.name)
+        assert estimated(program, v, GPU).milliseconds < 0.003
+    program = one(Lambda(lambda x: x.view(4, 4).relu()), torch.zeros(16))
+    assert [estimated(program, v, GPU).milliseconds > 0 for v in range(len(program.graph))] == [False, True]
+
+
+def test_half_precision_is_faster_and_a_slower_gpu_slower() -> None:
+    program, half = (one(nn.Linear(4096, 4096).to(t), torch.zeros(4096, 4096, dtype=t)) for t in (torch.float, torch.half))
+    by_precision = estimated(half, 0, GPU).milliseconds, estimated(program, 0, GPU).milliseconds
+    assert by_precision[0] < by_precision[1] < estimated(program, 0, load("v100")).milliseconds
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return capture(Branches().eval(), (torch.randn(1, 3, 8, 8),))
+
+
+def made_set(program: Program, microseconds: list[float], blocks: int = 8) -> MeasuredSet:
+    """Each operator one kernel, of a time of its own; Nimble's schedule was measured, and one stream's in reverse order."""
+    graph = program.graph
+    signatures = tuple(f"{program.signature(v)}" for v in range(len(graph)))
+    by_signature = {s: operator(kernel(us, blocks, 128, 32, 0)) for s, us in zip(signatures, microseconds, strict=True)}
+    profile = replace(profile_of([by_signature[s] for s in signatures]), signatures=signatures)
+    schedules = (
+        MeasuredSchedule("sequential", "captured", sequential(graph), (0.3,), 0.3),
+        MeasuredSchedule("nimble", "captured", assign_streams(graph), (0.2,), 0.2),
+        MeasuredSchedule("random", "captured", random_schedule(graph, random.Random(0), 0.5), (0.1,), 0.1),
+    )
+    return MeasuredSet("branches", 1, {}, {"captured": ProfiledProgram(graph, profile)}, schedules)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(1, 100), min_size=20, max_size=20))
+def test_limits_are_those_of_the_graph(program: Program, times_us: list[float]) -> None:
+    """The longest path is networkx's; no forecast is below it, and none above the sum with all launches and edges."""
+    measured = made_set(program, times_us[: len(program.graph)])
+    said = outlook(program, [measured], GPU)
+    own_us = [o.milliseconds * 1e3 for o in measured.programs["captured"].profile.operators]
+    chains = networkx.DiGraph([(u, v, {"us": own_us[v]}) for u, v in program.graph.edges])
+    chains.add_edges_from((-1, v, {"us": own_us[v]}) for v in range(len(own_us)))
+    longest_us = networkx.dag_longest_path_length(chains, weight="us")
+    assert said.critical_path_ms * 1e3 == pytest.approx(longest_us)
+    assert said.busy_ms * 1e3 == pytest.approx(sum(own_us)) and said.estimated_ms == 0
+    assert said.sm_area_ms == pytest.approx(said.busy_ms / 132)  # 8 blocks fit an SM
+    assert said.one_stream_ms * 1e3 == pytest.approx(
+        Simulator(program.graph, measured.programs["captured"].profile, GPU)(sequential(program.graph)).latency_us
+    )
+    for forecast in said.forecasts:
+        assert forecast.latency_ms is not None and said.critical_path_ms <= forecast.latency_ms
+        assert forecast.latency_ms <= said.busy_ms + (4 + 3 * len(own_us)) / 1e3
+
+
+def test_two_small_branches_gain_what_they_take_at_once(program: Program) -> None:
+    """Nimble's schedule was measured too, in turn with one stream; what was drawn at random is no system's."""
+    said = outlook(program, [made_set(program, [50.0] * len(program.graph))], GPU)
+    gains = {f.system: said.one_stream_ms / (f.latency_ms or 0) for f in said.forecasts}
+    widest = said.busy_ms / said.critical_path_ms
+    assert set(gains) == {"nimble", "opara", "ios"}
+    assert all(gain == pytest.approx(widest, rel=0.05) for gain in gains.values())
+    measured = {f.system: f.measured_gain for f in said.forecasts}
+    assert said.measured_ms == 0.3 and measured["nimble"] == pytest.approx(1.5)
+
+
+def test_a_chain_gains_nothing_and_says_why() -> None:
+    chain = one(nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Tanh()), torch.zeros(8))
+    said = outlook(chain, [], GPU)
+    assert said.estimated_ms == said.busy_ms > 0
+    assert {f.latency_ms for f in said.forecasts} == {said.one_stream_ms} and said.width == 1
+    advice = advice_of(said)
+    assert advice.best == (1.0, "cuda_graph") and not advice.pays
+    assert (
+        "depends on the one before" in advice.verdict and "measured nowhere, 100% of their time estimated" in advice.lines[0]
+    )
+
+
+def test_times_of_another_gpu_are_scaled_and_no_measurement_of_it(program: Program) -> None:
+    measured = [made_set(program, [50.0] * len(program.graph))]
+    on_own, on_other = outlook(program, measured, GPU), outlook(program, measured, load("v100"))
+    assert on_other.busy_ms > on_own.busy_ms and on_other.measured_ms is None
+    assert all(f.measured_gain is None for f in on_other.forecasts)
+
+
+def advice_of(said: Outlook) -> Advice:
+    forecasts = tuple(Forecast(f.system, f.latency_ms, f.num_streams, f.measured_gain, f.reason) for f in said.forecasts)
+    return Advice(CELL, "h200", "measured here", False, **{**vars(said), "forecasts": forecasts})
+
+
+def made(gain: float, width: int = 4, critical_path_ms: float = 0.3, sm_area_ms: float = 0.2) -> Advice:
+    """Of a scheduler that gains so much over one stream of 1 ms, of which kernels take 0.9 ms."""
+    forecasts = Forecast("nimble", 1 / gain, 2), Forecast("ios", None, reason="too wide")
+    figures = 9, 9, width, 1.0, None, 0.9, critical_path_ms, sm_area_ms, 0.0
+    return Advice(CELL, "h200", "measured here", False, *figures, forecasts)
+
+
+@pytest.mark.parametrize(
+    ("advice", "pays", "words"),
+    [
+        (made(1.6), True, "yes: nimble is predicted to be 1.60 times as fast"),
+        (made(1.08), True, "within the simulator's error"),
+        (made(1.02), False, "within the simulator's error"),
+        (made(0.9), False, "edges between streams"),
+        (made(1.0, critical_path_ms=0.88), False, "the longest chain of operators is 98%"),
+        (made(1.0, sm_area_ms=0.85), False, "kernels hold 94% of the SMs"),
+        (made(1.0, width=1), False, "each operator depends on the one before it"),
+    ],
+)
+def test_the_verdict_and_its_reason(advice: Advice, pays: bool, words: str) -> None:
+    assert advice.pays is pays and words in advice.verdict
+    assert advice.launch_share == pytest.approx(0.1)
+    assert any("ios: too wide" in line for line in advice.lines)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.5])
+def test_the_command_that_comes_next_is_right(gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For every condition and option that was asked for."""
+    monkeypatch.chdir(tmp_path)
+    changed = choose("model", "gpt", layers=3)
+    conditions = Conditions(8, "cuda", "fp16", "channels_last", 0, "timed")
+    command = replace(made(gain), cell=replace(CELL, model=changed, conditions=conditions)).command
+    assert all(part in command for part in ("model=gpt model.layers=3", "batch=8", "precision=fp16", "algorithms=timed"))
+    arguments = tuple(command.split()[2:])
+    assert answer(arguments, monkeypatch) is None, command
+    assert ("opara" in command or "ios" in command or "nimble," in command) is (gain > WORTH)
+    assert answer((*arguments, "model.layer=3"), monkeypatch) is not None
+
+
+def test_what_another_arithmetic_measured_is_not_taken() -> None:
+    """All committed sets are of TF32 in convolutions."""
+    chain = one(nn.ReLU(), torch.zeros(8))
+    assert len(known_sets("squeezenet", 1, chain)) > 1
+    allowed = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = False
+        assert known_sets("squeezenet", 1, chain) == []
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+@pytest.mark.slow
+def test_gains_are_predicted_within_the_targets() -> None:
+    """Of the measured schedules of every committed set: 80 % within a tenth; 90 % of models right about a gain of 5 %."""
+    errors, rights, gaining = [], [], []
+    for measured in map(MeasuredSet.read, SETS):
+        schedules = {each.name: each for each in measured.schedules if each.name != "random"}
+        if "sequential" not in schedules:
+            continue
+        captured = measured.programs["captured"]
+        simulator = Simulator(captured.graph, captured.profile, GPU)
+        base = schedules["sequential"]
+        pairs = [
+            (base.latency_ms / s.latency_ms, simulator(base.schedule).latency_us / simulator(s.schedule).latency_us)
+            for s in map(schedules.get, ("nimble", "opara", "ios_simulated"))
+            if s is not None
+        ]
+        errors += [predicted / gain - 1 for gain, predicted in pairs]
+        best, best_predicted = (max(column) for column in zip(*pairs, strict=True))
+        rights.append((best > WORTH) == (best_predicted > WORTH))
+        gaining.append(best > WORTH)
+    assert len(rights) == 57 and 0.3 < sum(gaining) / len(gaining) < 0.7
+    assert sum(abs(error) <= 0.1 for error in errors) >= 0.8 * len(errors)
+    assert sum(rights) >= 0.9 * len(rights)
+
+
+def test_the_runner_advises_without_a_gpu(run: Run, folder: Path) -> None:
+    done = run("runner=advise", "model=squeezenet", "device=cpu", "output=a.json")
+    assert done.returncode == 0, done.stderr
+    assert "kernels measured on NVIDIA H200\n" in done.stdout and "estimated" not in done.stdout
+    (document,) = json.loads((folder / "a.json").read_text())
+    advice = part_from_json(document, Advice)
+    assert "\n".join(advice.lines) == done.stdout.strip() and advice.measured_ms is not None
+    nimble = advice.forecasts[0]
+    assert nimble.system == "nimble" and nimble.measured_gain == pytest.approx(advice.gain(nimble), rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_custom_model_is_estimated(run: Run) -> None:
+    done = run("runner=advise", "model=custom", "model.factory=tiny:make", "device=cpu", "precision=bf16", "batch=4")
+    assert done.returncode == 0, done.stderr
+    assert "100% of their time estimated" in done.stdout
+    assert re.search(
+        r"next: python run.py -m model=custom model.factory=tiny:make batch=4 precision=bf16 system=", done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["runner.gpu=h2000"], "did you mean h200"), (["runner.profile=nowhere.json"], "nowhere.json")],
+)
+def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
+    done = run("runner=advise", "model=squeezenet", "device=cpu", *arguments)
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_advice_on_a_gpu_is_of_its_own_kernels(run: Run) -> None:
+    done = run("runner=advise", "model=squeezenet", "device=cuda")
+    assert done.returncode == 0, done.stderr
+    simulated, measured = re.search(r"one stream (\S+) ms simulated, measured (\S+);", done.stdout).groups()  # type: ignore[union-attr]
+    assert "kernels measured here\n" in done.stdout and float(simulated) == pytest.approx(float(measured), rel=0.15)
