@@ -70,6 +70,33 @@ def test_a_stage_costs_what_simulating_it_says(program: Program, file: Path) -> 
     assert costs.concurrent([everything], [costs.number(everything)]) * 1e3 == pytest.approx(alone_us)
 
 
+class Alike(torch.nn.Module):
+    """Three equal convolutions, of which the last one reads another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Conv2d(3, 4, 1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) + self.b(x) + self.c(x.relu())
+
+
+def test_units_that_look_alike_are_merged_where_they_read_one_input(tmp_path: Path) -> None:
+    program = capture(Alike().eval(), (torch.randn(1, 3, 8, 8),))
+    nimble = systems.load("nimble")
+    assert isinstance(nimble, Scheduler)
+    prepared = PreparedSchedules("alike", 1, program, {"nimble": nimble})
+    prepared.profile()
+    prepared.measure()
+    prepared.close()
+    prepared.result().write(tmp_path / "p.json.gz")
+    a, b, c = ((o.id,) for o in program.graph.operators if o.name == "conv2d")
+    costs = StageSimulator(program, Timer(program.device), "h200", str(tmp_path / "p.json.gz"))
+    assert costs.merged([a, c]) is None
+    assert (costs.merged([a, b]) or 0) > 0
+    assert costs.merged([a, c]) is None
+
+
 def test_another_profile_is_another_search(program: Program, file: Path, tmp_path: Path) -> None:
     """What the cache knows of a search by one profile is nothing of one by another, under whichever name."""
     options = Options("both", 3, 8, "operator", 24, False, "simulated", str(tmp_path / "p.json.gz"))

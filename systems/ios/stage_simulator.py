@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from systems.profiling.timing import Timer
 from systems.scheduling.graph.program import Program
-from systems.scheduling.graph.rewrite import replace
+from systems.scheduling.graph.rewrite import Replacement, replace
 from systems.scheduling.plans.merge import merge
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.kernels import Kernels, Node
@@ -56,15 +56,15 @@ class StageSimulator(StageTimer):
         return self.name(numbers) in self.costs
 
     def merged(self, units: Sequence[Unit]) -> float | None:
-        name = " | ".join(map(self._signature, units))
-        if name not in self.merges:
-            self.merges[name] = self._merged(units)
-        return self.merges[name]
-
-    def _merged(self, units: Sequence[Unit]) -> float | None:
-        replacement = merge(self.program, units)
+        replacement = merge(self.program, units)  # units of the same names may read other inputs, and cannot be merged then
         if replacement is None:
             return None
+        name = " | ".join(map(self._signature, units))
+        if name not in self.merges:
+            self.merges[name] = self._merged(replacement)
+        return self.merges[name]
+
+    def _merged(self, replacement: Replacement) -> float | None:
         whole, place = replace(self.program, [replacement])
         v = place[replacement.operators[0]]
         if whole.signature(v) not in self.stored:
