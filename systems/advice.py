@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import conf
-from systems.base import Unsupported
+from systems.base import BadOption, Unsupported
 from systems.profiling.limits import critical_path
 from systems.profiling.profile import OperatorProfile, Profile
 from systems.registry import load
@@ -104,7 +104,7 @@ def outlook(
         report(f"scheduling by {system}")
         try:
             schedule = known.schedule(system, program, profile)
-        except Unsupported as error:
+        except (Unsupported, BadOption) as error:  # the latter where IOS's search would have no end
             forecasts.append(Forecast(system, None, reason=str(error)))
         else:
             forecasts.append(known.forecast(system, program, schedule, one_stream, profile))

@@ -1,0 +1,84 @@
+"""scripts/today.py: the page of where streams help and where fusion does, of committed records and of made ones."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+
+import conf
+from results.cell import named
+from results.record import Limits
+from results.selection import NoResults, Selection, by_setting, read
+from results.siblings import siblings
+from scripts.today import GAIN, SECTIONS, Standing, page, standings
+
+ZOO = ROOT / "results" / "reference" / "h200-zoo"
+NIMBLE, XLA, WEAVE = (named("system", name) for name in ("nimble", "xla", "weave"))
+STANDING = Standing(("dlrm", 1), (1.5, NIMBLE), (1.2, XLA), None, Limits(0.2, 0.8, width=26, sm_area_ms=0.1), 0.9)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Selection:
+    (selection,) = by_setting(record for record in read([ZOO]) if record.cell.runner.name == "bench").values()
+    return selection
+
+
+def test_every_model_stands_in_one_section_by_its_rounds(measured: Selection) -> None:
+    """Ratios are those of the groups that were measured in turn, worked out from them here."""
+    one_stream = named("system", "cuda_graph")
+    by_group = {(g.group.model.label, g.group.conditions.batch): g for g in siblings(measured.records)}
+    rows = standings(measured)
+    assert len(rows) == len(by_group) == 26
+    for row in rows:
+        group = by_group[row.row]
+        ratios = {s: r.ratio for s in group.records if (r := group.over(s, one_stream)) is not None}
+        of_schedulers = {ratio for s, ratio in ratios.items() if s.choice in ("nimble", "opara", "ios")}
+        others = {r for s, r in ratios.items() if s.choice.split("_")[0] in ("torch", "onnxruntime", "tvm")}
+        assert row.streams is not None and row.streams[0] == max(of_schedulers)
+        assert row.fusion is not None and row.fusion[0] == max(others)
+        best = max(of_schedulers | others)
+        assert row.section == SECTIONS[2 if best <= GAIN else max(of_schedulers) < max(others)]
+    text = page(measured, rows, [])
+    assert sum(map(int, re.findall(r"stream(?: than \w+)?: (\d+) of 26 models", text))) == 26
+    assert all(text.count(f"- {row.name}:") == 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("standing", "section", "words"),
+    [
+        (STANDING, 0, "1.50x (nimble), 1.20x (xla); width 26, critical path 25% of the kernels' time, one stream 4.5 times"),
+        (replace(STANDING, streams=(1.1, NIMBLE)), 1, "1.10x (nimble), 1.20x (xla)"),
+        (replace(STANDING, streams=(1.0, NIMBLE), fusion=None), 2, "1.00x (nimble); width 26"),
+        (replace(STANDING, streams=None, fusion=(1.0, XLA), both=(1.3, WEAVE)), 1, "1.00x (xla), 1.30x (weave)"),
+        (replace(STANDING, limits=None), 0, "no limits"),
+    ],
+)
+def test_a_section_and_its_reason(standing: Standing, section: int, words: str) -> None:
+    assert standing.section == SECTIONS[section] and words in standing.text
+
+
+def test_a_page_of_nothing_is_none(measured: Selection) -> None:
+    with pytest.raises(NoResults, match="cuda_graph"):
+        page(measured, [], [])
+
+
+def test_the_script_writes_the_page_and_a_chart_a_batch(script: Run, tmp_path: Path) -> None:
+    done = script("today", "--results", str(ZOO), "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "README.md").read_text() == done.stdout
+    charts = re.findall(r"\]\((.*\.svg)\)", done.stdout)
+    assert len(charts) == 3 and all((tmp_path / "out" / chart).stat().st_size > 10_000 for chart in charts)
+    nothing = script("today", "--results", str(tmp_path))
+    assert nothing.returncode == 2 and "experiment=reference/today" in nothing.stderr
+    assert len(nothing.stderr.strip().splitlines()) == 1
+
+
+def test_the_preset_has_every_network_of_today() -> None:
+    """models/ZOO.md lists them, above those of the papers."""
+    listed = (ROOT / "models" / "ZOO.md").read_text().split("## Networks of the papers")[0]
+    names = set(re.findall(r"^\| `(\w+)`", listed, re.MULTILINE))
+    preset = (conf.FOLDER / "experiment" / "reference" / "today.yaml").read_text()
+    (models,) = re.findall(r"model: (\S+)", preset)
+    assert set(models.split(",")) == names and len(names) == 14
