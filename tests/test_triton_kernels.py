@@ -465,7 +465,8 @@ def test_parts_are_written_where_a_concatenation_is_read(device: str, is_last: b
     for scale in (1.0, -3.0):
         with torch.no_grad():
             expected = module(x * scale)
-        torch.testing.assert_close(tuple(program.run((x * scale,))), expected, rtol=1e-3, atol=1e-3)
+        tolerance = 1e-2 if device == "cuda" else 1e-3  # TF32, in two convolutions one after the other
+        torch.testing.assert_close(tuple(program.run((x * scale,))), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_concatenation_names_the_places_that_would_let_it_gain(device: str) -> None:

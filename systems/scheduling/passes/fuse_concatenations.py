@@ -11,7 +11,6 @@ from torch import Tensor
 from systems.kernels.kernel import Kernel
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import on_meta
-from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.patterns import ADDITION, CONCATENATION, only_user, users
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
@@ -19,7 +18,7 @@ from systems.scheduling.graph.rewrite import Replacement, replace
 from .context import Context, Rewritten
 from .convolution_places import separate_places
 from .own_kernels import SEPARATE, activation, has_kernels, is_plain, kernel_alone, target_of
-from .patterns import SPLIT, addend_of, shape_of
+from .patterns import SPLIT, addend_of, returned_operators, shape_of
 
 WRITTEN = "written by its parts"  # the alternative to a kernel that copies them
 OUT = {"Dense": 5, "Separable": 6}  # the place of the argument that such a kernel writes to
@@ -117,7 +116,7 @@ def joined(out: Tensor, *parts: Tensor) -> Tensor:
 def _join(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> _Joined | None:
     """Operator v as a concatenation whose parts are written where it is read, or None."""
     references, operators = _references(program, readers, v, taken)
-    if not references or _is_returned(program, readers, v):
+    if not references or v in returned_operators(program):
         return None
     value = program.calls[v].produces
     is_channels_last = not value.is_contiguous()
@@ -162,7 +161,7 @@ def _leading(
     v, call = source.operator, program.calls[source.operator]
     is_written = isinstance(call.function, Kernel) and OUT.get(type(call.function).__name__) == len(call.args)
     is_last = dimension == 1 and reference.index == len(sizes) - 1 and readers[v] == [reference.operator]
-    is_seen = _is_returned(program, readers, v)
+    is_seen = v in returned_operators(program)
     is_one_piece = is_plain(call.produces) and call.produces.shape[0] == 1 and call.produces.is_contiguous()
     return (v, sum(sizes[:-1])) if is_written and is_last and is_one_piece and not is_seen else None
 
@@ -241,13 +240,6 @@ def _is_alike(a: Tensor, b: Tensor) -> bool:
     """Do both lie alike in memory? The stride of a dimension of one element says nothing."""
     steps = zip(a.shape, a.stride(), b.stride(), strict=True)
     return all(size == 1 or own == other for size, own, other in steps)
-
-
-def _is_returned(program: Program, readers: Sequence[list[int]], v: int) -> bool:
-    """Is the output of v an output of the model, or seen through one?"""
-    if -1 in readers[v]:
-        return True
-    return any(is_view(program.calls[u].function) and _is_returned(program, readers, u) for u in readers[v])
 
 
 def _replacements(program: Program, one: _Joined) -> list[Replacement]:

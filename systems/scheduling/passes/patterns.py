@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.patterns import CONVOLUTION, convolution, reads_tensors
 from systems.scheduling.graph.program import Call, Input, Output, Program
 
@@ -129,6 +130,15 @@ def name_convolution(program: Program, v: int) -> str:
         if set(sizes) != {1}:
             parts.append(f"{name} {'x'.join(map(str, sizes[:1] if len(set(sizes)) == 1 else sizes))}")
     return ", ".join(parts)
+
+
+def returned_operators(program: Program) -> set[int]:
+    """Operators whose output is an output of the model, or is seen through one: a caller may write to it."""
+    returned = program.kept_operators()
+    for v in reversed(range(len(program.graph))):
+        if v in returned and is_view(program.calls[v].function):
+            returned |= {*program.graph.predecessors[v]}
+    return returned
 
 
 def name_operators(program: Program, operators: Sequence[int]) -> str:

@@ -12,12 +12,14 @@ from systems.scheduling.graph.program import Program
 
 from .context import Context, Rewritten
 from .fold_batch_norm import fold_batch_norm
+from .fold_constants import fold_constants
 from .fuse_concatenations import fuse_concatenations
 from .fuse_convolution import fuse_convolution
 from .fuse_elementwise import fuse_elementwise
 from .fuse_in_triton import fuse_in_triton
 from .fuse_reductions import fuse_reductions
 from .merge_convolutions import merge_convolutions
+from .merge_equal import merge_equal
 from .merge_linears import merge_linears
 from .select_kernels import select_kernels
 from .select_products import select_products
@@ -47,9 +49,11 @@ class Pass:
 Remembered = dict[tuple[int, frozenset[tuple[str, str]]], Rewritten]
 CHAINS = 3  # of passes, that are remembered
 
-# In the order in which they run. Nimble (Section 5, Appendix B) has neither merge_linears, merge_convolutions nor
-# select_products, fuse_in_triton, fuse_concatenations and fuse_reductions.
+# In the order in which they run. Nimble (Section 5, Appendix B) has neither fold_constants, merge_equal, merge_linears,
+# merge_convolutions nor select_products, fuse_in_triton, fuse_concatenations and fuse_reductions.
 PASSES = (
+    Pass(fold_constants, ("fold_constants",), measures=False),
+    Pass(merge_equal, ("merge_equal",), measures=False),
     Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(merge_convolutions, ("merge_convolutions",)),  # as that
