@@ -225,9 +225,9 @@ def test_changes_that_gain_beside_each_other_alone_are_found(monkeypatch: pytest
     assert dict(state.best.choices) == needing and "1 places that it needs" in state.gains[0].change
 
 
-@pytest.mark.parametrize(("ratio", "num_rounds"), [(0.9, 2 * ROUNDS + 2), (1.01, ROUNDS + 1), (1.2, 3)])
+@pytest.mark.parametrize(("ratio", "num_rounds"), [(0.9, 3 * ROUNDS + 3), (1.01, ROUNDS + 1), (1.2, 3)])
 def test_what_is_clearly_slower_gets_few_rounds(monkeypatch: pytest.MonkeyPatch, ratio: float, num_rounds: int) -> None:
-    """What looks faster is measured once more; the first round of each warms up."""
+    """What looks faster is measured once more, and in the end captured anew; the first round of each warms up."""
     space = Space(0)
     space.cost = lambda c: ratio if c.stream_plan == "sequential" else 1.0  # type: ignore[method-assign]
     searching, _ = space.searching(monkeypatch)
@@ -282,7 +282,13 @@ def test_no_single_change_of_what_it_found_is_faster(monkeypatch: pytest.MonkeyP
     assert state.is_complete and best <= space.cost(Candidate())
     # A candidate that an earlier best beat is slower than the present one too: costs of this space do not scatter.
     assert all(space.cost(other) >= MARGIN * best for other in neighbours(space, state.best))
-    keys = [p.candidate.key for p in space.prepared[2:]]
+    assert state.first == Candidate() and (state.total is not None) == (state.best != Candidate())
+    *tried, before, after = space.prepared[2:]  # the first and the best are captured anew, where they differ
+    if state.total is None:
+        tried += [before, after]
+    else:
+        assert (before.candidate, after.candidate) == (Candidate(), state.best)
+    keys = [p.candidate.key for p in tried]
     assert len(keys) == len(set(keys)) and all(p.is_closed for p in space.prepared)
     assert [g.before_ms > g.after_ms for g in state.gains] == [True] * len(state.gains)
     assert State.from_json(saved_states[-1]) == state
@@ -301,6 +307,48 @@ def test_a_killed_search_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatc
     rest, _ = space.searching(monkeypatch, State.from_json(saved_states[-1]))
     assert rest.run().best == whole.best
     assert set(tried).isdisjoint(p.candidate.key for p in space.prepared[2:]) and len(tried) == most - 2
+
+
+def test_gains_that_a_new_capture_does_not_show_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each that is prepared later is faster; captured anew, all are equally fast."""
+    space = Space(0)
+    space.cost = lambda c: 1 / (1 + len(space.prepared))  # type: ignore[method-assign]
+    searching, saved_states = space.searching(monkeypatch)
+    confirm = searching._confirm
+
+    def captured_anew(first: Candidate) -> None:
+        assert searching.state.gains
+        space.cost = lambda c: 1.0  # type: ignore[method-assign]
+        confirm(first)
+
+    monkeypatch.setattr(searching, "_confirm", captured_anew)
+    state = searching.run()
+    assert state.best == state.first == Candidate() and state.gains == [] and state.total is None
+    assert State.from_json(saved_states[-1]) == state
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 1e6])
+def test_it_begins_with_what_other_schedulers_take(monkeypatch: pytest.MonkeyPatch, budget_s: float) -> None:
+    """The passes merge, which no other scheduler does; all merges at once are one change."""
+    space = Space(0)
+    times: dict[str, float | None] = {"in turn": 1.0, "merged": 0.9}
+
+    def decisions(choices: dict[str, str]) -> list[Decision]:
+        return [
+            Decision("merge_convolutions", p, (i,), times, choices.get(p, "merged"), {}, p) for i, p in enumerate(PLACES)
+        ]
+
+    space.decisions = decisions  # type: ignore[method-assign]
+    space.cost = lambda c: 2.0 - 0.5 * ("merged" in dict(c.choices).values())  # type: ignore[method-assign]
+    searching, _ = space.searching(monkeypatch)
+    searching.budget_s = budget_s
+    state = searching.run()
+    assert state.first and dict(state.first.choices) == dict.fromkeys(PLACES, "in turn")
+    if budget_s:
+        assert dict(state.best.choices) == dict.fromkeys(PLACES, "merged")
+        assert [gain.change for gain in state.gains] == ["merge_convolutions: as each is fastest alone, at 3 places"]
+    else:
+        assert state.best == state.first
 
 
 def test_what_costs_precision_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

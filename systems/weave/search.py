@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
 from time import perf_counter
@@ -35,6 +35,8 @@ WORTH = 1.5  # times the chosen alternative's own time, up to which another is w
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
+OWN = ("merge_convolutions",)  # kinds of decisions that no other scheduler takes
+
 Choices: TypeAlias = Mapping[str, str]
 Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
 Forecast: TypeAlias = Callable[[Program, Schedule], float]  # milliseconds, by simulation
@@ -63,6 +65,18 @@ class Candidate:
         schedule = STREAM_PLANS[self.stream_plan](program)
         return replace(schedule, early=early_operators(program, schedule)) if self.is_early else schedule
 
+    def to_json(self) -> dict[str, JSON]:
+        choices: list[JSON] = [[*choice] for choice in self.choices]
+        return {"stream_plan": self.stream_plan, "choices": choices, "is_early": self.is_early}
+
+    @classmethod
+    def from_json(cls, document: Any) -> "Candidate":
+        """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
+        if document["stream_plan"] not in STREAM_PLANS:
+            raise ValueError(f"there is no stream plan {document['stream_plan']}")
+        choices = tuple((str(place), str(name)) for place, name in document["choices"])
+        return cls(document["stream_plan"], choices, document["is_early"] is True)
+
     def choose(self, place: str, alternative: str) -> "Candidate":
         return self.choose_all({place: alternative})
 
@@ -90,32 +104,34 @@ class State:
 
     Args:
         best: the best so far.
+        first: where the search began, which is what the other schedulers execute; None before it began.
         ratios: by `Candidate.key`, over the best at that time; None where it failed.
         simulated: as `ratios`, of those that were simulated alone, since they looked slow.
         gains: the changes that led to the best, in order.
+        total: of the best over the first, both captured anew in the end; None where that was not measured.
         dropped: decisions of the passes that cost more precision than a cell may lose, in words.
         seconds: spent so far.
         is_complete: nothing is left to try.
     """
 
     best: Candidate = Candidate()
+    first: Candidate | None = None
     ratios: dict[str, float | None] = field(default_factory=dict)
     simulated: dict[str, float] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
+    total: Gain | None = None
     dropped: list[str] = field(default_factory=list)
     seconds: float = 0.0
     is_complete: bool = False
 
     def to_json(self) -> dict[str, JSON]:
         return {
-            "best": {
-                "stream_plan": self.best.stream_plan,
-                "choices": [list(c) for c in self.best.choices],
-                "is_early": self.best.is_early,
-            },
+            "best": self.best.to_json(),
+            "first": self.first.to_json() if self.first else None,
             "ratios": {**self.ratios},
             "simulated": {**self.simulated},
-            "gains": [[gain.change, gain.before_ms, gain.after_ms] for gain in self.gains],
+            "gains": [[*astuple(gain)] for gain in self.gains],
+            "total": [*astuple(self.total)] if self.total else None,
             "dropped": [*self.dropped],
             "seconds": self.seconds,
             "is_complete": self.is_complete,
@@ -124,22 +140,30 @@ class State:
     @classmethod
     def from_json(cls, document: Any) -> "State":
         """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
-        best = document["best"]
-        choices = tuple((str(place), str(name)) for place, name in best["choices"])
-        if best["stream_plan"] not in STREAM_PLANS:
-            raise ValueError(f"there is no stream plan {best['stream_plan']}")
-        gains = [Gain(str(change), float(before), float(after)) for change, before, after in document["gains"]]
-        ratios = {str(key): ratio for key, ratio in document["ratios"].items()}
-        candidate = Candidate(best["stream_plan"], choices, best["is_early"] is True)
-        dropped = [str(words) for words in document["dropped"]]
-        simulated = {str(key): float(ratio) for key, ratio in document["simulated"].items()}
-        return cls(candidate, ratios, simulated, gains, dropped, float(document["seconds"]), document["is_complete"])
+        first, total = document["first"], document["total"]
+        return cls(
+            Candidate.from_json(document["best"]),
+            None if first is None else Candidate.from_json(first),
+            {str(key): ratio for key, ratio in document["ratios"].items()},
+            {str(key): float(ratio) for key, ratio in document["simulated"].items()},
+            [_gain(*entry) for entry in document["gains"]],
+            None if total is None else _gain(*total),
+            [str(words) for words in document["dropped"]],
+            float(document["seconds"]),
+            document["is_complete"],
+        )
+
+
+def _gain(change: object, before_ms: float, after_ms: float) -> Gain:
+    return Gain(str(change), float(before_ms), float(after_ms))
 
 
 class Search:
     """An anytime search: `state` always holds the best so far.
 
     Invariants:
+        - It begins with what the other schedulers execute: the passes' own decisions, but for those of OWN kinds. In the end
+          the best is held against that once more, both captured anew, and goes where it is no faster.
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
         - No candidate is measured twice, in whatever process the search goes on.
         - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches are
@@ -182,6 +206,8 @@ class Search:
 
     def run(self) -> State:
         """Search until the budget is over or nothing is left; returns the state."""
+        if self.state.first is None:
+            self.state.first = self.state.best = self._beginning()
         if self.state.is_complete or self._is_over():
             return self.state
         try:
@@ -194,8 +220,35 @@ class Search:
     def _search(self) -> None:
         """Try one change after another, as long as there is time."""
         self.excess = self._reference()
-        if self.state.best == Candidate():
+        if self.state.best == self.state.first and not self.state.ratios:
             self._drop_imprecise()
+            self.state.first = self.state.best
+        first = self.state.first or self.state.best
+        self._try_all()
+        if self.is_measuring and self.state.best != first:
+            self._confirm(first)
+
+    def _beginning(self) -> Candidate:
+        """The passes' own decisions, and none where no other scheduler takes one."""
+        _, decisions = self._rewritten(Candidate())
+        return Candidate().choose_all({d.place: d.without for d in decisions if d.kind in OWN and d.is_change})
+
+    def _confirm(self, first: Candidate) -> None:
+        """Keep the best only where it is faster than the first, both captured anew: a graph's age counts too."""
+        with (
+            closing(_Holder(self._prepare(first))) as before,
+            closing(_Holder(self._prepare(self.state.best))) as after,
+        ):
+            before_ms, after_ms = self._in_turn(before.executor, after.executor)
+        self.state.total = Gain("all changes, both captured anew", before_ms, after_ms)
+        if after_ms >= before_ms:
+            self.report(
+                f"{len(self.state.gains)} gains given up: captured anew, all together take {after_ms / before_ms:.3f}"
+            )
+            self.state.best, self.state.gains, self.state.total = first, [], None
+
+    def _try_all(self) -> None:
+        """Try every change of the best so far, again after each that gained; then the stream plans that are searched for."""
         with closing(_Holder(self._prepare(self.state.best))) as holder:
             while self.state.best.stream_plan not in SEARCHED:
                 before = self.state.best
@@ -235,6 +288,9 @@ class Search:
     def _composites(self) -> Iterator[tuple[str, Candidate]]:
         """Several decisions at once, each of which may gain only beside the others: one alternative at all places of a kind,
         where that does without the decision or is one of a FEW; and one with the fastest at the places that it needs."""
+        merged = {d.place: d.chosen for d in self._rewritten(Candidate())[1] if d.kind in OWN and d.is_change}
+        if merged:
+            yield f"{', '.join(OWN)}: as each is fastest alone, at {len(merged)} places", self.state.best.choose_all(merged)
         alternatives = self._alternatives()
         places_by_change: dict[tuple[str, str], list[str]] = {}
         for decision, name in alternatives:
@@ -353,7 +409,7 @@ class Search:
         Invariant: each decision that is dropped has to go. Of all in their order, the shortest beginning whose dropping
         makes the program precise ends with it. It alone is dropped, and the rest is looked at again.
         """
-        dropped: dict[str, str] = {}
+        dropped = dict(self.state.best.choices)
         while self._program_excess(dropped) > 1:
             decisions_by_place = {
                 d.place: d for d in self.rewrite(dropped)[1] if d.place and d.place not in dropped and d.is_change

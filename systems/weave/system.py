@@ -121,7 +121,7 @@ class Weave(Scheduler):
         self.recipe = Recipe(fingerprint(program), switches, dict(state.best.choices), timer.times)
         gains = [
             Decision("weave", gain.change, (), {"before": gain.before_ms, "after": gain.after_ms}, "after")
-            for gain in state.gains
+            for gain in (*state.gains, *([state.total] if state.total else []))
         ]
         drops = [Decision("weave", f"{words}, which costs precision", (), {}, "dropped") for words in state.dropped]
         return rewritten, [*decisions, *drops, *gains]
