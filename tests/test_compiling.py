@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 
 from systems.kernels import compiling
@@ -43,6 +44,21 @@ def test_processes_compile_each_kernel_into_the_cache(tmp_path: Path, monkeypatc
     monkeypatch.setattr(compiling, "FEW", 2)
     compile_for(H100, [dense_job(16, "no precision"), dense_job(16), separable_job()])
     assert cubins(tmp_path) == ["_dense.cubin", "_separable.cubin"]
+
+
+def test_a_kernel_stays_the_same_when_torchinductor_sets_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when it first compiles: without the option this kernel is compiled a second time."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    own = Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc"
+    (tmp_path / "other.bc").write_bytes(own.read_bytes() + b"\n")
+    for library in (own, tmp_path / "other.bc"):
+        # Each in a process of its own, as what is compiled stays in memory.
+        monkeypatch.setenv("TRITON_LIBDEVICE_PATH", str(library))
+        compile_for(H100, [dense_job(16)])
+    assert cubins(tmp_path) == ["_dense.cubin"]
 
 
 def test_a_job_travels_as_json() -> None:

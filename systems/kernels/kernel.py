@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -52,7 +55,7 @@ class Kernel(ABC):
             Exception: what Triton raises where a tile takes more than a multiprocessor has.
         """
         launch = self.launch(*tensors)
-        launch.function[launch.grid](*launch.arguments, **launch.options)
+        launch.function[launch.grid](*launch.arguments, **launch.options, **libraries())
         return launch.out
 
     def compile(self, *tensors: Tensor | None) -> Any:
@@ -62,4 +65,18 @@ class Kernel(ABC):
             Triton's compiled kernel.
         """
         launch = self.launch(*tensors)
-        return launch.function.warmup(*launch.arguments, grid=launch.grid, **launch.options)
+        return launch.function.warmup(*launch.arguments, grid=launch.grid, **launch.options, **libraries())
+
+
+@cache
+def libraries() -> dict[str, Any]:
+    """The option that links Triton's own library of functions.
+
+    TorchInductor sets another one for the whole process when it first compiles. A kernel would then be another one to
+    Triton's cache, and be compiled again.
+    """
+    backend = find_spec("triton.backends.nvidia")
+    folders = backend.submodule_search_locations if backend is not None else None
+    files = [Path(folder, "lib", "libdevice.10.bc") for folder in folders or ()]
+    own = next((str(file) for file in files if file.is_file()), None)
+    return {"extern_libs": {"libdevice": own}} if own else {}
