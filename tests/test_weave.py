@@ -579,7 +579,7 @@ def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.usefixtures("cache_folder")
 def test_a_plan_brings_its_kernels_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Triton's cache is another one where the plan is executed: it holds what the plan brought, and nothing was compiled."""
+    """Triton's cache is another one where the plan is executed: no kernel of ours was compiled, and none lies there."""
 
     def one_of_ours(times: Mapping[str, float | None], is_kernel_saved: bool) -> str:
         return next(name for name, t in times.items() if t is not None and name != "separate")
@@ -594,8 +594,7 @@ def test_a_plan_brings_its_kernels_along(monkeypatch: pytest.MonkeyPatch, tmp_pa
     file.write_text(json.dumps(schedule.to_json(model="branches", batch=1, device="cuda")))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "second"))
     prepared = systems.load("weave", plan=str(file)).prepare(module, (x,))
-    assert len(list((tmp_path / "second").rglob("*.cubin"))) == len(binaries)
-    assert not list((tmp_path / "second").rglob("_*.ptx"))
+    assert not list((tmp_path / "second").rglob("_[a-z]*"))
     with torch.no_grad():
         torch.testing.assert_close(prepared(x), module(x), rtol=1e-2, atol=1e-2)
     prepared.close()

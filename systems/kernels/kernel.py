@@ -44,6 +44,11 @@ class Kernel(ABC):
 
     is_early: bool = False
 
+    @property
+    def is_compiled(self) -> bool:
+        """Is it known to need no compiling?"""
+        return False
+
     @abstractmethod
     def launch(self, *tensors: Tensor | None) -> Launch:
         """Its launch on these tensors. Each kernel says what they are."""

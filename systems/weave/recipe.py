@@ -1,6 +1,6 @@
 """What a plan file says beside its schedule: how the program that is scheduled came out of the captured one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from systems.cache import JSON
-from systems.kernels.binaries import Binary
+from systems.kernels.binaries import Binary, Library, Stored
 from systems.kernels.kernel import Kernel
 from systems.profiling.measurements import conditions
 from systems.profiling.timing import Timer, name_of
@@ -107,19 +107,24 @@ def _is_same(a: object, b: object) -> bool:
     return distance(a, b).norm <= LAST_DIGITS * rounding or torch.equal(a, b)
 
 
-def binaries_of(program: Program) -> tuple[Binary, ...]:
-    """Those of a program's kernels, each once.
+def binaries_of(*programs: Program) -> tuple[Binary, ...]:
+    """Those of the programs' kernels, each once. Compiles what Triton's cache lacks."""
+    library = Library()
+    for program in programs:
+        for call in program.calls:
+            if isinstance(call.function, Kernel):
+                library.compile(call.function.launch(*(program.value(a) for a in call.args)))
+    return library.collected()
 
-    Args:
-        program: as executed.
-    """
-    binaries: dict[str, Binary] = {}
-    for call in program.calls:
-        if isinstance(call.function, Kernel):
-            binary = Binary.of(call.function, [program.value(a) for a in call.args])
-            if binary is not None:
-                binaries.setdefault(binary.key, binary)
-    return tuple(binaries.values())
+
+def stored(program: Program, binaries: Iterable[Binary]) -> Program:
+    """The program with its kernels launched from these binaries."""
+    library = Library(binaries)
+    calls = [
+        replace(call, function=Stored(call.function, library)) if isinstance(call.function, Kernel) else call
+        for call in program.calls
+    ]
+    return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
 
 
 def fingerprint(program: Program) -> dict[str, JSON]:

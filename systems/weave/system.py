@@ -26,7 +26,7 @@ from systems.scheduling.scheduler import Scheduler, captured
 
 from . import forecast, search, stream_plans
 from .forecast import forecast_on
-from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint
+from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
 from .search import Choices, Search, State
 
 KIND = "weave"
@@ -78,13 +78,13 @@ class Weave(Scheduler):
             schedule = self._explained(self.plan(rewritten), decisions)
         if self.recipe is None:
             return schedule
-        recipe = replace(self.recipe.of_module(program, module), binaries=binaries_of(lower(rewritten, schedule)[0]))
+        # Once as the passes leave them, which preparing runs first, and once as they are launched.
+        binaries = binaries_of(rewritten, lower(rewritten, schedule)[0])
+        recipe = replace(self.recipe.of_module(program, module), binaries=binaries)
         return replace(schedule, recipe={**recipe.to_json()})
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
         """As every scheduler's; a plan's captured program stands in for tracing the module, where it is that module's."""
-        for binary in self.recipe.binaries if self.file is not None and self.recipe is not None else ():
-            binary.put()
         program = None if self.file is None else self._stored(module, inputs)
         return super().prepare(module, inputs, arena) if program is None else self.prepare_program(program, arena)
 
@@ -130,9 +130,10 @@ class Weave(Scheduler):
         try:
             recipe.check(program)
             rewriting = Rewriting(**dict.fromkeys(recipe.switches, True))
-            return rewriting.apply(program, RecordedTimer(program.device, recipe.times), recipe.choices)
+            rewritten, decisions = rewriting.apply(program, RecordedTimer(program.device, recipe.times), recipe.choices)
         except Misfit as error:
             raise BadOption(f"system.plan={self.file} does not fit: {error}") from error
+        return stored(rewritten, recipe.binaries), decisions
 
     def _apply(
         self, program: Program, timer: Timer, choices: Choices, remembered: Remembered | None = None

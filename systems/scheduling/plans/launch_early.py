@@ -49,7 +49,8 @@ def launch_early(program: Program, operators: Collection[int]) -> Program:
             raise ValueError(f"operator {program.graph.label(v)} is launched early, and is no kernel of this project")
         calls[v] = changed(calls[v], function=changed(kernel, is_early=True))
     if program.device.type == "cuda":
-        compile_ahead(Job.of(calls[v].function, [program.value(a) for a in calls[v].args]) for v in operators)  # type: ignore[arg-type]
+        made = [calls[v] for v in operators if isinstance(kernel := calls[v].function, Kernel) and not kernel.is_compiled]
+        compile_ahead(Job.of(call.function, [program.value(a) for a in call.args]) for call in made)  # type: ignore[arg-type]
     return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
 
 
