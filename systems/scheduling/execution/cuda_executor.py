@@ -34,6 +34,9 @@ from .cuda_streams import Event, Stream, Streams, begin_capture, checked, pool_b
 from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
 from .scheduled import Scheduled
 
+# What programs ask for memory, by how libraries were told to compute: another schedule of a program asks for the same.
+_recorded_by_program: weakref.WeakKeyDictionary[Program, dict[tuple[bool, ...], Recorded]] = weakref.WeakKeyDictionary()
+
 
 class CudaExecutor(Scheduled):
     """A schedule captured into one CUDA Graph over one arena of planned memory.
@@ -121,12 +124,19 @@ class CudaExecutor(Scheduled):
     def _prepare(self) -> None:
         gc.collect()
         with collector_off():
-            with closing(Streams(self.device)) as streams:
-                recorded = self._recorded(streams.take([True])[0])
-            self._plan_and_capture(recorded)
+            self._plan_and_capture(self._recorded_once())
         if self.randomness:
             self.randomness.check()
         switch_contexts(self.device)
+
+    def _recorded_once(self) -> Recorded:
+        """What memory the operators ask for; of a program without state as an earlier schedule of it has shown."""
+        recorded_by_arithmetic = {} if self.stateful else _recorded_by_program.setdefault(self.program, {})
+        arithmetic = _arithmetic()
+        if arithmetic not in recorded_by_arithmetic:
+            with closing(Streams(self.device)) as streams:
+                recorded_by_arithmetic[arithmetic] = self._recorded(streams.take([True])[0])
+        return recorded_by_arithmetic[arithmetic]
 
     def _recorded(self, side: Stream) -> Recorded:
         """What memory the operators ask for, after a warm-up."""
@@ -291,3 +301,10 @@ def _uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsup
     if isinstance(error, torch.cuda.OutOfMemoryError | AllocationMismatch):
         return error
     return Unsupported(f"{what} cannot be captured into a CUDA Graph: {first_line(error)}")
+
+
+def _arithmetic() -> tuple[bool, ...]:
+    """What the choice of a library's algorithm depends on beside the operator."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    halves = products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32, *map(bool, halves)
