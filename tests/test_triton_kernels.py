@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,11 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as replace_operators
-from systems.scheduling.passes import convolution_places, fuse_concatenations, fuse_convolution, fuse_in_triton
+from systems.scheduling.passes import convolution_places, fuse_concatenations, fuse_convolution, fuse_in_triton, fuse_pools
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-MODULES = ("systems.kernels.tile", "systems.kernels.separable", "systems.kernels.dense", "systems.kernels.placed")
+MODULES = [f"systems.kernels.{name}" for name in ("tile", "separable", "dense", "placed", "pooled")]
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -521,3 +522,84 @@ def test_a_concatenation_that_is_not_slower_stays(device: str) -> None:
     assert outer.chosen == "separate" and outer.milliseconds == {"separate": 1.0, "written by its parts": 1.0}
     assert inner.chosen == "written by its parts" and inner.milliseconds == {"separate": 1.0, "written by its parts": 0.0}
     assert sum(o.target == "aten.cat.default" for o in program.graph.operators) == 2
+
+
+@st.composite
+def windows(draw: st.DrawFn, height: int, width: int) -> tuple[Any, Callable[[Tensor], Tensor], bool]:
+    """A window that fits, what PyTorch computes by it, and whether the last windows may pass the end."""
+    kind, ceil = draw(st.sampled_from(["average", "max"])), draw(st.booleans())
+    kernel = draw(st.tuples(st.integers(1, min(4, height)), st.integers(1, min(4, width))))
+    stride = draw(pairs)
+    padding = draw(st.tuples(*(st.integers(0, k // 2) for k in kernel)))
+    counts = kind == "average" and draw(st.booleans())
+    window = import_module("systems.kernels.pooled").Window(kind, kernel, stride, padding, counts)
+    if kind == "average":
+        return window, lambda x: functional.avg_pool2d(x, kernel, stride, padding, ceil, counts), ceil
+    return window, lambda x: functional.max_pool2d(x, kernel, stride, padding, 1, ceil), ceil
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), after=acts, is_last=st.booleans(), second=st.sampled_from(["none", "same", "pool"]))
+def test_a_sum_of_pools_is_what_pytorch_computes(
+    device: str, data: st.DataObject, after: str, is_last: bool, second: str
+) -> None:
+    n, c, h, w = (data.draw(st.integers(1, most)) for most in (3, 9, 9, 9))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    window, pool, _ = data.draw(windows(h, w))
+
+    def tensor(*shape: int) -> Tensor:
+        made = torch.randn(*shape, generator=random).to(device, dtype)
+        return made.contiguous(memory_format=LAYOUTS[data.draw(st.booleans())])
+
+    x = tensor(n, c, h, w)
+    if data.draw(st.booleans()):
+        x[0, 0, h // 2, w // 2] = torch.nan
+    expected, y, other = pool(x.double()), None, None
+    if second == "same":
+        y, other = tensor(*expected.shape), import_module("systems.kernels.pooled").Window()
+        expected = expected + y.double()
+    elif second == "pool":  # the same window of another tensor
+        y, other = tensor(n, c, h, w), window
+        expected = expected + pool(y.double())
+    expected = ACTS[after](expected)
+    pooled = import_module("systems.kernels.pooled").Pooled(window, other, after, *expected.shape[2:], is_last)
+    place = [] if x.isnan().any() else data.draw(places(expected, dtype, is_last))
+    out = pooled(x, y, *place[:1])
+    check_place(out, place, dtype, is_last)
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+class Cell(nn.Module):
+    """Sums of pools as in NASNet's cells: with another tensor, with another pool, with itself, and with an activation after;
+    a pool that others read too, and one that is a part of a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average, self.max = nn.AvgPool2d(3, 1, 1, count_include_pad=False), nn.MaxPool2d(3, 2, 1)
+        self.dilated = nn.MaxPool2d(3, 1, 1, dilation=2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        twice = self.average(y)
+        pooled = self.max(x)
+        joined = torch.cat(
+            [self.average(x) + y, twice + twice, (self.average(x) + self.average(y)).relu(), self.average(x)], 1
+        )
+        return joined, pooled + pooled.cos(), self.dilated(x) + self.dilated(y), torch.add(self.average(x), y, alpha=2)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_sums_take_in_the_pools_that_they_alone_read(device: str, is_last: bool) -> None:
+    x, y = (torch.randn(2, 3, 6, 5, device=device).contiguous(memory_format=LAYOUTS[is_last]) for _ in range(2))
+    module = Cell().eval()
+    captured = capture(module, (x, y))
+    program, decisions = fuse_pools.fuse_pools(captured, Context(favour("opweave"), favour("opweave")))
+    kept, others = fuse_pools.fuse_pools(captured, Context(favour("aten"), favour("aten")))
+    assert kept.graph == captured.graph and {d.chosen for d in others} == {"separate"}
+    assert [len(d.operators) for d in decisions] == [2, 2, 4, 1] and {d.chosen for d in decisions} == {"one kernel"}
+    left = [o.name for o in program.graph.operators if not o.target.startswith("opweave")]
+    assert left == ["max_pool2d", "cat", "cos", "add", "max_pool2d", "max_pool2d", "add", "avg_pool2d", "add"]
+    for out, expected in zip(program.run((x, y)), module(x, y), strict=True):
+        assert out.stride() == expected.stride()
+        torch.testing.assert_close(out, expected)

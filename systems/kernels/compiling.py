@@ -105,10 +105,12 @@ def _start(target: Any, jobs: Sequence[Job], environment: dict[str, str]) -> sub
 
 def _converter() -> Converter:
     """Of jobs to data for JSON and back."""
-    from .dense import Dense  # both import Triton
+    from .dense import Dense  # all import Triton
+    from .placed import Placed
+    from .pooled import Pooled
     from .separable import Separable
 
-    classes: dict[str, type[Kernel]] = {each.__name__: each for each in (Dense, Separable)}
+    classes: dict[str, type[Kernel]] = {each.__name__: each for each in (Dense, Placed, Pooled, Separable)}
     converter = Converter()
     converter.register_unstructure_hook(torch.dtype, lambda dtype: str(dtype).removeprefix("torch."))
     converter.register_structure_hook(torch.dtype, lambda name, _: getattr(torch, name))
