@@ -42,7 +42,7 @@ class Advice:
         measured_ms: The same, measured; None where nobody did.
         busy_ms: The sum over kernels.
         critical_path_ms: The longest chain of dependent operators.
-        sm_area_ms: The sum over kernels of the share of SMs that each one holds, at its own time.
+        sm_area_ms: The sum over the waves of all kernels of the share of SMs that each one holds, at its own time.
         estimated_ms: What of `busy_ms` is estimated by the roofline rule, and not measured.
         forecasts: A scheduler each.
     """

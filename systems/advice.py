@@ -57,7 +57,7 @@ class Outlook:
         measured_ms: The same, measured; None where nobody did.
         busy_ms: The sum over kernels.
         critical_path_ms: The longest chain of dependent operators.
-        sm_area_ms: The sum over kernels of the share of SMs that each one holds, at its own time.
+        sm_area_ms: The sum over the waves of all kernels of the share of SMs that each one holds, at its own time.
         estimated_ms: What of `busy_ms` is estimated, and not measured.
         forecasts: In the order of SCHEDULERS.
     """
@@ -98,7 +98,9 @@ def outlook(
     for node in nodes:
         times_us[node.operator] += node.alone_us
         if node.blocks:
-            area_us += node.alone_us * min(1.0, -(-node.blocks // node.on_one) / gpu.multiprocessors)
+            full, left = divmod(node.blocks, node.most_blocks)
+            num_sms = full * -(-node.most_blocks // node.on_one) + -(-left // node.on_one)
+            area_us += node.wave_us * num_sms / gpu.multiprocessors
     forecasts = []
     for system in SCHEDULERS:
         report(f"scheduling by {system}")

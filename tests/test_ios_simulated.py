@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulated import kernel, operator, profile_of
 
 import systems
 from runners.cell.measured_schedules import PreparedSchedules
 from systems.base import BadOption, Unsupported
-from systems.ios import stage_timer
+from systems.ios import planning, stage_timer
 from systems.ios.planning import Options, find_stages
 from systems.ios.stage_simulator import StageSimulator
 from systems.ios.stage_timer import StageTimer, Unit
@@ -20,7 +21,8 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler
-from systems.scheduling.simulate.measured_set import MeasuredSet
+from systems.scheduling.simulate.gpu import load
+from systems.scheduling.simulate.measured_set import MeasuredSet, ProfiledProgram
 from systems.scheduling.simulate.simulator import simulate
 from systems.scheduling.simulate.stored import StoredOperators, read_sets
 from tests.modules import Branches
@@ -95,6 +97,33 @@ def test_units_that_look_alike_are_merged_where_they_read_one_input(tmp_path: Pa
     assert costs.merged([a, c]) is None
     assert (costs.merged([a, b]) or 0) > 0
     assert costs.merged([a, c]) is None
+
+
+class Wide(torch.nn.Module):
+    """Six operators that depend on nothing, and one that sums them up."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.sigmoid(x[i : i + 1]) for i in range(6)])
+
+
+def test_a_block_that_is_too_wide_is_searched_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stages are valid, and several operators run at once; where nothing is too wide the search is whole."""
+    program = capture(Wide().eval(), (torch.randn(6, 8),))
+    operators = [operator(kernel(10, 8, 128, 32, 0)) for _ in range(len(program.graph))]
+    profile = profile_of(operators)
+    profile = replace(profile, signatures=tuple(map(program.signature, range(len(program.graph)))))
+    MeasuredSet("wide", 1, {}, {"captured": ProfiledProgram(program.graph, profile)}, ()).write(tmp_path / "p.json.gz")
+    ios = systems.load("ios", costs="simulated", profile=str(tmp_path / "p.json.gz"), units="operator", r=1, s=4)
+    assert isinstance(ios, Scheduler)
+    costs_ms = []
+    for most in (planning.MAX_TRANSITIONS, 100):
+        monkeypatch.setattr(planning, "MAX_TRANSITIONS", most)
+        monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / str(most)))
+        schedule = ios.plan(program)
+        verify(program.graph, schedule)
+        assert schedule.stages is not None and max(map(len, schedule.stages)) == 4
+        costs_ms.append(simulate(schedule, profile, load("h200")).latency_us)
+    assert costs_ms[1] <= 1.2 * costs_ms[0]
 
 
 def test_another_profile_is_another_search(program: Program, file: Path, tmp_path: Path) -> None:

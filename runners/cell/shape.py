@@ -11,25 +11,33 @@ from results.cell import Choice, Conditions
 from .loading import load
 
 
-def shape_of(model: Choice, conditions: Conditions) -> models.Model:
+def shape_of(model: Choice, conditions: Conditions, runs: bool = True) -> models.Model:
     """The model on its device, of which nothing of the zoo is computed.
 
-    A custom model is as its factory makes it, since capture may read its buffers. Raises BadModel.
+    A custom model is as its factory makes it, since capture may read its buffers.
+
+    Args:
+        runs: Something will run it. Else its parameters stay unwritten, and take no memory of a CPU.
+
+    Raises:
+        BadModel: There is no such model.
     """
     is_custom, device = model.name == "custom", conditions.device
-    loaded = load(model, conditions.batch, device=device if is_custom else "meta")
-    if not is_custom:
-        inputs = tuple(torch.zeros_like(x, device=device) for x in loaded.inputs)
-        loaded = replace(loaded, module=_filled(loaded.module.to_empty(device=device)), inputs=inputs)
-    return models.place(loaded, device=device, precision=conditions.precision, layout=conditions.layout)
+    where = device if is_custom else "meta"
+    loaded = load(model, conditions.batch, device=where)
+    loaded = models.place(loaded, device=where, precision=conditions.precision, layout=conditions.layout)
+    if is_custom:
+        return loaded
+    inputs = tuple(torch.zeros_like(x, device=device) for x in loaded.inputs)
+    return replace(loaded, module=_filled(loaded.module.to_empty(device=device), runs), inputs=inputs)
 
 
 @torch.no_grad()
-def _filled(module: nn.Module) -> nn.Module:
+def _filled(module: nn.Module, with_parameters: bool) -> nn.Module:
     """With numbers of ordinary size: what lay in memory may be denormal. A CPU computes with those much more slowly, and
     some schedulers measure.
     """
-    for parameter in module.parameters():
+    for parameter in module.parameters() if with_parameters else ():
         parameter.fill_(0.01)
     for buffer in module.buffers():
         buffer.fill_(1)

@@ -83,11 +83,11 @@ class Advise(Showing):
 
         report("loading the model")
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
-        model = shape_of(cell.model, cell.conditions)
+        measures = cell.device == "cuda" and not self.options.profile and self.options.gpu == AUTO
+        model = shape_of(cell.model, cell.conditions, runs=measures)
         report("capturing")
         with torch.no_grad(), refused_by_the_system(lambda: model.module(*model.inputs)):
             program = captured(model.module, model.inputs)
-        measures = cell.device == "cuda" and not self.options.profile and self.options.gpu == AUTO
         if measures:
             sets, source = [_measured_here(cell, program, report)], "measured here"
         else:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from systems.base import BadOption
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision, DecisionRow, place_of, rows
 from systems.scheduling.graph.program import Program
@@ -114,9 +113,6 @@ def find_stages(program: Program, options: Options, timer: Timer, report: Callab
 
     Returns:
         The stages. Their search lacks its seconds and its number of measurements.
-
-    Raises:
-        BadOption: a block has too many transitions for these options.
     """
     return _Planner(program, options, timer, report).plan()
 
@@ -212,8 +208,9 @@ class _Planner:
     def _plan_block(self, pieces: Sequence[Sequence[int]]) -> BlockPlan:
         """The stages of a block, of which `pieces` are the parts.
 
-        A block that was split begins with the stages of its parts, or with the greedy ones where those take less. Windows
-        across the parts then make them better.
+        A part that is too wide to be searched, such as dozens of embeddings, is split in halves. A block that was split
+        begins with the stages of its parts, or with the greedy ones where those take less. Windows across the parts then
+        make them better.
         """
         states = transitions = 0
 
@@ -229,11 +226,16 @@ class _Planner:
             except TooManyTransitions:
                 return None
 
-        try:
-            stages = [stage for piece in pieces for stage in solve(piece)]
-        except TooManyTransitions as error:
-            raise BadOption(f"{error}: lower system.r, system.s or system.max_part_size") from error
-        if len(pieces) > 1:
+        def solve_in_parts(piece: Sequence[int]) -> list[list[UnitStage]]:
+            try:
+                return [solve(piece)]
+            except TooManyTransitions:
+                half = len(piece) // 2  # units are in topological order: none depends on one of a later half
+                return [*solve_in_parts(piece[:half]), *solve_in_parts(piece[half:])]
+
+        parts = [part for piece in pieces for part in solve_in_parts(piece)]
+        stages = [stage for part in parts for stage in part]
+        if len(parts) > 1:
             if self.options.runs_groups_at_once:
                 stages = min(stages, self._greedy(sorted(sum(map(tuple, pieces), ()))), key=self._total)
             stages = improve(stages, self.options.max_part_size, self._total, solve_window)
