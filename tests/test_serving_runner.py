@@ -380,13 +380,29 @@ def test_the_largest_rate_is_found_to_a_fraction_of_an_octave(limit: float, firs
     """Of a server that is unstable far beyond its limit, and slow just beyond it."""
 
     def try_rate(rate: float) -> Tried:
-        return Tried(rate, None if rate > 2 * limit else 5.0 if rate <= limit else 15.0, rate)
+        return Tried(rate, None if rate > 2 * limit else 5.0 if rate <= limit else 15.0, rate, rate / limit)
 
     best, tried = largest_rate(try_rate, 10.0, first, steps)
     if first * 2**-10 < limit < first * 2**9:
         assert best is not None and best.rate <= limit <= best.rate * 2 ** (1 / 2**steps) * 1.000001
         assert len({t.rate for t in tried}) == len(tried)
     assert best is None or best.keeps(10.0)
+
+
+def test_a_rate_is_looked_for_until_requests_are_alone() -> None:
+    """Of a server that is too slow for a request alone: a lower rate would take longer and say the same."""
+
+    def try_rate(rate: float) -> Tried:
+        return Tried(rate, 15.0, rate, rate / 8)
+
+    best, tried = largest_rate(try_rate, 10.0, 4.0, 3)
+    assert best is None and [t.rate for t in tried] == [4.0, 2.0, 1.0, 0.5]
+    assert largest_rate(try_rate, 20.0, 0.25, 0)[1][-1].rate == 0.25 * 2**10  # upwards it goes on
+
+
+def test_how_many_requests_are_unfinished_is_the_mean_over_the_trace() -> None:
+    tried = Tried.of(0.5, seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)]))
+    assert tried.num_unfinished == pytest.approx((6 + 3) / 6) and tried.throughput == 2 / 6
 
 
 def of_cell(runner: str, session: type[ServingSession], batch: int = 1, **options: object) -> ServingSession:
@@ -452,7 +468,7 @@ def test_the_device_idles_where_no_replay_is() -> None:
 def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     session = of_cell("capacity", ServingSession, rate=5.0, requests=4, steps=1)
     (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
-    monkeypatch.setattr(session, "try_rate", lambda rate: Tried(rate, 1.0 if rate < 7 else 1e9, rate))
+    monkeypatch.setattr(session, "try_rate", lambda rate: Tried(rate, 1.0 if rate < 7 else 1e9, rate, rate))
     monkeypatch.setattr(session, "alone_ms", lambda prompt, new: prompt + new / 100)
     part = measurement.measure(session)
     assert isinstance(part, Measured)

@@ -17,6 +17,7 @@ from .subject import Subject
 ALONE = 128, 32  # prompt tokens and new tokens of the request whose latency is the measure (figure 4.7's "orca(128)")
 SLO_FACTOR = 2.0
 NONE_KEEPS = "no rate that was tried keeps the SLO"
+ALONE_IS_SLOWER = "not even requests that are alone keep the SLO"
 MOST = "every rate that was tried keeps the SLO: the largest is beyond"
 
 
@@ -60,7 +61,9 @@ class Capacity(Measurement):
         served = cast(CapacitySubject, session)
         slo_ms = self.options.slo_ms or SLO_FACTOR * served.alone_ms(*ALONE)
         best, tried = largest_rate(served.try_rate, slo_ms, served.options.rate, self.options.steps)
-        reason = NONE_KEEPS if best is None else MOST if all(t.keeps(slo_ms) for t in tried) else None
+        reason = MOST if all(t.keeps(slo_ms) for t in tried) else None
+        if best is None:
+            reason = ALONE_IS_SLOWER if tried[-1].is_alone else NONE_KEEPS
         value = best.rate if best is not None else None
         source = getattr(session, "source", None)  # of a simulated one
         rate = Quantity(

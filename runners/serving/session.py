@@ -196,7 +196,7 @@ class ServingSession(Session):
         seed = self.cell.conditions.seed
         trace = replace(self.options, rate=rate).trace_of(seed)
         seen = traffic.run(self.server, trace, seed, 0, self.options.shared_tokens)
-        return Tried(rate, _normalized_ms(seen), metrics.request_throughput(seen))
+        return Tried.of(rate, seen)
 
     def both_clocks(self) -> tuple[ClockedTrace, ...]:
         """Every trace of each rate for real, and under a virtual clock with the costs of this engine's iterations."""

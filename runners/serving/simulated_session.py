@@ -123,10 +123,7 @@ class SimulatedSession(ServingSession):
         return Serving(numbers, served, self._server.num_slots, "virtual", now())
 
     def try_rate(self, rate: float) -> Tried:
-        seen = self._seen(replace(self.options, rate=rate).trace_of(self.cell.conditions.seed))
-        is_stable = metrics.is_stable(seen.requests, 0)
-        normalized_ms = median(metrics.latencies_ms(seen)["normalized"]) if is_stable else None
-        return Tried(rate, normalized_ms, metrics.request_throughput(seen))
+        return Tried.of(rate, self._seen(replace(self.options, rate=rate).trace_of(self.cell.conditions.seed)))
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         trace = tuple(Arrival(i * APART_S, prompt_tokens, new_tokens) for i in range(NUM_ALONE))
