@@ -7,6 +7,7 @@ system=mine a choice, on the command line and in Python. A file of Opweave's own
 """
 
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ += ["mistake", "nearest", "not_one_of", "options"]
 FOLDER = Path(__file__).resolve().parent
 GROUPS = ("model", "system", "runner", "experiment")
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a name"}
+SPAN = re.compile(r"\d+-\d+")  # both ends of a span of whole numbers; one number is a span too
 
 Value: TypeAlias = str | int | float | bool | None  # of an option
 Options: TypeAlias = dict[str, Value]
@@ -71,7 +73,8 @@ def mistake(group: str, defaults: Mapping[str, object], values: Mapping[str, obj
 
     Args:
         group: of the options, for the message.
-        defaults: the options that there are. A value has the type of its default, and any type where that is null.
+        defaults: the options that there are. A value has the type of its default, and any type where that is null. A whole
+            number may stand for a number, and for a span of them as "32-512".
         values: by option.
     """
     for key, value in values.items():
@@ -80,7 +83,8 @@ def mistake(group: str, defaults: Mapping[str, object], values: Mapping[str, obj
         default = defaults[key]
         if not (value is None or isinstance(value, bool | int | float | str)):
             return f"{group}.{key}={value} is not a single value"
-        is_number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+        is_span = isinstance(default, str) and SPAN.fullmatch(default) is not None
+        is_number = (is_span or isinstance(default, float)) and isinstance(value, int) and not isinstance(value, bool)
         if default is not None and type(value) is not type(default) and not is_number:
             return f"{group}.{key}={value} is not {kind(default) or type(default).__name__}"
     return None

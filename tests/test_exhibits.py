@@ -123,6 +123,20 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
         assert any(value.system == other for value, _ in read.figures)
 
 
+@pytest.mark.parametrize("name", names())
+def test_every_value_of_a_preset_is_one_that_its_key_takes(name: str) -> None:
+    """Whole, with each further sweep, and small: run.py would refuse the others, and the exhibit could not be run."""
+    read = Preset.read(name)
+    for sweep in (read.sweep, *(read.sweep | change for change in read.also), read.sweep | read.small):
+        for group in ("model", "system", "runner"):
+            for choice in parts(sweep.get(group, "")) if sweep.get(group) else ():
+                options = conf.options(group, choice)
+                values = {key.removeprefix(f"{group}."): text for key, text in sweep.items() if key.startswith(f"{group}.")}
+                for key, texts in values.items():
+                    for text in parts(texts):
+                        assert conf.mistake(group, options, {key: yaml.safe_load(text)}) is None, (choice, key, text)
+
+
 def test_a_variant_of_a_system_has_every_option_of_it() -> None:
     """run.py refuses a system whose file lacks one."""
     for choice in conf.choices("system"):

@@ -65,6 +65,12 @@ def test_drawn_traces_have_the_rate_the_burstiness_and_the_lengths_that_were_ask
     assert np.mean(prompts) == pytest.approx(272, rel=0.03) and np.mean(new) == pytest.approx(64.5, rel=0.03)
 
 
+def test_one_length_is_a_span_of_its_own() -> None:
+    assert {a.prompt_tokens for a in ServingOptions(**OPTIONS | {"prompt_tokens": 9}).trace_of(0)} == {9}
+    runner = choose("runner", "serving", prompt_tokens=9, new_tokens="3")
+    assert (runner.options["prompt_tokens"], runner.options["new_tokens"]) == (9, "3")
+
+
 def test_traces_of_one_seed_differ_in_their_rate_alone() -> None:
     slow, fast, other = (drawn(50, rate, 1.0, (1, 9), (1, 9), seed) for rate, seed in ((1.0, 0), (4.0, 0), (1.0, 1)))
     assert [a.prompt_tokens for a in slow] == [a.prompt_tokens for a in fast] != [a.prompt_tokens for a in other]

@@ -15,7 +15,7 @@ class ServingOptions:
     """Which requests come, and when.
 
     Args:
-        prompt_tokens, new_tokens: ends of uniform distributions, "32-512".
+        prompt_tokens, new_tokens: ends of uniform distributions, "32-512", or one number.
         requests: of a trace.
         rate: arrivals a second.
         burstiness: shape of the gamma distribution of gaps; 1 is a Poisson process.
@@ -27,8 +27,8 @@ class ServingOptions:
         repeats: traces, each of a seed of its own.
     """
 
-    prompt_tokens: str
-    new_tokens: str
+    prompt_tokens: str | int
+    new_tokens: str | int
     requests: int
     rate: float
     burstiness: float

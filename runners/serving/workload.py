@@ -34,8 +34,8 @@ class Arrival:
         return self.prompt_tokens + self.max_new_tokens
 
 
-def span_of(key: str, text: str) -> tuple[int, int]:
-    """Both ends of "32-512", or of "32". Raises BadRequest."""
+def span_of(key: str, text: str | int) -> tuple[int, int]:
+    """Both ends of "32-512", or of 32. Raises BadRequest."""
     parts = str(text).split("-")
     if len(parts) > 2 or not all(part.isdecimal() for part in parts):
         raise BadRequest(f"{key}={text} is not a number of tokens nor two of them, as 32-512")
