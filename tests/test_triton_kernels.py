@@ -115,11 +115,19 @@ def test_a_kernel_computes_what_pytorch_does(
     expected = functional.conv2d(ACTS[between](expected), wide[3], wide[4])
     addend = tensor(*expected.shape).contiguous(memory_format=LAYOUTS[draw(st.booleans())]) if has_addend else None
     expected = ACTS[after](expected if addend is None else expected + addend.double())
-    tile = replace(draw(st.sampled_from(kernels().tiles(c, k, kernel[0] * kernel[1]))), is_unrolled=draw(st.booleans()))
+    num_pixels, num_cores = n * expected.shape[2] * expected.shape[3], draw(st.integers(1, 40))
+    tile = draw(st.sampled_from(kernels().tiles(c, k, kernel[0] * kernel[1], num_pixels, num_cores)))
+    tile = replace(
+        tile, depth=draw(st.sampled_from([16, 64])), splits=draw(st.integers(1, 4)), is_unrolled=draw(st.booleans())
+    )
+    tickets = None
+    if tile.splits > 1:
+        tickets = torch.zeros(tile.num_blocks(num_pixels, k), dtype=torch.int32, device=device)
     numbers = kernel, stride, padding, dilation
     separable = kernels().Separable(*numbers, before, between, after, "ieee", is_last, tile)
     place = draw(places(expected, dtype, is_last))
-    out = separable(x, fuse_in_triton._taps(weight), biases[0], pointwise, biases[1], addend, *place[:1])
+    for _ in range(2):  # a ticket that is left set would spoil the second
+        out = separable(x, fuse_in_triton._taps(weight), biases[0], pointwise, biases[1], addend, tickets, *place[:1])
     check_place(out, place, dtype, is_last)
     tolerance = 16 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
@@ -180,6 +188,23 @@ def test_tiles_cover_the_output_and_every_part_of_a_sum(
         blocks = len(range(0, num_pixels, tile.pixels)) * len(range(0, channels[0], tile.channels))
         assert tile.num_blocks(num_pixels, channels[0]) == blocks
         assert tile.splits == 1 or tile.splits * tile.depth <= max(channels[1], tile.depth) * num_taps
+
+
+@given(
+    channels=st.tuples(st.integers(1, 2048), st.integers(1, 2048)),
+    num_taps=st.integers(1, 49),
+    num_pixels=st.integers(1, 10**6),
+    num_cores=st.integers(1, 200),
+)
+def test_separable_tiles_take_all_channels(
+    channels: tuple[int, int], num_taps: int, num_pixels: int, num_cores: int
+) -> None:
+    """Shared sums have blocks for every channel, and no more blocks than the cores hold at once."""
+    tiles = kernels().tiles(*channels, num_taps, num_pixels, num_cores)
+    assert 1 <= len(tiles) <= 3 and len(set(map(str, tiles))) == len(tiles)
+    for tile in tiles:
+        assert tile.splits == 1 or (tile.splits - 1) * tile.depth < channels[0] <= tile.splits * tile.depth
+        assert tile.splits == 1 or tile.splits * tile.num_blocks(num_pixels, channels[1]) <= 8 * num_cores
 
 
 def test_tf32_is_rounded_to_the_nearest(device: str) -> None:

@@ -21,6 +21,7 @@ from .tile import (
     let_consumers_launch,
     power_of_two,
     rounded,
+    shared_sum,
     strides_of,
     wait_for_producers,
 )
@@ -209,17 +210,7 @@ def _dense(
     let_consumers_launch(IS_EARLY)
     is_last = True
     if parts_ptr is not None:
-        block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        inner = tl.arange(0, PIXELS)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        part_ptr = parts_ptr + block * (SPLITS * PIXELS * CHANNELS) + inner
-        tl.store(part_ptr + tl.program_id(2) * (PIXELS * CHANNELS), sums)
-        tl.debug_barrier()  # all threads have written before one of them says so
-        is_last = tl.atomic_add(tickets_ptr + block, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
-            for s in range(SPLITS):
-                sums += tl.load(part_ptr + s * (PIXELS * CHANNELS), volatile=True)
-            tl.store(tickets_ptr + block, 0)
+        sums, is_last = shared_sum(sums, parts_ptr, tickets_ptr, SPLITS, PIXELS, CHANNELS)
     if is_last:
         if bias_ptr is not None:
             sums += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]

@@ -6,8 +6,9 @@ the depthwise values that its tile of the product reads. Blocks of other output 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +21,7 @@ from .tile import (
     let_consumers_launch,
     power_of_two,
     rounded,
+    shared_sum,
     strides_of,
     wait_for_producers,
 )
@@ -37,6 +39,7 @@ class Tile:
         depth: input channels that it multiplies at a time; as those.
         warps: of a block.
         stages: of the software pipeline.
+        splits: blocks that share a sum, each of some of the input channels. The last of them to end adds up the parts.
         is_unrolled: the rows of a depthwise kernel are instructions one after the other, not passes of a loop.
     """
 
@@ -46,10 +49,16 @@ class Tile:
     warps: int
     stages: int
     is_unrolled: bool = True
+    splits: int = 1
+
+    def num_blocks(self, num_pixels: int, num_channels: int) -> int:
+        """Of an output of so many pixels and channels; those that share a sum counted once."""
+        return -(-num_pixels // self.pixels) * -(-num_channels // self.channels)
 
     def __str__(self) -> str:
         rows = "" if self.is_unrolled else ", row by row"
-        return f"{self.pixels}x{self.channels}x{self.depth}, {self.warps} warps, {self.stages} stages{rows}"
+        splits = f", split by {self.splits}" if self.splits > 1 else ""
+        return f"{self.pixels}x{self.channels}x{self.depth}, {self.warps} warps, {self.stages} stages{rows}{splits}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ class Separable(Kernel):
         pointwise: Tensor,
         bias: Tensor | None,
         addend: Tensor | None,
+        tickets: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Launch:
         """Args:
@@ -101,6 +111,7 @@ class Separable(Kernel):
         pointwise: [K, C, 1, 1], contiguous in memory.
         bias: [K].
         addend: of the output's shape, of any strides.
+        tickets: [blocks without splits] int32, zeros, of this call alone; None without splits.
         out: [N, K, H', W'] of any strides, where it writes; a new tensor where there is none.
         """
         n, c, h, w = x.shape
@@ -109,34 +120,49 @@ class Separable(Kernel):
             out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
         height, width = out.shape[2:]
         tile = self.tile
-        grid = (triton.cdiv(n * height * width, tile.pixels), triton.cdiv(k, tile.channels))
+        grid = (triton.cdiv(n * height * width, tile.pixels), triton.cdiv(k, tile.channels), tile.splits)
+        parts = None
+        if tile.splits > 1:
+            parts = torch.empty((*grid, tile.pixels, tile.channels), dtype=torch.float32, device=x.device)
         arguments = (
-            x, depthwise, depthwise_bias, pointwise, bias, addend, out,
+            x, depthwise, depthwise_bias, pointwise, bias, addend, out, parts, tickets,
             n * height * width, height, width, h, w, c, k,
             *x.stride(), *strides_of(addend), *out.stride(),
             *self.kernel, *self.stride, *self.padding, *self.dilation,
             self.before, self.between, self.after, self.precision,
-            tile.pixels, tile.channels, tile.depth, tile.is_unrolled, self.is_early,
+            tile.pixels, tile.channels, tile.depth, tile.splits, tile.is_unrolled, self.is_early,
         )  # fmt: skip
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": self.is_early}
         return Launch(_separable, grid, arguments, options, out)
 
 
-def tiles(in_channels: int, out_channels: int, num_taps: int) -> list[Tile]:
+def tiles(in_channels: int, out_channels: int, num_taps: int, num_pixels: int, num_cores: int) -> list[Tile]:
     """The tiles worth a trial, most promising first.
 
-    A depthwise value is computed once for each block of output channels, and all input channels at once where they fit.
-    Few pixels a block make enough blocks at batch 1.
+    A depthwise value is computed once for each block of output channels. Few pixels a block make enough blocks at batch 1.
+    Input channels that do not fit go to blocks of their own, which share the sum, as long as there are cores for these:
+    several after one another took four times as long on an H200.
 
     Args:
         num_taps: of the depthwise kernel, height * width.
+        num_pixels: of the output, of all samples.
+        num_cores: multiprocessors of the GPU.
     """
     depth, widest = min(power_of_two(in_channels), 256), power_of_two(out_channels)
-    warps = 8 if depth >= 256 else 4
-    candidates = [Tile(16, channels, depth, warps, 1, num_taps <= FEW_TAPS) for channels in (32, 16, 64)]
-    if FEW_TAPS < num_taps <= SOME_TAPS:
-        candidates = [Tile(16, 64, depth, 8, 1), *candidates[:2]]
-    return [t for t in candidates if t.channels <= widest]
+    shapes = [(32, depth), (64, depth)] if widest > 16 else [(16, depth)]
+    if in_channels > 128:
+        shapes = [(64, 128), *shapes]
+    candidates = []
+    for channels, depth in shapes:
+        if channels > widest:
+            continue
+        tile = Tile(16, channels, depth, 8 if depth >= 256 else 4, 1, num_taps <= FEW_TAPS)
+        splits = -(-in_channels // depth)
+        has_room = splits * tile.num_blocks(num_pixels, out_channels) <= 8 * num_cores
+        candidates.append(replace(tile, splits=splits if has_room else 1))
+    if FEW_TAPS < num_taps <= SOME_TAPS:  # the widest unrolled, with threads for that
+        candidates = [replace(candidates[-1], warps=8, is_unrolled=True), *candidates[:2]]
+    return candidates
 
 
 @triton.jit
@@ -153,7 +179,7 @@ def _read(
 
 @triton.jit
 def _separable(
-    x_ptr, depthwise_ptr, depthwise_bias_ptr, pointwise_ptr, bias_ptr, addend_ptr, out_ptr,
+    x_ptr, depthwise_ptr, depthwise_bias_ptr, pointwise_ptr, bias_ptr, addend_ptr, out_ptr, parts_ptr, tickets_ptr,
     M: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     C: tl.constexpr, K: tl.constexpr,
     XN: tl.constexpr, XC: tl.constexpr, XH: tl.constexpr, XW: tl.constexpr,
@@ -163,7 +189,7 @@ def _separable(
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     BEFORE: tl.constexpr, BETWEEN: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr,
-    IS_UNROLLED: tl.constexpr, IS_EARLY: tl.constexpr,
+    SPLITS: tl.constexpr, IS_UNROLLED: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_producers(IS_EARLY)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -172,8 +198,9 @@ def _separable(
     sample, row, column = pixel // (HEIGHT * WIDTH), pixel // WIDTH % HEIGHT, pixel % WIDTH
     top, left = row * SH - PH, column * SW - PW
     sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
-    for first in range(0, C, DEPTH):
-        c = first + tl.arange(0, DEPTH)
+    steps: tl.constexpr = ((C + DEPTH - 1) // DEPTH + SPLITS - 1) // SPLITS
+    for step in range(steps):
+        c = (tl.program_id(2) * steps + step) * DEPTH + tl.arange(0, DEPTH)
         is_c = c < C
         x_c_ptr = x_ptr + c[None, :] * XC + (sample * XN)[:, None]
         value = tl.full((PIXELS, DEPTH), 0.0, tl.float32)
@@ -200,11 +227,15 @@ def _separable(
             factor, weights = rounded(factor), rounded(weights)
         sums = tl.dot(factor, weights, sums, input_precision=PRECISION)
     let_consumers_launch(IS_EARLY)
-    if bias_ptr is not None:
-        sums += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
-    place = (sample * ON + row * OH + column * OW)[:, None] + channel[None, :] * OC
-    mask = is_pixel[:, None] & is_channel[None, :]
-    if addend_ptr is not None:
-        addend_place = (sample * AN + row * AH + column * AW)[:, None] + channel[None, :] * AC
-        sums += tl.load(addend_ptr + addend_place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)
+    is_last = True
+    if parts_ptr is not None:
+        sums, is_last = shared_sum(sums, parts_ptr, tickets_ptr, SPLITS, PIXELS, CHANNELS)
+    if is_last:
+        if bias_ptr is not None:
+            sums += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+        place = (sample * ON + row * OH + column * OW)[:, None] + channel[None, :] * OC
+        mask = is_pixel[:, None] & is_channel[None, :]
+        if addend_ptr is not None:
+            addend_place = (sample * AN + row * AH + column * AW)[:, None] + channel[None, :] * AC
+            sums += tl.load(addend_ptr + addend_place, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)

@@ -51,6 +51,32 @@ def let_consumers_launch(is_early: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+@triton.jit
+def shared_sum(sums, parts_ptr, tickets_ptr, SPLITS, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+    """What the blocks of a sum add up to, and whether this is the last of them to come here; others get their own part.
+
+    Blocks that share a sum differ in program_id(2). Parts are added in their order, whoever comes last.
+
+    Args:
+        sums: [PIXELS, CHANNELS], this block's part.
+        parts_ptr: [blocks, SPLITS, PIXELS, CHANNELS] fp32, for the parts.
+        tickets_ptr: [blocks] int32, zeros; left so.
+        SPLITS: blocks that share a sum.
+    """
+    block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    inner = tl.arange(0, PIXELS)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    part_ptr = parts_ptr + block * (SPLITS * PIXELS * CHANNELS) + inner
+    tl.store(part_ptr + tl.program_id(2) * (PIXELS * CHANNELS), sums)
+    tl.debug_barrier()  # all threads have written before one of them says so
+    is_last = tl.atomic_add(tickets_ptr + block, 1, sem="acq_rel") == SPLITS - 1
+    if is_last:
+        sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
+        for s in range(SPLITS):
+            sums += tl.load(part_ptr + s * (PIXELS * CHANNELS), volatile=True)
+        tl.store(tickets_ptr + block, 0)
+    return sums, is_last
+
+
 def empty_output(
     x: Tensor,
     channels: int,

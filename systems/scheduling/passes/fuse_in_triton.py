@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,12 +135,12 @@ def _calls(program: Program, place: Place, num_cores: int) -> tuple[list[Call], 
     is_fp32 = place.conv.weight.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cudnn.allow_tf32 else "ieee"
     if place.depthwise is not None:
-        return _separable_calls(place, place.depthwise, produces, precision)
+        return _separable_calls(program, place, place.depthwise, produces, precision, num_cores)
     return _dense_calls(program, place, produces, precision, num_cores)
 
 
 def _separable_calls(
-    place: Place, depthwise: Convolution, produces: Tensor, precision: str
+    program: Program, place: Place, depthwise: Convolution, produces: Tensor, precision: str, num_cores: int
 ) -> tuple[list[Call], tuple[Derived, ...]]:
     from systems.kernels.separable import Separable, tiles  # imports Triton
 
@@ -148,11 +149,12 @@ def _separable_calls(
     taps = Derived.of(_taps, depthwise.weight)
     arguments = place.x, taps.tensor, depthwise.bias, weight, place.conv.bias, place.addend
     acts = place.before, place.between, place.after
-    kernels = [
-        Separable(*numbers, *acts, precision, not produces.is_contiguous(), tile)
-        for tile in tiles(weight.shape[1], weight.shape[0], depthwise.weight[0, 0].numel())
-    ]
-    return [Call(each, arguments, {}, produces) for each in kernels], (taps,)
+    num_pixels, num_taps = produces.numel() // produces.shape[1], depthwise.weight[0, 0].numel()
+    calls = []
+    for tile in tiles(weight.shape[1], weight.shape[0], num_taps, num_pixels, num_cores):
+        kernel = Separable(*numbers, *acts, precision, not produces.is_contiguous(), tile)
+        calls.append(Call(kernel, (*arguments, _tickets(program, tile, num_pixels, produces)), {}, produces))
+    return calls, (taps,)
 
 
 def _dense_calls(
@@ -167,10 +169,16 @@ def _dense_calls(
     calls = []
     for tile in tiles(num_pixels, produces.shape[1], conv.weight.shape[1], conv.weight[0, 0].numel(), num_cores):
         kernel = Dense(*_numbers(conv), place.before, place.after, precision, not produces.is_contiguous(), tile)
-        num_blocks = tile.num_blocks(num_pixels, produces.shape[1])
-        tickets = torch.zeros(num_blocks, dtype=torch.int32, device=program.device) if tile.splits > 1 else None
+        tickets = _tickets(program, tile, num_pixels, produces)
         calls.append(Call(kernel, (place.x, rows.tensor, conv.bias, place.addend, tickets), {}, produces))
     return calls, (rows,)
+
+
+def _tickets(program: Program, tile: Any, num_pixels: int, produces: Tensor) -> Tensor | None:
+    """By which the blocks of a sum know the last of them; None where none is shared."""
+    if tile.splits == 1:
+        return None
+    return torch.zeros(tile.num_blocks(num_pixels, produces.shape[1]), dtype=torch.int32, device=program.device)
 
 
 def _numbers(conv: Convolution) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
