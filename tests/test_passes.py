@@ -20,6 +20,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.passes import rewriting
 from systems.scheduling.passes.context import Context, Rewritten
 from systems.scheduling.passes.rewriting import PASSES, SWITCHES, Pass, Rewriting
+from systems.weave.search import OWN
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "systems" / "scheduling" / "passes"
@@ -27,7 +28,9 @@ FOLDER = ROOT / "systems" / "scheduling" / "passes"
 
 def test_each_switch_has_a_line_in_conf() -> None:
     for choice, value in (("none", False), ("all", True)):
-        assert conf.options("rewriting", choice) == dict.fromkeys(SWITCHES, value) | {"merge_convolutions": False}
+        switches = dict.fromkeys(SWITCHES, value) | dict.fromkeys(OWN, False)
+        assert conf.options("rewriting", choice) == switches
+    assert all(conf.options("system", name)[kind] for name in ("weave", "weave_or_peers") for kind in OWN)
 
 
 @pytest.mark.parametrize("options", [{"fuse_element": True}, {"fuse_element": False}])

@@ -22,7 +22,14 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as replace_operators
-from systems.scheduling.passes import convolution_places, fuse_concatenations, fuse_convolution, fuse_in_triton, fuse_pools
+from systems.scheduling.passes import (
+    convolution_places,
+    fuse_concatenations,
+    fuse_convolution,
+    fuse_in_triton,
+    fuse_pools,
+    fuse_sums,
+)
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
@@ -628,3 +635,44 @@ def test_sums_take_in_the_pools_that_they_alone_read(device: str, is_last: bool)
     for out, expected in zip(program.run((x, y)), module(x, y), strict=True):
         assert out.stride() == expected.stride()
         torch.testing.assert_close(out, expected)
+
+
+class Addends(nn.Module):
+    """Sums of two convolutions, of which one is deeper; of one with a pool; of one that others read; of one that adds
+    already; and one that is broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(7))
+        self.average = nn.AvgPool2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        convolutions = iter(self.convolutions)
+        deeper = (next(convolutions)(next(convolutions)(x).cos()) + next(convolutions)(x)).relu()
+        pooled = self.average(x) + next(convolutions)(x)
+        shared = next(convolutions)(x)
+        twice = (next(convolutions)(x) + x) + self.average(shared)
+        return deeper, pooled, shared + shared.cos(), twice, next(convolutions)(x) + x.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_sum_becomes_part_of_the_kernel_of_its_deeper_addend(device: str, is_last: bool) -> None:
+    x = torch.randn(2, 4, 6, 5, device=device).contiguous(memory_format=LAYOUTS[is_last])
+    module = Addends().eval().to(device, memory_format=LAYOUTS[is_last])
+    with torch.no_grad():
+        captured = capture(module, (x,))
+    ours = Context(favour("opweave"), favour("opweave"))
+    program, _ = fuse_in_triton.fuse_in_triton(captured, ours)
+    fused, decisions = fuse_sums.fuse_sums(program, Context(lambda p: float(len(p.graph)), favour("opweave")))
+    assert [(d.chosen, d.is_change) for d in decisions] == [(fuse_sums.FUSED, True)] * 2
+    # The deeper of the first two adds, and is the last of them; the other reads the model's input.
+    (first,) = (i for i, o in enumerate(fused.graph.operators) if o.name.endswith("add_relu"))
+    assert "cos" in [fused.graph.operators[u].name for u in fused.graph.predecessors[first]]
+    assert len(fused.graph) == len(program.graph) - 3
+    left, others = fuse_sums.fuse_sums(program, Context(lambda p: -float(len(p.graph)), favour("opweave")))
+    assert left.graph == program.graph and not any(d.is_change for d in others)
+    tolerance = 1e-2 if device == "cuda" else 1e-4  # TF32
+    with torch.no_grad():
+        for out, expected in zip(fused.run((x,)), module(x), strict=True):
+            assert out.stride() == expected.stride()
+            torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)

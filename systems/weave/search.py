@@ -35,7 +35,7 @@ WORTH = 1.5  # times the chosen alternative's own time, up to which another is w
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
-OWN = ("merge_convolutions",)  # kinds of decisions that no other scheduler takes
+OWN = ("merge_convolutions", "fuse_sums")  # kinds of decisions that no other scheduler takes
 
 Choices: TypeAlias = Mapping[str, str]
 Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
@@ -288,9 +288,10 @@ class Search:
     def _composites(self) -> Iterator[tuple[str, Candidate]]:
         """Several decisions at once, each of which may gain only beside the others: one alternative at all places of a kind,
         where that does without the decision or is one of a FEW; and one with the fastest at the places that it needs."""
-        merged = {d.place: d.chosen for d in self._rewritten(Candidate())[1] if d.kind in OWN and d.is_change}
-        if merged:
-            yield f"{', '.join(OWN)}: as each is fastest alone, at {len(merged)} places", self.state.best.choose_all(merged)
+        taken_alone = [d for d in self._rewritten(Candidate())[1] if d.kind in OWN and d.is_change]
+        for kind in OWN:
+            if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
+                yield f"{kind}: as each is fastest alone, at {len(by_place)} places", self.state.best.choose_all(by_place)
         alternatives = self._alternatives()
         places_by_change: dict[tuple[str, str], list[str]] = {}
         for decision, name in alternatives:

@@ -19,6 +19,7 @@ from .fuse_elementwise import fuse_elementwise
 from .fuse_in_triton import fuse_in_triton
 from .fuse_pools import fuse_pools
 from .fuse_reductions import fuse_reductions
+from .fuse_sums import fuse_sums
 from .merge_convolutions import merge_convolutions
 from .merge_equal import merge_equal
 from .merge_linears import merge_linears
@@ -51,7 +52,7 @@ Remembered = dict[tuple[int, frozenset[tuple[str, str]]], Rewritten]
 CHAINS = 3  # of passes, that are remembered
 
 # In the order in which they run. Nimble (Section 5, Appendix B) has neither fold_constants, merge_equal, merge_linears,
-# merge_convolutions nor select_products, fuse_in_triton, fuse_pools, fuse_concatenations and fuse_reductions.
+# merge_convolutions nor select_products, fuse_in_triton, fuse_sums, fuse_pools, fuse_concatenations and fuse_reductions.
 PASSES = (
     Pass(fold_constants, ("fold_constants",), measures=False),
     Pass(merge_equal, ("merge_equal",), measures=False),
@@ -62,6 +63,7 @@ PASSES = (
     Pass(select_products, ("select_kernels",)),
     Pass(fuse_convolution, ("fuse_convolution",)),
     Pass(fuse_in_triton, ("fuse_in_triton",)),
+    Pass(fuse_sums, ("fuse_sums",)),
     Pass(fuse_pools, ("fuse_pools",)),
     Pass(fuse_concatenations, ("fuse_concatenations",)),
     Pass(fuse_reductions, ("fuse_reductions",)),
