@@ -83,7 +83,7 @@ def assert_steps_agree(module: nn.Module, call: object, calls: int = 3) -> None:
             torch.testing.assert_close(out, reference)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=7), st.integers(0, 1000))
 def test_any_steps_on_buffers_are_those_of_eager_execution(steps: list[str], seed: int) -> None:
     """On as many streams as there are chains, whose operators pause at random."""
@@ -168,9 +168,8 @@ def test_a_prompt_is_decoded_token_by_token(device: str) -> None:
     step = model.module
     with torch.no_grad():
         expected = step.gptj(tokens, use_cache=False).logits
-    for system in ("nimble", "nimble_fused"):
-        ready = systems.load(system).prepare(step, model.inputs)
-        for place in range(context):
-            step.cache.position.fill_(place)
-            torch.testing.assert_close(ready(tokens[:, place : place + 1])[:, 0], expected[:, place], rtol=1e-3, atol=1e-4)
-        ready.close()
+    ready = systems.load("nimble_fused").prepare(step, model.inputs)
+    for place in range(context):
+        step.cache.position.fill_(place)
+        torch.testing.assert_close(ready(tokens[:, place : place + 1])[:, 0], expected[:, place], rtol=1e-3, atol=1e-4)
+    ready.close()

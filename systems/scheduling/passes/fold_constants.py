@@ -17,14 +17,27 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from .context import Context, Rewritten
 from .patterns import name_operators, returned_operators
 
+aten = torch.ops.aten
+# They return one number everywhere, in a shape that is known; they take no value of their first argument. By operator, that
+# number, or the place of the argument that it is.
+ZERO, ONE = 0.0, 1.0
+FILLED: dict[object, float | int] = {
+    **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), ZERO),
+    **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), ONE),
+    aten.full_like.default: 1,
+    aten.fill.Scalar: 1,
+    aten.new_full.default: 2,
+}
+
 
 def fold_constants(program: Program, _: Context) -> Rewritten:
     """Replace operators that read parameters, buffers and numbers alone by the tensors that they compute (in none of the
     papers). Such are relative positions, masks, and weights that a module computes out of others.
 
     Invariants:
-        - An operator is constant where all that it reads is, and where it draws no random numbers. Views of the module's own
-          tensors stay, since no kernel computes them.
+        - An operator is constant where all that it reads is, and where it draws no random numbers. One that fills a shape
+          with a number reads nothing, and what a run of the program writes is not constant. Views of the module's own
+          tensors stay, since no kernel computes them; so do views of what is folded that leave elements out or repeat them.
         - What the model returns is computed by every call: its caller may write to it.
         - A constant is derived again where a tensor is written that it was computed of.
 
@@ -62,28 +75,52 @@ def fold_constants(program: Program, _: Context) -> Rewritten:
 def _constant(program: Program) -> list[bool]:
     """For each operator whether it is computed in preparation."""
     returned = returned_operators(program)
+    written = {_memory(t) for t in program.changed}
     constant: list[bool] = []
     for v, call in enumerate(program.calls):
-        references = [a for a in call.leaves() if isinstance(a, Output | Input)]
+        leaves = call.leaves()
+        references = [a for a in leaves if isinstance(a, Output | Input)]
         is_fixed = all(isinstance(a, Output) and constant[a.operator] for a in references)
+        is_fixed = is_fixed and not any(isinstance(a, Tensor) and _memory(a) in written for a in leaves)
         is_own_view = is_view(call.function) and not references
-        constant.append(is_fixed and not is_own_view and v not in returned and _is_repeatable(call))
+        constant.append((is_fixed or _fills(call)) and not is_own_view and v not in returned and _is_repeatable(call))
+    for call, is_constant in reversed(list(zip(program.calls, constant, strict=True))):
+        for reference in () if is_constant else call.references():
+            if not is_non_overlapping_and_dense_or_false(program.value(reference)):
+                constant[reference.operator] = False
     return constant
 
 
 def _is_repeatable(call: Call) -> bool:
-    """Does it compute tensors, each dense in its own memory, and the same ones every time?"""
+    """Does it compute tensors, and the same ones every time?"""
     produced = call.produces if isinstance(call.produces, list | tuple) else [call.produces]
     if not isinstance(call.function, torch._ops.OpOverload) or draws(call.function, call.args, call.kwargs):
         return False
-    return all(isinstance(t, Tensor) and is_non_overlapping_and_dense_or_false(t) for t in produced)
+    return all(isinstance(t, Tensor) for t in produced)
+
+
+def _fills(call: Call) -> bool:
+    return call.function in FILLED and isinstance(call.produces, Tensor)
+
+
+def _filled(call: Call, device: torch.device) -> Tensor:
+    number = FILLED[call.function]
+    value = call.args[number] if isinstance(number, int) else number
+    produces = call.produces
+    made = torch.empty_strided(produces.shape, produces.stride(), dtype=produces.dtype, device=device)
+    return made.fill_(value)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _computing(program: Program, v: int) -> list[int]:
     """Constant operator v and those that it depends on, in the order of capture."""
     members, ahead = {v}, [v]
     while ahead:
-        new = {*program.graph.predecessors[ahead.pop()]} - members
+        u = ahead.pop()
+        new = set() if _fills(program.calls[u]) else {*program.graph.predecessors[u]} - members
         members |= new
         ahead += new
     return sorted(members)
@@ -100,7 +137,8 @@ def _value(program: Program, members: Sequence[int], reference: Output, *_: Tens
     """What the operators compute now, in memory of its own."""
     values: dict[int, Any] = {}
     for v in members:
-        values[v] = program.execute(v, values, ())  # type: ignore[arg-type]
+        call = program.calls[v]
+        values[v] = _filled(call, program.device) if _fills(call) else program.execute(v, values, ())  # type: ignore[arg-type]
     value = values[reference.operator]
     tensor: Tensor = value if reference.index is None else value[reference.index]
     return tensor.clone(memory_format=torch.preserve_format)
