@@ -343,3 +343,34 @@ def test_a_gpu_gives_each_request_its_own_tokens(kind: str, uses_graphs: bool) -
     engine = LocalEngine(module, NUM_SLOTS, block_size, "fused", uses_graphs, max_batch_size=4)
     tokens = served(scheduler, engine, requests_of(sizes), 1)
     assert tokens == {request.id: alone(module, request) for request in requests_of(sizes)}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=GPU) for kind in ("orca", "paged by 16")])
+def test_no_batch_compiles_attention_anew(kind: str) -> None:
+    """Triton tells pointers that are aligned from others: numbers of layouts are, however many tokens and rows there are."""
+    from systems.serving.attention import fused
+
+    module = telling(torch.float32, "cuda")
+    engine = LocalEngine(module, NUM_SLOTS, KINDS[kind][1], "fused")
+    kernels = fused._attend_kernel.device_caches[torch.cuda.current_device()][0]
+    numbers_of_kernels = []
+    for sizes in ([(5, 3), (6, 2)], [(7, 6), (12, 3), (2, 6), (9, 5), (3, 1)]):
+        served(KINDS[kind][0](), engine, requests_of(sizes), 1)
+        numbers_of_kernels.append(len(kernels))
+    assert numbers_of_kernels[0] == numbers_of_kernels[1] > 0
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+def test_drawing_waits_for_no_iteration(device: str) -> None:
+    """What is submitted behind a running iteration comes back to the host at once."""
+    logits = torch.zeros(3, 50, device=device)
+    request = Request(0, (1,), 1, sampling=Sampling(1.0, 0.9, seed=1))
+    rows = (row_of(request, Region((0,), 1, 1), 1),) * 3
+    sampled(logits, rows)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)  # clocks: some seconds
+    ended = torch.cuda.Event()
+    ended.record()
+    sampled(logits, rows)
+    assert not ended.query()
+    torch.cuda.synchronize()

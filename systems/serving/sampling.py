@@ -22,8 +22,10 @@ def sampled(logits: Tensor, rows: tuple[Row, ...]) -> Tensor:
     greedy = logits.argmax(-1)
     if all(row.sampling.temperature == 0 for row in rows):
         return greedy
-    numbers = [(row.sampling.temperature, row.sampling.top_p, _uniform(row)) for row in rows]
-    temperature, top_p, uniform = torch.tensor(numbers, device=logits.device).T[:, :, None]  # each [R, 1]
+    numbers = torch.tensor([(row.sampling.temperature, row.sampling.top_p, _uniform(row)) for row in rows])
+    if logits.is_cuda:
+        numbers = numbers.pin_memory().to(logits.device, non_blocking=True)  # else the host waits for the iteration
+    temperature, top_p, uniform = numbers.T[:, :, None]  # each [R, 1]
     scaled = logits.float() / torch.where(temperature == 0, 1.0, temperature)
     shares, order = scaled.softmax(-1).sort(-1, descending=True)
     before = shares.cumsum(-1) - shares
