@@ -257,6 +257,16 @@ def test_an_unstable_trace_has_no_latency() -> None:
     assert made["request_throughput"].value is not None
 
 
+@pytest.mark.parametrize("count", [2, 5, 12, 40])
+def test_a_server_that_is_hardly_used_is_stable_however_short_the_trace(count: int) -> None:
+    due = [float(i) for i in range(count)]
+    idle = seen_of(due, [(moment + 0.4,) for moment in due])
+    assert metrics.is_stable(idle.requests, 0)
+    if count >= 12:
+        busy = seen_of(due, [(2 * moment + 0.4,) for moment in due])
+        assert not metrics.is_stable(busy.requests, 0)
+
+
 # --- Correctness ---
 
 
