@@ -149,6 +149,18 @@ def test_what_needs_no_gpu_of_orca_is_run_whole(tmp_path: Path) -> None:
     assert {v.exhibit: v.verdict for v in verdicts} == {"orca/table4.1": HOLDS, "orca/figure4.6": HOLDS}
 
 
+@pytest.mark.slow
+def test_a_figure_of_orca_finds_rates_of_a_small_model(tmp_path: Path) -> None:
+    """The search ends on a short trace too, whether a system keeps the SLO or not."""
+    done = small(tmp_path, "orca/figure4.9")
+    assert done.returncode == 0, done.stderr
+    records = list(Store(tmp_path / "runs").read().records.values())
+    rates = [record.measured["capacity"].quantity("slo_rate") for record in records]
+    assert len(rates) == 4 and {record.status for record in records} == {"ok"}
+    assert any(rate is not None and rate.value is not None for rate in rates)
+    assert (tmp_path / "out" / "orca-figure4.9-small" / "serving.svg").stat().st_size > 5000
+
+
 def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> None:
     """Judged alone, so that nothing runs: every exhibit is gone through, and the last lines sum up."""
     (tmp_path / "none").mkdir()
