@@ -427,7 +427,7 @@ class ServedRequests:
 
     Args:
         due_s: when each was to be sent.
-        sent_s: when it was.
+        sent_s: when the load generator gave it to its socket, or to what waits for that.
         prompt_tokens, max_new_tokens: of each.
         token_s: when each of its tokens came.
     """

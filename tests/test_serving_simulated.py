@@ -40,6 +40,7 @@ from systems.serving.stage_costs import StageCosts
 SCHEDULERS: dict[str, Callable[[int], Scheduler]] = {
     "orca": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, workers),
     "prefetching": lambda workers: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 2, workers, True),
+    "asynchronous": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, is_asynchronous=True),
     "padded": lambda workers: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "padded", num_workers=workers, microbatch_size=1),
     "ragged": lambda workers: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "ragged", num_workers=workers),
 }
@@ -81,7 +82,8 @@ def batches(course: Course) -> list[list[tuple[int, int, int]]]:
 @given(WORKLOADS, st.integers(1, 3))
 def test_a_simulation_is_the_engine_batch_by_batch(name: str, workload: list[tuple[int, int, float]], workers: int) -> None:
     """Invariant 10: with equal costs, whether tokens are computed or not."""
-    cost = LinearCost(1.0, 0.125, 0.0625)
+    cost = LinearCost(1.0, 0.125, 0.0625, delay_s=0.5 if name == "asynchronous" else 0.0)
+    workers = 1 if name == "asynchronous" else workers  # others have not the token that it feeds
     engine = LocalEngine(MODULE, NUM_SLOTS, 1 if name == "prefetching" else 0)
     real = simulated(SCHEDULERS[name](workers), made(workload), cost, workers, engine)
     virtual = simulated(SCHEDULERS[name](workers), made(workload), cost, workers)
