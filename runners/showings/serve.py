@@ -57,7 +57,7 @@ class Serve(Showing):
         try:
             return socket.create_server((host, port))
         except OSError as error:
-            why = error.strerror or str(error)
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)  # Python adds the address
             raise BadRequest(f"runner.port={port}: nothing can listen there on {host}: {why}") from error
 
 
