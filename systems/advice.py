@@ -59,7 +59,7 @@ class Outlook:
         critical_path_ms: The longest chain of dependent operators.
         sm_area_ms: The sum over the waves of all kernels of the share of SMs that each one holds, at its own time.
         estimated_ms: What of `busy_ms` is estimated, and not measured.
-        forecasts: In the order of SCHEDULERS.
+        forecasts: A scheduler each.
     """
 
     operators: int
@@ -75,7 +75,11 @@ class Outlook:
 
 
 def outlook(
-    program: Program, sets: Sequence[MeasuredSet], gpu: Gpu, report: Callable[[str], None] = lambda _: None
+    program: Program,
+    sets: Sequence[MeasuredSet],
+    gpu: Gpu,
+    report: Callable[[str], None] = lambda _: None,
+    systems: Sequence[str] = SCHEDULERS,
 ) -> Outlook:
     """What is predicted of a program on a GPU.
 
@@ -83,6 +87,7 @@ def outlook(
         program: As captured, on any device.
         sets: Measured on one device, whose operators are known; scaled where that is another one than `gpu`.
         report: Told what is being done now.
+        systems: Of SCHEDULERS.
 
     Raises:
         Unsupported: conf/gpu does not have the device of the sets, from which times could be scaled.
@@ -102,7 +107,7 @@ def outlook(
             num_sms = full * -(-node.most_blocks // node.on_one) + -(-left // node.on_one)
             area_us += node.wave_us * num_sms / gpu.multiprocessors
     forecasts = []
-    for system in SCHEDULERS:
+    for system in systems:
         report(f"scheduling by {system}")
         try:
             schedule = known.schedule(system, program, profile)

@@ -59,7 +59,7 @@ class Advise(Showing):
         check_output(output)
         documents = []
         has_failed = False
-        for cell in request.cells:
+        for cell in {cell.group: cell for cell in request.cells}.values():  # whatever the system
             answer = ask(cell, request.options)
             if isinstance(answer, Failed):
                 print(f"opweave: {cell.model.label} b{cell.batch}: {answer.status}: {answer.reason}", file=sys.stderr)

@@ -106,7 +106,8 @@ def predicted(model: str, batch: int, measured: dict[tuple[str, str], float]) ->
     """What advise says of one model and batch, beside what was measured."""
     program = captured(model, batch)
     for by, sets in ((BY_PROFILE, known_sets(model, batch, program)), (BY_RULE, [])):
-        said = outlook(program, sets, load("h200"))
+        wanted = {system for place, system in measured if (place, system) != (IN_SETS, "ios")}
+        said = outlook(program, sets, load("h200"), systems=[system for system in SCHEDULERS if system in wanted])
         latency_ms = {forecast.system: forecast.latency_ms for forecast in said.forecasts}
         for (place, system), gain in measured.items():
             if (place, system) == (IN_SETS, "ios"):
@@ -193,7 +194,12 @@ def main() -> None:
         return
     measured = {key: g for key, g in sorted(measured_gains().items()) if not arguments.models or key[0] in arguments.models}
     progress = track(measured.items(), "advising", console=Console(stderr=True))
-    rows = [row for key, own in progress for row in predicted(*key, own)]
+    rows: list[Gain] = []
+    for (model, batch), own in progress:
+        new = [*predicted(model, batch, own)]
+        said = (f"{r.system} in {r.measured_in} {r.measured:.3f}, by {r.predicted_by} {r.predicted:.3f}" for r in new)
+        print(f"{model} {batch}: {'; '.join(said)}", file=sys.stderr, flush=True)
+        rows += new
     table = Table(
         *("measured in", "predicted by", "models", "gains", "within 10 %", "right", "none: within", "none: right"),
         title="Gains of nimble, opara and ios over one stream: within 10 % of the measured ones; right about more than 5 %",
