@@ -43,6 +43,7 @@ class Advice:
         busy_ms: The sum over kernels.
         critical_path_ms: The longest chain of dependent operators.
         sm_area_ms: The sum over the waves of all kernels of the share of SMs that each one holds, at its own time.
+        fusible_ms: What of `busy_ms` is of operators that memory limits by Opara's table: passes fuse these into others.
         estimated_ms: What of `busy_ms` is estimated by the roofline rule, and not measured.
         forecasts: A scheduler each.
     """
@@ -59,6 +60,7 @@ class Advice:
     busy_ms: float
     critical_path_ms: float
     sm_area_ms: float
+    fusible_ms: float
     estimated_ms: float
     forecasts: tuple[Forecast, ...]
 
@@ -128,13 +130,14 @@ class Advice:
         estimated = f", {share:.0%} of their time estimated by a roofline rule" if share else ""
         source = self.source if share < 1 else "measured nowhere"
         measured = "" if self.measured_ms is None else f", measured {self.measured_ms:.3f}"
-        path, area = (_share(part_ms, self.busy_ms) for part_ms in (self.critical_path_ms, self.sm_area_ms))
+        parts_ms = self.critical_path_ms, self.sm_area_ms, self.fusible_ms
+        path, area, fusible = (_share(part_ms, self.busy_ms) for part_ms in parts_ms)
         first = f"{self.cell.model.label} b{self.cell.batch}, {self.cell.conditions.arithmetic}, on {self.gpu}"
         return [
             f"{first}: {guess}kernels {source}{estimated}",
             f"  {self.operators:,} operators, {self.kernels:,} kernels, width {self.width}",
             f"  one stream {self.one_stream_ms:.3f} ms simulated{measured}; kernels {self.busy_ms:.3f} ms",
-            f"  of the kernels' time: critical path {path}, SM area {area}",
+            f"  of the kernels' time: critical path {path}, SM area {area}, what fusion may save {fusible}",
             f"  launch and edges: {self.launch_share:.0%} of one stream",
             f"  no schedule of these kernels gains more than {self.most:.2f}x",
             *(f"  {self._of(forecast)}" for forecast in self.forecasts),

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import conf
 from systems.base import BadOption, Unsupported
+from systems.profiling.intensity import in_table
 from systems.profiling.limits import critical_path
 from systems.profiling.profile import OperatorProfile, Profile
 from systems.registry import load
@@ -58,6 +59,7 @@ class Outlook:
         busy_ms: The sum over kernels.
         critical_path_ms: The longest chain of dependent operators.
         sm_area_ms: The sum over the waves of all kernels of the share of SMs that each one holds, at its own time.
+        fusible_ms: What of `busy_ms` is of operators that memory limits by Opara's table: passes fuse these into others.
         estimated_ms: What of `busy_ms` is estimated, and not measured.
         forecasts: A scheduler each.
     """
@@ -70,6 +72,7 @@ class Outlook:
     busy_ms: float
     critical_path_ms: float
     sm_area_ms: float
+    fusible_ms: float
     estimated_ms: float
     forecasts: tuple[Forecast, ...]
 
@@ -124,6 +127,7 @@ def outlook(
         busy_ms=sum(times_us) / 1e3,
         critical_path_ms=critical_path(graph, times_us) / 1e3,
         sm_area_ms=area_us / 1e3,
+        fusible_ms=sum(times_us[v] for v, operator in enumerate(graph.operators) if in_table(operator.name)) / 1e3,
         estimated_ms=sum(times_us[v] for v in estimates) / 1e3,
         forecasts=tuple(forecasts),
     )

@@ -134,6 +134,8 @@ def test_limits_are_those_of_the_graph(program: Program, times_us: list[float]) 
     longest_us = networkx.dag_longest_path_length(chains, weight="us")
     assert said.critical_path_ms * 1e3 == pytest.approx(longest_us)
     assert said.busy_ms * 1e3 == pytest.approx(sum(own_us)) and said.estimated_ms == 0
+    fusible_us = [us for us, o in zip(own_us, program.graph.operators, strict=True) if o.name in ("relu", "sigmoid", "cat")]
+    assert said.fusible_ms * 1e3 == pytest.approx(sum(fusible_us))
     assert said.sm_area_ms == pytest.approx(said.busy_ms / 132)  # 8 blocks fit an SM
     assert said.one_stream_ms * 1e3 == pytest.approx(
         Simulator(program.graph, measured.programs["captured"].profile, GPU)(sequential(program.graph)).latency_us
@@ -181,7 +183,7 @@ def advice_of(said: Outlook) -> Advice:
 def made(gain: float, width: int = 4, critical_path_ms: float = 0.3, sm_area_ms: float = 0.2) -> Advice:
     """Of a scheduler that gains so much over one stream of 1 ms, of which kernels take 0.9 ms."""
     forecasts = Forecast("nimble", 1 / gain, 2), Forecast("ios", None, reason="too wide")
-    figures = 9, 9, width, 1.0, None, 0.9, critical_path_ms, sm_area_ms, 0.0
+    figures = 9, 9, width, 1.0, None, 0.9, critical_path_ms, sm_area_ms, 0.45, 0.0
     return Advice(CELL, "h200", "measured here", False, *figures, forecasts)
 
 
@@ -201,6 +203,7 @@ def test_the_verdict_and_its_reason(advice: Advice, pays: bool, words: str) -> N
     assert advice.pays is pays and words in advice.verdict
     assert advice.launch_share == pytest.approx(0.1)
     assert any("ios: too wide" in line for line in advice.lines)
+    assert any("what fusion may save 50%" in line for line in advice.lines)
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.5])
