@@ -1,12 +1,13 @@
 """How well runner=advise predicts what schedulers gain, on a CPU, against what was measured on an H200.
 
-python tests/benchmarks/benchmark_advice.py [MODEL ...] [--fit]
+python tests/benchmarks/benchmark_advice.py [MODEL ...] [--quick] [--fit]
 
 Each model and batch of the committed sets and of the records in h200-zoo is captured here, and advised twice: by the
 profiles that advise takes, and by the roofline rule alone, as if nobody had measured anything. Gains are over one stream. In
 sets these are replays of schedules in one process. IOS's there is of an older search by simulated costs, and it is simulated
 in the place of advise's own. In records they are calls of systems in turn, over cuda_graph, and IOS's costs are measured.
---fit looks for the constants of simulate/estimate.py.
+--quick captures nothing: it simulates the schedules of the sets by their own profiles, which for nimble and opara are those
+of advise. --fit looks for the constants of simulate/estimate.py.
 """
 
 import sys
@@ -117,6 +118,15 @@ def predicted(model: str, batch: int, measured: dict[tuple[str, str], float]) ->
                 yield Gain(model, batch, system, place, by, gain, said.one_stream_ms / own_ms)
 
 
+def predicted_in_set(model: str, batch: int, measured: dict[tuple[str, str], float]) -> Iterator[Gain]:
+    """As `predicted`, of the schedules in the model's own set alone."""
+    file = REFERENCE / "simulation" / f"{model}-b{batch}.json.gz"
+    sets = [MeasuredSet.read(file)] if file.is_file() else []
+    for (place, system), gain in measured.items():
+        if place == IN_SETS:
+            yield Gain(model, batch, system, place, BY_PROFILE, gain, simulated_gain(sets, IN_SET[system]))
+
+
 def simulated_gain(sets: Sequence[MeasuredSet], name: str) -> float:
     """Of a schedule in the set of a model that has one stream's too."""
     (measured,) = (each for each in sets if any(s.name == "sequential" for s in each.schedules))
@@ -185,6 +195,7 @@ def _fitted(rule: Rule, rows: Sequence[tuple[Demand, float]]) -> Rule:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--quick", action="store_true", help="the schedules of the sets alone: seconds")
     parser.add_argument("--fit", action="store_true", help="look for the rule's constants, on the training models alone")
     arguments = parser.parse_args()
     console = Console(markup=False)
@@ -196,7 +207,7 @@ def main() -> None:
     progress = track(measured.items(), "advising", console=Console(stderr=True))
     rows: list[Gain] = []
     for (model, batch), own in progress:
-        new = [*predicted(model, batch, own)]
+        new = [*(predicted_in_set if arguments.quick else predicted)(model, batch, own)]
         said = (f"{r.system} in {r.measured_in} {r.measured:.3f}, by {r.predicted_by} {r.predicted:.3f}" for r in new)
         print(f"{model} {batch}: {'; '.join(said)}", file=sys.stderr, flush=True)
         rows += new
@@ -219,7 +230,7 @@ def main() -> None:
             best = max(row.measured for row in cell), max(row.predicted for row in cell)
             what = f"{cell[0].model} {cell[0].batch} in {cell[0].measured_in}"
             console.print(f"wrong: {what}: {best[0]:.3f} measured, {best[1]:.3f} predicted")
-    for by in (BY_PROFILE, BY_RULE):
+    for by in (BY_PROFILE,) if arguments.quick else (BY_PROFILE, BY_RULE):
         worst = sorted((row for row in rows if row.predicted_by == by), key=lambda row: -abs(log(1 + row.error)))[:10]
         headings = "model", "batch", "system", "measured in", "measured", "predicted", "error"
         table = Table(*headings, title=f"The worst ten by {by}")
