@@ -13,6 +13,13 @@ from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 
 Examples = dict[Any, list[Tensor]]
+aten = torch.ops.aten
+# Their memory holds anything until another operator writes it. In a part that may write less of it, since its inputs are
+# zeros: what remains is no index, for one.
+UNINITIALIZED = (
+    *(aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.empty_permuted.default),
+    *(aten.new_empty.default, aten.new_empty_strided.default),
+)
 
 
 def part(
@@ -21,7 +28,7 @@ def part(
     """Some operators of `program`, with inputs in the place of all they read from the rest of it.
 
     The part's outputs are those that the rest of the program reads. Floating-point inputs are random, others are zero, and
-    all have the strides that the program knows.
+    all have the strides that the program knows. Memory that an operator leaves uninitialized is an input too.
 
     Invariant: within one part no two inputs share memory.
 
@@ -54,8 +61,11 @@ def part(
         num_used[shape] = nth + 1
         return same[nth]
 
+    def is_inside(v: int) -> bool:
+        return v in place and program.calls[v].function not in UNINITIALIZED
+
     def inside(argument: Any) -> Any:
-        if isinstance(argument, Output) and argument.operator in place:
+        if isinstance(argument, Output) and is_inside(argument.operator):
             return Output(place[argument.operator], argument.index)
         if not isinstance(argument, Output | Input):
             return argument
@@ -67,7 +77,7 @@ def part(
     calls = [program.calls[v].map(inside) for v in operators]
     graph = OperatorGraph(
         [Operator(i, program.graph.operators[v].name, program.graph.operators[v].target) for i, v in enumerate(operators)],
-        [[place[u] for u in program.graph.predecessors[v] if u in place] for v in operators],
+        [[place[u] for u in program.graph.predecessors[v] if is_inside(u)] for v in operators],
     )
     final = program.kept_operators()
     outputs = [Output(place[v]) for v in operators if v in final or any(r not in place for r in program.graph.successors[v])]
