@@ -167,6 +167,32 @@ def test_each_distinct_stage_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
     assert systems.load("ios", max_part_size=23).schedule(module, (x,)).search.measured == 0
 
 
+class Bags(nn.Module):
+    """Embeddings side by side, as a recommender's, and their sum."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(5, 4) for _ in range(count))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.stack([table(ids[:, i]) for i, table in enumerate(self.tables)]).sum(0)
+
+
+def test_a_block_of_dozens_side_by_side_is_split_until_it_can_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every choice open a block of 20 has more than 3^20 transitions."""
+    monkeypatch.setattr(
+        "systems.ios.stage_timer.StageTimer.concurrent", lambda self, groups, _: float(max(map(len, groups)))
+    )
+    module, ids = Bags(20).eval(), torch.randint(5, (2, 20))
+    schedule = systems.load("ios", strategy="parallel", s=0, r=0).schedule(module, (ids,))
+    assert schedule.search.splits > 0
+    verify(schedule.graph, schedule)
+    assert max(len(stage) for stage in schedule.to_json(model="bags", batch=2, device="cpu")["stages"]) >= 5
+    prepared = systems.load("ios", strategy="parallel", s=0, r=0).prepare(module, (ids,))
+    torch.testing.assert_close(prepared(ids), module(ids))
+    prepared.close()
+
+
 def test_a_search_tells_of_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups at once take as long as the longest, so that a stage of several is told to gain by it."""
     monkeypatch.setattr(
