@@ -18,6 +18,8 @@ from systems.profiling.profile import Capacity, Kernel, OperatorProfile, Profile
 from systems.profiling.profiler import profile
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.part import alone
+from systems.scheduling.graph.program import Call, Input
 from systems.scheduling.plans import launch_order
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.stream_allocator import allocate_streams
@@ -142,3 +144,17 @@ def test_a_gpu_is_profiled_down_to_its_kernels() -> None:
     assert Profile.from_json(operator_profile.to_json()) == operator_profile
     assert profile(program, measure=False) == operator_profile
     assert intensity.ridge_point(torch.device("cuda", 0), torch.float32, True) > 1
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_vendors_convolution_with_a_residual_has_the_operations_of_the_convolution() -> None:
+    """It has no form without data, and torch's counter does not know it. Its weight is its third argument."""
+    x, residual, weight = torch.randn(1, 8, 5, 5), torch.randn(1, 16, 5, 5), torch.randn(16, 8, 3, 3)
+    function = torch.ops.mkldnn._convolution_pointwise.binary
+    fused = (weight, None, [1, 1], [1, 1], [1, 1], 1, "add", 1.0, "relu", [], "")
+    program = alone(
+        "conv2d_add_relu", "opweave.fused", Call(function, (Input(0), Input(1), *fused), {}, residual), (x, residual)
+    )
+    plain = Call(torch.ops.aten.conv2d.default, (Input(0), weight, None, [1, 1], [1, 1]), {}, residual)
+    expected, _ = intensity.work(alone("conv2d", "aten.conv2d.default", plain, (x,)), 0)
+    assert intensity.work(program, 0)[0] == expected == 2 * 16 * 25 * 8 * 9

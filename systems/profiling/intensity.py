@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,6 +35,7 @@ _TABLE = """
     full full_like ones ones_like zeros zeros_like
 """
 MEMORY_INTENSIVE = frozenset(_TABLE.split())
+RESIDUAL_SECOND = ("mkldnn._convolution_pointwise.binary",)  # what it adds stands before its weight
 METHODS = ("measured", "table")
 MATRIX_SIZE = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
 COPIED_BYTES = {"cuda": 1 << 29, "cpu": 1 << 27}  # of the copy that measures bandwidth, beyond any cache
@@ -86,7 +87,7 @@ def work(program: Program, v: int) -> tuple[int, int]:
         return 0, moved
     operations = _counted(program, v) if isinstance(call.function, torch._ops.OpOverload) else 0
     if not operations and "conv" in program.graph.operators[v].name and len(call.args) > 1:
-        weight = program.value(call.args[1])
+        weight = program.value(call.args[2 if str(call.function) in RESIDUAL_SECOND else 1])
         if isinstance(weight, Tensor):
             operations = 2 * written[0].numel() * weight[0].numel()
     return operations or sum(map(_num_elements, (*read, *written))), moved
@@ -112,7 +113,7 @@ def _moved(program: Program, v: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _counted(program: Program, v: int) -> int:
-    """What torch's counter says, on tensors without data."""
+    """What torch's counter says, on tensors without data; 0 of an operator that it does not know."""
     device = program.device
 
     def fake(argument: Any) -> Any:
@@ -124,7 +125,10 @@ def _counted(program: Program, v: int) -> int:
     with FakeTensorMode():
         call = program.calls[v].map(fake)
         with FlopCounterMode(display=False) as counter:
-            call.function(*call.args, **call.kwargs)
+            try:
+                call.function(*call.args, **call.kwargs)
+            except UnsupportedOperatorException:  # it runs on tensors with data alone
+                return 0
     return int(counter.get_total_flops())
 
 
