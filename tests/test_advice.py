@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,16 @@ from tests.modules import Branches, Lambda
 
 SETS = sorted((ROOT / "results" / "reference" / "simulation").glob("*.json.gz"))
 CELL = Cell(choose("model", "squeezenet"), choose("system", "nimble"), choose("runner", "advise"), Conditions(1, "cpu"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def arithmetic_of_torch() -> Iterator[None]:
+    """That of a process of its own: TF32 in convolutions, and not in products."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32, products.allow_tf32 = True, False
+    yield
+    convolutions.allow_tf32, products.allow_tf32 = before
 
 
 def one(module: nn.Module, *inputs: Tensor) -> Program:

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
-from . import metrics
-from .traffic import Seen
+if TYPE_CHECKING:
+    from .traffic import Seen
 
 MOST_DOUBLINGS = 10  # up or down from the rate that is tried first
 ALONE = 0.1  # requests that are unfinished, on average, up to which the median one is alone
@@ -36,6 +37,8 @@ class Tried:
     @classmethod
     def of(cls, rate: float, seen: Seen) -> Tried:
         """What one trace at a rate came to; requests came when they were due."""
+        from . import metrics
+
         is_stable, requests = metrics.is_stable(seen.requests, 0), seen.requests
         latencies_ms = metrics.latencies_ms(seen)
         span_s = max(tokens[-1] for tokens in requests.token_s) - min(requests.due_s)
