@@ -137,8 +137,8 @@ def test_no_part_of_a_mixture_of_experts_reads_what_nobody_wrote() -> None:
     try:
         torch.use_deterministic_algorithms(True)
         for operators in ([first, put, read], [put, read]):
-            alone = part(program, operators)
-            (out,) = alone.run(alone.examples)
+            measured_part = part(program, operators)
+            (out,) = measured_part.run(measured_part.examples)
             assert out.isfinite().all()
     finally:
         torch.use_deterministic_algorithms(False)

@@ -630,8 +630,8 @@ def test_sums_take_in_the_pools_that_they_alone_read(device: str, is_last: bool)
     kept, others = fuse_pools.fuse_pools(captured, Context(favour("aten"), favour("aten")))
     assert kept.graph == captured.graph and {d.chosen for d in others} == {"separate"}
     assert [len(d.operators) for d in decisions] == [2, 2, 4, 1] and {d.chosen for d in decisions} == {"one kernel"}
-    left = [o.name for o in program.graph.operators if not o.target.startswith("opweave")]
-    assert left == ["max_pool2d", "cat", "cos", "add", "max_pool2d", "max_pool2d", "add", "avg_pool2d", "add"]
+    library_names = [o.name for o in program.graph.operators if not o.target.startswith("opweave")]
+    assert library_names == ["max_pool2d", "cat", "cos", "add", "max_pool2d", "max_pool2d", "add", "avg_pool2d", "add"]
     for out, expected in zip(program.run((x, y)), module(x, y), strict=True):
         assert out.stride() == expected.stride()
         torch.testing.assert_close(out, expected)
