@@ -223,6 +223,41 @@ def test_every_learner_learns(name: str, options: dict[str, Any]) -> None:
         assert learned.translation_error < 1e-9 and np.allclose(learned.positive, learned.pipeline_positive, atol=1e-12)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["deepgbm", "tabm", "ft_transformer"])
+def test_a_peers_steps_are_captured_and_learn_as_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout draws other numbers in a graph: without it both learn the same."""
+    own = {"ft_transformer": "rtdl_revisiting_models", "tabm": "tabm"}.get(name, "sklearn")
+    if find_spec(own) is None or find_spec("lightgbm") is None:
+        pytest.skip(f"{own} or lightgbm is not installed")
+    from torch import nn
+
+    from systems.pytorch.cuda_graph import CapturedStep
+    from systems.tabular import networks
+
+    captured: list[type] = []
+
+    class Steps(networks.Steps):
+        def close(self) -> None:
+            captured.append(type(self.prepared))
+            super().close()
+
+    monkeypatch.setattr(networks, "Steps", Steps)
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: x)
+    made, label = task()
+    scores = {}
+    for system in ("eager", "cuda_graph"):
+        monkeypatch.setattr(networks, "default_system", lambda device, system=system: system)
+        learner = systems.load(name, max_epochs=3)
+        assert isinstance(learner, Learner)
+        learned = learner.learn_from(replace(made, device="cuda"))
+        assert auc(learned.positive, label).value > 0.6
+        scores[system] = learned.positive
+    assert captured == [type(None), CapturedStep]
+    assert abs(scores["eager"] - scores["cuda_graph"]).max() < 0.02
+
+
 def test_hummingbird_is_exact_and_converts_no_factorization_machine() -> None:
     if find_spec("hummingbird") is None:
         pytest.skip("pip install --no-deps hummingbird-ml onnxconverter-common dill")

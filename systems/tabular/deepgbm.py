@@ -89,13 +89,11 @@ class DeepGBM(NetworkLearner):
         training = tensors(task.training[0])
         goals = torch.stack([teacher.embedded for teacher in teachers], 1)  # [rows, groups, leaf_width]
 
-        def loss(places: Tensor, target: Tensor) -> Tensor:
-            embedded = network.embedded(training[0][places])
-            logits = network.combined(embedded, training[1][places])
-            own = binary_cross_entropy_with_logits(logits[:, 0], target)
-            return own + self.distillation * mse_loss(embedded, goals[places])
+        def loss(outputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+            logits, error = outputs
+            return binary_cross_entropy_with_logits(logits[:, 0], target) + self.distillation * error
 
-        return Built(network, tensors, loss)
+        return Built(network, tensors, Distillation(network), (*training, goals), loss)
 
 
 def leaf_values(booster: Any) -> list[NDArray[np.float64]]:
@@ -202,6 +200,18 @@ class Network(nn.Module):
     def forward(self, features: Tensor, ids: Tensor) -> Tensor:
         """[B, F] and [B, fields] -> [B, 1]"""
         return self.combined(self.embedded(features), ids)
+
+
+class Distillation(nn.Module):
+    """features [B, F], ids [B, fields] and goals [B, groups, leaf_width] -> logits [B, 1] and the embeddings' error []."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, features: Tensor, ids: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = self.network.embedded(features)
+        return self.network.combined(embedded, ids), mse_loss(embedded, goals)
 
 
 def _layers(widths: list[int], has_norm: bool = False) -> nn.Sequential:

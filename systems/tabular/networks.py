@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from systems.base import Loss
+
 from .learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task, check_options
+from .steps import Rows, Steps, default_system, optimizer_options
 
 CHUNK = 16_384
 
@@ -25,12 +28,16 @@ class Built:
     Attributes:
         network: inputs [B, ...] -> logits [B, members].
         inputs: of a table, on the device.
-        loss: (places of training rows [B], their labels [B]) -> one number.
+        trained: what a step of training runs, over the network's parameters: training [B, ...] -> what `loss` takes.
+        training: of the training rows, [rows, ...] each.
+        loss: (what `trained` gives, labels [B]) -> one number.
     """
 
     network: nn.Module
     inputs: Callable[[Any], tuple[Tensor, ...]]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    trained: nn.Module
+    training: tuple[Tensor, ...]
+    loss: Loss
 
 
 class NetworkLearner(Learner):
@@ -70,17 +77,17 @@ class NetworkLearner(Learner):
         torch.manual_seed(task.seed)
         built = self.built(task)
         network, validation = built.network, built.inputs(task.validation[0])
-        target = torch.as_tensor(task.training[1], dtype=torch.float32, device=task.device)
-        optimizer = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=self.weight_decay)
+        parameters = list(network.parameters())
+        training = Rows(built.training, torch.as_tensor(task.training[1], dtype=torch.float32, device=task.device))
+        options = {"weight_decay": self.weight_decay, **optimizer_options(parameters)}
+        optimizer = torch.optim.AdamW(parameters, self.learning_rate, **options)
         best, best_state, best_epoch, epochs = -np.inf, {k: v.clone() for k, v in network.state_dict().items()}, 0, 0
         batch_size = min(self.batch_size, SMALL_BATCH) if task.is_small else self.batch_size
+        built.trained.train()
+        steps = Steps(built.trained, optimizer, built.loss, training, batch_size, default_system(task.device))
         for epoch in range(min(self.max_epochs, SMALL_EPOCHS) if task.is_small else self.max_epochs):
-            network.train()
-            for rows in torch.randperm(len(target), device=task.device).split(batch_size):
-                loss = built.loss(rows, target[rows])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+            built.trained.train()
+            steps.epoch()
             epochs = epoch + 1
             metric = float(roc_auc_score(task.validation[1], _positive(network, validation)))
             task.report(f"{self.name}, epoch {epochs}: validation {metric:.5f}")
@@ -89,11 +96,11 @@ class NetworkLearner(Learner):
                 best_state = {k: v.clone() for k, v in network.state_dict().items()}
             if epoch - best_epoch >= self.patience:
                 break
+        steps.close()
         network.load_state_dict(best_state)
-        parameters = sum(p.numel() for p in network.parameters())
         fit_s = perf_counter() - begin
         positive, predict_us = self.timed(lambda rows: _positive(network, built.inputs(rows)), task.test)
-        return Learned(positive, fit_s, 0.0, parameters, epochs, predict_us=predict_us)
+        return Learned(positive, fit_s, 0.0, sum(p.numel() for p in parameters), epochs, predict_us=predict_us)
 
 
 @torch.no_grad()
@@ -136,13 +143,11 @@ class _TableNetwork(NetworkLearner):
             return torch.from_numpy(numbers).to(task.device), ids(table).to(task.device)
 
         network = self.network(len(numeric), ids.sizes, task.is_small).to(task.device)
-        training = tensors(rows)
 
-        def loss(places: Tensor, target: Tensor) -> Tensor:
-            logits = network(*(x[places] for x in training))
+        def loss(logits: Tensor, target: Tensor) -> Tensor:
             return binary_cross_entropy_with_logits(logits, target[:, None].expand_as(logits))
 
-        return Built(network, tensors, loss)
+        return Built(network, tensors, network, tensors(rows), loss)
 
 
 class TabM(_TableNetwork):

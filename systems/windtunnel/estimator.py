@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from models.neural.lookups import LookupForest
 from models.neural.trees import LEVELS, HardForest
+from systems.tabular.steps import Rows, default_system
 
 from . import saving
 from .base import SCOPES, STARTS, Form
-from .fine_tuning import Course, Rows, Settings, fine_tune, fit_to_inputs, in_chunks
+from .fine_tuning import Course, Settings, fine_tune, fit_to_inputs, in_chunks
 from .inputs import Table
 from .losses import default_name, loss_of
 from .translate import Line, Translation, translate
@@ -195,7 +196,7 @@ class WindTunnel(BaseEstimator):
             self.scope,
             self.start,
             self.random_state,
-            self.system or ("cuda_graph" if device.type == "cuda" else "eager"),
+            self.system or default_system(device),
         )
         course = fine_tune(translation, training, checking, loss, metric, settings, self.report)
         if self.may_keep_pipeline and self.pipeline is not None:

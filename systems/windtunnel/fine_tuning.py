@@ -16,27 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.neural.trees import SoftForest
-from systems.registry import load
+from systems.tabular.steps import Rows, Steps, optimizer_options
 
 from .losses import Loss
 from .translate import Translation
 
 MOST_SAMPLED = 100_000  # rows that thresholds and scales are taken from
 CHUNK = 16_384  # rows of one call without gradients
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows on the device: the network's inputs, and classes [B] int64 or values [B]."""
-
-    inputs: tuple[Tensor, ...]
-    target: Tensor
-
-    def __len__(self) -> int:
-        return len(self.target)
-
-    def at(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        return tuple(tensor[rows] for tensor in self.inputs), self.target[rows]
 
 
 @dataclass(frozen=True)
@@ -241,10 +227,9 @@ def _trial(
     report: Callable[[str], None],
 ) -> tuple[Trial, list[Tensor]]:
     """One setting, to the end of its patience; returns its best parameters too."""
-    is_cuda = training.target.is_cuda
-    optimizer = torch.optim.Adam(parameters, rate, weight_decay=decay, fused=is_cuda, capturable=is_cuda)
+    optimizer = torch.optim.Adam(parameters, rate, weight_decay=decay, **optimizer_options(parameters))
     network.train()
-    step = _Step(network, optimizer, loss, training, settings)
+    step = Steps(network, optimizer, loss, training, settings.batch_size, settings.system)
     metrics: list[float] = []
     losses: list[float] = []
     best_epoch, best_state = None, [p.detach().clone() for p in parameters]
@@ -267,38 +252,6 @@ def _trial(
     step.close()
     seconds = perf_counter() - begin
     return Trial(rate, decay, tuple(metrics), tuple(losses), best_epoch, seconds, tuple(epoch_seconds)), best_state
-
-
-class _Step:
-    """Steps of training: those of full batches by a system, the rest of an epoch eagerly."""
-
-    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, training: Rows, settings: Settings):
-        self.network, self.optimizer, self.loss, self.training = network, optimizer, loss, training
-        self.batch_size = settings.batch_size
-        self.prepared = None
-        if settings.system != "eager" and len(training) >= self.batch_size:
-            inputs, target = training.at(torch.arange(self.batch_size, device=training.target.device))
-            self.prepared = load(settings.system).prepare_training(network, optimizer, loss, inputs, target)
-
-    def epoch(self) -> float:
-        """All rows once in a random order; returns the mean loss, when the device has it."""
-        device = self.training.target.device
-        total = torch.zeros((), device=device)
-        for rows in torch.randperm(len(self.training), device=device).split(self.batch_size):
-            inputs, target = self.training.at(rows)
-            if self.prepared is not None and len(rows) == self.batch_size:
-                value = self.prepared(*inputs, target)
-            else:
-                self.optimizer.zero_grad()
-                value = self.loss(self.network(*inputs), target)
-                value.backward()
-                self.optimizer.step()
-            total += value.detach() * len(rows)
-        return float(total) / len(self.training)
-
-    def close(self) -> None:
-        if self.prepared is not None:
-            self.prepared.close()
 
 
 def _restore(parameters: list[nn.Parameter], state: list[Tensor]) -> None:

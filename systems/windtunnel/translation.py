@@ -15,6 +15,7 @@ import conf
 from systems.base import BadOption, Prepared
 from systems.registry import load
 from systems.tabular.learner import Learned, Learner, Task, fitted_pipeline, log_odds
+from systems.tabular.steps import default_system
 
 if TYPE_CHECKING:
     from .base import Link
@@ -56,8 +57,7 @@ class TranslationLearner(Learner):
         fit_s = perf_counter() - begin
         translation = translate(made, Form(dtype=torch.float64))
         module = _Probabilities(translation.network, translation.link).to(task.device).eval()
-        is_gpu = torch.device(task.device).type == "cuda"
-        executor = self.executor if self.executor != AUTO else "cuda_graph" if is_gpu else "eager"
+        executor = self.executor if self.executor != AUTO else default_system(task.device)
         prepared: dict[int, Prepared] = {}
 
         def of_batch(batch: int) -> Callable[[Any], NDArray[np.float64]]:
@@ -68,7 +68,7 @@ class TranslationLearner(Learner):
 
         def encode(rows: Any) -> None:
             translation.inputs(rows, task.device)
-            if is_gpu:
+            if torch.device(task.device).type == "cuda":
                 torch.cuda.synchronize()
 
         whole = of_batch(len(task.test))
