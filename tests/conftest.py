@@ -160,6 +160,11 @@ def environment(**more: str) -> dict[str, str]:
     return {k: v for k, v in variables.items() if v or k != "OMP_NUM_THREADS"}
 
 
+def gpu_environment() -> dict[str, str]:
+    """What shows a command the GPU that this process sees."""
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import networkx
 import pytest
 import torch
-from conftest import ROOT, Run
+from conftest import ROOT, Run, gpu_environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import GPU, kernel, operator, profile_of
@@ -301,7 +301,7 @@ def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_advice_on_a_gpu_is_of_its_own_kernels(run: Run) -> None:
-    done = run("runner=advise", "model=squeezenet", "device=cuda")
+    done = run("runner=advise", "model=squeezenet", "device=cuda", **gpu_environment())
     assert done.returncode == 0, done.stderr
     simulated, measured = re.search(r"one stream (\S+) ms simulated, measured (\S+);", done.stdout).groups()  # type: ignore[union-attr]
     assert "kernels measured here\n" in done.stdout and float(simulated) == pytest.approx(float(measured), rel=0.15)

@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 import networkx as nx
 import pytest
 import torch
+from conftest import gpu_environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -206,7 +207,7 @@ def test_a_cpu_is_not_calibrated(run: Run) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_calibration_names_its_gpu_and_its_commit(run: Run, folder: Path) -> None:
-    done = run("runner=calibrate", "device=cuda", "output=c.json")
+    done = run("runner=calibrate", "device=cuda", "output=c.json", **gpu_environment())
     assert done.returncode == 0, done.stderr
     document = json.loads((folder / "c.json").read_text())
     assert document["conditions"]["device"] == torch.cuda.get_device_name() and document["commit"] == state(ROOT).commit

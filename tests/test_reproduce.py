@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Run, environment
+from conftest import ROOT, Run, environment, gpu_environment
 
 from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS
 from results.store import Store
@@ -184,7 +184,7 @@ def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> No
 def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
     """Figure 2a of Nimble on one network, and the warps that a captured and an uncaptured call keep active."""
     places = f"results={tmp_path / 'runs'}", "--output", str(tmp_path / "out")
-    gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    gpu = gpu_environment()
     done = reproduce("nimble/figure2a", "model=squeezenet", "system=eager", *places, **gpu)
     assert done.returncode == 0, done.stderr
     (verdict,) = read_verdicts(tmp_path / "out" / "verdicts.json")
