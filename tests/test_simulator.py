@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from unittest import mock
 
 import networkx as nx
 import pytest
@@ -14,6 +15,7 @@ from systems.profiling.profile import Kernel, OperatorProfile
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.schedule import Schedule, sequential
 from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.simulate import events
 from systems.scheduling.simulate.baselines import baselines
 from systems.scheduling.simulate.edges import predecessors
 from systems.scheduling.simulate.gpu import Gpu, load
@@ -180,7 +182,28 @@ def test_edges_are_kept_and_the_same_comes_out_again(case: tuple[Schedule, Simul
     for v, before in enumerate(predecessors(schedule, simulator.kernels)):
         for u in before:
             assert timeline.begins_us[v] >= timeline.ends_us[u] + min(simulator.gpu.edge_us, simulator.gpu.branch_us) - CLOSE
-    assert simulator(schedule) == timeline
+    again = simulator(schedule)
+    assert again == timeline and again.batches == timeline.batches
+
+
+@pytest.mark.skipif(events.compiled() is None, reason="Numba is not installed: there is no machine code to compare with")
+@settings(max_examples=60)
+@given(cases())
+def test_machine_code_and_python_agree_to_the_last_bit(case: tuple[Schedule, Simulator]) -> None:
+    schedule, simulator = case
+    timeline = simulator(schedule)
+    with mock.patch.object(events, "compiled", return_value=None):
+        interpreted = simulator(schedule)
+    assert interpreted == timeline and interpreted.batches == timeline.batches
+
+
+@pytest.mark.skipif(events.compiled() is None, reason="Numba is not installed")
+def test_where_nothing_can_be_written_each_process_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core.caching import CompileResultCacheImpl
+
+    monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])  # the folders that it tries
+    machine_code = events.compiled.__wrapped__()
+    assert machine_code is not None and machine_code.stats.cache_path is None
 
 
 @settings(max_examples=40)

@@ -7,7 +7,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 from systems.scheduling.plans.merge import merge
 from systems.scheduling.simulate.gpu import load
-from systems.scheduling.simulate.kernels import Kernels, Node
+from systems.scheduling.simulate.kernels import Kernels
 from systems.scheduling.simulate.simulator import replay
 from systems.scheduling.simulate.stored import StoredOperators, read_sets
 
@@ -70,23 +70,20 @@ class StageSimulator(StageTimer):
         if whole.signature(v) not in self.stored:
             return None
         kernels = Kernels.of(whole.graph, self.stored.profile(whole), self.gpu)
-        return self._milliseconds([kernels.nodes[kernels.first[v] : kernels.first[v + 1]]])
+        return self._milliseconds(kernels, [range(kernels.first[v], kernels.first[v + 1])])
 
     def _simulated(self, groups: Sequence[Sequence[Unit]]) -> float:
-        first, nodes = self.kernels.first, self.kernels.nodes
+        first = self.kernels.first
         members = [sorted(v for unit in group for v in unit) for group in groups]
-        return self._milliseconds([[node for v in group for node in nodes[first[v] : first[v + 1]]] for group in members])
+        chains = [[i for v in operators for i in range(first[v], first[v + 1])] for operators in members]
+        return self._milliseconds(self.kernels, chains)
 
-    def _milliseconds(self, chains: Sequence[Sequence[Node]]) -> float:
+    def _milliseconds(self, kernels: Kernels, chains: Sequence[Sequence[int]]) -> float:
         """Of chains of kernels beside each other, with the edge to the next stage and without the launch of a graph."""
-        nodes: list[Node] = []
-        before: list[tuple[int, ...]] = []
-        for chain in chains:
-            for i, node in enumerate(chain):
-                before.append((len(nodes) - 1,) if i else ())
-                nodes.append(node)
-        if not nodes:
+        places = [i for chain in chains for i in chain]
+        if not places:
             return 0.0
-        timeline = replay(Kernels(tuple(nodes), ()), before, self.gpu)
+        before = [() if j == 0 else (n - 1,) for n, j in enumerate(j for chain in chains for j in range(len(chain)))]
+        timeline = replay(kernels.part(places), before, self.gpu)
         edge_us = self.gpu.branch_us if len(chains) > 1 else self.gpu.edge_us
         return (max(timeline.ends_us) - self.gpu.launch_us + edge_us) / 1e3

@@ -14,13 +14,13 @@ from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.plans.merge import merge
 from systems.scheduling.plans.schedule import Search
 from systems.scheduling.plans.stages import Stage
-from systems.scheduling.simulate import alone, gpu, kernels, simulator, stored
+from systems.scheduling.simulate import alone, events, gpu, kernels, simulator, stored
 
 from . import blocks, endings, merges, planning, search, stage_simulator, stage_timer, units, windows
 
 KIND = "ios"
 CODE = (blocks, endings, merges, planning, search, stage_simulator, stage_timer, units, windows)
-SIMULATOR = (alone, gpu, kernels, simulator, stored)
+SIMULATOR = (alone, events, gpu, kernels, simulator, stored)
 
 
 class StoredStages:

@@ -1,14 +1,20 @@
 """The kernels of a profiled program as the simulator sees them: what each one asks of a GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from systems.profiling.profile import Kernel, OperatorProfile, Profile
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
 from .alone import STATES, alone_us
 from .gpu import Gpu
+
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
+NUMBERS = np.dtype([("blocks", "i8"), ("on_one", "i8"), ("most_blocks", "i8"), ("wave_us", "f8"), ("bandwidth", "f8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,16 @@ class Kernels:
     Args:
         nodes: Those of an operator follow each other; operators are in the order of capture.
         first: Of operator v are nodes[first[v] : first[v + 1]].
+        numbers: Of each node what the simulation reads, as one array for compiled code.
     """
 
     nodes: tuple[Node, ...]
     first: tuple[int, ...]
+    numbers: Numbers = field(compare=False, repr=False)
+
+    def part(self, places: Sequence[int]) -> "Kernels":
+        """Some of the nodes, without the operators that launch them."""
+        return Kernels(tuple(self.nodes[i] for i in places), (), self.numbers[places])
 
     @classmethod
     def of(cls, graph: OperatorGraph, profile: Profile, gpu: Gpu, state: str = STATES[0]) -> "Kernels":
@@ -67,7 +79,9 @@ class Kernels:
         for v, (operator, times_us) in enumerate(zip(profile.operators, alone_us(graph, profile, gpu, state), strict=True)):
             nodes += _nodes(v, operator, times_us, gpu)
             first.append(len(nodes))
-        return cls(tuple(nodes), tuple(first))
+        assert NUMBERS.names is not None
+        numbers = np.array([tuple(getattr(node, name) for name in NUMBERS.names) for node in nodes], NUMBERS)
+        return cls(tuple(nodes), tuple(first), numbers)
 
 
 def _nodes(v: int, operator: OperatorProfile, times_us: Sequence[float], gpu: Gpu) -> list[Node]:

@@ -1,10 +1,14 @@
 """What the simulator says: when each kernel of a schedule ran, and on how many blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from .kernels import Kernels
+
+Column: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 class Batch(NamedTuple):
@@ -32,14 +36,20 @@ class Timeline:
         kernels: Of its program.
         begins_us, ends_us: Of each node, from the beginning of the launch.
         latency_us: Of the whole, the launch included.
-        batches: In the order in which they ended.
+        columns: Of all batches each field of `Batch`, in the order in which they began; and their order of ending.
     """
 
     kernels: Kernels
     begins_us: tuple[float, ...]
     ends_us: tuple[float, ...]
     latency_us: float
-    batches: tuple[Batch, ...]
+    columns: tuple[Column, ...] = field(compare=False, repr=False)
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """In the order in which they ended."""
+        *columns, ended = self.columns
+        return tuple(map(Batch._make, zip(*(column[ended].tolist() for column in columns), strict=True)))
 
     @cached_property
     def operator_spans_us(self) -> dict[int, tuple[float, float]]:
