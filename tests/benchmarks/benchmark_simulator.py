@@ -1,19 +1,22 @@
 """How well the simulator predicts measured schedules, and how long it takes.
 
-python tests/benchmarks/benchmark_simulator.py [SET.json.gz ...] [--fit]
+python tests/benchmarks/benchmark_simulator.py [SET.json.gz ...] [--fit] [--speed]
 
 Sets are files of `python run.py runner=profile`, by default those that are committed. --fit looks for the constants of
-conf/gpu that predict the training models best, by coordinate descent, and prints them. Speed is of random graphs and of
-two models, the best of three.
+conf/gpu that predict the training models best, by coordinate descent, and prints them. --speed prints speed alone.
+
+Speed is of random graphs and of two models: minimum and median of some rounds, in time of this thread, which other
+processes slow down nevertheless. So the load of the machine stands beside it.
 """
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from time import process_time
+from time import thread_time
 
 import numpy as np
 
@@ -31,6 +34,7 @@ from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.simulate.alone import STATES
 from systems.scheduling.simulate.baselines import baselines
+from systems.scheduling.simulate.events import compiled
 from systems.scheduling.simulate.gpu import Gpu, find, load
 from systems.scheduling.simulate.measured_set import MeasuredSet
 from systems.scheduling.simulate.simulator import Simulator
@@ -40,7 +44,8 @@ SETS = Path(__file__).resolve().parent.parent.parent / "results" / "reference" /
 TRAINING = ("googlenet", "nasnet", "bert", "resnet50", "mobilenet_v2")
 STEPS = {"sharing": 0.05, "branch_us": 0.1, "edge_us": 0.02, "dispatch_us": 0.05}  # that are fitted, and how finely
 SIZES = (1_000, 5_000, 20_000)  # operators of the random graphs
-TIMED = ("nasnet", "nasnet_large")  # models
+TIMED = (("nasnet", 1), ("nasnet_large", 1))  # models at a batch
+ROUNDS = 9  # of each timed simulation
 MIN_ROUNDS = 20  # of schedules in turn, for a ratio of two of them
 
 
@@ -132,24 +137,54 @@ def spared(rows: Sequence[Prediction]) -> tuple[int, float]:
     return num_spared, best.measured_us / min(row.measured_us for row in rows) - 1
 
 
-def seconds(n: int) -> float:
-    """Of one core, to simulate Nimble's schedule of a random graph of n operators once warm."""
+def random_program(n: int) -> tuple[Simulator, Schedule]:
+    """Nimble's schedule of a random graph of n operators."""
     rng = np.random.default_rng(0)
     edges = {(int(rng.integers(max(0, v - 20), v)), v) for v in range(1, n) for _ in range(2)}
     graph = OperatorGraph.from_edges(n, sorted(edges))
     kernel = Kernel("k", 0.003, (64, 1, 1), (128, 1, 1), 32, 0)
     profile = Profile("NVIDIA H200", ("k",) * n, (OperatorProfile(0.003, (kernel,), 10**5, 10**5),) * n, None)
-    return best_seconds(Simulator(graph, profile, load("h200")), assign_streams(graph))
+    return Simulator(graph, profile, load("h200")), assign_streams(graph)
 
 
-def best_seconds(simulator: Simulator, schedule: Schedule) -> float:
-    """Of one core, the best of three."""
+def timed_programs(sets: Sequence[MeasuredSet]) -> Iterator[tuple[str, Simulator, Schedule]]:
+    """Random graphs, and Nimble's and the sequential schedule of each of TIMED, by name."""
+    for n in SIZES:
+        yield "random, nimble", *random_program(n)
+    for measured in sets:
+        if (measured.model, measured.batch) in TIMED and (program := measured.programs.get("captured")):
+            simulator = Simulator(program.graph, program.profile, load("h200"))
+            schedules = {each.name: each.schedule for each in measured.schedules if each.program == "captured"}
+            if "sequential" in schedules:  # the sets with several IOS searches have none
+                for name in ("nimble", "sequential"):
+                    yield f"{measured.model}, {name}", simulator, schedules[name]
+
+
+def milliseconds(simulator: Simulator, schedule: Schedule) -> list[float]:
+    """Of ROUNDS simulations once warm, each in the time that this thread ran."""
+    simulator(schedule)
     times = []
-    for _ in range(3):
-        begin = process_time()
+    for _ in range(ROUNDS):
+        begin = thread_time()
         simulator(schedule)
-        times.append(process_time() - begin)
-    return min(times)
+        times.append((thread_time() - begin) * 1e3)
+    return times
+
+
+def speed(sets: Sequence[MeasuredSet]) -> Table:
+    """An event is a kernel that is dispatched, or a batch of blocks that ends."""
+    by = "machine code" if compiled() is not None else "Python, since Numba is not installed"
+    title = f"Speed by {by}: one thread of {os.cpu_count()} cores, {ROUNDS} rounds, load {os.getloadavg()[0]:.1f} before"
+    table = Table("schedule", "operators", "kernels", "events", "minimum ms", "median ms", "ns an event", title=title)
+    table.columns[0].no_wrap = True
+    for name, simulator, schedule in timed_programs(sets):
+        times, num_kernels = milliseconds(simulator, schedule), len(simulator.kernels.nodes)
+        num_events = num_kernels + len(simulator(schedule).batches)
+        counts = (f"{n:,}" for n in (len(schedule.graph), num_kernels, num_events))
+        figures = (f"{min(times):.2f}", f"{median(times):.2f}", f"{min(times) * 1e6 / num_events:.0f}")
+        table.add_row(name, *counts, *figures)
+    table.caption = f"load {os.getloadavg()[0]:.1f} after"
+    return table
 
 
 def searches(measured: MeasuredSet) -> list[str]:
@@ -175,9 +210,13 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("sets", nargs="*", type=Path, metavar="SET.json.gz")
     parser.add_argument("--fit", action="store_true", help="look for constants, on the training models alone")
+    parser.add_argument("--speed", action="store_true", help="print speed alone")
     arguments = parser.parse_args()
     sets = [MeasuredSet.read(file) for file in arguments.sets or sorted(SETS.glob("*.json.gz"))]
     console = Console(markup=False)
+    if arguments.speed:
+        console.print(speed(sets))
+        return
     if arguments.fit:
         best = fitted(sets, load("h200"))
         console.print(", ".join(f"{name}: {getattr(best, name)}" for name in STEPS))
@@ -236,13 +275,7 @@ def main() -> None:
     for measured in sets:
         for line in searches(measured):
             console.print(line)
-    for measured in sets:
-        if measured.model in TIMED and measured.batch == 1 and (each := measured.schedules[0]).program == "captured":
-            program = measured.programs[each.program]
-            taken_ms = best_seconds(Simulator(program.graph, program.profile, load("h200")), each.schedule) * 1e3
-            console.print(f"{measured.model}, {len(program.graph):,} operators, {each.name}: {taken_ms:.1f} ms")
-    for n in SIZES:
-        console.print(f"{n:,} operators: {seconds(n) * 1e3:.1f} ms")
+    console.print(speed(sets))
 
 
 def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:

@@ -1,5 +1,7 @@
 """The edges between the kernels of a schedule, as capturing it into a CUDA Graph leaves them."""
 
+from itertools import chain
+
 from systems.scheduling.plans.schedule import Schedule
 
 from .kernels import Kernels
@@ -18,15 +20,12 @@ def predecessors(schedule: Schedule, kernels: Kernels) -> list[tuple[int, ...]]:
         waits[v].append(u)
     before: list[tuple[int, ...]] = [()] * len(kernels.nodes)
     last: dict[int, tuple[int, ...]] = {}
-    after: dict[int, tuple[int, ...]] = {}
+    after: list[tuple[int, ...]] = [()] * len(schedule.order)
     for v in schedule.order:
         stream = schedule.streams[v]
         needed = last.get(stream, ())
         if waits[v]:
-            all_needed = dict.fromkeys(needed)
-            for u in waits[v]:
-                all_needed.update(dict.fromkeys(after.get(u, ())))
-            needed = tuple(all_needed)
+            needed = tuple(dict.fromkeys(chain(needed, *[after[u] for u in waits[v]])))
         for node in range(first[v], first[v + 1]):
             before[node] = needed
             needed = (node,)

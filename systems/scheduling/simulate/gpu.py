@@ -1,6 +1,7 @@
 """A GPU as the simulator knows it: a file of conf/gpu."""
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from math import inf
 
 import torch
@@ -80,7 +81,7 @@ class Gpu:
                 bound = f" and at most {most}" if most < inf else ""
                 raise BadOption(f"{GROUP}.{field.name} is {value}: it is a number of at least {least:g}{bound}")
 
-    @property
+    @cached_property
     def capacity(self) -> Capacity:
         """What one SM shares among the blocks on it."""
         return Capacity(
