@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 from unittest import mock
 
 import networkx as nx
@@ -91,6 +92,25 @@ def test_latency_lies_between_the_critical_path_and_the_sum(case: tuple[Schedule
     assert timeline.latency_us <= total_us + edges_us(timeline, before, simulator.gpu) + CLOSE
     stated = baselines(schedule, simulator)
     assert stated.critical_path_us == pytest.approx(longest_us) and stated.sum_us == pytest.approx(total_us)
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_one_stream_takes_its_kernels_and_what_lies_between_them(case: tuple[Schedule, Simulator]) -> None:
+    """From one kernel's dispatch to the next one's: its time and an edge, or what the dispatcher takes."""
+    schedule, simulator = case
+    on, times_us = simulator.gpu, [node.alone_us for node in simulator.kernels.nodes]
+    between_us = sum(max(us + on.edge_us, on.dispatch_us) for us in times_us[:-1])
+    latency_us = on.launch_us + between_us + sum(times_us[-1:]) + on.finish_us
+    assert simulator(sequential(schedule.graph)).latency_us == pytest.approx(latency_us)
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_no_schedule_takes_more_than_one_stream_where_all_edges_cost_the_same(case: tuple[Schedule, Simulator]) -> None:
+    schedule, simulator = case
+    simulator.gpu = replace(simulator.gpu, branch_us=simulator.gpu.edge_us, join_us=0.0, dispatch_us=0.0)
+    assert simulator(schedule).latency_us <= simulator(sequential(schedule.graph)).latency_us + CLOSE
 
 
 @settings(max_examples=60)
@@ -204,6 +224,19 @@ def test_where_nothing_can_be_written_each_process_compiles(monkeypatch: pytest.
     monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])  # the folders that it tries
     machine_code = events.compiled.__wrapped__()
     assert machine_code is not None and machine_code.stats.cache_path is None
+
+
+@settings(max_examples=40)
+@given(cases(), st.randoms(use_true_random=False))
+def test_a_captured_graph_keeps_no_launch_order(case: tuple[Schedule, Simulator], random: Random) -> None:
+    """Any launch order that keeps each stream's and has what is waited for first gives the same edges."""
+    schedule, simulator = case
+    edges = nx.DiGraph(schedule.waits)
+    edges.add_nodes_from(schedule.order)
+    for stream in set(schedule.streams):
+        nx.add_path(edges, [v for v in schedule.order if schedule.streams[v] == stream])
+    order = tuple(nx.lexicographical_topological_sort(edges, key=lambda _: random.random()))
+    assert simulator(replace(schedule, order=order)) == simulator(schedule)
 
 
 @settings(max_examples=40)
