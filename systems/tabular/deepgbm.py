@@ -23,6 +23,7 @@ from models.neural.linear import Columns
 
 from .learner import SMALL_EPOCHS, Task, check_options
 from .networks import Built, Ids, NetworkLearner
+from .steps import AUTO
 
 DISTILLING_EPOCHS, DISTILLING_BATCH, DISTILLING_RATE = 5, 4096, 1e-2
 
@@ -53,8 +54,9 @@ class DeepGBM(NetworkLearner):
         batch_size: int = 1024,
         max_epochs: int = 100,
         patience: int = 5,
+        executor: str = AUTO,
     ):
-        super().__init__(learning_rate, weight_decay, batch_size, max_epochs, patience)
+        super().__init__(learning_rate, weight_decay, batch_size, max_epochs, patience, executor)
         counts = {"groups": groups, "leaf_width": leaf_width, "most_features": most_features}
         check_options({}, {"distillation": distillation}, counts | {"category_width": category_width})
         self.groups, self.leaf_width, self.most_features = groups, leaf_width, most_features

@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from systems.base import Loss
 
 from .learner import SMALL_BATCH, SMALL_EPOCHS, Learned, Learner, Task, check_options
-from .steps import Rows, Steps, default_system, optimizer_options
+from .steps import AUTO, Rows, Steps, check_executor, optimizer_options, system_for
 
 CHUNK = 16_384
 
@@ -48,6 +48,7 @@ class NetworkLearner(Learner):
         batch_size: rows of a step.
         max_epochs: at most.
         patience: epochs without a better validation AUC after which it ends.
+        executor: of the steps of full batches, a system of conf/system; "auto" is cuda_graph on a GPU and eager on a CPU.
     """
 
     def __init__(
@@ -57,14 +58,16 @@ class NetworkLearner(Learner):
         batch_size: int = 1024,
         max_epochs: int = 100,
         patience: int = 5,
+        executor: str = AUTO,
     ):
+        check_executor(executor)
         check_options(
             {"learning_rate": learning_rate},
             {"weight_decay": weight_decay},
             {"batch_size": batch_size, "max_epochs": max_epochs, "patience": patience},
         )
         self.learning_rate, self.weight_decay, self.batch_size = learning_rate, weight_decay, batch_size
-        self.max_epochs, self.patience = max_epochs, patience
+        self.max_epochs, self.patience, self.executor = max_epochs, patience, executor
 
     @abstractmethod
     def built(self, task: Task) -> Built:
@@ -84,7 +87,7 @@ class NetworkLearner(Learner):
         best, best_state, best_epoch, epochs = -np.inf, {k: v.clone() for k, v in network.state_dict().items()}, 0, 0
         batch_size = min(self.batch_size, SMALL_BATCH) if task.is_small else self.batch_size
         built.trained.train()
-        steps = Steps(built.trained, optimizer, built.loss, training, batch_size, default_system(task.device))
+        steps = Steps(built.trained, optimizer, built.loss, training, batch_size, system_for(self.executor, task.device))
         for epoch in range(min(self.max_epochs, SMALL_EPOCHS) if task.is_small else self.max_epochs):
             built.trained.train()
             steps.epoch()
@@ -186,8 +189,9 @@ class FTTransformer(_TableNetwork):
         batch_size: int = 1024,
         max_epochs: int = 100,
         patience: int = 5,
+        executor: str = AUTO,
     ):
-        super().__init__(learning_rate, weight_decay, batch_size, max_epochs, patience)
+        super().__init__(learning_rate, weight_decay, batch_size, max_epochs, patience, executor)
 
     def network(self, num_numeric: int, sizes: list[int], is_small: bool) -> nn.Module:
         import rtdl_revisiting_models as rtdl

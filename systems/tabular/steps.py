@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.base import Loss, Prepared
+import conf
+from systems.base import BadOption, Loss, Prepared
 from systems.registry import load
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,16 @@ class Steps:
             self.prepared.close()
 
 
-def default_system(device: torch.device | str) -> str:
-    """The system that runs steps where nobody names one: a step of few rows waits for the host, which a graph does not."""
+def check_executor(executor: str) -> None:
+    """Raises BadOption where neither `auto` nor a system of conf/system has this name."""
+    if executor != AUTO and executor not in conf.choices("system"):
+        raise BadOption(f"system.executor={executor} names no system: {conf.nearest(executor, conf.choices('system'))}")
+
+
+def system_for(executor: str, device: torch.device | str) -> str:
+    """The system that executes: `auto` is cuda_graph on a GPU, where small batches wait for the host, else eager."""
+    if executor != AUTO:
+        return executor
     return "cuda_graph" if torch.device(device).type == "cuda" else "eager"
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from models.neural.lookups import LookupForest
 from models.neural.trees import LEVELS, HardForest
-from systems.tabular.steps import Rows, default_system
+from systems.tabular.steps import AUTO, Rows, system_for
 
 from . import saving
 from .base import SCOPES, STARTS, Form
@@ -196,7 +196,7 @@ class WindTunnel(BaseEstimator):
             self.scope,
             self.start,
             self.random_state,
-            self.system or default_system(device),
+            system_for(self.system or AUTO, device),
         )
         course = fine_tune(translation, training, checking, loss, metric, settings, self.report)
         if self.may_keep_pipeline and self.pipeline is not None:

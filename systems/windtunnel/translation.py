@@ -11,16 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import conf
-from systems.base import BadOption, Prepared
+from systems.base import Prepared
 from systems.registry import load
 from systems.tabular.learner import Learned, Learner, Task, fitted_pipeline, log_odds
-from systems.tabular.steps import default_system
+from systems.tabular.steps import AUTO, check_executor, system_for
 
 if TYPE_CHECKING:
     from .base import Link
-
-AUTO = "auto"
 
 
 class _Probabilities(nn.Module):
@@ -44,8 +41,7 @@ class TranslationLearner(Learner):
     name = "translation"
 
     def __init__(self, executor: str = AUTO):
-        if executor != AUTO and executor not in conf.choices("system"):
-            raise BadOption(f"system.executor={executor} names no system: {conf.nearest(executor, conf.choices('system'))}")
+        check_executor(executor)
         self.executor = executor
 
     def learn_from(self, task: Task) -> Learned:
@@ -57,7 +53,7 @@ class TranslationLearner(Learner):
         fit_s = perf_counter() - begin
         translation = translate(made, Form(dtype=torch.float64))
         module = _Probabilities(translation.network, translation.link).to(task.device).eval()
-        executor = self.executor if self.executor != AUTO else default_system(task.device)
+        executor = system_for(self.executor, task.device)
         prepared: dict[int, Prepared] = {}
 
         def of_batch(batch: int) -> Callable[[Any], NDArray[np.float64]]:
