@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import systems
 from models.exchange import as_transformers, pairs_of
 from models.gpt import GPT
 from results.cell import Cell, Conditions, choose
+from runners.serving import traffic
 from runners.serving.correctness import compared_peer, trials
 from runners.serving.metrics import UNSEEN
 from runners.serving.session import ServingSession
@@ -22,7 +24,7 @@ from systems.peers.transformers import GeneratePeer
 from systems.serving.loop import Listed, RealClock
 from systems.serving.peer import PeerServer
 from systems.serving.request import Delivery, Request
-from systems.serving.system import AnyServingSystem
+from systems.serving.system import AnyServingSystem, Server
 
 NAMES = ("transformers_continuous_batching", "transformers_generate")
 LENGTHS = [(5, 6), (9, 3), (2, 6), (12, 1), (7, 5)]
@@ -153,6 +155,35 @@ def test_a_trace_is_served_by_a_peer_as_by_ours(name: str) -> None:
     made = {quantity.name: quantity for quantity in served.quantities}
     assert made["request_throughput"].value and made["batch_size"].value is None and made["batch_size"].reason == UNSEEN
     assert made["queued_p50_ms"].value is None
+
+
+def test_a_peers_slo_is_of_our_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that takes twice as long alone would else be held to an SLO twice as long."""
+    model, system = (
+        choose("model", "gpt", layers=1, positions=64),
+        choose("system", "transformers_generate", max_batch_size=3),
+    )
+    cell = Cell(model, system, choose("runner", "capacity", **OPTIONS | {"steps": 1}), Conditions(1, "cpu", "fp32"))
+    session = ServingSession(cell, "0", lambda phase: None)
+    session.before_preparing()
+    session.prepare()
+    servers: list[object] = []
+    run = traffic.run
+
+    def seen(server: Server | PeerServer, *arguments: Any, **options: Any) -> Any:
+        servers.append(server)
+        return run(server, *arguments, **options)
+
+    monkeypatch.setattr(traffic, "run", seen)
+    assert isinstance(session.server, PeerServer)
+    try:
+        assert session.alone_ms(8, 4) > 0
+        assert len(servers) == 1 and isinstance(servers[0], Server)
+        monkeypatch.setattr(type(session.serving_system), "needs_weights", False)
+        with pytest.raises(BadOption, match=r"system=transformers_generate keeps its weights: say an SLO, runner\.slo_ms="):
+            session.alone_ms(8, 4)
+    finally:
+        session.server.peer.close()
 
 
 def test_an_unknown_class_is_no_model_of_transformers() -> None:

@@ -220,9 +220,29 @@ class ServingSession(Session):
         return tuple(clocked)
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
-        """Normalized latency of one request alone, the median of a few."""
+        """Normalized latency of one request alone, the median of a few.
+
+        A peer is held to what the request takes under system=orca: an SLO of its own would be the easier the slower it is.
+
+        Raises:
+            BadOption: a peer whose weights are not here.
+        """
+        if isinstance(self.server, Server):
+            return self._alone_ms(self.server, prompt_tokens, new_tokens)
+        if not self.serving_system.needs_weights:
+            raise BadOption(f"system={self.cell.system.choice} keeps its weights: say an SLO, runner.slo_ms=MILLISECONDS")
+        orca = systems.load("orca", max_batch_size=1, slots=prompt_tokens + new_tokens + 1)
+        assert isinstance(orca, ServingSystem)
+        server = orca.prepare_serving(cast(AnyDecoder, self.decoder))
+        try:
+            warm_up(server, prompt_tokens)
+            return self._alone_ms(server, prompt_tokens, new_tokens)
+        finally:
+            server.engine.close()
+
+    def _alone_ms(self, server: Server, prompt_tokens: int, new_tokens: int) -> float:
         trace = [Arrival(0.0, prompt_tokens, new_tokens)] * NUM_ALONE
-        seen = traffic.run(self.server, trace, self.cell.conditions.seed, concurrency=1)
+        seen = traffic.run(server, trace, self.cell.conditions.seed, concurrency=1)
         return median(metrics.latencies_ms(seen)["normalized"])
 
 
