@@ -219,7 +219,8 @@ def main() -> None:
         return
     if arguments.fit:
         best = fitted(sets, load("h200"))
-        console.print(", ".join(f"{name}: {getattr(best, name)}" for name in STEPS))
+        error = mean_error(predictions([s for s in sets if s.model in TRAINING], best))
+        console.print(", ".join(f"{name}: {getattr(best, name)}" for name in STEPS), f"with a mean error of {error:.1%}")
     rows = predictions(sets)
     of_systems = [row for row in rows if row.name != "random"]
     groups = {
