@@ -54,14 +54,14 @@ def compiled() -> Callable[..., Replayed] | None:
     from numba import njit
     from numba.extending import register_jitable
 
-    register_jitable(wants)
+    register_jitable(demand)
     try:
         return njit(cache=True)(loop)  # type: ignore[no-any-return]
     except RuntimeError:  # no folder for it can be written: each process compiles
         return njit(loop)  # type: ignore[no-any-return]
 
 
-def wants(node: Node, resident: int, sms: int, sharing: float) -> tuple[float, float]:
+def demand(node: Node, resident: int, sms: int, sharing: float) -> tuple[float, float]:
     """What blocks of one kernel that run want: of memory's bandwidth and of the SMs, in shares of what there is."""
     bandwidth = node.bandwidth * resident / node.most_blocks if node.most_blocks else node.bandwidth
     return bandwidth, sharing * (resident / sms if resident < sms else 1.0)
@@ -103,15 +103,15 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
     # Of each kernel.
     missing = [int(count) for count in num_before]  # of those that it comes after, how many have not ended
     begins_us, ends_us = [-1.0] * n, [0.0] * n
-    unplaced, resident, held = [0] * n, [0] * n, [0] * n  # blocks without room yet; blocks that run; SMs that these fill
+    unplaced, resident, num_sms = [0] * n, [0] * n, [0] * n  # blocks without room yet; blocks that run; SMs that these fill
     clock_us = [0.0] * n  # what its clock shows when its first batch ends
     end_us = [inf] * n  # when that is, unless its slowdown changes before
     slowdown = [1.0] * n
     memory, share = [0.0] * n, [0.0] * n  # of bandwidth and of the SMs, that its blocks want
     head = [-1] * n  # its batch that ends first; `following` leads on to the next one
 
-    # Of each batch.
-    owner, blocks, waves, following, ended = [0][:0], [0][:0], [0][:0], [0][:0], [0][:0]
+    # Of each batch: lists that are empty, but typed.
+    owner, blocks, waves, following, end_order = [0][:0], [0][:0], [0][:0], [0][:0], [0][:0]
     batch_clock_us, batch_begin_us, batch_end_us = [0.0][:0], [0.0][:0], [0.0][:0]
 
     coming = [(costs.launch_us, v) for v in range(n) if not missing[v]]  # a heap of (when it is ready, kernel)
@@ -138,7 +138,7 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
                         head[v] = following[batch]
                         resident[v] -= blocks[batch]
                         batch_end_us[batch] = now
-                        ended.append(batch)
+                        end_order.append(batch)
                         if head[v] < 0:
                             end_us[v] = inf
                         else:
@@ -146,8 +146,8 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
                             clock_us[v] = batch_clock_us[head[v]]
                     if nodes[v].blocks:
                         filled = -(-resident[v] // nodes[v].on_one)
-                        free += held[v] - filled
-                        held[v] = filled
+                        free += num_sms[v] - filled
+                        num_sms[v] = filled
                     if v == waiting:
                         waiting = -1
                     else:
@@ -155,7 +155,7 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
                         sms_wanted -= share[v]
                     memory[v] = share[v] = 0.0
                     if head[v] >= 0:
-                        memory[v], share[v] = wants(nodes[v], resident[v], sms, costs.sharing)
+                        memory[v], share[v] = demand(nodes[v], resident[v], sms, costs.sharing)
                         if unplaced[v]:
                             waiting = v
                         else:
@@ -185,7 +185,7 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
             node = nodes[v]
             num_blocks, num_waves = unplaced[v], 1
             if num_blocks:
-                num_blocks = min(num_blocks, (held[v] + free) * node.on_one - resident[v])
+                num_blocks = min(num_blocks, (num_sms[v] + free) * node.on_one - resident[v])
                 if not num_blocks:
                     break
                 if unplaced[v] > node.most_blocks:  # each slot runs at least so many waves, whatever becomes free meanwhile
@@ -193,8 +193,8 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
                 unplaced[v] -= num_blocks * num_waves
                 resident[v] += num_blocks
                 filled = -(-resident[v] // node.on_one)
-                free += held[v] - filled
-                held[v] = filled
+                free += num_sms[v] - filled
+                num_sms[v] = filled
             if begins_us[v] < 0:
                 begins_us[v] = now
                 running.append(v)
@@ -224,7 +224,7 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
             else:
                 memory_wanted -= memory[v]
                 sms_wanted -= share[v]
-            memory[v], share[v] = wants(node, resident[v], sms, costs.sharing)
+            memory[v], share[v] = demand(node, resident[v], sms, costs.sharing)
             has_changed = True
             if unplaced[v]:
                 waiting = v
@@ -252,4 +252,4 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
                 next_end_us = min(next_end_us, end_us[v])
     of_batches = np.array(owner, np.int64), np.array(blocks, np.int64), np.array(waves, np.int64)
     times_us = np.array(batch_begin_us, np.float64), np.array(batch_end_us, np.float64)
-    return begins_us, ends_us, (*of_batches, *times_us, np.array(ended, np.int64))
+    return begins_us, ends_us, (*of_batches, *times_us, np.array(end_order, np.int64))

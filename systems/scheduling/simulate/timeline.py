@@ -48,8 +48,8 @@ class Timeline:
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
         """In the order in which they ended."""
-        *columns, ended = self.columns
-        return tuple(map(Batch._make, zip(*(column[ended].tolist() for column in columns), strict=True)))
+        *columns, end_order = self.columns
+        return tuple(map(Batch._make, zip(*(column[end_order].tolist() for column in columns), strict=True)))
 
     @cached_property
     def operator_spans_us(self) -> dict[int, tuple[float, float]]:
