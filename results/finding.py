@@ -1,44 +1,70 @@
-"""One published figure beside ours, and how it stands."""
+"""One published figure beside ours, and how it stands.
+
+Invariants:
+    A ratio is judged by its share of the paper's gain: log(ours) / log(published). Which of two systems is named first, and
+    how large the gain is, change nothing.
+    What noise alone could give is never a gain: an end of an interval has to lie beyond 1.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, log
+from statistics import NormalDist
 
-HOLDS, IN_PART, DOES_NOT_HOLD, CANNOT = "holds", "holds in part", "does not hold", "cannot be run here"
+HOLDS, EXCEEDS, IN_PART, DIRECTION = "holds", "exceeds", "holds in part", "direction only"
+DOES_NOT_HOLD, NOT_COMPARABLE, CANNOT = "does not hold", "not comparable", "cannot be run here"
+UNJUDGED = "not judged"  # of an exhibit of which less than half was measured
 NOT_RUN = "not run yet"  # of an exhibit, where nothing was asked for but to judge what is there
-VERDICTS = (HOLDS, IN_PART, DOES_NOT_HOLD, CANNOT, NOT_RUN)
+JUDGED = (HOLDS, EXCEEDS, IN_PART, DIRECTION, DOES_NOT_HOLD)  # those that say how a figure stands
+VERDICTS = (*JUDGED, NOT_COMPARABLE, CANNOT, UNJUDGED, NOT_RUN)
 
-SHARE = 0.8  # of a published figure: what reaches it holds in size too, since GPUs and libraries differ
-PART = 0.5  # of a published bound
+SHARE, PART = 0.7, 0.3  # of the paper's gain: what holds, and what holds in part
+HALF = 0.5  # of an exhibit's figures: with fewer there is no verdict on it
+ONE_PROCESS = 0.05  # by how much two processes of the same kernels may differ
 EQUAL = 0.05  # a ratio so near to 1 says that there is no difference
 NO_DIFFERENCE = 0.1
 BEHIND = 0.02  # what is not slower may be by so little
+LEVEL, HALF_LEVEL = 0.8, 0.5  # of a published bound that is no ratio
 COUNTED, NEARLY_COUNTED = 0.02, 0.2  # by how much a count may differ
+CONFIDENCE = 0.95
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+_SHARES = (
+    f"holds from {percent(SHARE)} of the paper's gain (of its logarithm), in part from {percent(PART)}, and is the "
+    f"direction only below; it exceeds where its whole interval lies beyond {percent(1 / SHARE)}"
+)
 RULES = {
-    "ratio": f"a ratio holds where its 95 % interval lies on the paper's side of 1 and it reaches {percent(SHARE)} of the "
-    f"paper's, in part where it does not reach that; one within {percent(EQUAL)} of 1 holds where ours is within "
-    f"{percent(NO_DIFFERENCE)} of 1",
-    "direction": "a direction holds where the 95 % interval lies beyond 1; of one measurement, which has no interval, where "
-    f"that is beyond 1 by {percent(EQUAL)}, in part where it is by less",
-    "not_slower": f"what is not slower holds where it has {percent(1 - BEHIND)} of the other's speed, in part where only "
-    "the end of its 95 % interval has",
+    "ratio": f"a ratio {_SHARES}; one whose interval reaches 1 does not hold. A published ratio within {percent(EQUAL)} "
+    f"of 1 says that there is no difference: it holds where ours is within {percent(NO_DIFFERENCE)} of 1, and else stands "
+    "as any other",
+    "direction": "a direction holds where the whole interval lies beyond 1",
+    "fastest": "what is the fastest holds where the whole interval lies beyond 1, in part where it reaches 1 (level), and "
+    "does not hold where all of it lies below",
+    "not_slower": f"what is not slower holds where the whole interval has {percent(1 - BEHIND)} of the other's speed, in "
+    "part where its upper end has",
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
-    "at_least": f"a lower bound holds where {percent(SHARE)} of it is reached, in part where {percent(PART)} is",
-    "gain": f"a gain of AUC holds where its 95 % interval lies beyond 0 and it reaches {percent(SHARE)} of the paper's, in "
-    "part where it does not reach that",
+    "at_least": f"a lower bound that is a ratio {_SHARES}; an idle share is taken as a call over its busy time. "
+    f"Another holds where {percent(LEVEL)} of it is reached, in part where {percent(HALF_LEVEL)} is",
+    "gain": f"a gain of AUC holds from {percent(SHARE)} of the paper's, in part from {percent(PART)}, and is the direction "
+    f"only below; it exceeds where its whole interval lies beyond {percent(1 / SHARE)}; one whose interval reaches 0 does "
+    "not hold",
     "gain_direction": "a gain of AUC that no figure is given for holds where its 95 % interval lies beyond 0, in part where "
     "it is beyond 0 itself",
-    "at_most": f"an upper bound holds where it is exceeded by no more than {percent(1 / SHARE - 1)}, in part up to "
-    f"{percent(1 / PART - 1)}",
+    "at_most": f"an upper bound holds where it is exceeded by no more than {percent(1 / LEVEL - 1)}, in part up to "
+    f"{percent(1 / HALF_LEVEL - 1)}",
 }
+INTERVALS = (
+    f"an interval of one process a system, or of one measurement, is {percent(ONE_PROCESS)} wider at both ends, by which "
+    "two processes of the same kernels may differ; that of the largest of several is as wide as all of them need together"
+)
 
-IN_WORDS = ("direction", "not_slower", "gain_direction")  # rules of claims that have no figure
+IN_WORDS = ("direction", "fastest", "not_slower", "gain_direction")  # rules of claims that have no figure
+OF_RATIOS = ("ratio", "direction", "fastest", "not_slower")  # rules that see an interval of ratios
 
 
 @dataclass(frozen=True)
@@ -51,8 +77,12 @@ class Finding:
         unit: of `published` and `ours`.
         published: the paper's.
         ours: what was measured here; None where nothing was.
-        low, high: the ends of its 95 % interval; None where it has none.
+        low, high: the ends of its 95 % interval, as measured; None where it has none.
         reason: why `ours` is None, or what a reader has to know of it.
+        processes: of each system that the interval is over.
+        chosen_from: how many it is the largest or the smallest of.
+        is_comparable: whether ours is over what the paper's is over; `reason` says why not.
+        is_by_eye: whether `published` was read off a figure that prints no number.
     """
 
     what: str
@@ -63,41 +93,91 @@ class Finding:
     low: float | None = None
     high: float | None = None
     reason: str = ""
+    processes: int = 1
+    chosen_from: int = 1
+    is_comparable: bool = True
+    is_by_eye: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends of the interval that the rules see: with what differs between processes, and between those chosen from.
+
+        Raises ValueError where nothing was measured.
+        """
+        if self.ours is None:
+            raise ValueError(f"{self.what} was not measured")
+        low = self.ours if self.low is None else self.low
+        high = self.ours if self.high is None else self.high
+        if self.rule not in OF_RATIOS and not (self.rule == "at_least" and self.unit == "x"):
+            return low, high
+        if self.ours <= 0:
+            return low, high
+        if self.processes == 1 or low == high:
+            low, high = low / (1 + ONE_PROCESS), high * (1 + ONE_PROCESS)
+        wider = _normal(self.chosen_from) / _normal(1)
+        return self.ours * (low / self.ours) ** wider, self.ours * (high / self.ours) ** wider
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it says how the paper's figure stands."""
+        return self.ours is not None and self.is_comparable
 
     @property
     def verdict(self) -> str:
         """By the rules as RULES states them."""
+        if not self.is_comparable:
+            return NOT_COMPARABLE
         if self.ours is None:
             return CANNOT
-        low = self.ours if self.low is None else self.low
-        high = self.ours if self.high is None else self.high
-        published, ours = self.published, self.ours
+        published, ours, (low, high) = self.published, self.ours, self.bounds
         if self.rule == "count":
             off = abs(ours - published)
             if off <= max(COUNTED * abs(published), half_a_digit(published)):
                 return HOLDS
             return IN_PART if off <= NEARLY_COUNTED * abs(published) else DOES_NOT_HOLD
-        if self.rule == "at_least":
-            return HOLDS if ours >= SHARE * published else IN_PART if ours >= PART * published else DOES_NOT_HOLD
         if self.rule == "at_most":
-            return HOLDS if SHARE * ours <= published else IN_PART if PART * ours <= published else DOES_NOT_HOLD
+            return HOLDS if LEVEL * ours <= published else IN_PART if HALF_LEVEL * ours <= published else DOES_NOT_HOLD
+        if self.rule == "at_least" and self.unit == "%":
+            return _by_share(*(_log_of_call_over_busy(share) for share in (published, ours, low, high)))
+        if self.rule == "at_least" and self.unit != "x":
+            return HOLDS if ours >= LEVEL * published else IN_PART if ours >= HALF_LEVEL * published else DOES_NOT_HOLD
         if self.rule == "gain":
-            return DOES_NOT_HOLD if low <= 0 else HOLDS if ours >= SHARE * published else IN_PART
+            return _by_share(published, ours, low, high)
         if self.rule == "gain_direction":
             return HOLDS if low > 0 else IN_PART if ours > 0 else DOES_NOT_HOLD
-        if self.rule == "direction":
-            if low <= 1:
-                return DOES_NOT_HOLD
-            return IN_PART if low == high and low - 1 < EQUAL else HOLDS
-        if self.rule == "not_slower":
-            return HOLDS if ours >= 1 - BEHIND else IN_PART if high >= 1 - BEHIND else DOES_NOT_HOLD
-        if abs(published - 1) <= EQUAL:
-            return HOLDS if abs(ours - 1) <= NO_DIFFERENCE else DOES_NOT_HOLD
-        if published < 1:
-            published, ours, low = 1 / published, 1 / ours, 1 / high
-        if low <= 1:
+        if ours <= 0:
             return DOES_NOT_HOLD
-        return HOLDS if ours >= SHARE * published else IN_PART
+        if self.rule == "direction":
+            return HOLDS if low > 1 else DOES_NOT_HOLD
+        if self.rule == "fastest":
+            return HOLDS if low > 1 else IN_PART if high >= 1 else DOES_NOT_HOLD
+        if self.rule == "not_slower":
+            return HOLDS if low >= 1 - BEHIND else IN_PART if high >= 1 - BEHIND else DOES_NOT_HOLD
+        if abs(log(published)) <= log(1 + EQUAL) and abs(log(ours)) <= log(1 + NO_DIFFERENCE):
+            return HOLDS
+        return _by_share(log(published), *(log(value) for value in (ours, low, high)))
+
+
+def _by_share(published: float, ours: float, low: float, high: float) -> str:
+    """Of a gain, 0 for none: by the share of the paper's that ours is. A loss of the paper's is a gain of the other side."""
+    if published < 0:
+        published, ours, low, high = -published, -ours, -high, -low
+    if low <= 0 or published == 0:
+        return DOES_NOT_HOLD
+    if low / published > 1 / SHARE:
+        return EXCEEDS
+    share = ours / published
+    return HOLDS if share >= SHARE else IN_PART if share >= PART else DIRECTION
+
+
+def _log_of_call_over_busy(idle: float) -> float:
+    """How many times as long a call is as its busy time, as a logarithm. idle: percent of the call."""
+    return -log(1 - idle / 100) if idle < 100 else inf
+
+
+def _normal(several: int) -> float:
+    """How many standard deviations from the middle hold CONFIDENCE of all of several normal variables at once, at least."""
+    return NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / several)
 
 
 def half_a_digit(value: float) -> float:
@@ -107,8 +187,14 @@ def half_a_digit(value: float) -> float:
 
 
 def overall(findings: Sequence[Finding]) -> str:
-    """Of an exhibit: that of its findings where all that were measured agree, in part otherwise."""
-    verdicts = {finding.verdict for finding in findings} - {CANNOT}
+    """Of an exhibit: that of its findings where all that are judged agree; no verdict where less than HALF are judged."""
+    verdicts = {finding.verdict for finding in findings if finding.is_judged}
     if not verdicts:
-        return CANNOT
-    return verdicts.pop() if len(verdicts) == 1 else IN_PART
+        return NOT_COMPARABLE if any(finding.ours is not None for finding in findings) else CANNOT
+    if sum(finding.is_judged for finding in findings) < HALF * len(findings):
+        return UNJUDGED
+    if len(verdicts) == 1:
+        return verdicts.pop()
+    if verdicts <= {HOLDS, EXCEEDS}:
+        return HOLDS
+    return DIRECTION if verdicts <= {DIRECTION, DOES_NOT_HOLD} else IN_PART

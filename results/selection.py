@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from .cell import Choice
-from .comparison import Speedup, speedup
+from .comparison import Speedup, over_processes, speedup
 from .record import Latency, Quantity, Record
 from .setting import Setting
 from .store import Store
@@ -153,14 +153,16 @@ class Selection:
         return part(record) if record is not None and record.is_ok else None
 
     def over(self, row: Row, system: Choice, baseline: Choice) -> Speedup | None:
-        """How many times faster than `baseline`, from the newest rounds that the two shared."""
+        """How many times faster than `baseline`, over all rounds that the two shared while their code was the newest's."""
+        pairs: list[tuple[Record, Record]] = []
         for record in self.records_of(row, system):
             if not record.is_ok:
-                return None  # an incorrect system has no speed, whatever it had before
+                break  # an incorrect system has no speed, whatever it had before
             for other in self.records_of(row, baseline):
-                if (ratio := speedup(record, other)) is not None:
-                    return ratio
-        return None
+                if speedup(record, other) is not None and (not pairs or _same_code(pairs[0], (record, other))):
+                    pairs.append((record, other))
+                    break
+        return over_processes(pairs)
 
     def missing(self, row: Row, system: Choice, part: Callable[[Record], object]) -> str:
         """Why a cell lacks a part, in a word or two."""
@@ -201,6 +203,10 @@ class Selection:
         if len(batches) == 1:
             return [model for model, _ in rows]
         return [f"batch {batch}" if len(models) == 1 else f"{model}\nbatch {batch}" for model, batch in rows]
+
+
+def _same_code(one: tuple[Record, Record], other: tuple[Record, Record]) -> bool:
+    return all(a.environment.code == b.environment.code for a, b in zip(one, other, strict=True))
 
 
 def latency_of(record: Record) -> Latency | None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from .finding import VERDICTS as VERDICTS
 from .store import read_json, write_json
 
+COUNTS = {"judged", "figures"}
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -20,6 +22,7 @@ class Verdict:
         reason: why, in a line or two.
         command: what reproduces it.
         place: the GPU or CPU that it was measured on, or that any machine gives it.
+        judged, figures: how many figures the verdict is of, and how many the exhibit has.
     """
 
     exhibit: str
@@ -30,18 +33,28 @@ class Verdict:
     reason: str
     command: str
     place: str
+    judged: int
+    figures: int
+
+    @property
+    def extent(self) -> str:
+        """ "2 of 10": of how many figures it is."""
+        return f"{self.judged} of {self.figures}"
 
 
 def read_verdicts(file: Path) -> list[Verdict]:
     """The verdicts of a JSON file, a list of objects with Verdict's fields. Raises OSError; ValueError for another form."""
     document = read_json(file)
-    names = {field.name for field in fields(Verdict)}
+    kinds = {field.name: int if field.name in COUNTS else str for field in fields(Verdict)}
     if not isinstance(document, list):
         raise ValueError("not a list of verdicts")
     verdicts = []
     for entry in document:
-        if not isinstance(entry, dict) or set(entry) != names or not all(isinstance(text, str) for text in entry.values()):
-            raise ValueError(f"a verdict has the texts {', '.join(sorted(names))}, and no others: {entry}")
+        if not isinstance(entry, dict) or {name: type(value) for name, value in entry.items()} != kinds:
+            texts = ", ".join(sorted(kinds.keys() - COUNTS))
+            raise ValueError(f"a verdict has the texts {texts} and the counts {', '.join(sorted(COUNTS))}: {entry}")
+        if not 0 <= entry["judged"] <= entry["figures"]:
+            raise ValueError(f"the verdict on {entry['exhibit']} is of {entry['judged']} of {entry['figures']} figures")
         if entry["verdict"] not in VERDICTS:
             raise ValueError(f"the verdict on {entry['exhibit']} is {entry['verdict']!r}, not one of {', '.join(VERDICTS)}")
         verdicts.append(Verdict(**entry))

@@ -32,7 +32,7 @@ from results.published.values import NoSuchValue
 from results.schedule_file import NoSchedule
 from results.selection import NoResults, Selection
 from results.setting import Setting
-from results.verdict import Verdict, read_verdicts
+from results.verdict import COUNTS, Verdict, read_verdicts
 from scripts.arguments import Parser, path_argument
 from scripts.charts import style
 from scripts.charts.chart import Chart
@@ -187,7 +187,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
         words = name not in ("exhibit", "verdict")
         return made(name, lambda verdict: Entry(getattr(verdict, name) or DASH), number=False, words=words)
 
-    return table([column(field.name) for field in fields(Verdict)], verdicts)
+    columns = [column(field.name) for field in fields(Verdict) if field.name not in COUNTS]
+    place = 1 + [field.name for field in fields(Verdict)].index("verdict")
+    columns.insert(place, made("figures", lambda verdict: Entry(verdict.extent), number=False))
+    return table(columns, verdicts)
 
 
 def main() -> None:

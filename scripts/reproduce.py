@@ -35,7 +35,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from results.finding import IN_WORDS, Finding
+from results.finding import Finding
 from results.published.values import NoSuchValue
 from results.verdict import Verdict, read_verdicts, write_verdicts
 from scripts.arguments import Parser, path_argument
@@ -106,17 +106,17 @@ def show(run: Run, evidence: Evidence, figures: Sequence[Finding], verdict: Verd
     for heading in ("figure", "paper", "here", "verdict"):
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
     for f in figures:
-        paper = "in words" if f.rule in IN_WORDS else judgement.number(f.published, f.unit)
         how = f.verdict if stands or f.rule == "count" else "not on a GPU"  # a count is the graph's
-        how = "not measured" if f.ours is None else how  # of one figure that may be for want of asking
+        if f.ours is None and f.is_comparable:  # of one figure that may be for want of asking
+            how = "not measured"
         stands_so = f"{how}: {f.reason}" if f.reason else how
-        table.add_row(f.what, paper, judgement.interval(f), stands_so)
+        table.add_row(f.what, judgement.published(f), judgement.interval(f), stands_so)
     console.print(table)
     for line in judgement.explanation(evidence.measured):
         console.print(line, **say)  # type: ignore[arg-type]
     for rule in judgement.rules(figures):
         console.print(f"rule: {rule}", style="dim", **say)  # type: ignore[arg-type]
-    console.print(f"verdict: {verdict.verdict}: {verdict.reason}", style="bold", **say)  # type: ignore[arg-type]
+    console.print(f"verdict: {verdict.verdict}, {verdict.extent} figures: {verdict.reason}", style="bold", **say)  # type: ignore[arg-type]
 
 
 def keep(file: Path, verdict: Verdict) -> None:
@@ -213,7 +213,8 @@ def main() -> None:
         console.print()
         for verdict in verdicts:
             counts = verdict.reason.partition(". ")[0]
-            console.print(f"{verdict.exhibit}: {verdict.verdict}: {counts}", highlight=False, markup=False, soft_wrap=True)
+            line = f"{verdict.exhibit}: {verdict.verdict}, {verdict.extent} figures: {counts}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     sys.exit(2 if refused and refused == len(presets) else 1 if failed else 0)
 
 

@@ -28,6 +28,8 @@ VERDICT = Verdict(
     reason="The order of the models holds.",
     command="python scripts/reproduce.py nimble/figure7",
     place="NVIDIA H200",
+    judged=8,
+    figures=12,
 )
 
 

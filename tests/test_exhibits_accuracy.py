@@ -10,7 +10,7 @@ from made_records import record
 from scipy.stats import ttest_1samp
 
 from results.cell import Cell, Conditions, choose
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_RUN, Finding
+from results.finding import CANNOT, DIRECTION, DOES_NOT_HOLD, HOLDS, NOT_RUN, Finding
 from results.record import Accuracy, Record, SeedAccuracy
 from results.selection import NoResults, by_setting
 from scripts.charts import accuracy as charts
@@ -62,7 +62,7 @@ def test_a_gain_is_judged_by_its_interval_and_its_size() -> None:
     ]
     by_what = judged("windtunnel/table5.3_flight", records, **{"model.path": "flights"})
     verdicts = [by_what[f"flight/{pre}: windtunnel(pipe1) over ml(pipe1)"].verdict for pre in gains]
-    assert verdicts == [HOLDS, IN_PART, DOES_NOT_HOLD]
+    assert verdicts == [HOLDS, DIRECTION, DOES_NOT_HOLD]
     first = by_what["flight/pre1: windtunnel(pipe1) over ml(pipe1)"]
     assert first.published == pytest.approx(published) and (first.low, first.high) == (0.001, 0.02)
     other = by_what["flight/pre1: windtunnel(pipe2) over ml(pipe2)"]

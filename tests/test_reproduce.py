@@ -36,7 +36,7 @@ def small(folder: Path, *arguments: str) -> Done:
 
 def test_a_small_run_takes_no_whole_runs_place(tmp_path: Path) -> None:
     file, command = tmp_path / "verdicts.json", "python scripts/reproduce.py nimble/figure7"
-    whole = Verdict("nimble/figure7", "a claim", "2x", "2x", HOLDS, "a reason", command, "a GPU")
+    whole = Verdict("nimble/figure7", "a claim", "2x", "2x", HOLDS, "a reason", command, "a GPU", 1, 2)
     small_run = replace(whole, verdict=CANNOT, command=f"{command} +size=small", place="a CPU")
     for verdict, expected in ((small_run, small_run), (whole, whole), (small_run, whole)):
         keep(file, verdict)

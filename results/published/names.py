@@ -12,8 +12,8 @@ TRAINED = {model: f"{model}_cifar10" for model in ("mobilenet_v2", "efficientnet
 SYSTEMS = {
     "ios_both": "ios",
     "scheduling_minimized": "nimble_single_stream",
-    "tvm_autotuned": "tvm",
+    "tvm_autotuned": "tvm_tuned",
     "tvm_cudnn": "tvm",
 }
 # Where a paper gives a range, or a mean over its networks, in the place of a network.
-NO_MODEL = ("", "geomean", "geometric range", "up to")
+NO_MODEL = ("", "geomean", "range", "up to", "all four")

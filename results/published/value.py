@@ -1,9 +1,20 @@
-"""One figure that a paper reports."""
+"""One figure that a paper reports, and where it stands there."""
 
 from dataclasses import dataclass
 
 from ..cell import Choice, named
 from .names import MODELS, NO_MODEL, SYSTEMS, TRAINED
+
+# What a number is, by the word that a row's `source` has.
+BY_EYE = "figure by eye"
+SOURCES = {
+    "text": "a sentence of the paper",
+    "table": "a table of the paper",
+    "figure label": "a number that a figure of the paper prints",
+    BY_EYE: "read off a figure of the paper that prints no number",
+    "released output": "printed in the authors' repository, of a figure of the paper that prints none",
+    "released code": "measured by this project with the authors' code",
+}
 
 
 @dataclass(frozen=True)
@@ -14,13 +25,15 @@ class Value:
         paper, exhibit: where it stands ("nimble", "figure7").
         model, system: the paper's names.
         baseline: the system that a ratio is over; "" for other metrics.
-        task: "inference" or "training".
-        batch: a number or, where the paper says no more, words ("1-8").
+        task: "inference", "training" and others.
+        batch: a number or, where the paper says no more, a range or a word ("1-8", "several").
         device: the paper's GPU.
         metric: what the number is ("speedup", "latency").
         value: the number, in `unit`.
         unit: x, ms, %, s and others.
         note: what else the paper says of it.
+        source: a key of SOURCES.
+        place: section and table or figure.
     """
 
     paper: str
@@ -35,6 +48,8 @@ class Value:
     value: float
     unit: str
     note: str
+    source: str
+    place: str
 
     @property
     def zoo_model(self) -> str | None:
@@ -54,9 +69,13 @@ class Value:
         return _system(self.baseline)
 
     @property
-    def source(self) -> str:
+    def name(self) -> str:
         """ "nimble/figure7" """
         return f"{self.paper}/{self.exhibit}"
+
+    @property
+    def is_by_eye(self) -> bool:
+        return self.source == BY_EYE
 
 
 def _system(name: str) -> Choice | None:

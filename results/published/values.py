@@ -9,7 +9,7 @@ from pathlib import Path
 from conf import nearest
 
 from ..document import part_from_json
-from .value import Value
+from .value import SOURCES, Value
 
 FOLDER = Path(__file__).parent
 COLUMNS = [field.name for field in fields(Value)]
@@ -36,6 +36,9 @@ def everything() -> tuple[Value, ...]:
                     number = float(row["value"])
                 except ValueError:
                     raise ValueError(f"{file}, line {reader.line_num}: {row['value']!r} is not a number") from None
+                if row["source"] not in SOURCES or not row["place"]:
+                    known = ", ".join(SOURCES)
+                    raise ValueError(f"{file}, line {reader.line_num}: a source is one of {known}, with its place")
                 values.append(part_from_json(row | {"value": number}, Value))
     return tuple(values)
 
@@ -57,10 +60,10 @@ def exhibit(source: str) -> list[Value]:
     names = exhibits(paper)
     if not slash or name not in names:
         raise NoSuchValue(f"{paper} has no values of an exhibit {name!r}: {nearest(name, names)}")
-    return [value for value in everything() if value.source == source]
+    return [value for value in everything() if value.name == source]
 
 
-def select(source: str, **criteria: Criterion) -> list[Value]:
+def select(source: str, /, **criteria: Criterion) -> list[Value]:
     """The values of "paper/exhibit" that meet all criteria; never none.
 
     Args:

@@ -9,7 +9,18 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, VERDICTS, Finding
+from results.finding import (
+    CANNOT,
+    DIRECTION,
+    DOES_NOT_HOLD,
+    EXCEEDS,
+    HOLDS,
+    IN_PART,
+    IN_WORDS,
+    JUDGED,
+    NOT_COMPARABLE,
+    Finding,
+)
 from results.selection import NoResults
 
 from .chart import Chart
@@ -37,13 +48,30 @@ FURTHER = 0.65  # of that, each further line of words beside it
 MOST_LABEL = 0.48 * WIDTH  # inches, a line of what a figure is of
 MARGIN = 0.3  # inches that are neither of the axes nor of those words
 ASIDE = 8  # points between a mark and words beside it
+ABOVE = 4  # points between a mark and the sign that it was read off a figure
 NARROW = 4  # an axis over less than this factor is linear: a logarithmic one would have few ticks
 TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara", "windtunnel": "WindTunnel"}
 SIGNED = "AUC"  # a unit of differences, which may be below 0
 AXES = {"x": "times", "G": "10⁹ multiply-accumulates", SIGNED: "difference of AUC", "M": "millions"}
 # Told apart by their fill as well, so that print without colours keeps them.
-COLOURS = {HOLDS: "#0b7a4b", IN_PART: "#e0a100", DOES_NOT_HOLD: "#b3261e", CANNOT: "#707a8a"}
-FILLS = {HOLDS: "full", IN_PART: "left", DOES_NOT_HOLD: "none", CANNOT: "full"}
+COLOURS = {
+    HOLDS: "#0b7a4b",
+    EXCEEDS: "#2266b8",
+    IN_PART: "#e0a100",
+    DIRECTION: "#a8650c",
+    DOES_NOT_HOLD: "#b3261e",
+    NOT_COMPARABLE: "#707a8a",
+    CANNOT: "#707a8a",
+}
+FILLS = {
+    HOLDS: "full",
+    EXCEEDS: "top",
+    IN_PART: "left",
+    DIRECTION: "bottom",
+    DOES_NOT_HOLD: "none",
+    NOT_COMPARABLE: "right",
+    CANNOT: "full",
+}
 
 
 @dataclass(frozen=True)
@@ -107,9 +135,12 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
             "markeredgecolor": "black",
         }
         numbers = any(finding.rule not in IN_WORDS for finding in findings)
-        handles = [Line2D([], [], marker=shape, label=f"{TITLES.get(paper, paper)} paper", **hollow)] if numbers else []
-        standing = [finding for finding in findings if stands or finding.rule == "count"]
-        verdicts = [verdict for verdict in VERDICTS[:3] if any(finding.verdict == verdict for finding in standing)]
+        by_eye = ", ≈ read off a figure" if any(finding.is_by_eye for finding in findings) else ""
+        label = f"{TITLES.get(paper, paper)} paper{by_eye}"
+        handles = [Line2D([], [], marker=shape, label=label, **hollow)] if numbers else []
+        standing = [finding for finding in findings if finding.ours is not None and (stands or finding.rule == "count")]
+        in_order = (*JUDGED, NOT_COMPARABLE)
+        verdicts = [verdict for verdict in in_order if any(finding.verdict == verdict for finding in standing)]
         handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in verdicts]
         if any(finding.ours is not None for finding in findings if finding not in standing):
             handles.append(Line2D([], [], label="here, not on a GPU", **_look(CANNOT)))
@@ -138,14 +169,19 @@ def _look(verdict: str) -> dict[str, Any]:
 def _limits(findings: Sequence[Finding], unit: str) -> tuple[float, float]:
     """The ends of an axis."""
     if unit == SIGNED:
-        ends = [v for f in findings for v in (f.published, f.ours, f.low, f.high, 0.0) if v is not None]
+        ends = [v for f in findings for v in (f.published, 0.0, *_extent(f))]
         margin = 0.06 * (max(ends) - min(ends)) or 0.01
         return min(ends) - margin, max(ends) + margin
-    shown = [v for f in findings for v in (f.published, f.ours, f.low, f.high) if v is not None and v > 0]
+    shown = [v for f in findings for v in (f.published, *_extent(f)) if v > 0]
     low, high = min(shown) / 1.15, max(shown) * 1.15
     if unit == "x":
         low, high = min(low, 0.9), max(high, 1.1)
     return low, high
+
+
+def _extent(finding: Finding) -> tuple[float, ...]:
+    """From the lower end of our interval to the upper; empty where nothing was measured."""
+    return (*finding.bounds, finding.ours) if finding.ours is not None else ()
 
 
 def _is_log(low: float, high: float) -> bool:
@@ -161,7 +197,7 @@ def _lines(
     for finding in findings:
         reason: list[str] = []
         right = True
-        if finding.verdict == CANNOT:
+        if finding.ours is None:
             part = (finding.published - low) / (high - low)
             if _is_log(low, high):
                 part = log(finding.published / low) / log(high / low)
@@ -185,7 +221,9 @@ def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit
         marker: dict[str, Any] = {"markersize": 7, "markerfacecolor": "white", "markeredgecolor": "black", "zorder": 3}
         if finding.rule not in IN_WORDS:
             axes.plot(finding.published, place, marker=PAPERS.get(paper, "o"), linestyle="none", **marker)
-        if finding.verdict == CANNOT:
+            if finding.is_by_eye:
+                note(axes, "≈", (finding.published, place), (0, ABOVE), ha="center")
+        if finding.ours is None:
             offset, ha = ((ASIDE, 0), "left") if line.right else ((-ASIDE, 0), "right")
             note(axes, "\n".join(line.reason), (finding.published, place), offset, ha=ha)
             continue
@@ -196,8 +234,8 @@ def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit
         axes.plot(shown, place, zorder=4, **look)
         if (finding.ours or 0.0) < low:  # a 0, which a logarithmic axis has no place for
             note(axes, f"← {finding.ours:g}", (shown, place), (ASIDE, 0), ha="left", color=INK)
-        if finding.low is not None and finding.high is not None and finding.high > finding.low:
-            axes.hlines(place, finding.low, finding.high, color=look["color"], linewidth=1.4, zorder=3)
+        if (bounds := finding.bounds)[0] < bounds[1]:
+            axes.hlines(place, *bounds, color=look["color"], linewidth=1.4, zorder=3)
     axes.set_yticks([line.at for line in lines], ["\n".join(line.what) for line in lines], fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")

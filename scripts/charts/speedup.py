@@ -90,6 +90,8 @@ def published_marks(
             continue
         row = value.zoo_model, int(value.batch)
         if row in rows and (system := value.our_system) is not None and system in systems:
-            mark = Mark(value.value, value.paper, ", ".join(filter(None, [f"{value.paper} paper", value.device])))
+            read_off = "≈ read off a figure" if value.is_by_eye else ""
+            legend = ", ".join(filter(None, [f"{value.paper} paper", value.device, read_off]))
+            mark = Mark(value.value, value.paper, legend)
             marks.setdefault((row, system), []).append(mark)
     return marks

@@ -7,7 +7,7 @@ from math import exp, log
 
 import conf
 from results.cell import Choice
-from results.finding import IN_WORDS, Finding
+from results.finding import IN_WORDS, OF_RATIOS, Finding
 from results.published.names import NO_MODEL
 from results.published.value import Value
 from results.selection import Row, Selection
@@ -18,22 +18,37 @@ from .evidence import Evidence, choices
 from .preset import Preset, Renamed
 from .quantities import COMPARED, COSTS, PERCENT, PLAIN, RATIOS, SERVED, SOURCED, Missing, Quantity, makespan, why_not
 
-WORSE = ("latency", "stream_assignment_time", "optimization_cost", "makespan")  # of these less is better
+WORSE = (
+    "latency",
+    "stream_assignment_time",
+    "optimization_cost",
+    "optimization_hours",
+    "makespan",
+)  # of these less is better
+SPEEDS = ("latency", "images_per_second", "normalized_throughput")  # whose ratio is one of speed
 RATIO_WORDS = {
     "sm_efficiency_gain": ", SM efficiency",
+    "sm_efficiency_min": ", SM efficiency",
+    "sm_efficiency_max": ", SM efficiency",
     "active_warps": ", active warps",
     "slo_rate": ", largest rate at the SLO",
     "saturation": ", requests a second at saturation",
     "itl_p99": ", p99 between tokens",
     "batch_time": ", time of a batch",
 }
-EXTREMES = {"speedup_min": "smallest", "speedup_max": "largest"}
+EXTREMES = {
+    "speedup_min": "smallest",
+    "speedup_max": "largest",
+    "sm_efficiency_min": "smallest",
+    "sm_efficiency_max": "largest",
+}
 WORDS = {
     "gpu_idle": "GPU idle",
     "macs": "MACs",
     "parallelism": "GPU active time over critical path",
     "sm_efficiency": "SM efficiency",
     "block_speedup": "its fastest block over sequential",
+    "profiling_time": "profiling",
 }
 
 
@@ -45,14 +60,22 @@ class Number:
         value: the number.
         low, high: the ends of its 95 % interval; the value itself where it has none.
         of: which of several it is.
-        is_in_turn: as of a Speedup.
+        chosen_from: of how many it is the largest or the smallest.
+        is_in_turn, processes: as of a Speedup.
     """
 
     value: float
     low: float
     high: float
     of: str = ""
+    chosen_from: int = 1
     is_in_turn: bool = True
+    processes: int = 1
+
+    @property
+    def counted(self) -> str:
+        """How many processes of each system it is over."""
+        return "one process" if self.processes == 1 else f"{self.processes} processes"
 
     @classmethod
     def exact(cls, value: float) -> "Number":
@@ -77,11 +100,12 @@ def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
 def published_speedups(preset: Preset) -> list[Value]:
     """The speedups of an exhibit, and those over the preset's baseline that its latencies make, by the preset's names.
 
-    Systems that are absent here and claims in words alone are left out.
+    What is absent here or has another baseline, and claims in words alone, are left out.
     """
     speedups: list[Value] = []
     for value, rule in preset.figures:
-        if rule in IN_WORDS or preset.absent.keys() & {value.system, value.baseline, value.device}:
+        others = preset.absent.keys() | preset.incomparable.keys()
+        if rule in IN_WORDS or others & {*preset.names_of(value)}:
             continue
         system, ratios = preset.system_of(value), list[tuple[Choice | None, float]]()
         if value.metric in RATIOS and RATIOS[value.metric] is None and value.metric not in EXTREMES:
@@ -131,20 +155,46 @@ class _Figure:
             published = _ratio(better, worse)
             fast, slow = self.preset.system_of(better), self.preset.system_of(worse)
             what, rule, unit = f"{_name(fast)} over {_name(slow)}", self.rule or "ratio", "x"
-            what += "" if metric == "latency" else f", {metric.replace('_', ' ')}"
+            what += "" if metric in SPEEDS else f", {metric.replace('_', ' ')}"
             compute = lambda: self._over(COMPARED[metric], fast, slow)  # noqa: E731
         else:
             raise ValueError(f"{self.preset.name}: the metric {metric} is none that can be reproduced")
         what = ": ".join(filter(None, [self._where(), what]))
+        incomparable = self._incomparable()
+        finding = Finding(
+            what, rule, unit, published, is_comparable=not incomparable, is_by_eye=self.value.is_by_eye, reason=incomparable
+        )
         try:
             self._refuse_what_is_absent()
             number = compute()
         except Missing as error:
-            return Finding(what, rule, unit, published, reason=str(error))
-        single = "one measurement, without an interval" if rule in IN_WORDS and number.low == number.high else ""
+            if incomparable:
+                return finding
+            return replace(finding, is_comparable=not (reason := self._without_a_library()), reason=reason or str(error))
+        processes = ""
+        if rule in OF_RATIOS:
+            processes = "one measurement" if number.low == number.high else number.counted
         not_in_turn = "" if number.is_in_turn else "not in turn"
-        doubts = "; ".join(filter(None, [number.of, self._doubt(), not_in_turn, single]))
-        return Finding(what, rule, unit, published, number.value, number.low, number.high, doubts)
+        doubts = "; ".join(filter(None, [incomparable, number.of, self._doubt(), not_in_turn, processes]))
+        return replace(
+            finding,
+            ours=number.value,
+            low=number.low,
+            high=number.high,
+            reason=doubts,
+            processes=number.processes,
+            chosen_from=number.chosen_from,
+        )
+
+    def _incomparable(self) -> str:
+        """Why what is measured here is not what the paper compares; "" where it is."""
+        reasons = self.preset.incomparable
+        return next((reasons[name] for name in self.preset.names_of(self.value) if name in reasons), "")
+
+    def _without_a_library(self) -> str:
+        """Why a system that was not measured cannot be compared with; "" where it could have been measured."""
+        reasons = self.preset.optional
+        return next((reasons[name] for name in self.preset.names_of(self.value) if name in reasons), "")
 
     def _doubt(self) -> str:
         """What a reader has to know of a figure that was not counted as the paper's was."""
@@ -154,8 +204,15 @@ class _Figure:
             return "the shortest call"
         if quantity is None or quantity not in SOURCED:
             return ""
-        source = SOURCED[quantity](self.evidence, self._rows()[0], self.system).source
+        sources = [source for row in self._rows() if (source := self._source(quantity, row))]
+        source = sources[0] if sources else ""
         return "" if source == "counters" else str(source)
+
+    def _source(self, quantity: Quantity, row: Row) -> str | None:
+        try:
+            return SOURCED[quantity](self.evidence, row, self.system).source
+        except Missing:
+            return None
 
     def _alone(self, other: str) -> Finding:
         """A value that the paper gives no other side of a ratio for."""
@@ -165,18 +222,25 @@ class _Figure:
         except Missing as error:
             reason = str(error)
         what = f"{self._where()}, {self.value.device}: {_name(self.system)}"
-        return Finding(what, "ratio", self.value.unit, self.value.value, reason=reason)
+        incomparable = self._incomparable()
+        return Finding(
+            *(what, "ratio", self.value.unit, self.value.value),
+            reason=incomparable or reason,
+            is_comparable=not incomparable,
+            is_by_eye=self.value.is_by_eye,
+        )
 
     def _where(self) -> str:
         batch = "" if self.value.batch == "1" and not self._several_batches else f"batch {self.value.batch}"
+        batch = "largest over batches" if self.value.batch == "several" else batch
         device = self.value.device if self.value.metric == "latency_reduction" else ""
         return ", ".join(filter(None, [self.model or self._several_models, batch, device]))
 
     @property
     def _several_models(self) -> str:
         """What a value of no single model is of several."""
-        if self.value.model == "geomean":
-            return "geometric mean"
+        if self.value.model in ("geomean", "all four"):
+            return "geometric mean" if self.value.model == "geomean" else "all four networks"
         if self.rule in IN_WORDS:
             return "every network"
         return EXTREMES.get(self.value.metric, "largest")
@@ -186,7 +250,7 @@ class _Figure:
         return len({value.batch for value, _ in self.preset.figures}) > 1
 
     def _refuse_what_is_absent(self) -> None:
-        for name in (self.value.system, self.value.baseline, self.value.device):
+        for name in self.preset.names_of(self.value):
             if name in self.preset.absent:
                 raise Missing(self.preset.absent[name])
         for system in filter(None, (self.system, self.baseline)):
@@ -243,12 +307,14 @@ class _Figure:
                 raise Missing(reasons[0])
             ends = zip(*((n.value, n.low, n.high) for n in numbers), strict=True)
             value, low, high = (exp(sum(map(log, end)) / len(numbers)) for end in ends)
-            return Number(value, low, high, is_in_turn=all(number.is_in_turn for number in numbers))
+            fewest = min(number.processes for number in numbers)
+            return Number(value, low, high, is_in_turn=all(number.is_in_turn for number in numbers), processes=fewest)
         smallest = EXTREMES.get(self.value.metric) == "smallest"
         if self.rule in IN_WORDS:  # holds for all, so for the worst of them
-            worst = min(numbers, key=lambda number: number.low if self.rule == "direction" else number.value)
+            worst = min(numbers, key=lambda number: number.low)
             return replace(worst, of=f"the least of {len(numbers)}, {worst.of}") if worst.of else worst
-        return (min if smallest else max)(numbers, key=lambda number: number.value)
+        extreme = (min if smallest else max)(numbers, key=lambda number: number.value)
+        return replace(extreme, chosen_from=len(numbers))
 
     @staticmethod
     def _told_apart(row: Row, rows: Sequence[Row]) -> str:
@@ -267,19 +333,21 @@ class _Figure:
             raise Missing("of no single system")
         if quantity is None:
             return self._over_rows(lambda row: _speedup(self._measured(), row, better, worse))
-        if quantity in SOURCED and self.model is not None:
-            row = self.model, int(self.value.batch)
+        if self.model is not None:
+            return self._ratio_of(quantity, (self.model, int(self.value.batch)), better, worse)
+        if self.value.metric not in EXTREMES:
+            raise Missing("of no single model")
+        return self._over_rows(lambda row: self._ratio_of(quantity, row, better, worse))
+
+    def _ratio_of(self, quantity: Quantity, row: Row, better: Choice, worse: Choice) -> Number:
+        """How many times better one measured number is than another of the same cell."""
+        if quantity in SOURCED:
             sources = [SOURCED[quantity](self.evidence, row, system).source for system in (better, worse)]
             if sources[0] != sources[1]:
                 raise Missing(f"{better} is {sources[0]} and {worse} {sources[1]}, which are not comparable")
-        first, second = self._values(quantity, better), self._values(quantity, worse)
+        first, second = (quantity(self.evidence, row, system) for system in (better, worse))
         ratio = second / first if quantity in COSTS else first / second
-        return Number(ratio, ratio, ratio, is_in_turn=quantity not in SERVED.values())
-
-    def _values(self, quantity: Quantity, system: Choice) -> float:
-        if self.model is None:
-            raise Missing("of no single model")
-        return quantity(self.evidence, (self.model, int(self.value.batch)), system)
+        return replace(Number.exact(ratio), is_in_turn=quantity not in SERVED.values())
 
     def _plain(self) -> Number:
         quantity, _ = PLAIN[self.value.metric]
@@ -308,7 +376,7 @@ def _speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) ->
     if ratio is None:
         reasons = [why_not(measured, row, s) for s in (system, baseline)]
         raise Missing(next(filter(None, reasons), f"{system} and {baseline} were not measured in turn"))
-    return Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn)
+    return Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn, processes=ratio.processes)
 
 
-assert set(NO_MODEL) >= {"geomean", "up to", "geometric range"}
+assert set(NO_MODEL) >= {"geomean", "up to", "range"}

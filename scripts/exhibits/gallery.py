@@ -58,7 +58,7 @@ def gallery(
                 shown.append(f"![{chart.title}]({file.relative_to(root).as_posix()})")
             plt.close(chart.figure)
         parts += [
-            f"### {preset.title} ({judgement.extent(verdict, figures)})",
+            f"### {preset.title} ({verdict.verdict}: {verdict.extent} figures)",
             *shown,
             f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
             f"```sh\n{verdict.command}\n```",

@@ -5,7 +5,23 @@ from statistics import median
 
 from results.cell import Choice, named
 from results.comparison import is_disturbed
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, IN_WORDS, NOT_RUN, RULES, VERDICTS, Finding, overall
+from results.finding import (
+    CANNOT,
+    DIRECTION,
+    DOES_NOT_HOLD,
+    EXCEEDS,
+    HOLDS,
+    IN_PART,
+    IN_WORDS,
+    INTERVALS,
+    NOT_COMPARABLE,
+    NOT_RUN,
+    OF_RATIOS,
+    RULES,
+    VERDICTS,
+    Finding,
+    overall,
+)
 from results.record import Record
 from results.selection import Row, Selection
 from results.verdict import Verdict
@@ -18,8 +34,22 @@ from .preset import Preset
 EAGER = named("system", "eager")
 COUNTED = "any machine: its figures are counted"  # where nothing has to be run for any of them
 MOST = 4  # figures that a reason names
-SEVERAL = {HOLDS: "hold", IN_PART: "hold in part", DOES_NOT_HOLD: "do not hold", CANNOT: "were not measured"}
-ONE = {HOLDS: HOLDS, IN_PART: IN_PART, DOES_NOT_HOLD: DOES_NOT_HOLD, CANNOT: "was not measured"}
+SEVERAL = {
+    HOLDS: "hold",
+    EXCEEDS: "exceed",
+    IN_PART: "hold in part",
+    DIRECTION: "have the direction only",
+    DOES_NOT_HOLD: "do not hold",
+    NOT_COMPARABLE: "are not comparable",
+    CANNOT: "were not measured",
+}
+ONE = {verdict: verdict for verdict in SEVERAL} | {
+    DIRECTION: "has the direction only",
+    NOT_COMPARABLE: "is not comparable",
+    CANNOT: "was not measured",
+}
+UNJUDGED_FIGURES = {NOT_COMPARABLE: "Not comparable", CANNOT: "Not measured"}
+BY_EYE = "≈"  # before a number that was read off a figure
 
 
 def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small: bool) -> Verdict:
@@ -48,6 +78,8 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
         reason=reason,
         command=f"python scripts/reproduce.py {preset.name}" + (" +size=small" if small else ""),
         place=place,
+        judged=sum(finding.is_judged for finding in findings),
+        figures=len(findings),
     )
 
 
@@ -58,13 +90,15 @@ def stands(preset: Preset, evidence: Evidence) -> bool:
 
 def rules(findings: Sequence[Finding]) -> list[str]:
     """Those that these findings stand by."""
-    return [RULES[rule] for rule in dict.fromkeys(finding.rule for finding in findings)]
+    rules = [RULES[rule] for rule in dict.fromkeys(finding.rule for finding in findings)]
+    return rules + [INTERVALS] * any(finding.rule in OF_RATIOS for finding in findings)
 
 
-def extent(verdict: Verdict, findings: Sequence[Finding]) -> str:
-    """The verdict, and of how many figures it is where not all were measured: "holds; 2 of 10 figures measured"."""
-    taken = sum(finding.ours is not None for finding in findings)
-    return verdict.verdict + (f"; {taken} of {len(findings)} figures measured" if taken < len(findings) else "")
+def published(finding: Finding) -> str:
+    """The paper's figure: "4.32x", "≈52 s" where it was read off a figure, "in words" where the paper has no number."""
+    if finding.rule in IN_WORDS:
+        return "in words"
+    return (BY_EYE if finding.is_by_eye else "") + number(finding.published, finding.unit)
 
 
 def number(value: float, unit: str) -> str:
@@ -78,14 +112,15 @@ def number(value: float, unit: str) -> str:
 
 
 def interval(finding: Finding) -> str:
-    """Our value with its interval, or a dash."""
+    """Our value with the interval that it is judged by, or a dash."""
     if finding.ours is None:
         return "–"
     text = number(finding.ours, finding.unit)
-    if finding.low is None or finding.high is None or finding.low == finding.high:
+    low, high = finding.bounds
+    if low == high:
         return text
     digits = "+.4f" if finding.unit == "AUC" else ".2f"
-    return f"{text} [{finding.low:{digits}}, {finding.high:{digits}}]"
+    return f"{text} [{low:{digits}}, {high:{digits}}]"
 
 
 def explanation(measured: Selection | None) -> list[str]:
@@ -146,27 +181,35 @@ def _reason(findings: Sequence[Finding]) -> str:
     """How many figures stand how, the worst first, and why some are missing."""
     counts = [f"{n} {(ONE if n == 1 else SEVERAL)[v]}" for v in VERDICTS if (n := sum(f.verdict == v for f in findings))]
     sentences = [f"Of {len(findings)} figures {', '.join(counts)}"] if len(findings) > 1 else []
-    for verdict in (DOES_NOT_HOLD, IN_PART):
+    for verdict in (DOES_NOT_HOLD, DIRECTION, IN_PART):
         worst = [f for f in findings if f.verdict == verdict]
         named = [_sentence(f) for f in worst[:MOST]]
         if named:
             more = f" and {len(worst) - MOST} more" if len(worst) > MOST else ""
             sentences.append(f"{verdict.capitalize()}: {'; '.join(named)}{more}")
-    missing: dict[str, list[str]] = {}
-    for finding in findings:
-        if finding.verdict == CANNOT:
-            missing.setdefault(finding.reason, []).append(finding.what)
-    for reason, what in list(missing.items())[:MOST]:
-        sentences.append(f"Not measured: {what[0]}{f' and {len(what) - 1} more' if len(what) > 1 else ''} ({reason})")
-    if len(missing) > MOST:
-        sentences.append(f"And {sum(map(len, list(missing.values())[MOST:]))} more were not measured")
+    for verdict, words in UNJUDGED_FIGURES.items():
+        sentences += _unjudged([f for f in findings if f.verdict == verdict], words)
     return ". ".join(sentences) or _sentence(findings[0])
+
+
+def _unjudged(findings: Sequence[Finding], words: str) -> list[str]:
+    """A sentence for each reason, with what was measured beside."""
+    by_reason: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_reason.setdefault(finding.reason, []).append(finding)
+    sentences = []
+    for reason, alike in list(by_reason.items())[:MOST]:
+        first = alike[0].what + (f" {interval(alike[0])}" if alike[0].ours is not None else "")
+        sentences.append(f"{words}: {first}{f' and {len(alike) - 1} more' if len(alike) > 1 else ''} ({reason})")
+    if len(by_reason) > MOST:
+        sentences.append(f"And {sum(map(len, list(by_reason.values())[MOST:]))} more")
+    return sentences
 
 
 def _sentence(finding: Finding) -> str:
     """Ours with its interval, what has to be known of it, and the paper's."""
     known = f" ({finding.reason})" if finding.reason else ""
-    paper = "" if finding.rule in IN_WORDS else f", published {number(finding.published, finding.unit)}"
+    paper = "" if finding.rule in IN_WORDS else f", published {published(finding)}"
     return f"{finding.what} {interval(finding)}{known}{paper}"
 
 
@@ -176,9 +219,13 @@ def _figures(findings: Sequence[Finding], which: str) -> str:
     if not shown:
         return "in words alone"
     if len(shown) <= MOST:
-        return "; ".join(f"{f.what} {number(getattr(f, which), f.unit)}" for f in shown)
+        return "; ".join(f"{f.what} {_figure(f, which)}" for f in shown)
     ranges = []
     for unit in dict.fromkeys(f.unit for f in shown):
-        values = sorted(getattr(f, which) for f in shown if f.unit == unit)
-        ranges.append(f"{number(values[0], unit)} to {number(values[-1], unit)} ({len(values)} figures)")
+        alike = sorted((f for f in shown if f.unit == unit), key=lambda f: getattr(f, which))  # type: ignore[no-any-return]
+        ranges.append(f"{_figure(alike[0], which)} to {_figure(alike[-1], which)} ({len(alike)} figures)")
     return "; ".join(ranges)
+
+
+def _figure(finding: Finding, which: str) -> str:
+    return published(finding) if which == "published" else number(finding.ours or 0.0, finding.unit)

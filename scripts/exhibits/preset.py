@@ -14,7 +14,7 @@ from conf import nearest
 from results.cell import Choice, named, plain
 from results.document import part_from_json
 from results.finding import RULES
-from results.published.value import Value
+from results.published.value import SOURCES, Value
 from results.published.values import COLUMNS, Criterion, reproduced
 
 EXPERIMENTS = conf.FOLDER / "experiment"
@@ -81,7 +81,9 @@ class Preset:
         claims: those that stand in the text alone.
         ratio: {"over": SYSTEM} compares each value to that system's; {"of": SYSTEM} that system's to each.
         systems, models: our choices for the paper's names.
-        absent: why a system or device of the paper's is not here.
+        absent: why a model, system or device of the paper's is not here.
+        incomparable: why what is measured beside a system or device of the paper's is not what the paper compared with.
+        optional: the same of systems whose library may be missing; where they were measured they are judged.
         charts: of scripts/plot.py, and idle, critical_path, blocks, active_warps.
         baseline: what the chart of speedups is over.
         remark: in what ours differs from the paper's.
@@ -104,6 +106,8 @@ class Preset:
     systems: dict[str, Choice] = field(default_factory=dict)
     models: dict[str, Choice] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    incomparable: dict[str, str] = field(default_factory=dict)
+    optional: dict[str, str] = field(default_factory=dict)
     charts: list[str] = field(default_factory=list)
     baseline: Choice = EAGER
     remark: str = ""
@@ -151,9 +155,15 @@ class Preset:
     def baseline_of(self, value: Value) -> Choice | None:
         return self.systems.get(value.baseline, value.our_baseline)
 
+    def names_of(self, value: Value) -> tuple[str, ...]:
+        """What the paper calls a value's model, system, baseline and device."""
+        return value.model, value.system, value.baseline, value.device
+
     def beside(self, value: Value) -> list[Value]:
         """The same figure of every system that the paper has it of, this one too."""
-        same = ("model", "batch", "device", "metric", "task")
+        same = ["model", "device", "metric"]
+        if value.metric != "auc":  # systems that learn from one table are trained each in its own way
+            same += ["batch", "task"]
         return [other for other, _ in self.figures if all(getattr(other, key) == getattr(value, key) for key in same)]
 
 
@@ -182,13 +192,16 @@ def _texts(parameters: Mapping[str, Option]) -> Parameters:
 
 
 def _claim(name: str, columns: Mapping[str, Option]) -> Claim:
+    """Without a place where it is no paper's."""
     paper, _, exhibit = name.partition("/")
-    usual = {"paper": paper, "exhibit": exhibit, "task": "inference", "batch": "1", "unit": "x"}
+    usual = {"paper": paper, "exhibit": exhibit, "task": "inference", "batch": "1", "unit": "x", "source": "text"}
     texts = {key: str(value) for key, value in columns.items() if key not in ("rule", "value")}
     rule = str(columns.get("rule", "ratio"))
     if strange := set(texts) - set(COLUMNS):
         raise NoPreset(f"{name}: a claim has no {min(strange)}")
     if rule not in RULES:
         raise NoPreset(f"{name}: a claim's rule is {rule}, not one of {', '.join(RULES)}")
+    if texts.get("source", "text") not in SOURCES:
+        raise NoPreset(f"{name}: a claim's source is {texts['source']}, not one of {', '.join(SOURCES)}")
     value = {**dict.fromkeys(COLUMNS, ""), **usual, **texts, "value": float(columns.get("value") or 1)}
     return Claim(part_from_json(value, Value), rule)

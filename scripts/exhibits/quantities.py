@@ -121,6 +121,12 @@ def assignment_ms(evidence: Evidence, row: Row, system: Choice | None) -> float:
     return 1e3 * search_seconds(evidence, row, system)
 
 
+def profiling_ms(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """What Opara's profiler took."""
+    seconds = part_of(evidence, row, _some(system), lambda record: record.schedule).search.profile_seconds
+    return 1e3 * _known(seconds, "its record does not tell of profiling")
+
+
 def streams(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """Of the schedule; those that were seen where a timeline does not tell."""
     chosen = _some(system)
@@ -261,14 +267,15 @@ SERVED: dict[str, Quantity] = {
 }
 RATIOS: dict[str, Quantity | None] = {
     **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction")),
-    "sm_efficiency_gain": sm_efficiency,
+    **dict.fromkeys(("sm_efficiency_gain", "sm_efficiency_min", "sm_efficiency_max"), sm_efficiency),
     "active_warps": active_warps,
     "makespan": makespan,
     **SERVED,
 }
 # A metric of one system that becomes a ratio where the preset says to which.
 COMPARED: dict[str, Quantity | None] = {
-    "latency": None,
+    **dict.fromkeys(("latency", "images_per_second", "normalized_throughput")),
+    "optimization_hours": search_seconds,
     "stream_assignment_time": assignment_ms,
     "optimization_cost": search_seconds,
     "streams": streams,
@@ -277,6 +284,7 @@ COMPARED: dict[str, Quantity | None] = {
 PLAIN: dict[str, tuple[Quantity, str]] = {
     "sm_efficiency": (sm_efficiency, "at_most"),
     "gpu_idle": (idle, "at_least"),
+    "profiling_time": (profiling_ms, "at_most"),
     "parallelism": (parallelism, "at_least"),
     "degree_of_logical_concurrency": (width, "count"),
     "macs": (giga_macs, "count"),
