@@ -38,44 +38,16 @@ BEST = ROOT / "results" / "reference" / "h200-best"  # each system with all that
 REDUCED = ROOT / "results" / "reference" / "h200-reductions"  # with fuse_reductions and without
 TUNED = ROOT / "results" / "reference" / "h200-tuned"  # TVM before and after tuning, beside some of them
 CHOSEN = [ROOT / "results" / "reference" / name for name in ("h200-algorithms", "h200-algorithms-again")]
-FIGURE2B = ROOT / "results" / "reference" / "h200-figure2b"  # Nimble's
 FIGURE5 = ROOT / "results" / "reference" / "h200-figure5"  # Opara's, with counters
 LEARNED = ROOT / "results" / "reference" / "h200-windtunnel"  # pipelines over New York's flights
 SPEED = ROOT / "results" / "reference" / "h200-windtunnel-speed"  # of their tuning and predicting
 STAGES = ROOT / "results" / "reference" / "h200-ios"
 UNHINDERED = ROOT / "results" / "reference" / "h200-ios-barriers"  # IOS's stages with and without their barriers
-PRUNED = ROOT / "results" / "reference" / "h200-ios-pruning"  # its `ios` is that of h200-ios in other rounds
 LAUNCHED = ROOT / "results" / "reference" / "h200-opara"
 ORDERED = ROOT / "results" / "reference" / "h200-orders"  # in more launch orders, on more models, the same kernels in all
-SCHEDULES = ROOT / "results" / "reference" / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 CHART = RESULTS / "speedup.svg"
 COMMAND = "python scripts/readme.py"
 ENDS = {"in turn": "turns"}  # where the marker at the end of a part has another name than that at its beginning
-ELSEWHERE = {  # exhibits, and the records that tell of them, if not the first table's
-    "nimble/figure2b": (FIGURE2B,),
-    "nimble/figure7": (TURNS, ZOO),
-    "nimble/table1": (TURNS,),
-    "nimble/figure8": (TURNS,),
-    "nimble/supplement_figure1": (TURNS,),
-    "nimble/supplement_figure2": (TURNS,),
-    "opara/figure2": (ORDERED, LAUNCHED),
-    "opara/figure5": (FIGURE5, ZOO, SCHEDULERS, TURNS),
-    "opara/figure8": (LAUNCHED, ZOO),
-    "opara/prototype": (FIGURE5, ZOO),
-    "opara/figure9": (LAUNCHED,),
-    "ios/autotune": (TUNED,),
-    "ios/frameworks": (ZOO,),
-    "ios/schedules": (STAGES,),
-    "ios/blockwise": (STAGES,),
-    "ios/active_warps": (STAGES,),
-    "ios/batch_sizes": (STAGES,),
-    "ios/specialization": (STAGES,),
-    "ios/pruning": (PRUNED,),
-    "windtunnel/table5.3_nycflights13": (LEARNED,),
-    "windtunnel/table5.6_nycflights13": (LEARNED,),
-    "windtunnel/table5.5_nycflights13": (LEARNED,),
-    "windtunnel/table5.4_nycflights13": (LEARNED,),
-}
 COLOURS = {system: LOOKS[system.label].colour for system in SYSTEMS}
 
 
@@ -182,7 +154,7 @@ def main() -> None:
     check: bool = parser.parse_args().check
     for line in Store(RESULTS).read().skipped:
         print(line, file=sys.stderr)
-    exhibits, pictures = gallery(RESULTS, SCHEDULES, RESULTS / "exhibits", ROOT, ELSEWHERE)
+    exhibits, pictures = gallery(RESULTS / "exhibits", ROOT)
     text = README.read_text(encoding="utf-8")
     for name, part in (parts() | {"exhibits": exhibits}).items():
         text = replaced(text, name, part)

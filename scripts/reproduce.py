@@ -1,6 +1,6 @@
 """Reproduces a paper's exhibits: runs what is missing, draws it, and says how the paper's figures stand here.
 
-python scripts/reproduce.py PAPER/EXHIBIT ... | all [+size=small] [--judge] [--output FOLDER] [KEY=VALUE ...]
+python scripts/reproduce.py PAPER/EXHIBIT ... | all [+size=small] [--judge | --recorded] [--output FOLDER] [KEY=VALUE ...]
 
     python scripts/reproduce.py nimble/figure7
     python scripts/reproduce.py all
@@ -9,19 +9,21 @@ python scripts/reproduce.py PAPER/EXHIBIT ... | all [+size=small] [--judge] [--o
 
 KEY=VALUE are run.py's, and take the place of the preset's (conf/experiment/PAPER/EXHIBIT.yaml); results=FOLDER is where
 records go (results/runs). What has a record, a schedule or a timeline is not run again, so that an interrupted run goes on
-where it stopped; force=true runs it again. --judge runs nothing and goes by what is there. --list shows every exhibit.
+where it stopped; force=true runs it again. --judge runs nothing and goes by what is there; --recorded does so by the
+committed records (results/reference), and so does `all` alone where no GPU is visible. --list shows every exhibit, and how
+it stands by the committed records or why it cannot be.
 Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, all verdicts to verdicts.json beside it, where
 scripts/report.py finds them.
 
 Exit status 0 when all that was asked for ran, whatever the verdicts; 1 where an exhibit could not be run; 2 for a bad
-request, with which none can be, or for an exhibit that needs a GPU on a machine without one (`all` runs the others, and says
-at once which it leaves out).
+request, with which none can be, or for an exhibit that needs a GPU on a machine without one (`all` with KEY=VALUE runs the
+others, and says at once which it leaves out).
 """
 
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +37,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from results.finding import Finding
+from results.finding import NOT_RUN, Finding
 from results.published.values import NoSuchValue
 from results.verdict import Verdict, read_verdicts, write_verdicts
 from scripts.arguments import Parser, path_argument
@@ -45,7 +47,9 @@ from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.findings import findings
 from scripts.exhibits.pictures import pictures
 from scripts.exhibits.preset import OUTPUT, NoPreset, Preset, names
+from scripts.exhibits.recorded import recorded
 from scripts.exhibits.running import ROOT, CannotRun, Refused, Run
+from scripts.exhibits.without import WITHOUT_PRESET
 
 ALL, SMALL, SIZES = "all", "small", ("small", "full")
 SMALL_RUN = f"+size={SMALL}"
@@ -64,6 +68,7 @@ class Request:
     output: Path
     small: bool
     judge: bool
+    recorded: bool
 
 
 def gpu_here() -> bool:
@@ -80,28 +85,35 @@ def reproduce(run: Run, judge_only: bool, console: Console) -> Verdict:
     evidence = run.evidence()
     figures = findings(run.preset, evidence)
     verdict = judgement.judge(run.preset, evidence, figures, run.small)
-    show(run, evidence, figures, verdict, console)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    charts, refused = pictures(run.preset, evidence, figures)
-    for name, chart in charts.items():
-        for suffix in style.FORMATS:
-            path = run.folder / f"{name}.{suffix}"
-            style.save(chart.figure, path)
-        console.print(f"drawn: {run.folder / name}.png, .svg", highlight=False, markup=False, soft_wrap=True)
-        plt.close(chart.figure)
-    for name, reason in refused.items():
-        console.print(f"not drawn: {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
-    write_verdicts(run.folder / "verdict.json", [verdict])
+    tell(run.preset, evidence, figures, verdict, run.folder, console)
     return verdict
 
 
-def show(run: Run, evidence: Evidence, figures: Sequence[Finding], verdict: Verdict, console: Console) -> None:
+def tell(
+    preset: Preset, evidence: Evidence, figures: Sequence[Finding], verdict: Verdict, folder: Path, console: Console
+) -> None:
+    """Print an exhibit, draw it to a folder, and write its verdict there."""
+    show(preset, evidence, figures, verdict, console)
+    folder.mkdir(parents=True, exist_ok=True)
+    charts, refused = pictures(preset, evidence, figures)
+    for name, chart in charts.items():
+        for suffix in style.FORMATS:
+            path = folder / f"{name}.{suffix}"
+            style.save(chart.figure, path)
+        console.print(f"drawn: {folder / name}.png, .svg", highlight=False, markup=False, soft_wrap=True)
+        plt.close(chart.figure)
+    for name, reason in refused.items():
+        console.print(f"not drawn: {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    write_verdicts(folder / "verdict.json", [verdict])
+
+
+def show(preset: Preset, evidence: Evidence, figures: Sequence[Finding], verdict: Verdict, console: Console) -> None:
     """The paper's figures, ours, and how they stand."""
     say = {"markup": False, "highlight": False, "soft_wrap": True}
-    console.print(f"\n{run.preset.name}: {run.preset.title}", style="bold", **say)  # type: ignore[arg-type]
-    console.print(f"claim: {run.preset.claim}", **say)  # type: ignore[arg-type]
+    console.print(f"\n{preset.name}: {preset.title}", style="bold", **say)  # type: ignore[arg-type]
+    console.print(f"claim: {preset.claim}", **say)  # type: ignore[arg-type]
     console.print(f"measured on: {verdict.place or 'nothing yet'}", **say)  # type: ignore[arg-type]
-    stands = judgement.stands(run.preset, evidence)
+    stands = judgement.stands(preset, evidence)
     table = Table(box=None)
     for heading in ("figure", "paper", "here", "verdict"):
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
@@ -132,18 +144,31 @@ def keep(file: Path, verdict: Verdict) -> None:
     write_verdicts(file, sorted([*others, verdict], key=lambda v: order.index(v.exhibit) if v.exhibit in order else -1))
 
 
+def listed() -> Iterator[str]:
+    """A line for each exhibit: how it stands by the committed records, or why it has no preset."""
+    for name in names():
+        preset = Preset.read(name)
+        need = {"gpu": " (needs a GPU)", "files": " (needs files of yours: model.path=)"}.get(preset.needs, "")
+        best = recorded(preset)[0].verdict
+        stands = (
+            f"{best.verdict}, {best.extent} figures" if best.verdict != NOT_RUN else f"{NOT_RUN}, {best.figures} figures"
+        )
+        yield f"{name}: {preset.title}{need}: {stands}"
+    for name, reason in WITHOUT_PRESET.items():
+        yield f"{name}: no preset: {reason}"
+
+
 def request(parser: Parser) -> Request:
     """What the command line asks for; a bad request ends the program."""
     parser.add_argument("words", nargs="*", metavar="PAPER/EXHIBIT | all | +size=small | KEY=VALUE")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge and draw what is there")
+    parser.add_argument("--recorded", action="store_true", help="run nothing: judge and draw the committed records")
     parser.add_argument("--output", type=path_argument, default=Path(OUTPUT), metavar="FOLDER", help=f"{OUTPUT} if left out")
     parser.add_argument("--list", action="store_true", help="show every exhibit")
     arguments = parser.parse_intermixed_args()
     if arguments.list:
-        for name in names():
-            preset = Preset.read(name)
-            need = {"gpu": " (needs a GPU)", "files": " (needs files of yours: model.path=)"}.get(preset.needs, "")
-            print(f"{name}: {preset.title}{need}")
+        for line in listed():
+            print(line, flush=True)
         sys.exit(0)
     exhibits = [word for word in arguments.words if "=" not in word]
     pairs = [word.partition("=")[::2] for word in arguments.words if "=" in word]
@@ -164,22 +189,33 @@ def request(parser: Parser) -> Request:
     parser.check_folder(arguments.output)
     if arguments.judge and "results" in values and not results.is_dir():
         parser.error(f"{results} is {'a file' if results.exists() else 'not there'}: results are in a folder")
-    return Request(presets, overrides, results, arguments.output, values.get("+size") == SMALL, arguments.judge)
+    alone = arguments.words == [ALL] and not arguments.judge
+    is_recorded = arguments.recorded or (alone and not gpu_here())
+    if arguments.recorded and (pairs or arguments.judge):
+        parser.error("--recorded goes by the committed records alone: leave out KEY=VALUE, +size and --judge")
+    if is_recorded and not arguments.recorded:
+        notice = "no GPU is visible here, so verdicts are by the committed records and nothing is run (results/reference)"
+        print(f"{parser.prog}: {notice}", file=sys.stderr)
+    small = values.get("+size") == SMALL
+    return Request(presets, overrides, results, arguments.output, small, arguments.judge, is_recorded)
 
 
 def main() -> None:
     parser = Parser(__doc__)
     wanted = request(parser)
     presets = list(wanted.presets)
-    if not (wanted.judge or FILES in wanted.overrides):
+    if not (wanted.judge or wanted.recorded or FILES in wanted.overrides):
         without = [preset.name for preset in presets if preset.needs == "files"]
         if without and len(wanted.presets) < len(names()):
             parser.error(f"{', '.join(without)}: needs files of yours, which nobody may pass on: {FILES}=FILE or FOLDER")
         presets = [preset for preset in presets if preset.name not in without]
-    if not (wanted.small or wanted.judge or gpu_here()):
+    if not (wanted.small or wanted.judge or wanted.recorded or gpu_here()):
         without = [preset.name for preset in presets if preset.needs == "gpu"]
         if without and len(wanted.presets) < len(names()):
-            parser.error(f"{', '.join(without)}: needs a GPU, and none is visible here; +size=small runs it on the CPU")
+            parser.error(
+                f"{', '.join(without)}: needs a GPU, and none is visible here; +size=small runs it on the CPU, and "
+                "--recorded goes by the committed records"
+            )
         if without:
             notice = (
                 f"no GPU is visible here, so these are left out (+size=small runs them on the CPU): {', '.join(without)}"
@@ -195,6 +231,13 @@ def main() -> None:
         for place, preset in enumerate(presets, start=1):
             passed = f", {time.monotonic() - begin:.0f} s so far" if place > 1 else ""
             print(f"[{place}/{len(presets)}] {preset.name}{passed}", file=sys.stderr, flush=True)
+            if wanted.recorded:
+                best = recorded(preset)[0]
+                folder = wanted.output / best.run.folder.name
+                tell(preset, best.evidence, best.findings, best.verdict, folder, console)
+                verdicts.append(best.verdict)
+                keep(wanted.output / "verdicts.json", best.verdict)
+                continue
             run = Run(preset, wanted.overrides, wanted.results, wanted.output, wanted.small)
             for system in run.missing_systems():
                 print(f"{parser.prog}: {preset.name}: {system} is no system here", file=sys.stderr)

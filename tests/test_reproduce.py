@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +12,11 @@ import pytest
 import torch
 from conftest import ROOT, Run, environment, gpu_environment
 
-from results.finding import CANNOT, HOLDS, NOT_RUN, VERDICTS
+from results.finding import CANNOT, HOLDS, JUDGED, NOT_COMPARABLE, NOT_RUN, VERDICTS
 from results.store import Store
 from results.verdict import Verdict, read_verdicts
 from scripts.exhibits.preset import Preset, names
+from scripts.exhibits.without import WITHOUT_PRESET
 from scripts.reproduce import keep
 
 Done = subprocess.CompletedProcess[str]
@@ -86,7 +88,7 @@ def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
     assert f"{seconds_by_system['nimble'] / seconds_by_system['opara']:.2f}x" in line and "21.48x" in line
     verdicts = {verdict.exhibit: verdict for verdict in read_verdicts(tmp_path / "out" / "verdicts.json")}
     assert set(verdicts) == {"ios/table1", "opara/table1"}
-    assert all(verdict.verdict in VERDICTS[:3] and verdict.place == "cpu" for verdict in verdicts.values())
+    assert all(verdict.verdict in JUDGED and verdict.place == "cpu" for verdict in verdicts.values())
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.schedule.json")}
     assert small(tmp_path, "ios/table1", "opara/table1").returncode == 0
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.schedule.json")}
@@ -188,7 +190,7 @@ def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
     done = reproduce("nimble/figure2a", "model=squeezenet", "system=eager", *places, **gpu)
     assert done.returncode == 0, done.stderr
     (verdict,) = read_verdicts(tmp_path / "out" / "verdicts.json")
-    assert verdict.verdict in VERDICTS[:3] and verdict.place == torch.cuda.get_device_name()
+    assert verdict.verdict in JUDGED and verdict.place == torch.cuda.get_device_name()
     done = reproduce("ios/active_warps", "model=squeezenet", "system=eager,sequential", *places, **gpu)
     assert done.returncode == 0, done.stderr
     measurements = [warps for r in Store(tmp_path / "runs").read().records.values() if (warps := r.active_warps) is not None]
@@ -202,9 +204,44 @@ def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
 def test_exhibits_are_listed(script: Run) -> None:
     done = script("reproduce", "--list")
     assert done.returncode == 0
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == names()
-    assert "ios/table1: IOS, table 1: the largest blocks and their transitions\n" in done.stdout
-    assert "figure 7: inference at batch 1 (needs a GPU)\n" in done.stdout
+    lines = dict(line.split(": ", maxsplit=1) for line in done.stdout.splitlines())
+    assert list(lines) == [*names(), *WITHOUT_PRESET]
+    for name in names():
+        verdict, judged, figures = re.fullmatch(r".*: ([a-z ]+), (?:(\d+) of )?(\d+) figures", lines[name]).groups()  # type: ignore[union-attr]
+        assert verdict in VERDICTS and int(judged or 0) <= int(figures), lines[name]
+        assert (verdict == NOT_RUN) == (judged is None)
+    assert "(needs a GPU)" in lines["nimble/figure7"] and "(needs a GPU)" not in lines["ios/table1"]
+    assert lines["nimble/figure1"].startswith("no preset: an illustration")
+
+
+@pytest.mark.slow
+def test_all_recomputes_every_verdict_from_the_committed_records(tmp_path: Path) -> None:
+    """Nothing runs, and what it writes is what --list says and the README shows."""
+    done = reproduce("all", "--output", str(tmp_path))
+    assert done.returncode == 0 and "no GPU is visible here, so verdicts are by the committed records" in done.stderr
+    verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "verdicts.json")}
+    assert list(verdicts) == names()
+    listed = {line.partition(":")[0]: line.rpartition(": ")[2] for line in reproduce("--list").stdout.splitlines()}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, verdict in verdicts.items():
+        if verdict.verdict == NOT_RUN:
+            assert listed[name] == f"{NOT_RUN}, {verdict.figures} figures"
+            continue
+        assert listed[name] == f"{verdict.verdict}, {verdict.extent} figures"
+        assert f"{verdict.reason}." in readme and f"({verdict.verdict}: {verdict.extent} figures)" in readme
+    assert list((tmp_path / "nimble-figure7").glob("*.svg"))
+
+
+def test_committed_records_are_shown_as_they_are(script: Run, tmp_path: Path) -> None:
+    done = script("reproduce", "ios/frameworks", "--recorded", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (verdict,) = read_verdicts(tmp_path / "verdicts.json")
+    assert (verdict.verdict, verdict.extent) == (NOT_COMPARABLE, "0 of 25")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(" inception_v3: ios over tvm ")]
+    assert "x [" in line and "not comparable: TVM runs its own untuned kernels here" in line  # shown, and not judged
+    for more in (["batch=1"], ["--judge"], ["+size=small"]):
+        refused = script("reproduce", "ios/frameworks", "--recorded", *more)
+        assert refused.returncode == 2 and "--recorded goes by the committed records alone" in refused.stderr
 
 
 def test_help_is_the_docstring() -> None:

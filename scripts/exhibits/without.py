@@ -4,7 +4,7 @@
 """
 
 ILLUSTRATION = "an illustration: it has no figure of a measurement"
-NOT_WRITTEN = "no preset yet"
+NOT_WRITTEN = "none is written"
 
 # By "paper/exhibit", in the order of the papers. The dissertation's chapters 2 and 3 are Nimble's paper.
 WITHOUT_PRESET = {
