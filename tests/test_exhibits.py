@@ -48,13 +48,14 @@ ISSUED = {
         "figure2c",
         "figure7",
         "figure8",
+        "figure8_imagenet",
         "supplement_figure1",
         "supplement_figure2",
         "table1",
     ],
     "ios": [
         *("schedules", "frameworks", "batch_sizes", "pruning", "specialization", "active_warps", "blockwise"),
-        *("table1", "table2", "autotune"),
+        *("table1", "table2", "autotune", "figure14", "figure15", "resnet"),
     ],
     "orca": [
         *(
@@ -451,6 +452,26 @@ def test_exhibits_are_drawn(name: str) -> None:
     assert "claims" in charts and set(read.charts) <= {n.partition("-")[0] for n in (*charts, *refused)}
     texts = {text.get_text() for chart in charts.values() for axes in chart.figure.axes for text in axes.get_yticklabels()}
     assert {f.what for f in exhibit_findings} <= texts
+
+
+def test_what_was_read_off_a_figure_is_marked_wherever_it_is_shown() -> None:
+    """In the terminal and the README's sentences, in the verdict, in the chart of figures and in that of speedups."""
+    read = Preset.read("ios/batch_sizes")
+    records = list(Store(H200.with_name("h200-ios")).read().records.values())
+    evidence = Evidence(select(records, [read.sweep]))
+    exhibit_findings = findings.findings(read, evidence)
+    verdict = judgement.judge(read, evidence, exhibit_findings, small=False)
+    assert all(finding.is_by_eye for finding in exhibit_findings)
+    assert judgement.published(exhibit_findings[0]) == f"≈{1 / (155 / 255):.2f}x"
+    assert verdict.published.count("≈") == 2 and "published ≈" in verdict.reason
+    charts, _ = pictures(read, evidence, exhibit_findings)
+    texts = [text.get_text() for axes in charts["claims"].figure.axes for text in axes.texts]
+    assert texts.count("≈") == len(exhibit_findings)
+    legends = [text.get_text() for legend in charts["speedup"].figure.legends for text in legend.get_texts()]
+    assert "ios paper, V100, ≈ read off a figure" in legends
+    # What the paper prints has no such mark.
+    _, _, printed = judged("nimble/figure7")
+    assert not any("≈" in judgement.published(finding) for finding in printed)
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:

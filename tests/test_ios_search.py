@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable
-from math import inf
+from math import comb, inf
 
 import networkx as nx
 import pytest
@@ -167,9 +167,8 @@ def test_what_must_not_be_is_not_chosen() -> None:
 
 
 def test_the_largest_blocks_of_the_papers_table_1() -> None:
-    """Inception-v3's last block, 11 operators of width 6: 4,860 transitions and the concatenation's, where the paper says
-    4.9e3. A fire module of SqueezeNet with a complex bypass, 6 operators of width 3: the paper's 51 are those of r = 3, and
-    without pruning there are 60.
+    """Inception-v3's last block, 11 operators of width 6, and a fire module of SqueezeNet with a complex bypass, 6 operators
+    of width 3. The paper's 4.9e3 and 51 are of endings whose groups each start from one operator, without pruning.
     """
     inception = [[], [], [1], [1], [], [4], [5], [5], [], [8]]
     fire = [[], [0], [0], [], [1, 2], [3, 4]]
@@ -179,7 +178,38 @@ def test_the_largest_blocks_of_the_papers_table_1() -> None:
 
     assert transitions(inception, None) == 4860
     assert transitions([*inception, [0, 2, 3, 6, 7, 9]], None) == 4860 + 180
-    assert (transitions(fire, None), transitions(fire, 3)) == (60, 51)
+    assert transitions(fire, None) == 60
+    assert (of_one_head(fire), of_one_head([*inception, [0, 2, 3, 6, 7, 9]])) == (51, 4871)
+
+
+@pytest.mark.parametrize(("chains", "length"), [(1, 1), (1, 9), (2, 1), (2, 4), (3, 3), (4, 2)])
+def test_independent_chains_reach_the_bound_of_the_papers_figure_13(chains: int, length: int) -> None:
+    """Of each chain a state is a prefix and an ending its tail: (length + 2 over 2) pairs, less those of an empty ending."""
+    block = [[v - 1] if v % length else [] for v in range(chains * length)]
+    counts = find_schedule(block, lambda *_: 1.0).counts
+    assert counts.transitions == comb(length + 2, 2) ** chains - (length + 1) ** chains
+
+
+def of_one_head(block: list[list[int]]) -> int:
+    """The pairs of a state and an ending of it that is made of disjoint cones: an operator with all that follow it."""
+    after = [{v for v, before in enumerate(block) if u in before} for u in range(len(block))]
+
+    def cone(u: int, state: frozenset[int]) -> frozenset[int]:
+        return frozenset({u}).union(*(cone(v, state) for v in after[u] & state))
+
+    def endings(state: frozenset[int], disjoint: bool) -> set[frozenset[int]]:
+        unions = {frozenset[int]()}
+        for one in [cone(u, state) for u in state]:
+            unions |= {union | one for union in unions if not (disjoint and union & one)}
+        return unions - {frozenset[int]()}
+
+    states, rest = {frozenset(range(len(block)))}, [frozenset(range(len(block)))]
+    while rest:
+        state = rest.pop()
+        further = {state - ending for ending in endings(state, disjoint=False)} - states - {frozenset()}
+        states |= further
+        rest += further
+    return sum(len(endings(state, disjoint=True)) for state in states)
 
 
 def test_a_long_chain_and_a_wide_block_beyond_a_machine_word() -> None:

@@ -155,6 +155,7 @@ def test_verdicts_come_back_and_are_checked(tmp_path: Path) -> None:
     write_verdicts(file, [VERDICT])
     assert read_verdicts(file) == [VERDICT] and VERDICT.verdict in VERDICTS
     table = made().verdicts
+    assert table is not None and "8 of 12" in made().html() and "8 of 12" in made().markdown()
     assert table is not None and all(column.words for column in table.columns if column.heading in ("published", "measured"))
     assert [entry.text for entry in table.rows[0]][:3] == [VERDICT.exhibit, VERDICT.claim, "22.34x"]
     for broken in ({}, [{}], [vars(VERDICT) | {"verdict": "maybe"}], [vars(VERDICT) | {"more": "x"}]):

@@ -48,7 +48,6 @@ FURTHER = 0.65  # of that, each further line of words beside it
 MOST_LABEL = 0.48 * WIDTH  # inches, a line of what a figure is of
 MARGIN = 0.3  # inches that are neither of the axes nor of those words
 ASIDE = 8  # points between a mark and words beside it
-ABOVE = 4  # points between a mark and the sign that it was read off a figure
 NARROW = 4  # an axis over less than this factor is linear: a logarithmic one would have few ticks
 TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara", "windtunnel": "WindTunnel"}
 SIGNED = "AUC"  # a unit of differences, which may be below 0
@@ -222,7 +221,7 @@ def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit
         if finding.rule not in IN_WORDS:
             axes.plot(finding.published, place, marker=PAPERS.get(paper, "o"), linestyle="none", **marker)
             if finding.is_by_eye:
-                note(axes, "≈", (finding.published, place), (0, ABOVE), ha="center")
+                note(axes, "≈", (finding.published, place), (0, 0), ha="center", color=INK, bbox=None, zorder=5)
         if finding.ours is None:
             offset, ha = ((ASIDE, 0), "left") if line.right else ((-ASIDE, 0), "right")
             note(axes, "\n".join(line.reason), (finding.published, place), offset, ha=ha)

@@ -34,8 +34,9 @@ ELSEWHERE = {  # the folders of exhibits whose records are not, or not only, in 
     "opara/figure9": ("h200-opara",),
     "ios/autotune": ("h200-tuned",),
     "ios/frameworks": ("h200-zoo",),
+    "ios/figure15": ("h200-zoo",),
     **dict.fromkeys(
-        (f"ios/{name}" for name in ("schedules", "blockwise", "active_warps", "batch_sizes", "specialization")),
+        (f"ios/{name}" for name in ("schedules", "figure14", "blockwise", "active_warps", "batch_sizes", "specialization")),
         ("h200-ios",),
     ),
     "ios/pruning": ("h200-ios-pruning",),
