@@ -60,7 +60,8 @@ RULES = {
 }
 INTERVALS = (
     f"an interval of one process a system, or of one measurement, is {percent(ONE_PROCESS)} wider at both ends, by which "
-    "two processes of the same kernels may differ; that of the largest of several is as wide as all of them need together"
+    "two processes of the same kernels may differ; that of the largest of several is as wide as all of them need together; "
+    "and where a host slowed one side in the rounds, an end reaches to what the two took alone"
 )
 
 IN_WORDS = ("direction", "fastest", "not_slower", "gain_direction")  # rules of claims that have no figure

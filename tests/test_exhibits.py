@@ -226,6 +226,18 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
     assert "every network: nimble over eager" in verdict.reason and "on resnet50" in verdict.reason
 
 
+def test_rounds_on_a_busy_host_reach_to_what_each_side_took_alone() -> None:
+    """A gain over an eager that the host slowed by half is told with that, and is no more than it would be alone."""
+    plain = judged("nimble/figure7")[2][0]
+    for slowed, times, low, high in ((EAGER, 1.5, 1 / 1.5, 1.0), (NIMBLE, 1.5, 1.0, 1.5), (EAGER, 0.5, 1.0, 2.0)):
+        warning = Warning("differs_in_rounds", {"ratio": times})
+        records = [replace(r, warnings=(warning,)) if r.cell.system.key == slowed else r for r in RECORDS]
+        finding = judged("nimble/figure7", records)[2][0]
+        assert finding.what == "resnet50: nimble over eager" and finding.ours == plain.ours and plain.low and plain.high
+        assert (finding.low, finding.high) == pytest.approx((plain.low * low, plain.high * high))
+        assert f"{slowed} {times:.2f} times as long in the rounds as alone" in finding.reason
+
+
 def test_a_verdict_says_how_much_of_its_exhibit_was_measured() -> None:
     preset, evidence, exhibit_findings = judged("nimble/figure2a")
     verdict = judgement.judge(preset, evidence, exhibit_findings, small=False)

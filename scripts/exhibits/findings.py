@@ -62,6 +62,7 @@ class Number:
         of: which of several it is.
         chosen_from: of how many it is the largest or the smallest.
         is_in_turn, processes: as of a Speedup.
+        apart: whose rounds took otherwise than the same alone, and by how much.
     """
 
     value: float
@@ -71,6 +72,7 @@ class Number:
     chosen_from: int = 1
     is_in_turn: bool = True
     processes: int = 1
+    apart: str = ""
 
     @property
     def counted(self) -> str:
@@ -175,7 +177,7 @@ class _Figure:
         if rule in OF_RATIOS:
             processes = "one measurement" if number.low == number.high else number.counted
         not_in_turn = "" if number.is_in_turn else "not in turn"
-        doubts = "; ".join(filter(None, [incomparable, number.of, self._doubt(), not_in_turn, processes]))
+        doubts = "; ".join(filter(None, [incomparable, number.of, self._doubt(), not_in_turn, processes, number.apart]))
         return replace(
             finding,
             ours=number.value,
@@ -376,7 +378,22 @@ def _speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) ->
     if ratio is None:
         reasons = [why_not(measured, row, s) for s in (system, baseline)]
         raise Missing(next(filter(None, reasons), f"{system} and {baseline} were not measured in turn"))
-    return Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn, processes=ratio.processes)
+    number = Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn, processes=ratio.processes)
+    if not ratio.is_in_turn:
+        return number
+    times = {one: time for one in (baseline, system) if (time := _times_alone(measured, row, one)) != 1}
+    alone = times.get(system, 1) / times.get(baseline, 1)  # what becomes of the ratio with each side's time alone
+    apart = ", ".join(f"{_name(one)} {time:.2f} times as long in the rounds as alone" for one, time in times.items())
+    return replace(number, low=number.low * min(1, alone), high=number.high * max(1, alone), apart=apart)
+
+
+def _times_alone(measured: Selection, row: Row, system: Choice) -> float:
+    """How many times as long a call took in the rounds as alone, where its record doubts one for the other; else 1."""
+    for record in measured.records_of(row, system):
+        if record.is_in_rounds:
+            doubts = [warning for warning in record.warnings if warning.kind == "differs_in_rounds"]
+            return float(str(doubts[0].values["ratio"])) if doubts else 1.0
+    return 1.0
 
 
 assert set(NO_MODEL) >= {"geomean", "up to", "range"}

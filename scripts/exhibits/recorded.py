@@ -26,6 +26,7 @@ ELSEWHERE = {  # the folders of exhibits whose records are not, or not only, in 
     "nimble/figure8": ("h200-turns",),
     "nimble/supplement_figure1": ("h200-turns",),
     "nimble/supplement_figure2": ("h200-turns",),
+    "opara/figure1": ("h200-figure5",),
     "opara/figure2": ("h200-orders", "h200-opara"),
     "opara/figure5": ("h200-figure5", "h200-zoo", "h200-schedulers", "h200-turns"),
     "opara/figure8": ("h200-opara", "h200-zoo"),
