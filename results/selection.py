@@ -33,12 +33,13 @@ class NoResults(Exception):
 
 
 def read(folders: Iterable[Path]) -> list[Record]:
-    """Every record under these folders, the newest of an id. Files that hold none are named on standard error.
+    """Every record under these folders, the newest of an id and its rounds: a cell that several processes measured, each in
+    rounds of its own, is there as often. Files that hold none are named on standard error.
 
     Raises:
         NoResults: a folder does not exist, or none holds a record.
     """
-    newest: dict[str, Record] = {}
+    newest: dict[tuple[str, str], Record] = {}
     folders = list(folders)
     for folder in folders:
         if not folder.is_dir():
@@ -47,8 +48,9 @@ def read(folders: Iterable[Path]) -> list[Record]:
         for line in contents.skipped:
             print(line, file=sys.stderr)
         for record in contents.records.values():
-            if record.id not in newest or newest[record.id].when < record.when:
-                newest[record.id] = record
+            key = record.id, record.comparison.group if record.comparison is not None else ""
+            if key not in newest or newest[key].when < record.when:
+                newest[key] = record
     if not newest:
         raise NoResults(f"no record in {', '.join(map(str, folders))}")
     return list(newest.values())

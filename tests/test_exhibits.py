@@ -29,7 +29,7 @@ from results.timeline import COMPUTE, Bar, Timeline
 from results.warning import Warning
 from scripts.charts.speedup import published_marks
 from scripts.charts.style import PAPERS, short
-from scripts.exhibits import accuracy, findings, judgement, preset, quantities
+from scripts.exhibits import accuracy, findings, judgement, preset, quantities, recorded
 from scripts.exhibits.evidence import Evidence, choices, parts, select
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
@@ -224,6 +224,22 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
     assert all(f.verdict != HOLDS and f.reason == "the least of 8, on resnet50; one process" for f in slow)
     verdict = judgement.judge(Preset.read("nimble/supplement_figure1"), evidence, slow, small=False)
     assert "every network: nimble over eager" in verdict.reason and "on resnet50" in verdict.reason
+
+
+def test_folders_of_several_processes_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, gain in enumerate((1.04, 1.05, 1.06)):
+        folder = tmp_path / f"run-{number}"
+        folder.mkdir()
+        for system, scale in (("sequential", gain), ("ios", 1.0)):
+            one = made(system, 1, scale, "resnet50")
+            assert one.comparison is not None
+            turns = replace(one.comparison, group=f"process {number}")
+            Store(folder).write(replace(one, id=f"{len(system):016x}", comparison=turns))
+    monkeypatch.setattr(recorded, "REFERENCE", tmp_path)
+    monkeypatch.setitem(recorded.ELSEWHERE, "ios/resnet", ("run-0 + run-1 + run-2",))
+    best, *_ = recorded.recorded(Preset.read("ios/resnet"))
+    assert [f.processes for f in best.findings] == [3, 3] and all("3 processes" in f.reason for f in best.findings)
+    assert best.findings[0].ours == pytest.approx((1.04 * 1.05 * 1.06) ** (1 / 3)) and best.verdict.judged == 2
 
 
 def test_rounds_on_a_busy_host_reach_to_what_each_side_took_alone() -> None:

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from itertools import product
 from math import exp, log
+from pathlib import Path
 from statistics import median, stdev
 
 import numpy as np
@@ -14,7 +15,8 @@ from made_records import cell, record, rounds
 
 from results.comparison import Speedup, of_processes, over_processes, speedup
 from results.record import Record
-from results.selection import Selection
+from results.selection import Selection, read
+from results.store import Store
 
 STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764}  # 97.5 % quantiles, by processes
 NORMAL = 1.95996
@@ -123,3 +125,16 @@ def test_records_of_several_processes_are_one_ratio() -> None:
     assert mixed is not None and mixed.processes == 2 and mixed.high < 9
     broken = replace(pairs[2][0], status="incorrect", reason="wrong")
     assert Selection([*pairs[0], broken, pairs[2][1]]).over(ROW, nimble, eager) is None
+
+
+def test_records_of_several_folders_are_read_as_several_processes(tmp_path: Path) -> None:
+    """Of the same id, since each process measured the same in the same place; a copy of one is not read twice."""
+    pairs = [pair(process, [1, 1, 1], [slow] * 3) for process, slow in enumerate((2.0, 2.2, 1.8))]
+    for number, both in enumerate([*pairs, pairs[0]]):
+        (tmp_path / str(number)).mkdir()
+        for one in both:
+            Store(tmp_path / str(number)).write(replace(one, id=pairs[0][both.index(one)].id))
+    measured = Selection(read([tmp_path / str(number) for number in range(4)]))
+    assert len(measured.records) == 6
+    ratio = measured.over(ROW, pairs[0][0].cell.system.key, pairs[0][1].cell.system.key)
+    assert ratio is not None and ratio.processes == 3 and ratio == over_processes(pairs[::-1])

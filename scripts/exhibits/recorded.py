@@ -19,7 +19,9 @@ from .running import ROOT, Run
 REFERENCE = ROOT / "results" / "reference"
 SCHEDULES = REFERENCE / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
 FIRST_TABLE = "h200"
-ELSEWHERE = {  # the folders of exhibits whose records are not, or not only, in the first table's: the best first
+# The folders of exhibits whose records are not, or not only, in the first table's: the best first. Those of several
+# processes a system are of several folders: "A + B" is both together.
+ELSEWHERE = {
     "nimble/figure2b": ("h200-figure2b",),
     "nimble/figure7": ("h200-turns", "h200-zoo"),
     "nimble/table1": ("h200-turns",),
@@ -62,13 +64,13 @@ class Recorded:
 def recorded(preset: Preset) -> list[Recorded]:
     """One of each folder that may tell of an exhibit: those that do come first, in the order of ELSEWHERE."""
     folders = dict.fromkeys((*ELSEWHERE.get(preset.name, ()), FIRST_TABLE))
-    return sorted(_of_folders(preset, [REFERENCE / name for name in folders]), key=lambda one: not one.tells)
+    return sorted(_of_folders(preset, list(folders)), key=lambda one: not one.tells)
 
 
-def _of_folders(preset: Preset, folders: list[Path]) -> Iterator[Recorded]:
-    for folder in folders:
-        run = Run(preset, {}, folder, Path(OUTPUT), small=False, files=SCHEDULES)
-        evidence = run.evidence(_records(folder))
+def _of_folders(preset: Preset, names: list[str]) -> Iterator[Recorded]:
+    for name in names:
+        run = Run(preset, {}, REFERENCE / name, Path(OUTPUT), small=False, files=SCHEDULES)
+        evidence = run.evidence([record for part in name.split(" + ") for record in _records(REFERENCE / part)])
         figures = findings(preset, evidence)
         yield Recorded(run, evidence, figures, judgement.judge(preset, evidence, figures, small=False))
 
