@@ -18,7 +18,7 @@ import conf
 from models.table_options import DATASETS, PIPELINES
 from results.cell import Cell, choose, named
 from results.document import cell_to_json
-from results.finding import CANNOT, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS, Finding
+from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS, Finding
 from results.published.values import everything
 from results.record import Kernels, Limits, Measured, Quantity, Record, SmEfficiency
 from results.schedule import BlockSearch
@@ -611,9 +611,10 @@ def test_schedule_files_are_known_by_their_cell_and_older_ones_by_their_name(tmp
 def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> None:
     """The largest rate over all largest batches; 13B's claims are of one measurement each."""
 
-    def served_at(system: str, size: int, rate: float | None) -> Record:
+    def served_at(system: str, size: int, rate: float | None, low: float | None = None, high: float | None = None) -> Record:
         reason = None if rate else "no rate that was tried keeps the SLO"
-        quantity = Quantity("slo_rate", "largest rate at the SLO", "req/s", rate, is_more_better=True, reason=reason)
+        about = "slo_rate", "largest rate at the SLO", "req/s"
+        quantity = Quantity(*about, rate, low, high, is_more_better=True, reason=reason)
         one = cell(system, "gpt_13b", "capacity", device="cuda", precision="fp16")
         one = replace(one, system=choose("system", system, max_batch_size=size))
         return record(of=one, measured={"capacity": Measured((quantity,), {}, "2026-01-01")})
@@ -624,6 +625,12 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
     by_what = {f.what.removeprefix("gpt_13b: ").partition(",")[0]: f for f in judged_findings}
     best = by_what["orca over request_level"]
     assert best.ours == pytest.approx(20.0) and best.verdict == HOLDS and "not in turn" in best.reason
+    assert best.low == best.high and best.bounds == pytest.approx((20 / 1.05, 21))
+    # Of several traces each side has an interval; off by the same factor, the ratio is off by its root-two-th power.
+    some = [served_at("orca", 1, 3.0, 2.0, 4.5), served_at("request_level", 1, 2.0, 4 / 3, 3.0)]
+    (first, *_) = [f for f in judged("orca/figure4.8a", some)[2] if f.what.startswith("gpt_13b: orca over request_level,")]
+    assert (first.low, first.ours, first.high) == pytest.approx((1.5 / 1.5**2**0.5, 1.5, 1.5 * 1.5**2**0.5))
+    assert first.verdict == DOES_NOT_HOLD
     assert by_what["orca over request_level_padded"].verdict == CANNOT
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, hypot, log
 
 import conf
 from results.cell import Choice
@@ -16,7 +16,20 @@ from scripts.charts.style import short
 from . import accuracy
 from .evidence import Evidence, choices
 from .preset import Preset, Renamed
-from .quantities import COMPARED, COSTS, PERCENT, PLAIN, RATIOS, SERVED, SOURCED, Missing, Quantity, makespan, why_not
+from .quantities import (
+    COMPARED,
+    COSTS,
+    PERCENT,
+    PLAIN,
+    RATIOS,
+    SERVED,
+    SOURCED,
+    Missing,
+    Quantity,
+    makespan,
+    served_ends,
+    why_not,
+)
 
 WORSE = (
     "latency",
@@ -347,9 +360,11 @@ class _Figure:
             sources = [SOURCED[quantity](self.evidence, row, system).source for system in (better, worse)]
             if sources[0] != sources[1]:
                 raise Missing(f"{better} is {sources[0]} and {worse} {sources[1]}, which are not comparable")
+        if quantity in SERVED.values():
+            ends = [served_ends(self.evidence, row, system, quantity) for system in (better, worse)]
+            return replace(_ratio_of_ends(*(reversed(ends) if quantity in COSTS else ends)), is_in_turn=False)
         first, second = (quantity(self.evidence, row, system) for system in (better, worse))
-        ratio = second / first if quantity in COSTS else first / second
-        return replace(Number.exact(ratio), is_in_turn=quantity not in SERVED.values())
+        return Number.exact(second / first if quantity in COSTS else first / second)
 
     def _plain(self) -> Number:
         quantity, _ = PLAIN[self.value.metric]
@@ -361,6 +376,15 @@ class _Figure:
 def _ratio(better: Value, worse: Value) -> float:
     """How many times better one published value is than another of the same metric."""
     return worse.value / better.value if better.metric in WORSE else better.value / worse.value
+
+
+def _ratio_of_ends(over: tuple[float, float, float], under: tuple[float, float, float]) -> Number:
+    """The ratio of two values that were measured apart, each between its ends: what they are off adds up as squares do."""
+    ratio = over[1] / under[1]
+    if min(*over, *under) <= 0:
+        return Number.exact(ratio)
+    down, up = (hypot(log(over[1] / over[end]), log(under[1] / under[2 - end])) for end in (0, 2))
+    return Number(ratio, ratio * exp(-down), ratio * exp(up))
 
 
 def _as_ratio(metric: str, value: float) -> float:

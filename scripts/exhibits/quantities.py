@@ -6,6 +6,7 @@ from typing import TypeAlias, TypeVar
 import conf
 from results.cell import Choice, named
 from results.record import ActiveWarps, Limits, Record, SmEfficiency
+from results.record import Quantity as Described
 from results.schedule import BlockSearch, Search
 from results.selection import Row, Selection, quantity_of
 
@@ -188,39 +189,49 @@ def served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_be
 
     is_best: the largest over all of the choice's largest batches, as the paper takes each system at its best.
     """
+    return _served(evidence, row, system, name, is_best).value or 0.0
+
+
+def served_ends(evidence: Evidence, row: Row, system: Choice | None, quantity: Quantity) -> tuple[float, float, float]:
+    """A quantity of SERVED between the ends of its interval, which are itself where it has none."""
+    one = _served(evidence, row, system, *SERVED_NAMES[quantity])
+    value = one.value or 0.0
+    return (value if one.low is None else one.low, value, value if one.high is None else one.high)
+
+
+def _served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_best: bool) -> Described:
     chosen = _some(system)
     if evidence.measured is None:
         raise Missing("not measured")
     alike = [other for other in evidence.measured.systems if other.choice == chosen.choice] if is_best else [chosen]
     read = quantity_of(name)
-    values = []
+    newest: list[Described] = []
     for one in alike:
-        quantities = [quantity for record in evidence.measured.records_of(row, one) if (quantity := read(record))]
-        values += [quantity.value for quantity in quantities[:1] if quantity.value is not None]
-    if not values:
+        newest += [quantity for record in evidence.measured.records_of(row, one) if (quantity := read(record))][:1]
+    if not newest:
         reasons = [reason for one in alike if (reason := why_not(evidence.measured, row, one))]
         raise Missing(next(iter(reasons), f"no record of {chosen} holds its {name.partition('.')[2]}"))
-    return max(values)
+    return max(newest, key=lambda quantity: quantity.value or 0.0)
 
 
 def slo_rate(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """The largest rate at twice the latency of a request alone, of the best of a system's largest batches."""
-    return served(evidence, row, system, "capacity.slo_rate", is_best=True)
+    return served(evidence, row, system, *SERVED_NAMES[slo_rate])
 
 
 def saturation(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """Requests finished a second where there is always another one."""
-    return served(evidence, row, system, "serving.request_throughput")
+    return served(evidence, row, system, *SERVED_NAMES[saturation])
 
 
 def itl_p99(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """Milliseconds between two tokens of a request, the 99th percentile."""
-    return served(evidence, row, system, "serving.itl_p99_ms")
+    return served(evidence, row, system, *SERVED_NAMES[itl_p99])
 
 
 def batch_time(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """Milliseconds of a batch of equal requests."""
-    return served(evidence, row, system, "engine.batch_ms")
+    return served(evidence, row, system, *SERVED_NAMES[batch_time])
 
 
 def peak_throughput(evidence: Evidence, row: Row, system: Choice | None) -> float:
@@ -264,6 +275,14 @@ SERVED: dict[str, Quantity] = {
     "saturation": saturation,
     "itl_p99": itl_p99,
     "batch_time": batch_time,
+}
+SERVED_NAMES: dict[
+    Quantity, tuple[str, bool]
+] = {  # what each reads, and whether it is the best of a system's largest batches
+    slo_rate: ("capacity.slo_rate", True),
+    saturation: ("serving.request_throughput", False),
+    itl_p99: ("serving.itl_p99_ms", False),
+    batch_time: ("engine.batch_ms", False),
 }
 RATIOS: dict[str, Quantity | None] = {
     **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction")),
