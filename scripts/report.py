@@ -193,6 +193,17 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     return table(columns, verdicts)
 
 
+def _verdicts(file: Path | None, parser: Parser) -> list[Verdict]:
+    """Of a file that was asked for, or of that in its usual place, which an older form leaves out with a warning."""
+    try:
+        return read_verdicts(file or VERDICTS) if file or VERDICTS.exists() else []
+    except (OSError, ValueError) as error:
+        if file:
+            parser.unreadable(file, error)
+        print(f"warning: {VERDICTS} is left out: {str(error).partition(':')[0]}", file=sys.stderr)
+        return []
+
+
 def main() -> None:
     parser = Parser(__doc__)
     add_selection(parser)
@@ -207,7 +218,6 @@ def main() -> None:
     parser.add_argument("--title", default="Opweave: what was measured")
     arguments = parser.parse_args()
     output: Path = arguments.output or arguments.results[0] / "report.html"
-    file: Path = arguments.verdicts or VERDICTS
     for written in filter(None, (output, arguments.markdown)):
         parser.check_file(written)
     if arguments.markdown and output.resolve() == arguments.markdown.resolve():
@@ -215,13 +225,11 @@ def main() -> None:
     try:
         settings, published = selected(arguments)
         schedules = [ScheduleGraph.read(schedule) for schedule in arguments.schedules]
-        verdicts = read_verdicts(file) if arguments.verdicts or file.exists() else []
+        verdicts = _verdicts(arguments.verdicts, parser)
         pictures = f"{arguments.markdown.stem}_files" if arguments.markdown else "pictures"
         report = make(settings, arguments.baseline, published, schedules, verdicts, pictures, arguments.title)
     except (NoResults, NoSuchValue, NoSchedule) as error:
         parser.error(str(error))
-    except (OSError, ValueError) as error:
-        parser.unreadable(file, error)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(report.html(), encoding="utf-8")

@@ -164,6 +164,20 @@ def test_verdicts_come_back_and_are_checked(tmp_path: Path) -> None:
             read_verdicts(file)
 
 
+def test_verdicts_of_an_older_form_are_left_out(script: Run, folder: Path) -> None:
+    """Where the file was asked for, it is an error."""
+    file = folder / "results" / "exhibits" / "verdicts.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps([{"exhibit": "nimble/figure7"}]))
+    places = "--results", str(ROOT / "results" / "reference" / "h200-best-again"), "--output", str(folder / "r.html")
+    done = script("report", *places, cwd=folder)
+    assert done.returncode == 0 and done.stderr.startswith(
+        "warning: results/exhibits/verdicts.json is left out: a verdict has"
+    )
+    assert len(done.stderr.splitlines()) == 1 and (folder / "r.html").exists()
+    assert script("report", *places, "--verdicts", str(file), cwd=folder).returncode == 2
+
+
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "scripts/report.py", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
