@@ -189,8 +189,8 @@ def request(parser: Parser) -> Request:
     parser.check_folder(arguments.output)
     if arguments.judge and "results" in values and not results.is_dir():
         parser.error(f"{results} is {'a file' if results.exists() else 'not there'}: results are in a folder")
-    alone = arguments.words == [ALL] and not arguments.judge
-    is_recorded = arguments.recorded or (alone and not gpu_here())
+    is_bare = arguments.words == [ALL] and not arguments.judge
+    is_recorded = arguments.recorded or (is_bare and not gpu_here())
     if arguments.recorded and (pairs or arguments.judge):
         parser.error("--recorded goes by the committed records alone: leave out KEY=VALUE, +size and --judge")
     if is_recorded and not arguments.recorded:

@@ -406,9 +406,9 @@ def _speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) ->
     if not ratio.is_in_turn:
         return number
     times = {one: time for one in (baseline, system) if (time := _times_alone(measured, row, one)) != 1}
-    alone = times.get(system, 1) / times.get(baseline, 1)  # what becomes of the ratio with each side's time alone
+    change = times.get(system, 1) / times.get(baseline, 1)  # of the ratio, with each side's time alone
     apart = ", ".join(f"{_name(one)} {time:.2f} times as long in the rounds as alone" for one, time in times.items())
-    return replace(number, low=number.low * min(1, alone), high=number.high * max(1, alone), apart=apart)
+    return replace(number, low=number.low * min(1, change), high=number.high * max(1, change), apart=apart)
 
 
 def _times_alone(measured: Selection, row: Row, system: Choice) -> float:
