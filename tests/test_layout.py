@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.advice": SCHEDULER | {SIMULATE, "systems.registry"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},
-    "systems.compilers": FLOOR | {"systems.pytorch", GRAPH},
+    "systems.compilers": FLOOR | {"systems.pytorch", "systems.training", GRAPH},
     "systems.serving": FLOOR | {"systems.kernels", "systems.registry"},
     "systems.orca": FLOOR | {"systems.serving"},
     "systems.request_level": FLOOR | {"systems.serving"},

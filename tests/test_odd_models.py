@@ -117,20 +117,15 @@ def test_a_cpu_that_others_use_is_told_of(load: float, answer: Callable, monkeyp
 
 def test_a_system_says_what_a_model_changes_or_changes_it_too() -> None:
     x = torch.randn(3)
-    own_input = Lambda(lambda x: x.add_(1)), "it changes its input .* in place"
-    for choice, (module, says) in (
-        ("nimble", own_input),
-        ("onnxruntime", own_input),
-        ("onnxruntime", (Stateful(), "own state .*count")),
-    ):
-        with pytest.raises(Unsupported, match=says):
-            systems.load(choice).prepare(module.eval(), (x,))
-    own, module = Stateful(), Stateful()
-    ready = systems.load("nimble").prepare(own.eval(), (x,))
-    for _ in range(3):
-        torch.testing.assert_close(ready(x), module(x))
-        assert torch.equal(own.count, module.count)
-    ready.close()
+    for choice in ("nimble", "onnxruntime"):
+        with pytest.raises(Unsupported, match=r"it changes its input .* in place"):
+            systems.load(choice).prepare(Lambda(lambda x: x.add_(1)).eval(), (x,))
+        own, stateful = Stateful(), Stateful()
+        ready = systems.load(choice).prepare(own.eval(), (x,))
+        for _ in range(3):
+            torch.testing.assert_close(ready(x), stateful(x))
+            assert torch.equal(own.count, stateful.count)
+        ready.close()
 
 
 CONSTANT = {

@@ -12,7 +12,7 @@ from conftest import Run, records
 from torch import Tensor, nn
 
 import systems
-from systems.base import BadOption
+from systems.base import BadOption, Unsupported
 from systems.cache import Cache
 from systems.compilers.exported import Exported
 from systems.notice import Notice
@@ -224,3 +224,22 @@ class TestHalf:
         )
         torch.testing.assert_close(out["sum"], expected["sum"], rtol=1e-2, atol=1e-2)
         assert all(p.dtype == torch.float32 for p in module.parameters())
+
+    def test_a_copy_in_half_writes_no_state_of_the_model(self) -> None:
+        class Counting(nn.Module):
+            count: Tensor
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("count", torch.zeros(()))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x + self.count.add_(1)
+
+        module, x = Counting().eval(), (torch.ones(2),)
+        with pytest.raises(Unsupported, match="it changes its own state: precision=fp16 computes in it"):
+            TensorRT(fp16=True).learn(module, x)
+        exported = Exported(module, x)
+        assert [(b.index, b.shape, b.is_output) for b in bindings(exported, ["x", "count"], ["y", "next"])] == [
+            *((0, (2,), False), (1, (), False), (0, (2,), True), (1, (), True)),
+        ]

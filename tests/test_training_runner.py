@@ -156,6 +156,6 @@ def test_from_the_command_line(run: Run, folder: Any) -> None:
     records_by_name = records(folder / "out")
     both = [records_by_name[f"tiny:make {s}"] for s in ("eager", "nimble")]
     assert all(r["status"] == "ok" and len(r["comparison"]["rounds"]) == 2 for r in both)
-    assert all(r["kernels"]["when"] > r["comparison"]["when"] for r in both)
+    assert all("CPU" in r["kernels"]["reason"] for r in both)
     done = run("runner=training", "runner.optimizer=adam", *arguments[:-2])
     assert done.returncode == 2 and "did you mean adamw?" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from copy import deepcopy
 
 import pytest
@@ -15,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
-from systems.base import Unsupported
+from systems.base import Compilation, System, Unsupported
+from systems.compilers.compiled import Compiled
+from systems.compilers.exported import Exported
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.effects import copy_back
@@ -23,6 +26,18 @@ from systems.scheduling.plans.stream_assignment import assign_streams
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+COMPILERS = (
+    *("onnxruntime", "onnxruntime_cuda_graph", "xla"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("tvm", "tvm_cuda_graph")),
+)
+
+
+def loaded(system: str, device: str) -> System:
+    """A system, or a test skipped with its reason."""
+    ready = systems.load(system)
+    if reason := ready.unsupported(device):
+        pytest.skip(reason)
+    return ready
 
 
 class Written(nn.Module):
@@ -112,6 +127,111 @@ def test_preparing_leaves_buffers_as_they_are_and_calls_write_them(system: str, 
     ready.close()
 
 
+class Run(Compiled):
+    """Stands for a compiler's executable: the exported program as it is, by PyTorch."""
+
+    def __init__(self, exported: Exported):
+        super().__init__(exported, 0, Compilation())
+        self.program = exported.program.module(check_guards=False)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [x.clone() for x in tree_leaves(self.program(*inputs))]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=7), st.integers(0, 1000))
+def test_any_steps_are_those_of_eager_execution_for_a_compiler(steps: list[str], seed: int) -> None:
+    torch.manual_seed(seed)
+    module = Written(tuple(steps)).eval()
+    own = deepcopy(module)
+    exported = Exported(own, (torch.zeros(2, 3),))
+    writes = {"index": "first", "row": "second", "add": "second", "exchange": "first", "advance": "place"}
+    assert {id(t) for t in exported.written} == {id(own.get_buffer(writes[s])) for s in steps if s in writes}
+    assert_steps_agree(module, (Run(exported), own))
+
+
+def test_what_is_in_a_buffer_is_no_part_of_a_compilers_model() -> None:
+    def content(steps: str, **values: float) -> str:
+        torch.manual_seed(0)
+        module = Written((steps,)).eval()
+        for name, value in values.items():
+            module.get_parameter(name).data.fill_(value) if "." in name else module.get_buffer(name).fill_(value)
+        return Exported(module, (torch.zeros(2, 3),)).content
+
+    assert content("index") == content("index", first=2, place=0) != content("index", **{"linear.bias": 2})
+    assert content("first") != content("first", first=2)  # nothing is written: it is a constant
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("system", COMPILERS)
+def test_a_compiler_writes_buffers_as_eager_does(system: str, device: str) -> None:
+    """Preparing leaves them as they are; what the caller writes into them afterwards counts, a reset among it."""
+    torch.manual_seed(0)
+    module = Written(("first", "index", "advance", "second", "row", "add", "first")).eval().to(device)
+    own = deepcopy(module)
+    ready = loaded(system, device).prepare(own, (torch.zeros(2, 3, device=device),))
+    assert all(map(torch.equal, own.buffers(), module.buffers()))
+    version = own.second._version
+    assert_steps_agree(module, (ready, own))
+    assert own.second._version > version
+    for each in (module, own):
+        for buffer in each.buffers():
+            buffer.zero_()
+    assert_steps_agree(module, (ready, own))
+    ready.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("choice", ["onnxruntime", "onnxruntime_cuda_graph"])
+def test_a_cache_that_nothing_else_reads_is_written_where_it_lies(choice: str, device: str) -> None:
+    """A scatter of ONNX Runtime has the buffer as its output. What reads the old values as well keeps it from that."""
+    own = Written(("view", "index", "first")).eval().to(device)
+    x = (torch.zeros(2, 3, device=device),)
+    ready = loaded(choice, device).prepare(own, x)
+    assert not ready.own_outputs  # type: ignore[attr-defined]
+    for transposed in (False, True):
+        module = Written(("index", "first")).eval().to(device)
+        if transposed:  # its memory is not as a session writes it
+            module.first = torch.randn(3, 4, device=device).T
+        own = deepcopy(module)
+        ready = loaded(choice, device).prepare(own, x)
+        own_outputs = list(ready.own_outputs.values())  # type: ignore[attr-defined]
+        assert own_outputs == [] if transposed else own_outputs[0] is own.first
+        assert_steps_agree(module, (ready, own))
+        ready.close()
+
+
+class Refused(nn.Module):
+    """It writes what a compiler's executable cannot give back."""
+
+    whole: Tensor
+    part: Tensor
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind, self.weight = kind, nn.Parameter(torch.ones(3))
+        self.register_buffer("whole", torch.zeros(3))
+        self.register_buffer("part", self.whole[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        written = {"input": x, "parameter": self.weight, "overlap": self.part}[self.kind]
+        written.add_(1)
+        return self.whole + x
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("input", "it changes its input x in place"),
+        ("parameter", r"it changes its own state in a forward pass \(weight\)"),
+        ("overlap", r"state in a forward pass \(part\), in whose memory another of its tensors lies"),
+    ],
+)
+def test_a_compiler_refuses_what_it_cannot_write_back(kind: str, says: str) -> None:
+    with pytest.raises(Unsupported, match=says):
+        Exported(Refused(kind).eval(), (torch.zeros(3),))
+
+
 def test_a_cache_is_written_in_place_and_what_is_read_as_well_is_copied_back() -> None:
     cache = capture(Written(("index", "first")).eval(), (torch.zeros(2, 3),))
     assert [o.target for o in cache.graph.operators if o.name.startswith("index_copy")] == ["aten.index_copy_.default"]
@@ -160,7 +280,8 @@ def test_what_was_in_a_buffer_is_not_returned() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_prompt_is_decoded_token_by_token(device: str) -> None:
+@pytest.mark.parametrize("system", ["nimble_fused", *COMPILERS])
+def test_a_prompt_is_decoded_token_by_token(system: str, device: str) -> None:
     """The cache and its position move on as a user would have it; every step is the whole prompt's logits."""
     context = 6
     model = models.load("gptj_6b_decode", 2, device=device, context=context, size="small")
@@ -168,7 +289,7 @@ def test_a_prompt_is_decoded_token_by_token(device: str) -> None:
     step = model.module
     with torch.no_grad():
         expected = step.gptj(tokens, use_cache=False).logits
-    ready = systems.load("nimble_fused").prepare(step, model.inputs)
+    ready = loaded(system, device).prepare(step, model.inputs)
     for place in range(context):
         step.cache.position.fill_(place)
         torch.testing.assert_close(ready(tokens[:, place : place + 1])[:, 0], expected[:, place], rtol=1e-3, atol=1e-4)

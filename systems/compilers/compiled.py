@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from systems.base import Compilation, Prepared
 from systems.pytorch.cuda_graph import CapturedModule
@@ -49,17 +48,18 @@ class Compiled(Prepared):
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         check_inputs(inputs, self.exported.inputs)
-        return self.exported.unflatten(self.run([x.contiguous() for x in inputs]))
+        arguments = [x.contiguous() for x in (*inputs, *self.exported.state)]
+        return self.exported.settled(self.run(arguments))
 
     @abstractmethod
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the executable, ordered on torch's current stream.
 
         Args:
-            inputs: Contiguous, of the shapes prepared for.
+            inputs: The arguments of the exported program, contiguous, of the shapes prepared for.
 
         Returns:
-            The module's output tensors, in order.
+            The program's output tensors, in order; a written buffer itself where its new value is there already.
         """
 
 
@@ -74,7 +74,7 @@ class Captured(Prepared):
 
     def __init__(self, compiled: Compiled):
         self.compiled = compiled
-        self.graph = CapturedModule(compiled, compiled.exported.inputs)
+        self.graph = CapturedModule(compiled, compiled.exported.inputs, compiled.exported.restored)
         self.compilation = compiled.compilation
 
     @property
@@ -82,7 +82,9 @@ class Captured(Prepared):
         return self.compiled.memory | self.graph.memory
 
     def __call__(self, *inputs: Tensor) -> Any:
-        return self.graph(*inputs)
+        outputs = self.graph(*inputs)
+        torch.autograd.graph.increment_version(self.compiled.exported.written)  # a replay writes them unseen by autograd
+        return outputs
 
     def close(self) -> None:
         self.graph.close()
@@ -92,24 +94,29 @@ class Captured(Prepared):
 class StaticBuffers:
     """Inputs and outputs at fixed addresses, which an executable is captured into a CUDA Graph with.
 
-    A call copies its inputs in, and copies the outputs out, so that they stay valid.
+    A call copies its inputs in, and copies the outputs out, so that they stay valid. State that is contiguous is read where
+    it lies. What is written of it is not copied out.
+
+    Args:
+        outputs: Tensors for the program's outputs.
     """
 
-    def __init__(self, exported: Exported):
-        self.inputs = [torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x) for x in exported.inputs]
-        self.outputs = empty_outputs(exported)
+    def __init__(self, exported: Exported, outputs: list[Tensor]):
+        copies = [torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x) for x in exported.inputs]
+        self.inputs = [*copies, *(x.contiguous() for x in exported.state)]
+        self.outputs, self.num_own = outputs, len(outputs) - len(exported.written)
 
     def fill(self, inputs: Sequence[Tensor]) -> None:
         for static, x in zip(self.inputs, inputs, strict=True):
-            static.copy_(x, non_blocking=True)
+            if static is not x:
+                static.copy_(x, non_blocking=True)
 
     def copied_outputs(self) -> list[Tensor]:
-        copies: list[Tensor] = tree_map_only(Tensor, Tensor.clone, self.outputs)
-        return copies
+        return [*(x.clone() for x in self.outputs[: self.num_own]), *self.outputs[self.num_own :]]
 
 
 def empty_outputs(exported: Exported) -> list[Tensor]:
-    """Contiguous tensors for the module's outputs, on its device."""
+    """Contiguous tensors for the program's outputs, on the module's device."""
     return [torch.empty(tuple(o.shape), dtype=o.dtype, device=exported.device) for o in exported.outputs()]
 
 

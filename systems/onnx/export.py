@@ -7,10 +7,12 @@ import io
 import logging
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ from .session import BoundSession
 
 MODEL = "model.onnx"  # its weights lie beside it, in as many files as the exporter likes
 BFLOAT16_OPSET = 22  # the first in which convolution and pooling take bfloat16; other models have the exporter's choice
+SCATTERS = ("ScatterElements", "ScatterND")  # they copy their first input, unless the output lies there
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 # ||onnx - eager|| / ||eager|| that rounding alone may cause; a wrong operator gives errors near 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -38,10 +41,12 @@ class OnnxNotes:
 
     Args:
         operators: How many it has.
-        inputs, outputs: Their names, in the module's order.
+        inputs, outputs: Their names, in the order of the exported program.
         error: The largest relative error of an output against eager, on the CPU provider; None where it has no kernel for a
             dtype, as for bfloat16's convolutions.
         not_compared: Why there is no error.
+        in_place: Outputs that may be written where an input lies, by the place of each among outputs and inputs: a scatter
+            makes the output of the input, and nothing else reads that.
     """
 
     operators: int
@@ -49,21 +54,24 @@ class OnnxNotes:
     outputs: tuple[str, ...]
     error: float | None = None
     not_compared: str | None = None
+    in_place: frozenset[tuple[int, int]] = frozenset()
 
     @classmethod
     def of(cls, artefact: Artefact) -> "OnnxNotes":
         """The notes of an artefact that `onnx_file` made, or of one whose maker passed them on."""
         notes = artefact.notes
-        operators, inputs, outputs, error, why = (
-            notes.get(key) for key in ("operators", "inputs", "outputs", "error", "not_compared")
+        operators, inputs, outputs, error, why, in_place = (
+            notes.get(key) for key in ("operators", "inputs", "outputs", "error", "not_compared", "in_place")
         )
         assert isinstance(operators, int) and isinstance(inputs, list) and isinstance(outputs, list)
+        assert isinstance(in_place, list)
         return cls(
             operators,
             tuple(map(str, inputs)),
             tuple(map(str, outputs)),
             error if isinstance(error, int | float) else None,
             None if why is None else str(why),
+            frozenset((output, x) for output, x in cast("list[tuple[int, int]]", in_place)),
         )
 
 
@@ -122,6 +130,7 @@ def _export(exported: Exported, file: Path) -> None:
                 dynamo=True,
                 opset_version=BFLOAT16_OPSET if bfloat16 else None,
                 optimize=not bfloat16,  # it leaves weights with a folded batch norm in float32
+                custom_translation_table={torch.ops.aten.index_copy.default: _index_copy},
                 verbose=False,
             )
             assert program is not None
@@ -133,6 +142,16 @@ def _export(exported: Exported, file: Path) -> None:
         if isinstance(last, OSError):  # a full disk is no fault of the model's
             raise last from error
         raise Unsupported(f"it does not export to ONNX: {type(last).__name__}: {first_line(last)}") from error
+
+
+def _index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
+    """One scatter. The exporter's own translation transposes the whole of x before and after."""
+    from onnxscript import opset18 as op
+
+    sizes = [1] * len(x.shape)
+    sizes[dim] = -1
+    places = op.Expand(op.Reshape(index, op.Constant(value_ints=sizes)), op.Shape(source))
+    return op.ScatterElements(x, places, source, axis=dim)
 
 
 def _refused(error: BaseException | None) -> str | None:
@@ -164,7 +183,18 @@ def _check(file: Path) -> dict[str, JSON]:
         "operators": len(graph.node),
         "inputs": [value.name for value in graph.input],
         "outputs": [value.name for value in graph.output],
+        "in_place": _in_place(graph),
     }
+
+
+def _in_place(graph: Any) -> list[JSON]:
+    """As `OnnxNotes.in_place`, of an onnx.GraphProto."""
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(value.name for value in graph.output)
+    inputs = {value.name: i for i, value in enumerate(graph.input)}
+    scattered = {n.output[0]: n.input[0] for n in graph.node if n.op_type in SCATTERS}
+    sources = [(i, scattered.get(value.name)) for i, value in enumerate(graph.output)]
+    return [[i, inputs[source]] for i, source in sources if source in inputs and readers[source] == 1]
 
 
 def _compare(exported: Exported, module: nn.Module, file: Path) -> dict[str, JSON]:
@@ -178,10 +208,11 @@ def _compare(exported: Exported, module: nn.Module, file: Path) -> dict[str, JSO
         return {"error": None, "not_compared": first_line(error)}
     bound = BoundSession(session)
     outputs = [torch.empty(tuple(o.shape), dtype=o.dtype) for o in exported.outputs()]
-    bound.bind([x.detach().cpu().contiguous() for x in exported.inputs], outputs)
+    bound.bind([x.detach().cpu().contiguous() for x in exported.arguments], outputs)
     bound.run()
-    with torch.no_grad(), without_tf32():
+    with torch.no_grad(), without_tf32(), exported.restored():
         expected = [x for x in tree_leaves(module(*exported.inputs)) if isinstance(x, Tensor)]
+        expected = [x.clone() for x in (*expected, *exported.written)]
     worst = max((relative_error(o, e) for o, e in zip(outputs, expected, strict=True)), default=0.0)
     tolerance = max((TOLERANCE.get(e.dtype, 0.0) for e in expected), default=0.0)
     if not worst <= tolerance:  # a NaN is no agreement either

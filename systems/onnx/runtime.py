@@ -83,9 +83,10 @@ class OnnxRuntime(System):
                 not_compared=notes.not_compared,
                 providers=_operators_by_provider(session, exported.device),
             )
-        prepared = PreparedSession(session, exported, bytes_before, compilation, stream, self.cuda_graph)
-        for _ in range(WARM_UP_RUNS):
-            prepared(*inputs)
+        prepared = PreparedSession(session, exported, bytes_before, compilation, stream, self.cuda_graph, notes.in_place)
+        with exported.restored():
+            for _ in range(WARM_UP_RUNS):
+                prepared(*inputs)
         return prepared
 
     def _session(self, file: str, exported: Exported, stream: "torch.cuda.Stream | None") -> Any:
@@ -135,6 +136,7 @@ class PreparedSession(Compiled):
         stream: The session's, on a GPU. The provider takes one for good, and the default stream cannot be captured. It waits
             for torch's current stream before a run, and torch's for it afterwards.
         is_captured: The session captures itself, and so is bound to its buffers once.
+        in_place: As `OnnxNotes.in_place`. A written buffer that is contiguous is an output itself where this allows it.
     """
 
     def __init__(
@@ -145,9 +147,17 @@ class PreparedSession(Compiled):
         compilation: Compilation,
         stream: "torch.cuda.Stream | None",
         is_captured: bool,
+        in_place: frozenset[tuple[int, int]] = frozenset(),
     ):
         super().__init__(exported, bytes_before, compilation)
         self.stream, self.is_captured = stream, is_captured
+        buffers = {id(buffer): i for i, buffer in enumerate(exported.arguments)}
+        begin = len(exported.outputs()) - len(exported.written)
+        self.own_outputs = {
+            i: buffer
+            for i, buffer in enumerate(exported.written, begin)
+            if (i, buffers[id(buffer)]) in in_place and buffer.is_contiguous()
+        }
         options = None
         if stream is not None:
             import onnxruntime
@@ -155,7 +165,7 @@ class PreparedSession(Compiled):
             options = onnxruntime.RunOptions()
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.bound: BoundSession | None = BoundSession(session, options)
-        self.buffers = StaticBuffers(exported) if is_captured else None
+        self.buffers = StaticBuffers(exported, self._outputs()) if is_captured else None
         if self.buffers is not None:
             self.bound.bind(self.buffers.inputs, self.buffers.outputs)
 
@@ -166,10 +176,13 @@ class PreparedSession(Compiled):
             self.buffers.fill(inputs)
             self._launch(self.bound)
             return self.buffers.copied_outputs()
-        outputs = empty_outputs(self.exported)
+        outputs = self._outputs()
         self.bound.bind(inputs, outputs)
         self._launch(self.bound)
         return outputs
+
+    def _outputs(self) -> list[Tensor]:
+        return [self.own_outputs.get(i, output) for i, output in enumerate(empty_outputs(self.exported))]
 
     def _launch(self, bound: BoundSession) -> None:
         if self.stream is None:

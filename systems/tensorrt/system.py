@@ -84,14 +84,12 @@ class TensorRT(System):
         return True
 
     def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        module = self._in_precision(module)
-        with self._engine(module, Exported(module, inputs)):
+        with self._engine(*self._exported(module, inputs)):
             pass
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         warnings.warn(CAUTION, category=Notice, stacklevel=2)
-        module = self._in_precision(module)
-        exported = Exported(module, inputs)
+        module, exported = self._exported(module, inputs)
         bytes_before = bytes_outside_torch(exported.device)
         with self._engine(module, exported) as artefact:
             plan = (artefact.folder / ENGINE).read_bytes()
@@ -107,11 +105,18 @@ class TensorRT(System):
         )
         bound = bindings(exported, notes.inputs, notes.outputs)
         prepared = PreparedEngine(plan, bound, exported, bytes_before, compilation)
-        prepared(*inputs)  # the first execution sets up what a capture must not
+        with exported.restored():
+            prepared(*inputs)  # the first execution sets up what a capture must not
         return Captured(prepared) if self.cuda_graph else prepared
 
-    def _in_precision(self, module: nn.Module) -> nn.Module:
-        return InHalf(module) if self.fp16 else module
+    def _exported(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[nn.Module, Exported]:
+        """The module in the engine's precision, and its export."""
+        if not self.fp16:
+            return module, Exported(module, inputs)
+        exported = Exported(halved := InHalf(module), inputs)
+        if exported.written:
+            raise Unsupported("system.fp16=true computes in a copy, and it changes its own state: take precision=fp16")
+        return halved, exported
 
     def _engine(self, module: nn.Module, exported: Exported) -> AbstractContextManager[Artefact]:
         """Hold the engine of `module`, ENGINE in the artefact's folder, with the notes of its ONNX file."""
@@ -173,7 +178,7 @@ class Binding:
     """One input or output of an engine.
 
     Args:
-        index: Among the module's inputs, or among the tensors that it returns.
+        index: Among the exported program's inputs, or among its outputs.
     """
 
     name: str
@@ -263,7 +268,7 @@ class InHalf(nn.Module):
 
 def bindings(exported: Exported, inputs: Sequence[str], outputs: Sequence[str]) -> list[Binding]:
     """The inputs and outputs that the engine of an ONNX file with these names has to have, in their order."""
-    taken = [(name, x, i, False) for i, (name, x) in enumerate(zip(inputs, exported.inputs, strict=True))]
+    taken = [(name, x, i, False) for i, (name, x) in enumerate(zip(inputs, exported.arguments, strict=True))]
     returned = [(name, o, i, True) for i, (name, o) in enumerate(zip(outputs, exported.outputs(), strict=True))]
     return [Binding(name, tuple(x.shape), x.dtype, index, output) for name, x, index, output in (*taken, *returned)]
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.export.passes import move_to_device_pass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -90,14 +90,25 @@ def _decomposed(exported: Exported) -> ExportedProgram:
     Attention is decomposed, since PyTorch's own operator for it on a GPU is not in the core. The program moves to the host
     because weights become constants: TVM folds them by running code there, and its virtual machine moves them to the device.
     """
+    decompositions = default_decompositions()
+    decompositions[torch.ops.aten.index_copy.default] = _index_copy
     with sdpa_kernel(SDPBackend.MATH):
-        program = exported.program.run_decompositions()
+        program = exported.program.run_decompositions(decompositions)
     program._state_dict, program._constants = dict(program.state_dict), dict(program.constants)  # copies of the export's
     program = move_to_device_pass(program, "cpu")
     # The importer takes a tensor of other strides through NumPy, which has no bfloat16.
     program._state_dict = {name: _contiguous(x) for name, x in program.state_dict.items()}
     program._constants = {k: _contiguous(x) if isinstance(x, torch.Tensor) else x for k, x in program.constants.items()}
     return program
+
+
+def _index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """A choice for each place along `dim`. PyTorch makes an index_put over one of several dimensions, which TVM lacks."""
+    is_written = torch.arange(x.shape[dim], device=x.device)[:, None] == index  # [places, indices]
+    values = source.index_select(dim, is_written.int().argmax(1))
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    return torch.where(is_written.any(1).view(shape), values, x)
 
 
 def _contiguous(weight: torch.Tensor) -> torch.Tensor:

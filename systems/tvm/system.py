@@ -81,8 +81,9 @@ class Tvm(System):
         bytes_before = bytes_outside_torch(exported.device)
         with self._library(exported, may_warn=True) as (folder, compilation):
             prepared = PreparedLibrary(folder / LIBRARY, exported, bytes_before, compilation)
-        for _ in range(WARM_UP_RUNS):
-            prepared(*inputs)
+        with exported.restored():
+            for _ in range(WARM_UP_RUNS):
+                prepared(*inputs)
         return Captured(prepared) if self.cuda_graph else prepared
 
     @contextmanager

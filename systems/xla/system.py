@@ -43,7 +43,7 @@ class Xla(System):
         begin = perf_counter()
         exported = Exported(module, inputs)
         bytes_before = bytes_outside_torch(exported.device)
-        tensors = [*exported.program.state_dict.values(), *exported.program.constants.values(), *inputs]
+        tensors = [*exported.program.state_dict.values(), *exported.program.constants.values(), *exported.arguments]
         if wide := next((t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype in REFUSED), None):
             raise Unsupported(f"JAX would round {str(wide).removeprefix('torch.')} to 32 bits")
         weights, function, export_s = _in_jax(exported, begin)
@@ -103,7 +103,7 @@ def _in_jax(exported: Exported, begin: float) -> tuple[list[Any], Any, float]:
 def _compiled(exported: Exported, weights: list[Any], function: Any) -> Any:
     import jax
 
-    inputs = [_array(x) for x in exported.inputs]
+    inputs = [_array(x) for x in exported.arguments]
     precision = "tensorfloat32" if exported.allow_tf32 else "float32"
     with jax.default_matmul_precision(precision), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of integers that have 32 bits
