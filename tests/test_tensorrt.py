@@ -237,7 +237,7 @@ class TestHalf:
                 return x + self.count.add_(1)
 
         module, x = Counting().eval(), (torch.ones(2),)
-        with pytest.raises(Unsupported, match="it changes its own state: precision=fp16 computes in it"):
+        with pytest.raises(Unsupported, match="it changes its own state: take precision=fp16"):
             TensorRT(fp16=True).learn(module, x)
         exported = Exported(module, x)
         assert [(b.index, b.shape, b.is_output) for b in bindings(exported, ["x", "count"], ["y", "next"])] == [

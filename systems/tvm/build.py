@@ -105,7 +105,8 @@ def _decomposed(exported: Exported) -> ExportedProgram:
 def _index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """A choice for each place along `dim`. PyTorch makes an index_put over one of several dimensions, which TVM lacks."""
     is_written = torch.arange(x.shape[dim], device=x.device)[:, None] == index  # [places, indices]
-    values = source.index_select(dim, is_written.int().argmax(1))
+    last = index.shape[0] - 1 - is_written.flip(1).int().argmax(1)  # of several for one place
+    values = source.index_select(dim, last)
     shape = [1] * x.dim()
     shape[dim] = -1
     return torch.where(is_written.any(1).view(shape), values, x)
