@@ -292,7 +292,7 @@ def test_a_folders_tokenizer_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float16, marks=GPU)])
 def test_heads_in_groups_have_the_fused_attention_of_a_gpu(dtype: torch.dtype) -> None:
     module = load_decoder("qwen3", "cuda", "fp16", **{k: v for k, v in options("model", "qwen3").items() if k != "name"})
-    system = systems.load("orca", max_batch_size=4)
+    system = systems.load("orca", slots=400, max_batch_size=4)
     assert isinstance(system, ServingSystem) and max(fused_differs("cuda", dtype)) < 4e-3
     tried = trials(module, [(40, 4), (9, 6)], 0)
     assert compared(system.prepare_serving(module), tried, module, "fp16").is_correct
