@@ -81,10 +81,10 @@ def test_a_lower_clock_is_told_unless_it_is_idle_or_asked_for(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_process_on_the_gpu_is_seen() -> None:
-    before = {process.pid for process in card.processes("0")}
+    before = {process.id for process in card.processes("0")}
     code = "import torch; x = torch.ones(1 << 20, device='cuda'); print('there', flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     other = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)  # type: ignore[call-overload]
     assert other.stdout.readline() == "there\n"
-    assert {process.pid for process in card.processes("0")} - before
+    assert {process.id for process in card.processes("0")} - before
     other.communicate("\n")
