@@ -1,7 +1,7 @@
-"""The README's tables, chart and gallery, made from the committed results: python scripts/readme.py [--check]
+"""The tables, chart and gallery of the pages, made from the committed results: python scripts/readme.py [--check]
 
-Rewrites the parts of README.md between its markers and the pictures under results/reference/h200; with --check it writes
-nothing and ends with status 1 where any of them is not what the results give.
+Rewrites the parts of README.md and of results/reference's pages between their markers, and the pictures under
+results/reference/h200; with --check it writes nothing and ends with status 1 where any of them is not what the results give.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"
 README = ROOT / "README.md"
+MEASURED = ROOT / "results" / "reference" / "README.md"
+EXHIBITS = ROOT / "results" / "reference" / "EXHIBITS.md"
 TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
 SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
 ZOO = ROOT / "results" / "reference" / "h200-zoo"  # compilers and schedulers in one set of rounds
@@ -108,7 +110,7 @@ def everything(folder: Path) -> list[Siblings]:
 
 
 def parts() -> dict[str, str]:
-    """Markdown by the name of the part of the README that it fills; the exhibits are not among them."""
+    """Markdown by the name of the part of a page that it fills; the exhibits are not among them."""
     zoo, schedulers = read(ZOO), read(SCHEDULERS)
     in_turn = everything(TURNS)
     trained = [group for group in in_turn if group.group.runner.name == "training"]
@@ -121,6 +123,7 @@ def parts() -> dict[str, str]:
         "schedulers": [tables.measured_alone(schedulers, same_kernels), tables.equal_to_eager(schedulers)],
     }
     shown = {
+        "front": tables.front(read(BEST)),
         "results": tables.overview(everything(RESULTS)),
         "in turn": tables.turns(turned),
         "compilers": tables.compilers(zoo),
@@ -141,24 +144,36 @@ def parts() -> dict[str, str]:
 
 
 def replaced(text: str, name: str, part: str) -> str:
-    """The README with one part anew, between its two markers."""
+    """A page with one part anew, between its two markers. Raises ValueError where the page lacks one of them."""
     begin, end = f"<!-- {name}: {COMMAND} -->", f"<!-- end of {ENDS.get(name, name)} -->"
     before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
+    _, last, after = rest.partition(end)
+    if not last:
+        raise ValueError(f"no part {name!r} between markers")
     return f"{before}{begin}\n\n{part}\n\n{end}{after}"
+
+
+def pages(exhibits: str) -> dict[Path, str]:
+    """Every page, its parts anew. exhibits: the gallery, as Markdown."""
+    filled = {README: ["front"], EXHIBITS: ["exhibits"]}
+    made = parts() | {"exhibits": exhibits}
+    filled[MEASURED] = [name for name in made if not any(name in names for names in filled.values())]
+    texts = {}
+    for page, names in filled.items():
+        texts[page] = page.read_text(encoding="utf-8")
+        for name in names:
+            texts[page] = replaced(texts[page], name, made[name])
+    return texts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where README or chart differ")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page or a picture differs")
     check: bool = parser.parse_args().check
     for line in Store(RESULTS).read().skipped:
         print(line, file=sys.stderr)
-    exhibits, pictures = gallery(RESULTS / "exhibits", ROOT)
-    text = README.read_text(encoding="utf-8")
-    for name, part in (parts() | {"exhibits": exhibits}).items():
-        text = replaced(text, name, part)
-    wanted = {README: text, CHART: chart(everything(RESULTS)), **pictures}
+    exhibits, pictures = gallery(RESULTS / "exhibits", EXHIBITS.parent)
+    wanted = {**pages(exhibits), CHART: chart(everything(RESULTS)), **pictures}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)} {'differs from the results' if check else 'written'}")

@@ -1,4 +1,4 @@
-"""The README's tables: each is a declaration of its columns, over groups of records that were measured in turn."""
+"""The pages' tables: each is a declaration of its columns, over groups of records that were measured in turn."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
@@ -126,7 +126,16 @@ def of_record(heading: str, of: Choice, text: Callable[[Record], str | None]) ->
     return made(heading, entry)
 
 
-# The tables, in the order of the README.
+# The tables, in the order of the pages.
+
+
+def front(groups: Iterable[Siblings]) -> Table:
+    """Compilers and schedulers, each with all that it can change, and the fastest of one over the fastest of the other."""
+    columns: Columns = [
+        *(MODEL, *(milliseconds(s) for s in (*TUNED_COMPILERS, CUDA_GRAPH, NIMBLE, *FUSED))),
+        fastest("fastest schedule over fastest compiler", FUSED, TUNED_COMPILERS),
+    ]
+    return table(columns, groups)
 
 
 def overview(groups: Iterable[Siblings]) -> Table:

@@ -1,4 +1,4 @@
-"""The README says what the committed results say, and names commands that are there."""
+"""The pages say what the committed results say, name commands that run, and lead where they say."""
 
 import re
 import subprocess
@@ -16,6 +16,16 @@ from scripts import readme, tables
 from scripts.table import Column, Entry, Table, escaped
 
 ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+# Of the README's commands those that a test of minutes cannot run, and why.
+NOT_RUN = {
+    "python run.py -m model=nasnet,googlenet": "torch_compile and two searches take an hour on a CPU",
+    "python run.py runner=accuracy": "tests/test_accuracy.py runs it, smaller",
+    "python scripts/reproduce.py nimble/figure7": "tests/test_reproduce.py runs small exhibits",
+    "python run.py model=custom": "the package is the reader's",
+    "python run.py experiment=reference/best model=custom": "the package is the reader's",
+    "make ": ".ci/run calls it",
+}
 
 
 def cells_of(table: str) -> list[dict[str, str]]:
@@ -34,7 +44,7 @@ def test_table_and_chart_are_what_the_results_give() -> None:
 
 def test_a_changed_figure_is_noticed() -> None:
     records = list(Store(readme.RESULTS).read().records.values())
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = readme.MEASURED.read_text(encoding="utf-8")
     assert tables.overview(siblings(records)).markdown() in text
 
     def slower(one: Record) -> Record:
@@ -177,8 +187,104 @@ def test_of_launch_orders_the_first_records_of_a_cell_make_its_row() -> None:
             assert row == alone[model, batch, algorithms] | {"opara in other rounds": of_zoo}
 
 
-def test_the_two_commands_stand_at_the_top_and_links_lead_somewhere() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_a_page_without_a_marker_is_refused() -> None:
+    with pytest.raises(ValueError, match="no part 'front'"):
+        readme.replaced("<!-- front: python scripts/readme.py -->", "front", "")
+
+
+def test_the_first_page_is_short_and_begins_with_the_two_commands() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 12_288 and len(text.splitlines()) <= 250
     assert "make bench" in text[:1500] and "make test" in text[:1500]
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+    (table,) = re.findall(r"(?:^\|[^\n]*over fastest compiler[^\n]*\n)(?:\|[^\n]*\n)+", text, flags=re.MULTILINE)
+    assert table.strip() == tables.front(readme.read(readme.BEST)).markdown() and 1 <= len(cells_of(table.strip())) <= 10
+
+
+def pages() -> list[Path]:
+    """Every page of the project."""
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [ROOT / name for name in listed]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The file and anchor of each link to the project's own files; an anchor is empty where there is none."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose))
+    parted = (target.partition("#") for target in targets if not target.startswith("http"))
+    return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in parted]
+
+
+def broken(page: Path) -> list[str]:
+    """The links that lead nowhere."""
+    return [
+        f"{target}#{anchor}"
+        for target, anchor in links(page)
+        if not target.exists() or (anchor and anchor not in anchors(target))
+    ]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert not broken(page)
+
+
+def test_a_link_to_nothing_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One title\n[a](page.md#one-title) [b](page.md#two) [c](none.md) [d](http://none)\n")
+    assert broken(page) == [f"{page}#two", f"{tmp_path / 'none.md'}#"]
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        ("models/README.md", "Add a model to the zoo"),
+        ("systems/README.md", "Add a scheduler"),
+        ("scripts/README.md", "Reproduce an exhibit"),
+        ("results/FORMAT.md", "Record"),
+        ("systems/weave/README.md", "weave"),
+    ],
+)
+def test_what_a_newcomer_looks_for_is_two_clicks_away(page: str, heading: str) -> None:
+    first = {target for target, _ in links(README)}
+    second = {target for one in first if one.suffix == ".md" for target, _ in links(one)}
+    assert (ROOT / page) in first | second
+    assert re.search(rf"^#+ {heading}$", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """The README's commands, without their comments."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_each_command_that_no_test_runs_is_still_there() -> None:
+    assert all(any(command.startswith(start) for command in commands()) for start in NOT_RUN)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_first_page_run(tmp_path: Path) -> None:
+    """Those that end within minutes, in their order, as a newcomer types them; records and pages go elsewhere."""
+    ran = 0
+    for command in commands():
+        if command.startswith(tuple(NOT_RUN)):
+            continue
+        program, *arguments = command.split()
+        assert program == "python", command
+        if arguments[0] == "run.py":
+            arguments.append(f"results={tmp_path / 'runs'}")
+        else:
+            arguments = [str(tmp_path / "runs") if part == "results/runs" else part for part in arguments]
+            arguments += ["--output", str(tmp_path / "report.html")]
+        run = subprocess.run(
+            [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert run.returncode == 0, (command, run.stdout[-2000:], run.stderr[-2000:])
+        ran += 1
+    assert ran >= 3 and (tmp_path / "report.html").stat().st_size > 10_000

@@ -97,16 +97,16 @@ def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
 
 
 def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
-    """--judge runs nothing; on the committed records its verdicts are those of the README, and a report takes them."""
+    """--judge runs nothing; on the committed records its verdicts are those of the page, and a report takes them."""
     here = "results=results/reference/h200", "--output", str(tmp_path / "out")
     before = sorted((ROOT / "results" / "reference" / "h200").iterdir())
     done = reproduce("nimble/figure7", "nimble/figure2a", "--judge", *here)
     assert done.returncode == 0, done.stderr
     verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "out" / "verdicts.json")}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page_of_exhibits = (ROOT / "results" / "reference" / "EXHIBITS.md").read_text(encoding="utf-8")
     for verdict in verdicts.values():
         origin = "By the records of `h200`" if verdict.exhibit == "nimble/figure7" else "Here"  # of another folder's first
-        assert f"{origin}: {verdict.reason}." in readme and verdict.place == "NVIDIA H200"
+        assert f"{origin}: {verdict.reason}." in page_of_exhibits and verdict.place == "NVIDIA H200"
     assert sorted((ROOT / "results" / "reference" / "h200").iterdir()) == before
     page = tmp_path / "report.html"
     arguments = ["--results", "results/reference/h200", "--output", str(page), "--models", "resnet18"]
@@ -218,19 +218,21 @@ def test_exhibits_are_listed(script: Run) -> None:
 
 @pytest.mark.slow
 def test_all_recomputes_every_verdict_from_the_committed_records(tmp_path: Path) -> None:
-    """Nothing runs, and what it writes is what --list says and the README shows."""
+    """Nothing runs, and what it writes is what --list says and the page of exhibits shows."""
     done = reproduce("all", "--output", str(tmp_path))
     assert done.returncode == 0 and "no GPU is visible here, so verdicts are by the committed records" in done.stderr
     verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "verdicts.json")}
     assert list(verdicts) == names()
     listed = {line.partition(":")[0]: line.rpartition(": ")[2] for line in reproduce("--list").stdout.splitlines()}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page_of_exhibits = (ROOT / "results" / "reference" / "EXHIBITS.md").read_text(encoding="utf-8")
     for name, verdict in verdicts.items():
         if verdict.verdict == NOT_RUN:
             assert listed[name] == f"{NOT_RUN}, {verdict.figures} figures"
             continue
         assert listed[name] == f"{verdict.verdict}, {verdict.extent} figures"
-        assert f"{verdict.reason}." in readme and f"({verdict.verdict}: {verdict.extent} figures)" in readme
+        assert (
+            f"{verdict.reason}." in page_of_exhibits and f"({verdict.verdict}: {verdict.extent} figures)" in page_of_exhibits
+        )
     assert list((tmp_path / "nimble-figure7").glob("*.svg"))
 
 

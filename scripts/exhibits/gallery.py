@@ -1,4 +1,4 @@
-"""The exhibits that committed records can tell of, for the README: a picture, the verdict, the command."""
+"""The exhibits that committed records can tell of, for a page: a picture, the verdict, the command."""
 
 import io
 from pathlib import Path
@@ -13,12 +13,12 @@ from .preset import Preset, names
 from .recorded import recorded
 
 
-def gallery(folder: Path, root: Path) -> tuple[str, dict[Path, str]]:
+def gallery(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
     """Every exhibit with a measured figure: its first chart, one for each batch where it has several.
 
     Args:
         folder: where the pictures belong.
-        root: what paths in the Markdown are relative to.
+        page: the folder of the page, to which its paths are relative.
 
     Returns:
         Markdown, and the pictures that it shows, SVG by file.
@@ -40,10 +40,10 @@ def gallery(folder: Path, root: Path) -> tuple[str, dict[Path, str]]:
             if key.partition("-")[0] == kind:
                 file = folder / f"{name.replace('/', '-')}{key.removeprefix(kind)}.svg"
                 files[file] = _svg(chart.figure)
-                shown.append(f"![{chart.title}]({file.relative_to(root).as_posix()})")
+                shown.append(f"![{chart.title}]({file.relative_to(page).as_posix()})")
             plt.close(chart.figure)
         parts += [
-            f"### {preset.title} ({verdict.verdict}: {verdict.extent} figures)",
+            f"## {preset.title} ({verdict.verdict}: {verdict.extent} figures)",
             *shown,
             f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
             f"```sh\n{verdict.command}\n```",
