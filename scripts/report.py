@@ -2,9 +2,9 @@
 
 python scripts/report.py [--results FOLDER ...] [--output REPORT.html] [--markdown REPORT.md] [--schedules SCHEDULE.json ...]
 
-The page holds the environment, a table of every cell that sorts by its columns, every chart of scripts/plot.py, each
-schedule drawn as a graph with a colour for each stream, and how the papers' claims stand where there are verdicts. Schedules
-come from
+The page opens with the fastest system of each model and its distance from the bound. It holds the environment, a table of
+every cell that sorts by its columns, every chart of scripts/plot.py, each schedule drawn as a graph with a colour for each
+stream, and how the papers' claims stand where there are verdicts. Schedules come from
 
     python run.py runner=schedule model=googlenet system=nimble output=googlenet.json
 
@@ -14,6 +14,7 @@ Exit status 2 for a bad request.
 import io
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -37,11 +38,15 @@ from scripts.arguments import Parser, path_argument
 from scripts.charts import style
 from scripts.charts.chart import Chart
 from scripts.page import content
+from scripts.page.answer import Answer, answer
 from scripts.page.schedule_graph import ScheduleGraph
 from scripts.plot import add_selection, draw_all, selected, usual
 from scripts.table import DASH, Entry, Made, Table, escaped, made, table
 
 PAGE = Path(__file__).resolve().parent / "page"
+FONTS = "Arial, DejaVu Sans, sans-serif"  # of a chart's words
+LONG_PATH = 100  # characters, from which on charts share a path
+SHARED = '<svg class="shared" width="0" height="0" aria-hidden="true"><defs></defs></svg>'  # of page.html.j2
 VERDICTS = Path("results") / "exhibits" / "verdicts.json"  # of scripts/reproduce.py
 
 
@@ -62,6 +67,7 @@ class Section:
 
     Args:
         title: the setting's label.
+        answer: the fastest system of each model; None where no two systems compare.
         environment: names and values.
         cells: a row for each cell.
         remarks: reasons and warnings.
@@ -70,6 +76,7 @@ class Section:
     """
 
     title: str
+    answer: Answer | None
     environment: Sequence[tuple[str, str]]
     cells: Table
     remarks: Table
@@ -92,6 +99,11 @@ class Report:
     sections: Sequence[Section]
     schedules: Sequence[DrawnSchedule]
 
+    @property
+    def answered(self) -> list[Section]:
+        """The sections that have an answer."""
+        return [section for section in self.sections if section.answer is not None]
+
     def html(self) -> str:
         """The page: its style, its script and its pictures are in it."""
         loader = jinja2.FileSystemLoader(PAGE)
@@ -101,7 +113,7 @@ class Report:
         parts = {"style": "page.css", "script": "page.js"}
         inlined = {name: (PAGE / file).read_text(encoding="utf-8") for name, file in parts.items()}
         safe = {name: jinja2.filters.Markup(text) for name, text in inlined.items()}
-        return environment.get_template("page.html.j2").render(report=self, **safe)
+        return with_shared_paths(environment.get_template("page.html.j2").render(report=self, **safe))
 
     def markdown(self) -> str:
         """The page for Markdown, whose pictures are files of their own (write_pictures)."""
@@ -122,16 +134,37 @@ class Report:
 
 
 def inlined(chart: Chart, number: int) -> str:
-    """A chart as an SVG element whose ids are the page's own. number: of the chart on the page."""
+    """A chart as an SVG element whose ids are the page's own, its paths to a hundredth of a point.
+
+    number: of the chart on the page.
+    """
     out = io.StringIO()
-    with style.house():
+    with style.house(), plt.rc_context({"svg.fonttype": "none"}):  # words that a reader can search, and fewer bytes
         chart.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     plt.close(chart.figure)
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].strip()  # without the declarations of a file
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|(?<=>)\n\s*(?=<)", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda path: re.sub(r"(?<=\d\.\d\d)\d+| ?\n", "", path[0]), svg)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)  # a text that stands upright
+    svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # the whole picture's
+    svg = re.sub(r'(?<=<g) id="[^"]*"', "", svg)  # which nothing refers to
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1c{number}-", svg)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" font-family="{FONTS}" ', 1)
+
+
+def with_shared_paths(html: str) -> str:
+    """The page with each long path that several charts draw, as a hatch or a mark, in one place that they refer to."""
+    long_path = re.compile(rf'<path((?: id="[^"]*")?) d="([^"]{{{LONG_PATH},}})"([^>]*?)/>')
+    counts = Counter(match[2] for match in long_path.finditer(html))
+    numbers = {path: number for number, path in enumerate((p for p, count in counts.items() if count > 1), start=1)}
+
+    def reference(match: re.Match[str]) -> str:
+        number = numbers.get(match[2])
+        return match[0] if number is None else f'<use{match[1]} xlink:href="#path-{number}"{match[3]}/>'
+
+    paths = "".join(f'<path id="path-{number}" d="{path}"/>' for path, number in numbers.items())
+    return long_path.sub(reference, html).replace(SHARED, f"{SHARED.removesuffix('</defs></svg>')}{paths}</defs></svg>", 1)
 
 
 def make(
@@ -170,7 +203,8 @@ def make(
             file = f"{pictures}/{name}{f'-{setting.slug}' if len(settings) > 1 else ''}.svg"
             figures.append(Figure(name, heading, chart.caption, inlined(chart, number), file))
         cells, remarks = content.cells(measured, over), content.remarks(measured)
-        sections.append(Section(setting.label, content.environment(measured), cells, remarks, figures, refused))
+        environment = content.environment(measured)
+        sections.append(Section(setting.label, answer(measured, over), environment, cells, remarks, figures, refused))
     drawn = [
         DrawnSchedule(graph.title, graph.summary, graph.to_svg(), f"{pictures}/schedule-{position}.svg")
         for position, graph in enumerate(schedules, start=1)

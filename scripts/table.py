@@ -57,6 +57,11 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Entry]]
 
+    @property
+    def explained(self) -> list[Column]:
+        """The columns whose heading has a meaning beside it."""
+        return [column for column in self.columns if column.meaning]
+
     def without_empty_columns(self) -> "Table":
         """The table with those columns alone that say something."""
         full = [i for i in range(len(self.columns)) if any(not row[i].missing for row in self.rows)]

@@ -13,11 +13,14 @@ from conftest import ROOT, Run
 from reports import REFERENCE, VERDICT, document, made, records
 
 from results.cell import named
+from results.record import Record
 from results.selection import Selection, by_setting, read
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from scripts import report
 from scripts.charts.style import order
 from scripts.page import content
+from scripts.page.answer import fastest
+from scripts.report import SHARED, with_shared_paths
 from scripts.table import DASH
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
@@ -218,3 +221,36 @@ def test_the_command_writes_both_pages(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.split() == [str(page), str(text)], done.stderr
     assert "<!DOCTYPE html>" in page.read_text()[:20] and (tmp_path / "r_files" / "speedup.svg").exists()
     assert "![a model, nimble" in text.read_text()
+
+
+def test_the_answer_names_the_fastest_and_what_is_level_with_it() -> None:
+    selection = Selection([record for record in records() if record.cell.runner.name == "bench"])
+    rows = fastest(selection, named("system", "eager"))
+    assert len(rows) > 3
+    for one in rows:
+        timed = {r.cell.system.label: r.latency.host for r in records() if r.is_ok and r.latency and _row(r) == one.row}
+        assert one.systems == len(timed)
+        assert one.latency.host.median == min(host.median for host in timed.values())
+        assert timed[one.system.label].median == one.latency.host.median
+        for label, host in timed.items():
+            overlaps = host.ci95[0] <= one.latency.host.ci95[1] and label != one.system.label
+            assert overlaps == (label in [system.label for system in one.level])
+    assert "bert nimble b1" not in {f"{one.row[0]} {one.system.label} b{one.row[1]}" for one in rows}  # it is incorrect
+    shown = made().answered[0].answer
+    assert shown is not None and len(shown.table.rows) == len(rows)
+    assert shown.sentence in made().markdown().replace("\\", "") and shown.sentence in made().html()
+
+
+def _row(record: Record) -> tuple[str, int]:
+    return record.cell.model.label, record.cell.batch
+
+
+def test_charts_share_the_paths_that_they_have_in_common() -> None:
+    path = "M 0 0 " * 40
+    page = f'{SHARED}<path id="a" d="{path}" style="fill: red"/><path d="{path}"/><path d="M 1 1"/>'
+    shared = with_shared_paths(page)
+    assert shared.count(path) == 1 and f'<path id="path-1" d="{path}"/></defs></svg>' in shared
+    assert shared.endswith(
+        '<use id="a" xlink:href="#path-1" style="fill: red"/><use xlink:href="#path-1"/><path d="M 1 1"/>'
+    )
+    assert with_shared_paths(shared) == shared

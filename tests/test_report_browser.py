@@ -43,6 +43,15 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.ask("/execute/sync", {"script": script, "args": list(arguments)})
 
+    def command(self, name: str, parameters: dict[str, Any]) -> Any:
+        """A command of Chromium's own protocol."""
+        return self.ask("/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    def press(self, key: str) -> None:
+        """Press a key and let it go. key: as WebDriver writes it, Tab is U+E004 and Enter U+E007."""
+        strokes = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
+        self.ask("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": strokes}]})
+
     def close(self) -> None:
         urllib.request.urlopen(urllib.request.Request(self.address, method="DELETE"), timeout=60).close()
         self.process.terminate()
@@ -75,7 +84,7 @@ def test_a_browser_shows_the_whole_page_from_a_file(browser: Browser, tmp_path: 
     shown = browser.run(
         "return [...document.querySelectorAll('figure.chart')].map((f) => {"
         " const box = f.querySelector('svg').getBoundingClientRect();"
-        " return [f.dataset.chart, box.width, box.height, f.querySelectorAll('svg path').length]; });"
+        " return [f.dataset.chart, box.width, box.height, f.querySelectorAll('svg :is(path, text, use)').length]; });"
     )
     assert [name for name, *_ in shown] == [figure.name for figure in section.figures]
     assert all(width > 500 and height > 100 and paths > 20 for _, width, height, paths in shown), shown
@@ -91,6 +100,7 @@ def test_a_browser_shows_the_whole_page_from_a_file(browser: Browser, tmp_path: 
     assert [entry for entry in browser.ask("/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"] == []
 
 
+MOST_BYTES = 5e6  # of a report
 LONG = "a_name_without_a_blank_" * 20
 WIDTHS = """
 document.querySelectorAll('details').forEach((one) => { one.open = true; });
@@ -98,13 +108,22 @@ return [window.innerWidth, document.documentElement.scrollWidth, document.queryS
 """
 
 
+def show(browser: Browser, width: int = 1280, scheme: str = "light") -> None:
+    """A window of a width in pixels, whose person likes a colour scheme."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.command("Emulation.setDeviceMetricsOverride", size)
+    browser.command("Emulation.setEmulatedMedia", {"features": features})
+
+
 def check_widths(browser: Browser, page: Path) -> None:
     """The page has no sideways scrolling in a window of usual width; what is wider scrolls in its own box."""
     browser.ask("/url", {"url": page.as_uri()})
-    for width in (1300, 1024):
-        browser.ask("/window/rect", {"width": width, "height": 900})
+    for width in (1300, 1024, 390):
+        show(browser, width)
         inner, whole, boxes = browser.run(WIDTHS)
-        assert width - 40 < inner <= width and whole <= inner and boxes > 5
+        assert inner == width and whole <= inner and boxes > 5
+    show(browser, 1280)
 
 
 def test_no_page_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
@@ -123,6 +142,7 @@ def test_the_page_of_all_committed_records_does_not_scroll_sideways(browser: Bro
     schedules = sorted(reference.glob("**/*.schedule.json"))[::10]
     done = script("report", "--results", *map(str, folders), "--schedules", *map(str, schedules), "--output", str(page))
     assert done.returncode == 0, done.stderr
+    assert page.stat().st_size < MOST_BYTES
     check_widths(browser, page)
 
 
@@ -146,6 +166,81 @@ def test_tables_sort_in_a_browser(browser: Browser, tmp_path: Path, name: str) -
     assert keys(browser.run(COLUMN, name, True)) == keys(ordered(down=True))
     state = "return [...document.querySelectorAll('#setting-1 th[aria-sort]')].map((h) => h.getAttribute('aria-sort'));"
     assert browser.run(state)[0] == "descending"
+
+
+TAB, ENTER, SPACE = "\ue004", "\ue007", " "
+FOCUS = """
+const one = document.activeElement, style = getComputedStyle(one), heading = one.closest('th');
+return [one.tagName, style.outlineStyle, parseFloat(style.outlineWidth), heading && heading.textContent,
+        heading && heading.getAttribute('aria-sort')];
+"""
+
+
+def test_keys_alone_sort_a_table_and_show_where_they_are(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(made().html(), encoding="utf-8")
+    browser.ask("/url", {"url": file.as_uri()})
+    for _ in range(20):
+        browser.press(TAB)
+        tag, outline, width, heading, _ = browser.run(FOCUS)
+        assert outline != "none" and width >= 2, tag
+        if heading == "latency, ms":
+            break
+    assert (tag, heading) == ("BUTTON", "latency, ms")
+    times = """
+    return [...document.querySelectorAll('#answer tbody tr')].map((row) => Number(row.cells[arguments[0]].dataset.value));
+    """
+    (section,) = made().answered
+    assert section.answer is not None
+    column = [column.heading for column in section.answer.table.columns].index("latency, ms")
+    before = browser.run(times, column)
+    assert before != sorted(before)
+    for key, order, down in ((ENTER, "ascending", False), (SPACE, "descending", True)):
+        browser.press(key)
+        assert browser.run(FOCUS)[3:] == ["latency, ms", order]  # and the focus stays
+        assert browser.run(times, column) == sorted(before, reverse=down)
+
+
+def test_the_page_opens_with_the_answer(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(made().html(), encoding="utf-8")
+    for width in (1280, 390):
+        show(browser, width)
+        browser.ask("/url", {"url": file.as_uri()})
+        first, top = browser.run("const s = document.querySelector('main > section'); return [s.id, s.offsetTop]")
+        assert first == "answer" and top < 450
+    show(browser)
+
+
+CONTRASTS = """
+const light = (colour) => {
+  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
+    .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = (one) => {
+  const colour = getComputedStyle(one).backgroundColor;
+  return one === document.documentElement || !colour.endsWith(', 0)') ? colour : behind(one.parentElement);
+};
+const words = 'h1, h2, nav a, p, td, th button, caption, dt, dd, summary, figcaption';
+const ratios = [...document.querySelectorAll(words)].map((one) => {
+  const [a, b] = [light(getComputedStyle(one).color), light(behind(one))].sort((x, y) => y - x);
+  return (a + 0.05) / (b + 0.05);
+});
+return [light(behind(document.body)), Math.min(...ratios), ratios.length];
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_in_either_colour_scheme(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(made().html(), encoding="utf-8")
+    show(browser, scheme=scheme)
+    browser.ask("/url", {"url": file.as_uri()})
+    page, least, texts = browser.run(CONTRASTS)
+    show(browser)
+    assert (page > 0.5) == (scheme == "light")
+    assert texts > 50 and least >= 4.5  # WCAG 2.1, AA
 
 
 def test_pointing_at_an_operator_keeps_its_stream_in_colour(browser: Browser, tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""The report's answer for one setting: the fastest system of each model, and its distance from the bound."""
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+
+from results.cell import Choice
+from results.record import Latency
+from results.selection import Row, Selection, latency_of
+from results.words import counted
+from scripts.charts.limits import limits_by_row
+from scripts.charts.style import short
+from scripts.table import DASH, Entry, Table, made, table
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """The fastest system of a model at a batch.
+
+    Args:
+        row: the model and the batch.
+        system: the one with the least median latency.
+        latency: its own.
+        level: systems whose 95 % intervals overlap with its interval, the fastest first.
+        systems: how many systems have a latency.
+        over: its speedup over the baseline as the report's table of cells has it; None without one.
+        distance: its latency over the critical path; None where no record holds limits.
+    """
+
+    row: Row
+    system: Choice
+    latency: Latency
+    level: tuple[Choice, ...]
+    systems: int
+    over: Entry | None
+    distance: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sentence, and a table with a row for each model and batch."""
+
+    sentence: str
+    table: Table
+
+
+def fastest(measured: Selection, baseline: Choice) -> list[Fastest]:
+    """The fastest system of each row with at least two systems to compare."""
+    limits, rows = limits_by_row(measured), []
+    for row in measured.rows:
+        timed = {s: latency for s in measured.systems if (latency := measured.part(row, s, latency_of)) is not None}
+        if len(timed) < 2:
+            continue
+        by_speed = sorted(timed, key=lambda s: timed[s].host.median)
+        first, latency = by_speed[0], timed[by_speed[0]]
+        level = tuple(s for s in by_speed[1:] if timed[s].host.ci95[0] <= latency.host.ci95[1])
+        ratio = measured.over(row, first, baseline)
+        over = None if ratio is None else Entry(f"{ratio.ratio:.2f}{'' if ratio.is_in_turn else ' *'}", ratio.ratio)
+        path_ms = limits[row].critical_path_ms if row in limits else None
+        distance = latency.host.median / path_ms if path_ms else None
+        rows.append(Fastest(row, first, latency, level, len(timed), over, distance))
+    return rows
+
+
+def answer(measured: Selection, baseline: Choice) -> Answer | None:
+    """The answer of a setting; None where no row has two systems to compare."""
+    rows = fastest(measured, baseline)
+    return Answer(_sentence(rows), _table(rows, baseline)) if rows else None
+
+
+def _sentence(rows: list[Fastest]) -> str:
+    wins = Counter(short(one.system) for one in rows).most_common()
+    (first, most), others = wins[0], [f"{system} for {number}" for system, number in wins[1:]]
+    pairs = "pair of a model and a batch" if len(rows) == 1 else "pairs of a model and a batch"
+    text = f"{first} is the fastest for {most} of {len(rows)} {pairs}" + "".join(f", {other}" for other in others) + "."
+    if undecided := sum(bool(one.level) for one in rows):
+        text += f" In {undecided} of {len(rows)} the fastest is level with another system, since their intervals overlap."
+    distances = [one.distance for one in rows if one.distance is not None]
+    if distances:
+        low, middle, high = min(distances), median(distances), max(distances)
+        text += (
+            f" The fastest takes {low:.2f} to {high:.2f} times the critical path of the operators (median {middle:.2f},"
+            f" {counted(len(distances), 'row')})."
+        )
+    return text
+
+
+def _table(rows: list[Fastest], baseline: Choice) -> Table:
+    def distance(one: Fastest) -> Entry:
+        return Entry(DASH) if one.distance is None else Entry(f"{one.distance:.2f}", one.distance)
+
+    def level(one: Fastest) -> Entry:
+        return Entry(", ".join(map(short, one.level)) or DASH)
+
+    def latency(one: Fastest) -> Entry:
+        host = one.latency.host
+        low, high = host.ci95
+        return Entry(f"{host.median:.3f} [{low:.3f}, {high:.3f}]", host.median)
+
+    columns = [
+        made("model", lambda one: one.row[0], number=False),
+        made("batch", lambda one: Entry(str(one.row[1]), one.row[1])),
+        made("fastest", lambda one: short(one.system), "the least median latency", number=False),
+        made("latency, ms", latency, "host time of a call: median and 95 % interval of one process's calls"),
+        made(f"over {baseline}", lambda one: one.over or Entry(DASH), "speedup; * from latencies, each measured alone"),
+        made(
+            "over the bound",
+            distance,
+            "latency over the critical path: no schedule of the model's own kernels takes less than 1; "
+            "a system below it runs fewer or faster kernels",
+        ),
+        made("level with it", level, "systems whose 95 % intervals overlap with the fastest's", number=False, words=True),
+        made("of systems", lambda one: Entry(str(one.systems), one.systems), "how many have a latency"),
+    ]
+    return table(columns, rows).without_empty_columns()
