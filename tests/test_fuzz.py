@@ -36,6 +36,7 @@ from runners.sweep.sweep import Sweep
 from scripts import compare, report, tables, timeline
 from scripts.charts.style import order
 from scripts.page import content
+from scripts.page.answer import answer
 from scripts.page.schedule_graph import ScheduleGraph
 from scripts.plot import CHARTS, draw_all
 
@@ -114,7 +115,8 @@ def draw(records: list[Record]) -> None:
         for number, (name, chart) in enumerate(charts.items())
     ]
     cells, remarks, where = content.cells(measured, eager), content.remarks(measured), content.environment(measured)
-    page = report.Report("all", None, [report.Section("all", where, cells, remarks, figures, {})], [])
+    section = report.Section("all", answer(measured, eager), where, cells, remarks, figures, {})
+    page = report.Report("all", None, [section], [])
     page.html().encode()
     page.markdown().encode()
 
