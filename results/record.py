@@ -158,6 +158,9 @@ class Correctness:
         element_error, element_tolerance: max |out - reference| / max |reference|, and the largest that is correct.
         input_effect: how far apart the reference's outputs for different inputs are.
         equals_eager: every output is eager's own bit for bit.
+        jumps: elements that eager itself changes far beyond rounding when its weights move by half a unit of it, as where a
+            router chooses another expert. The output was held to what eager's outcomes span. None where there are none, or
+            an error was not too large.
     """
 
     is_correct: bool
@@ -176,6 +179,7 @@ class Correctness:
     element_tolerance: float | None = None
     input_effect: float | None = None
     equals_eager: bool | None = None
+    jumps: int | None = None
 
 
 @dataclass(frozen=True)

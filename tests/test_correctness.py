@@ -110,6 +110,67 @@ def test_one_element_of_a_million_that_is_off_is_incorrect_by_itself() -> None:
     assert not part.is_correct and "of the largest element" in (part.reason or "")
 
 
+class Router(nn.Module):
+    """Each row through the expert of two that scores higher; row 7 of LEVEL scores level with both, but for rounding."""
+
+    def __init__(self, other_row: int | None = None) -> None:
+        super().__init__()
+        scores = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
+        self.scores = nn.Parameter(scores.half(), requires_grad=False)
+        self.experts = nn.Parameter(torch.stack([WEIGHT, -WEIGHT]).half(), requires_grad=False)
+        self.other_row = other_row  # goes through the expert that scores lower
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = (x @ self.scores).argmax(1)  # [rows]
+        if self.other_row is not None:
+            own = with_element(own, (self.other_row,), lambda expert: 1 - expert)
+        return torch.einsum("rc,rcd->rd", x, self.experts[own])
+
+
+def level_draws() -> list[tuple[Tensor, ...]]:
+    """Draws of which eager chooses as the reference does, also with the one disturbance that every check makes."""
+    router = Router()
+    one, other = router.scores.float().unbind(1)
+    apart = one - other
+    for seed in range(100):
+        data = []
+        for draw in range(3):
+            x = torch.randn(64, 64, generator=torch.Generator().manual_seed(3 * seed + draw))
+            clear = (x @ apart)[:, None] * apart / apart.square().sum()
+            x = x + clear  # of every row twice as much
+            x[7] -= 2 * clear[7]
+            data.append((x.half(),))
+        part = measure(router, router, data, "fp16")
+        if part.rounding is not None and part.rounding < 0.01:
+            return data
+    raise AssertionError("eager chooses otherwise in each draw")
+
+
+ROUTED: dict[str, tuple[int, Callable[[Tensor], Tensor], bool]] = {
+    "the other expert of a level row": (7, plain, True),
+    "the other expert of another row": (3, plain, False),
+    "half more of a row": (7, lambda y: with_element(y, (3,), lambda row: row * 1.5), False),
+    "much more of the level row": (7, lambda y: with_element(y, (7,), lambda row: row * 1.5), False),
+    "a percent of scale": (7, lambda y: y * 1.01, False),
+}
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_a_model_that_chooses_is_held_to_what_eagers_outcomes_span(name: str) -> None:
+    row, mutant, is_right = ROUTED[name]
+    other = Router(row)
+    part = measure(Router(), lambda x: mutant(other(x)), level_draws(), "fp16")
+    assert part.is_correct == is_right and part.is_checked and part.jumps, part.reason
+    assert 32 <= part.jumps <= 3 * 64  # elements of row 7 in three draws, those near zero aside
+
+
+def test_a_model_that_does_not_choose_has_no_element_that_jumps() -> None:
+    for precision, dtype in (("fp32", torch.float32), ("fp16", torch.half), ("bf16", torch.bfloat16)):
+        module = Product().to(dtype)
+        part = measure(module, lambda x, own=module: own(x) * 1.05, [(x.to(dtype),) for (x,) in draws(64, 64)], precision)
+        assert not part.is_correct and part.jumps is None, precision
+
+
 @pytest.mark.parametrize("wrong_draw", range(3))
 def test_an_error_on_one_draw_is_seen(wrong_draw: int) -> None:
     module, calls = Product(), iter(range(3))

@@ -68,7 +68,7 @@ def _of_copy(module: nn.Module, draws: Sequence[Inputs], precision: str, name: s
     with _exact(dtype):
         copy = deepcopy(module)._apply(lambda tensor: _as(tensor, dtype))
         outputs = _outputs(copy, draws, dtype)
-        for i, (weight, own) in enumerate(zip(_state(copy), _state(module), strict=True)):
+        for i, (weight, own) in enumerate(zip(state(copy), state(module), strict=True)):
             if by := epsilon(own, precision):
                 disturb(weight, i, by / 2)
         return References(name, outputs, _outputs(copy, draws[: len(outputs)], dtype, is_disturbed=True))
@@ -97,13 +97,14 @@ def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
 
 
-def _state(module: nn.Module) -> list[Tensor]:
+def state(module: nn.Module) -> list[Tensor]:
+    """Its parameters and buffers."""
     return [*module.parameters(), *module.buffers()]
 
 
 def _fits(module: nn.Module, dtype: torch.dtype) -> bool:
     """Is there host memory for it? A GPU says so itself."""
-    num_bytes = sum(t.numel() * dtype.itemsize for t in _state(module) if not t.is_cuda)
+    num_bytes = sum(t.numel() * dtype.itemsize for t in state(module) if not t.is_cuda)
     return COPIES * num_bytes < psutil.virtual_memory().available
 
 

@@ -4,6 +4,9 @@ Eager's own error is the larger of two: its distance from the reference, and how
 inputs half a unit of rounding away. A system may have a multiple of it. Where other inputs move the output by no more than
 that, the system has to be nearer to the reference than to what they move it to; else, as where eager's output is not finite,
 no wrong execution could be seen: the cell is `unchecked`.
+Where an error is too large, the model may have chosen otherwise, as a router does among experts whose scores are nearly
+level. What follows from a choice is then held to what eager's own outcomes span: those with weights half a unit of rounding
+away. A model that does not choose has no element that spans much more than rounding, and is held to the reference alone.
 tests/test_correctness.py and tests/test_training_runner.py keep tables of wrong executions (MUTANTS) that must be seen.
 """
 
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEAR = 0.5  # of what other inputs do to the output: with a smaller error it is not the output of other inputs
+JUMP = 4.0  # times eager's own error: what eager's outcomes of an element span only where the model chooses
 DRAWS = 3
-
 
 ANY = Distance(inf, inf)
 
@@ -89,8 +92,13 @@ def measure(
         trial.add(_called(module, inputs), _called(prepared, inputs), expected, disturbed)
         if trial.reason:
             break
-    norm, element = largest(trial.errors.values(), by=0), largest(trial.errors.values(), by=1)
+    norm, element = trial.largest
     reason = trial.reason or beyond(norm, element, f"of {precision}")
+    jumps = None
+    if reason and not trial.reason:
+        jumps = trial.hold_to_spans(module, draws, precision)
+        norm, element = trial.largest
+        reason = beyond(norm, element, f"of {precision}")
     is_correct, is_checked = reason is None, trial.is_checked
     effect = max(trial.errors.values(), key=lambda e: (e.shows_effect, e.effect.norm - e.tolerance.norm), default=None)
     if is_correct and not (effect and effect.shows_effect):
@@ -109,6 +117,7 @@ def measure(
         element_tolerance=element.tolerance.element if element else None,
         equals_eager=trial.equals_eager,
         input_effect=effect.effect.norm if effect and isfinite(effect.effect.norm) else None,
+        jumps=jumps or None,
     )
 
 
@@ -141,6 +150,7 @@ class _Trial:
         self.multiple, self.num_draws = multiple, 0
         self.errors: dict[str, Errors] = {}
         self.earlier: dict[str, Tensor] = {}  # the reference on the draw before
+        self.leaves: list[tuple[dict[str, Any], ...]] = []  # of each draw: the system's, eager's, the reference's, disturbed
         self.reason: str | None = None
         self.is_checked = self.equals_eager = True
 
@@ -149,7 +159,8 @@ class _Trial:
         import torch
 
         self.num_draws += 1
-        owns, outs, references, disturbeds = (dict(_leaves(x)) for x in (eager, out, expected, disturbed))
+        outs, owns, references, disturbeds = leaves = tuple(dict(_leaves(x)) for x in (out, eager, expected, disturbed))
+        self.leaves.append(leaves)
         if reason := _other_form(outs, owns):
             self.reason = reason
             return
@@ -165,6 +176,39 @@ class _Trial:
                 self.reason = f"{place} is {outs[place]!r}, eager's is {own!r}"
             if self.reason:
                 return
+
+    @property
+    def largest(self) -> tuple[Errors | None, Errors | None]:
+        """By the norm, and by the largest element."""
+        return largest(self.errors.values(), by=0), largest(self.errors.values(), by=1)
+
+    def hold_to_spans(self, module: Callable[..., object], draws: Sequence[tuple[Tensor, ...]], precision: str) -> int:
+        """Take the system's errors anew: tensors of which elements jump are held to what eager's outcomes span.
+
+        Args:
+            module, draws, precision: of `measure`.
+
+        Returns:
+            The number of elements that jump, of all draws.
+        """
+        from runners.cell.spans import Span, outcomes
+
+        jumps, systems = 0, dict.fromkeys(self.errors, NONE)
+        for inputs, (out, own, expected, disturbed) in zip(draws, self.leaves, strict=False):
+            others = [disturbed, own, *(dict(_leaves(outcome)) for outcome in outcomes(module, inputs, precision))]
+            for place, errors in self.errors.items():
+                tensor = out[place]
+                if tensor.is_floating_point():
+                    span = Span(expected[place])
+                    for outcome in others:
+                        span.widen(outcome[place])
+                    jump = max(errors.tolerance.element, JUMP * errors.eager.element) * expected[place].abs().max().item()
+                    if num_jumps := span.num_beyond(jump):
+                        jumps, tensor = jumps + num_jumps, span.held(tensor, expected[place])
+                systems[place] = systems[place].or_more(distance(tensor, expected[place]))
+        for place, errors in self.errors.items():
+            errors.system = systems[place]
+        return jumps
 
     def _give_up(self, reason: str) -> None:
         self.reason, self.is_checked = reason, False
