@@ -166,7 +166,12 @@ def names_of(text: str) -> list[str]:
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The arguments that say what to show. plot and report share them."""
     parser.add_argument(
-        "--results", nargs="+", type=path_argument, default=[RUNS], metavar="FOLDER", help="records; results/runs"
+        "--results",
+        nargs="+",
+        type=path_argument,
+        default=[RUNS],
+        metavar="FOLDER",
+        help="records, or a file *.jsonl.gz of them; results/runs",
     )
     parser.add_argument("--baseline", default="eager", metavar="SYSTEM", help="what speedups are over; eager")
     parser.add_argument(
@@ -203,7 +208,10 @@ def main() -> None:
     parser.add_argument("charts", nargs="*", metavar="CHART", help=", ".join(CHARTS))
     add_selection(parser)
     parser.add_argument(
-        "--output", type=path_argument, metavar="FOLDER", help="charts/ in the first folder of results if left out"
+        "--output",
+        type=path_argument,
+        metavar="FOLDER",
+        help="charts/ in the first folder of results, or beside a file of them, if left out",
     )
     parser.add_argument("--formats", type=names_of, default=list(style.FORMATS), metavar="png,svg", help="pdf too")
     arguments = parser.parse_args()
