@@ -191,6 +191,7 @@ def test_names_of_packs_that_are_no_files_are_a_line_each(tmp_path: Path) -> Non
     (tmp_path / "nowhere.jsonl.gz").symlink_to("nowhere")
     skipped = Store(tmp_path).read().skipped
     assert len(skipped) == 4 and all(line.isprintable() for line in skipped)
+    assert sum("no regular file" in line for line in skipped) == 2
 
 
 def test_a_line_that_is_too_long_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,11 @@ def test_of_one_id_the_newest_counts_and_those_of_other_rounds_are_read_too(tmp_
     assert sorted(one.when for one in read([tmp_path])) == [first.when, second.when]
 
 
+def test_a_line_that_readers_could_not_rely_on_is_none(tmp_path: Path) -> None:
+    lines = read_pack(pack(tmp_path / "a.jsonl.gz", replace(measured("eager"), when="once"), measured("nimble")))
+    assert lines.records == [measured("nimble")] and lines.reasons_by_line == {1: "when: 'once' is no time"}
+
+
 def test_what_is_neither_a_folder_nor_a_pack_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name, what in (("file", "a file"), ("none", "not there"), ("none.jsonl.gz", "not there")):
