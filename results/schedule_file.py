@@ -6,11 +6,12 @@ from typing import TypeAlias
 
 from .cell import Cell
 from .document import NotARecord, cell_from_json, part_from_json
+from .files import COMPRESSED, read_json, stored
 from .older import cell_of_schedule_file
 from .schedule import Search
-from .store import read_json
 
 REQUIRED = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")
+ENDING = ".schedule.json"
 
 Pair: TypeAlias = tuple[int, int]
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -103,9 +104,13 @@ class ScheduleFile:
 
 
 def read_cells(folder: Path) -> dict[Cell, ScheduleFile]:
-    """The schedule files (*.schedule.json) of a folder by their cells. Raises NoSchedule, and ValueError for a bad name."""
+    """The schedule files (*.schedule.json, or compressed) of a folder by their cells.
+
+    Raises NoSchedule, and ValueError for a bad name.
+    """
     schedules = {}
-    for file in sorted(folder.glob("*.schedule.json")):
-        schedule = ScheduleFile.read(file)
-        schedules[schedule.cell or cell_of_schedule_file(file.name, schedule.device)] = schedule
+    files = (file for end in (ENDING, ENDING + COMPRESSED) for file in folder.glob(f"*{end}"))
+    for name in sorted({file.name.removesuffix(COMPRESSED) for file in files}):
+        schedule = ScheduleFile.read(stored(folder / name))
+        schedules[schedule.cell or cell_of_schedule_file(name, schedule.device)] = schedule
     return schedules

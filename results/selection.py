@@ -9,7 +9,7 @@ from .cell import Choice
 from .comparison import Speedup, over_processes, speedup
 from .record import Latency, Quantity, Record
 from .setting import Setting
-from .store import Store
+from .store import Store, why_no_records
 
 Row: TypeAlias = tuple[str, int]  # the label of a model, and a batch
 Place: TypeAlias = tuple[str, int, Choice]  # a row, and the key of a system
@@ -33,8 +33,8 @@ class NoResults(Exception):
 
 
 def read(folders: Iterable[Path]) -> list[Record]:
-    """Every record under these folders, the newest of an id and its rounds: a cell that several processes measured, each in
-    rounds of its own, is there as often. Files that hold none are named on standard error.
+    """Every record under these folders, or in these packs, the newest of an id and its rounds: a cell that several processes
+    measured, each in rounds of its own, is there as often. Files and lines that hold none are named on standard error.
 
     Raises:
         NoResults: a folder does not exist, or none holds a record.
@@ -42,15 +42,15 @@ def read(folders: Iterable[Path]) -> list[Record]:
     newest: dict[tuple[str, str], Record] = {}
     folders = list(folders)
     for folder in folders:
-        if not folder.is_dir():
-            raise NoResults(f"{folder} is {'a file' if folder.exists() else 'not there'}: results are in a folder")
-        contents = Store(folder).read()
-        for line in contents.skipped:
-            print(line, file=sys.stderr)
-        for record in contents.records.values():
-            key = record.id, record.comparison.group if record.comparison is not None else ""
-            if key not in newest or newest[key].when < record.when:
-                newest[key] = record
+        if (reason := why_no_records(folder)) is not None:
+            raise NoResults(reason)
+        for part in Store(folder).parts():
+            for line in part.skipped:
+                print(line, file=sys.stderr)
+            for record in part.records.values():
+                key = record.id, record.comparison.group if record.comparison is not None else ""
+                if key not in newest or newest[key].when <= record.when:
+                    newest[key] = record
     if not newest:
         raise NoResults(f"no record in {', '.join(map(str, folders))}")
     return list(newest.values())

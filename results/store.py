@@ -1,23 +1,19 @@
-"""A folder of records. Files are written whole or not at all, and only JSON is ever read back."""
+"""A folder of records, or one sweep's in a file. Files are written whole or not at all, and only JSON is ever read back."""
 
-import json
-import os
-import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from .document import Foreign, NotARecord, from_json, to_json
+from .document import Foreign, NotARecord, to_json
+from .files import PARTIAL, read_json, write_json
+from .pack import SUFFIX, is_pack, read_pack, sound_record
 from .record import Record, identity
-from .soundness import flaw, plain_document
 from .words import printable
 
-PARTIAL = ".partial"  # a file that is being written; no reader looks at it
 STALE_SECONDS = 3600.0
-MOST_BYTES = 2**30  # of a file that is read whole
 
 
 @dataclass
@@ -25,28 +21,37 @@ class Contents:
     """What a folder holds.
 
     Args:
-        records: by id.
-        reasons_by_file: why a file was not taken for a record.
+        records: the newest of each id.
+        reasons_by_file: why a file was not taken for a record, or for a pack of them.
         foreign: the files among those that are of another kind, and not damaged.
+        reasons_by_line: why a line of a pack was not taken for a record, by file and line.
     """
 
     records: dict[str, Record] = field(default_factory=dict)
     reasons_by_file: dict[Path, str] = field(default_factory=dict)
     foreign: set[Path] = field(default_factory=set)
+    reasons_by_line: dict[tuple[Path, int], str] = field(default_factory=dict)
 
     @property
     def is_damaged(self) -> bool:
-        """Is there a file that may have been a record, and cannot be read?"""
-        return len(self.foreign) < len(self.reasons_by_file)
+        """Is there a file, or a line of a pack, that may have been a record, and cannot be read?"""
+        return len(self.foreign) < len(self.reasons_by_file) or bool(self.reasons_by_line)
 
     @property
     def skipped(self) -> list[str]:
-        """A line for each file that was not taken for a record."""
-        return [f"skipped {printable(str(file))}: {reason}" for file, reason in self.reasons_by_file.items()]
+        """A line for each file, and each line of a pack, that was not taken for a record."""
+        reasons = {str(file): reason for file, reason in self.reasons_by_file.items()}
+        reasons |= {f"{file}, line {number}": reason for (file, number), reason in self.reasons_by_line.items()}
+        return [f"skipped {printable(place)}: {reason}" for place, reason in reasons.items()]
+
+    def add(self, record: Record) -> None:
+        """Take a record, unless a newer one of its id is there."""
+        if record.id not in self.records or self.records[record.id].when <= record.when:
+            self.records[record.id] = record
 
 
 class Store:
-    """The records under `folder`.
+    """The records under `folder`: a JSON file each, or packed, a file a sweep. A pack may stand in the folder's place.
 
     Several processes may write at once: each file is one cell's, and takes its name only when it is complete.
     """
@@ -65,49 +70,67 @@ class Store:
                     partial.unlink()
 
     def read(self) -> Contents:
-        """Every record in the folder and those below it, and every JSON file that is no record, with the reason."""
+        """Every record in the folder and those below it, and what should be one and is not, with the reason."""
+        contents = Contents()
+        for part in self.parts():
+            for record in part.records.values():
+                contents.add(record)
+            contents.reasons_by_file |= part.reasons_by_file
+            contents.reasons_by_line |= part.reasons_by_line
+            contents.foreign |= part.foreign
+        return contents
+
+    def parts(self) -> Iterator[Contents]:
+        """What each pack holds, and then what all files of one record do: a sweep's cells are those of one part."""
+        for file in [self.folder] if is_pack(self.folder) else sorted(self.folder.rglob(f"*{SUFFIX}")):
+            pack = read_pack(file)
+            part = Contents(reasons_by_line={(file, number): why for number, why in pack.reasons_by_line.items()})
+            if pack.reason is not None:
+                part.reasons_by_file[file] = pack.reason
+            for record in pack.records:
+                part.add(record)
+            yield part
+        yield self._loose()
+
+    def _loose(self) -> Contents:
         contents = Contents()
         for file in sorted(self.folder.rglob("*.json")):
             try:
-                record = read_record(file)
+                contents.add(read_record(file))
             except NotARecord as error:
                 contents.reasons_by_file[file] = str(error)
                 if isinstance(error, Foreign):
                     contents.foreign.add(file)
-            else:
-                contents.records[record.id] = record
         return contents
 
     def find(self, identifier: str) -> Record | None:
-        """The record of this id, or None where no file can be read that holds it, with the cell that the id stands for."""
+        """The record of this id, or None where no file can be read that holds it, with the cell that the id stands for.
+
+        One in a file of its own comes before those in packs.
+        """
+        for record in self._named(identifier):
+            if record.id == identifier == identity(record.cell, record.environment):
+                return record
+        return None
+
+    def _named(self, identifier: str) -> Iterator[Record]:
         for file in sorted(self.folder.glob(f"*-{identifier}.json")):
             with suppress(NotARecord):
-                record = read_record(file)
-                if record.id == identifier == identity(record.cell, record.environment):
-                    return record
-        return None
+                yield read_record(file)
+        for file in sorted(self.folder.glob(f"*{SUFFIX}")):
+            yield from read_pack(file, identifier).records
 
     def write(self, record: Record) -> Path:
         """Write `record` under its name, in place of an older one of the same id. Raises OSError."""
         return write_json(self.folder / record.file_name, to_json(record))
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds, as plain_document has it. Raises OSError; ValueError where it is no file, or no such JSON."""
-
-    def opened(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)  # a FIFO would wait for its writer
-
-    with open(path, encoding="utf-8", opener=opened) as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            raise ValueError("it is no regular file")
-        if state.st_size > MOST_BYTES:
-            raise ValueError(f"it is larger than {MOST_BYTES / 2**30:.0f} GiB")
-        try:
-            return plain_document(json.load(file))
-        except RecursionError:
-            raise ValueError("its lists and objects are nested too deeply") from None
+def why_no_records(path: Path) -> str | None:
+    """Why a path can hold no records; None for a folder or a pack."""
+    if path.is_dir() or (path.exists() and is_pack(path)):
+        return None
+    what = "a file" if path.exists() else "not there"
+    return f"{path} is {what}: results are in a folder, or in a file *{SUFFIX}"
 
 
 def read_record(file: Path) -> Record:
@@ -116,24 +139,4 @@ def read_record(file: Path) -> Record:
         document = read_json(file)
     except (OSError, ValueError) as error:
         raise NotARecord(f"not readable as JSON ({error})") from error
-    record = from_json(document)
-    if (reason := flaw(record)) is not None:
-        raise NotARecord(reason)
-    return record
-
-
-def write_json(path: Path, document: object) -> Path:
-    """Write `document` to `path` whole or not at all: to a file beside it, then renamed. Raises OSError."""
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=PARTIAL)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    return path
+    return sound_record(document)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from .files import read_json, write_json
 from .finding import VERDICTS as VERDICTS
-from .store import read_json, write_json
 
 COUNTS = {"judged", "figures"}
 

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+from results.pack import is_pack, sweep_of
+
 
 def path_argument(text: str) -> Path:
     """An argument that is a path, also of nothing yet. Raises ArgumentTypeError where the system takes no such path."""
@@ -15,6 +17,11 @@ def path_argument(text: str) -> Path:
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text}: {(isinstance(error, OSError) and error.strerror) or error}") from error
     return Path(text)
+
+
+def folder_of(results: Path) -> Path:
+    """Where what is made of results belongs: in their folder; of a pack, in a folder of its name beside it."""
+    return results.with_name(sweep_of(results)) if is_pack(results) else results
 
 
 class Parser(argparse.ArgumentParser):

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in
-from results.store import Contents, Store
+from results.store import Contents, Store, why_no_records
 from scripts.arguments import Parser, path_argument
 
 UNITS = {"latency": "ms", "throughput": "samples/s", "memory": "MiB", "preparation": "s", "speedup": "x"}
@@ -41,8 +41,8 @@ NO_TERMINAL = 160  # columns where nobody's terminal sets a width
 
 def read(folder: Path, parser: Parser) -> Contents:
     """What the folder holds, with a line for each file that is no record; a folder without records ends the program."""
-    if not folder.is_dir():
-        parser.error(f"{folder} is {'a file' if folder.exists() else 'not there'}: results are in a folder")
+    if (reason := why_no_records(folder)) is not None:
+        parser.error(reason)
     contents = Store(folder).read()
     for line in contents.skipped:
         print(line, file=sys.stderr)

@@ -8,7 +8,7 @@ pipeline's), serving (latency over throughput), and each quantity of a further m
 that the results allow are drawn if none is named. Each machine, version of torch and precision has a set of charts of its
 own. A system with incorrect output has no speed in any chart.
 
-    python scripts/plot.py --results results/reference/h200 --output charts
+    python scripts/plot.py --results results/reference/h200/zoo.jsonl.gz --output charts
     python scripts/plot.py speedup --baseline cuda_graph --batches 1 --published nimble/figure7
 
 Exit status 1 where a chart that was named cannot be drawn, 2 for a bad request.
@@ -35,7 +35,7 @@ from results.published.value import Value
 from results.published.values import NoSuchValue, exhibit
 from results.selection import NoResults, Selection, by_setting, read
 from results.setting import Setting
-from scripts.arguments import Parser, path_argument
+from scripts.arguments import Parser, folder_of, path_argument
 from scripts.charts import (
     accuracy,
     latency,
@@ -166,7 +166,12 @@ def names_of(text: str) -> list[str]:
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The arguments that say what to show. plot and report share them."""
     parser.add_argument(
-        "--results", nargs="+", type=path_argument, default=[RUNS], metavar="FOLDER", help="records; results/runs"
+        "--results",
+        nargs="+",
+        type=path_argument,
+        default=[RUNS],
+        metavar="FOLDER",
+        help="records, or a file *.jsonl.gz of them; results/runs",
     )
     parser.add_argument("--baseline", default="eager", metavar="SYSTEM", help="what speedups are over; eager")
     parser.add_argument(
@@ -203,7 +208,10 @@ def main() -> None:
     parser.add_argument("charts", nargs="*", metavar="CHART", help=", ".join(CHARTS))
     add_selection(parser)
     parser.add_argument(
-        "--output", type=path_argument, metavar="FOLDER", help="charts/ in the first folder of results if left out"
+        "--output",
+        type=path_argument,
+        metavar="FOLDER",
+        help="charts/ in the first folder of results, or beside a file of them, if left out",
     )
     parser.add_argument("--formats", type=names_of, default=list(style.FORMATS), metavar="png,svg", help="pdf too")
     arguments = parser.parse_args()
@@ -221,7 +229,7 @@ def main() -> None:
     for name in arguments.charts:
         if name not in CHARTS and name not in quantities:
             parser.error(f"no record holds a quantity {name}: {nearest(name, quantities)}")
-    folder: Path = arguments.output or arguments.results[0] / "charts"
+    folder: Path = arguments.output or folder_of(arguments.results[0]) / "charts"
     missing = False
     for setting, measured in settings.items():
         place = f"-{setting.slug}" if len(settings) > 1 else ""

@@ -1,7 +1,8 @@
-"""The tables, chart and gallery of the pages, made from the committed results: python scripts/readme.py [--check]
+"""The tables, charts and gallery of the pages, made from the committed results: python scripts/readme.py [--check]
 
-Rewrites the parts of README.md and of results/reference's pages between their markers, and the pictures under
-results/reference/h200; with --check it writes nothing and ends with status 1 where any of them is not what the results give.
+Rewrites the parts of README.md and of results/reference's pages between their markers, the pictures under
+results/reference/h200, and results/reference/h200.csv; with --check it writes nothing and ends with status 1 where any of
+them is not what the results give.
 """
 
 import argparse
@@ -23,31 +24,33 @@ import seaborn as sns
 from results.record import Record
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import tables
+from scripts import cells, tables
 from scripts.charts.style import LOOKS
 from scripts.exhibits.gallery import gallery
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results" / "reference" / "h200"
+RESULTS = ROOT / "results" / "reference" / "h200"  # a pack of records for each sweep
 README = ROOT / "README.md"
 MEASURED = ROOT / "results" / "reference" / "README.md"
 EXHIBITS = ROOT / "results" / "reference" / "EXHIBITS.md"
-TURNS = ROOT / "results" / "reference" / "h200-turns"  # with more systems, and no profiler before the rounds
-SCHEDULERS = ROOT / "results" / "reference" / "h200-schedulers"  # every scheduler in one set of rounds
-ZOO = ROOT / "results" / "reference" / "h200-zoo"  # compilers and schedulers in one set of rounds
-BEST = ROOT / "results" / "reference" / "h200-best"  # each system with all that it can change
-REDUCED = ROOT / "results" / "reference" / "h200-reductions"  # with fuse_reductions and without
-TUNED = ROOT / "results" / "reference" / "h200-tuned"  # TVM before and after tuning, beside some of them
-CHOSEN = [ROOT / "results" / "reference" / name for name in ("h200-algorithms", "h200-algorithms-again")]
-FIGURE5 = ROOT / "results" / "reference" / "h200-figure5"  # Opara's, with counters
-LEARNED = ROOT / "results" / "reference" / "h200-windtunnel"  # pipelines over New York's flights
-SPEED = ROOT / "results" / "reference" / "h200-windtunnel-speed"  # of their tuning and predicting
-STAGES = ROOT / "results" / "reference" / "h200-ios"
-UNHINDERED = ROOT / "results" / "reference" / "h200-ios-barriers"  # IOS's stages with and without their barriers
-LAUNCHED = ROOT / "results" / "reference" / "h200-opara"
-ORDERED = ROOT / "results" / "reference" / "h200-orders"  # in more launch orders, on more models, the same kernels in all
+OVERVIEW = RESULTS / "overview.jsonl.gz"  # the first table: eager, compilers, a CUDA Graph and Nimble
+TURNS = RESULTS / "turns.jsonl.gz"  # with more systems, and no profiler before the rounds
+SCHEDULERS = RESULTS / "schedulers.jsonl.gz"  # every scheduler in one set of rounds
+ZOO = RESULTS / "zoo.jsonl.gz"  # compilers and schedulers in one set of rounds
+BEST = RESULTS / "best.jsonl.gz"  # each system with all that it can change
+REDUCED = RESULTS / "reductions.jsonl.gz"  # with fuse_reductions and without
+TUNED = RESULTS / "tuned.jsonl.gz"  # TVM before and after tuning, beside some of them
+CHOSEN = [RESULTS / f"{name}.jsonl.gz" for name in ("algorithms", "algorithms-again")]
+FIGURE5 = RESULTS / "figure5.jsonl.gz"  # Opara's, with counters
+LEARNED = RESULTS / "windtunnel.jsonl.gz"  # pipelines over New York's flights
+SPEED = RESULTS / "windtunnel-speed.jsonl.gz"  # of their tuning and predicting
+STAGES = RESULTS / "ios.jsonl.gz"
+UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
+LAUNCHED = RESULTS / "opara.jsonl.gz"
+ORDERED = RESULTS / "orders.jsonl.gz"  # in more launch orders, on more models, the same kernels in all
 CHART = RESULTS / "speedup.svg"
+CELLS = RESULTS.with_suffix(".csv")
 COMMAND = "python scripts/readme.py"
 ENDS = {"in turn": "turns"}  # where the marker at the end of a part has another name than that at its beginning
 COLOURS = {system: LOOKS[system.label].colour for system in SYSTEMS}
@@ -99,14 +102,14 @@ def title(record: Record) -> str:
     return f"{environment.gpu}, torch {environment.libraries['torch']}, {record.cell.conditions.precision}, batch 1"
 
 
-def read(folder: Path) -> list[Siblings]:
-    """The groups of a folder's records of runner=bench."""
-    return siblings(record for record in Store(folder).read().records.values() if record.cell.runner.name == "bench")
+def read(sweep: Path) -> list[Siblings]:
+    """The groups of a sweep's records of runner=bench."""
+    return siblings(record for record in Store(sweep).read().records.values() if record.cell.runner.name == "bench")
 
 
-def everything(folder: Path) -> list[Siblings]:
-    """The groups of a folder's records, whatever measured them."""
-    return siblings(Store(folder).read().records.values())
+def everything(sweep: Path) -> list[Siblings]:
+    """The groups of a sweep's records, whatever measured them."""
+    return siblings(Store(sweep).read().records.values())
 
 
 def parts() -> dict[str, str]:
@@ -124,14 +127,14 @@ def parts() -> dict[str, str]:
     }
     shown = {
         "front": tables.front(read(BEST)),
-        "results": tables.overview(everything(RESULTS)),
+        "results": tables.overview(everything(OVERVIEW)),
         "in turn": tables.turns(turned),
         "compilers": tables.compilers(zoo),
         "best": tables.best(read(BEST)),
         "products": tables.products(read(BEST)),
         "reductions": tables.reductions(read(REDUCED)),
         "tuned": tables.tuned([*zoo, *read(TUNED)]),
-        "algorithms": tables.algorithms([everything(folder) for folder in CHOSEN]),
+        "algorithms": tables.algorithms([everything(sweep) for sweep in CHOSEN]),
         "training": tables.training(trained),
         "pipelines": tables.tuned_pipelines(everything(LEARNED)),
         "tuning": tables.tuning(everything(SPEED)),
@@ -173,7 +176,7 @@ def main() -> None:
     for line in Store(RESULTS).read().skipped:
         print(line, file=sys.stderr)
     exhibits, pictures = gallery(RESULTS / "exhibits", EXHIBITS.parent)
-    wanted = {**pages(exhibits), CHART: chart(everything(RESULTS)), **pictures}
+    wanted = {**pages(exhibits), CHART: chart(everything(OVERVIEW)), CELLS: cells.table(RESULTS), **pictures}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)} {'differs from the results' if check else 'written'}")

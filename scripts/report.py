@@ -34,7 +34,7 @@ from results.schedule_file import NoSchedule
 from results.selection import NoResults, Selection
 from results.setting import Setting
 from results.verdict import COUNTS, Verdict, read_verdicts
-from scripts.arguments import Parser, path_argument
+from scripts.arguments import Parser, folder_of, path_argument
 from scripts.charts import style
 from scripts.charts.chart import Chart
 from scripts.page import content
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--verdicts", type=path_argument, metavar="VERDICTS.json", help=f"{VERDICTS} if it is there")
     parser.add_argument("--title", default="Opweave: what was measured")
     arguments = parser.parse_args()
-    output: Path = arguments.output or arguments.results[0] / "report.html"
+    output: Path = arguments.output or folder_of(arguments.results[0]) / "report.html"
     for written in filter(None, (output, arguments.markdown)):
         parser.check_file(written)
     if arguments.markdown and output.resolve() == arguments.markdown.resolve():

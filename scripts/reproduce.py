@@ -39,6 +39,7 @@ from rich.table import Table
 
 from results.finding import NOT_RUN, Finding
 from results.published.values import NoSuchValue
+from results.store import why_no_records
 from results.verdict import Verdict, read_verdicts, write_verdicts
 from scripts.arguments import Parser, path_argument
 from scripts.charts import style
@@ -187,8 +188,8 @@ def request(parser: Parser) -> Request:
         parser.error(str(error))
     results = Path(values.get("results", "results/runs"))
     parser.check_folder(arguments.output)
-    if arguments.judge and "results" in values and not results.is_dir():
-        parser.error(f"{results} is {'a file' if results.exists() else 'not there'}: results are in a folder")
+    if arguments.judge and "results" in values and (reason := why_no_records(results)) is not None:
+        parser.error(reason)
     is_bare = arguments.words == [ALL] and not arguments.judge
     is_recorded = arguments.recorded or (is_bare and not gpu_here())
     if arguments.recorded and (pairs or arguments.judge):

@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from results.store import read_json
+from results.files import COMPRESSED, read_json
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
 from results.words import counted
 from scripts.arguments import Parser, path_argument
@@ -95,6 +95,11 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
     return figure
 
 
+def picture_of(trace: Path, suffix: str) -> Path:
+    """The picture beside a trace, which may be compressed."""
+    return trace.with_name(trace.name.removesuffix(COMPRESSED)).with_suffix(suffix)
+
+
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("traces", nargs="+", type=path_argument, metavar="TRACE.json")
@@ -117,7 +122,7 @@ def main() -> None:
     if window and not any(bar.end > window[0] and bar.start < window[1] for t in timelines for bar in t.bars):
         parser.error(f"--window {window[0]:g} {window[1]:g}: there is nothing to draw in it")
     figure = draw(timelines, window)
-    for picture in arguments.output or [arguments.traces[0].with_suffix(suffix) for suffix in (".png", ".svg")]:
+    for picture in arguments.output or [picture_of(arguments.traces[0], suffix) for suffix in (".png", ".svg")]:
         # A fixed date makes an SVG of the same trace the same file.
         options: dict[str, Any] = {"metadata": {"Date": None}} if picture.suffix == ".svg" else {"dpi": 150}
         try:

@@ -29,7 +29,7 @@ from scripts.arguments import Parser, path_argument
 from scripts.charts import speedup
 from scripts.charts.style import short
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "reference" / "h200-today"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "reference" / "h200" / "today.jsonl.gz"
 ONE_STREAM = named("system", "cuda_graph")
 STREAMS = tuple(named("system", name) for name in ("nimble", "opara", "ios"))  # the model's own kernels, on more streams
 WEAVE = named("system", "weave")  # which does both

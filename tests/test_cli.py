@@ -16,7 +16,7 @@ from completion import completions
 from conftest import ROOT, Run, command, environment, records
 
 from results.cell import choose
-from results.store import PARTIAL
+from results.files import PARTIAL
 from runners.cell.messages import Check, Refused
 from runners.cell.worker import Worker, guarded
 from runners.command import main

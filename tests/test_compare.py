@@ -188,7 +188,9 @@ def test_a_bad_request_is_a_line(compare: Compare, b: list[Record], more: list[s
 def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compare, tmp_path: Path) -> None:
     command = [sys.executable, "scripts/compare.py", "nowhere", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr == "compare.py: nowhere is not there: results are in a folder\n"
+    assert done.returncode == 2 and done.stderr == (
+        "compare.py: nowhere is not there: results are in a folder, or in a file *.jsonl.gz\n"
+    )
     long = subprocess.run([*command[:2], "x" * 300, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert long.returncode == 2 and long.stderr.endswith("x: File name too long\n") and long.stderr.count("\n") == 1
     (tmp_path / "a").mkdir()
@@ -203,7 +205,8 @@ def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compar
 
 def test_the_reference_is_as_good_as_itself() -> None:
     alone, in_turn = (
-        list(Store(ROOT / "results" / "reference" / s).read().records.values()) for s in ("h200", "h200-turns")
+        list(Store(ROOT / "results" / "reference" / "h200" / f"{s}.jsonl.gz").read().records.values())
+        for s in ("overview", "turns")
     )
     assert not changes(alone, alone, "speedup", "eager")  # a profiler had been in these before their rounds
     for metric in METRICS:

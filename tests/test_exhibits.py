@@ -17,8 +17,10 @@ from made_records import cell, record, rounds
 import conf
 from models.table_options import DATASETS, PIPELINES
 from results.cell import Cell, choose, named
-from results.document import cell_to_json
+from results.document import cell_to_json, to_json
+from results.files import read_json
 from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS, Finding
+from results.pack import packed, sweep_of
 from results.published.values import everything
 from results.record import Kernels, Limits, Measured, Quantity, Record, SmEfficiency
 from results.schedule import BlockSearch
@@ -39,7 +41,7 @@ from scripts.plot import CHARTS
 
 H200 = ROOT / "results" / "reference" / "h200"
 # As if profilers had come after their rounds, so that it is these that give the ratios.
-RECORDS = [replace(record, warnings=()) for record in Store(H200).read().records.values()]
+RECORDS = [replace(record, warnings=()) for record in Store(H200 / "overview.jsonl.gz").read().records.values()]
 EAGER, NIMBLE, OPARA = (named("system", name) for name in ("eager", "nimble", "opara"))
 ISSUED = {
     "nimble": [
@@ -226,16 +228,16 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
     assert "every network: nimble over eager" in verdict.reason and "on resnet50" in verdict.reason
 
 
-def test_folders_of_several_processes_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_of_several_processes_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, gain in enumerate((1.04, 1.05, 1.06)):
-        folder = tmp_path / f"run-{number}"
-        folder.mkdir()
+        documents = []
         for system, scale in (("sequential", gain), ("ios", 1.0)):
             one = made(system, 1, scale, "resnet50")
             assert one.comparison is not None
             turns = replace(one.comparison, group=f"process {number}")
-            Store(folder).write(replace(one, id=f"{len(system):016x}", comparison=turns))
-    monkeypatch.setattr(recorded, "REFERENCE", tmp_path)
+            documents.append(to_json(replace(one, id=f"{len(system):016x}", comparison=turns)))
+        (tmp_path / f"run-{number}.jsonl.gz").write_bytes(packed(documents))
+    monkeypatch.setattr(recorded, "SWEEPS", tmp_path)
     monkeypatch.setitem(recorded.ELSEWHERE, "ios/resnet", ("run-0 + run-1 + run-2",))
     best, *_ = recorded.recorded(Preset.read("ios/resnet"))
     assert [f.processes for f in best.findings] == [3, 3] and all("3 processes" in f.reason for f in best.findings)
@@ -352,7 +354,7 @@ def test_the_papers_values_are_marked_where_they_are_judged() -> None:
 
 def test_the_batches_of_one_model_are_one_chart_without_marks_of_another_order() -> None:
     read = Preset.read("opara/figure2")
-    records = Store(H200.with_name("h200-opara")).read().records.values()
+    records = Store(H200 / "opara.jsonl.gz").read().records.values()
     measured = select(list(records), [read.sweep])
     assert measured is not None and len(measured.batches) == 5
     charts, _ = pictures(read, Evidence(measured), [])
@@ -366,6 +368,11 @@ def test_charts_stand_in_the_order_of_the_preset() -> None:
     read = replace(Preset.read("opara/figure8"), charts=["speedup", "memory", "throughput"])
     charts, refused = pictures(read, Evidence(select(RECORDS, [read.sweep | {"system": "cuda_graph,nimble"}])), [])
     assert [name.partition("-")[0] for name in dict.fromkeys(charts)][:2] == ["speedup", "memory"], refused
+
+
+def test_each_sweep_that_an_exhibit_goes_by_is_committed() -> None:
+    named_sweeps = {part for sweeps in recorded.ELSEWHERE.values() for sweep in sweeps for part in sweep.split(" + ")}
+    assert named_sweeps | {recorded.FIRST_TABLE} <= {sweep_of(file) for file in recorded.SWEEPS.glob("*.jsonl.gz")}
 
 
 def test_the_folder_of_pictures_holds_what_the_page_shows() -> None:
@@ -485,7 +492,7 @@ def test_exhibits_are_drawn(name: str) -> None:
 def test_what_was_read_off_a_figure_is_marked_wherever_it_is_shown() -> None:
     """In the terminal and the README's sentences, in the verdict, in the chart of figures and in that of speedups."""
     read = Preset.read("ios/batch_sizes")
-    records = list(Store(H200.with_name("h200-ios")).read().records.values())
+    records = list(Store(H200 / "ios.jsonl.gz").read().records.values())
     evidence = Evidence(select(records, [read.sweep]))
     exhibit_findings = findings.findings(read, evidence)
     verdict = judgement.judge(read, evidence, exhibit_findings, small=False)
@@ -597,10 +604,10 @@ def test_streams_of_a_timeline_are_those_that_its_schedule_has() -> None:
 
 
 def test_schedule_files_are_known_by_their_cell_and_older_ones_by_their_name(tmp_path: Path) -> None:
-    older = ROOT / "results" / "reference" / "exhibits" / "ios-pruning" / "inception_v3@ios (r=1, s=3)@b1.schedule.json"
-    (tmp_path / older.name).write_text(older.read_text())
+    older = recorded.SCHEDULES / "ios-pruning" / "inception_v3@ios (r=1, s=3)@b1.schedule.json.gz"
+    (tmp_path / older.name).write_bytes(older.read_bytes())
     own = cell("opara", "t5", "schedule", batch=4)
-    document = json.loads(older.read_text()) | {"cell": cell_to_json(own), "of_a_later_version": 1}
+    document = read_json(older) | {"cell": cell_to_json(own), "of_a_later_version": 1}
     (tmp_path / "any name.schedule.json").write_text(json.dumps(document))
     evidence = Evidence(schedules=read_cells(tmp_path))
     assert evidence.schedule(("t5", 4), OPARA) == evidence.schedule(("inception_v3", 1), named("system", "ios", r=1, s=3))

@@ -1,5 +1,6 @@
 """Nothing that a file holds ends a report, a comparison, a table, a chart or a sweep: it is read, or a line says why not."""
 
+import gzip
 import io
 import json
 import os
@@ -8,6 +9,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -20,12 +22,14 @@ from rich.console import Console
 
 from results.cell import Cell, Conditions, choose
 from results.document import NotARecord, from_json, to_json
+from results.files import read_json
+from results.pack import MOST_LINES, documents_of, packed, read_pack
 from results.record import Measured, Quantity, Record
 from results.regression import METRICS, changes
 from results.schedule_file import ScheduleFile
 from results.selection import Selection
 from results.siblings import siblings
-from results.store import Store, read_json, read_record
+from results.store import Store, read_record
 from results.timeline import KINDS, Bar, Timeline, from_trace, to_trace
 from results.verdict import read_verdicts
 from runners.cell.messages import Answer, Command, Done, Learn, Learned, Measure
@@ -43,9 +47,14 @@ from scripts.plot import CHARTS, draw_all
 REFERENCE = ROOT / "results" / "reference"
 # Records that differ in what they hold: rewriting, tuning, a search, stages, training, counters; some measured in turn.
 CORPUS = (
-    *("h200/nasnet-eager-b1-*", "h200/nasnet-cuda_graph-b1-*", "h200/nasnet-nimble-b1-*", "h200-ios/*-ios-b1-*"),
-    *("h200-best/bert-nimble-b1-*", "h200-best/bert-torch_compile-b1-*", "h200-tuned/googlenet-tvm-b1-*"),
-    *("h200-turns/*-nimble-b32-*", "h200-figure5/bert-opara-b1-*", "h200-opara/*-opara-b1-*"),
+    *(
+        "overview/nasnet-eager-b1-",
+        "overview/nasnet-cuda_graph-b1-",
+        "overview/nasnet-nimble-b1-",
+        "ios/inception_v3-ios-b1-",
+    ),
+    *("best/bert-nimble_fused-b1-", "best/bert-torch_compile_best-b1-", "tuned/googlenet-tvm-b1-"),
+    *("turns/googlenet-nimble-b32-", "figure5/bert-opara-b1-", "opara/googlenet-opara-b1-"),
 )
 ENERGY = Measured((Quantity("joules_per_call", "energy a call", "J", 1.25, 1.2, 1.3, source="NVML"),), {"J": (1.2, 1.3)})
 STRANGE = "$\\frac{$ [/b] <b> | `{x}` __a__"
@@ -53,10 +62,16 @@ SEEDS = 100
 CHOICES = ("model", "squeezenet"), ("system", "eager"), ("runner", "latency")
 
 
+def older_document(sweep: str, name: str) -> dict[str, Any]:
+    """The first of a pack whose file's name would begin so."""
+    lines: list[Any] = documents_of(REFERENCE / "h200" / f"{sweep}.jsonl.gz")
+    return next(document for document in lines if from_json(document).file_name.startswith(name))
+
+
 @cache
 def documents() -> list[dict[str, Any]]:
     """Real records of schema 1, and the same of schema 2 with a measurement that describes itself; one has odd names."""
-    older = [json.loads(sorted(REFERENCE.glob(pattern))[0].read_text()) for pattern in CORPUS]
+    older = [older_document(*place.split("/")) for place in CORPUS]
     newer = [to_json(replace(from_json(document), measured={"energy": ENERGY})) for document in older]
     copies: list[dict[str, Any]] = json.loads(json.dumps(newer))
     for group in ("model", "system"):
@@ -103,6 +118,88 @@ def test_each_file_that_cannot_be_read_is_a_line_and_stays(damaged: Path) -> Non
     assert sorted(damaged.iterdir()) == before
     assert len(survivors(damaged)) > SEEDS / 3
     assert all(text.isprintable() for record in survivors(damaged) for text in (record.cell.label, record.reason or ""))
+
+
+def test_each_line_that_cannot_be_read_is_a_line_and_costs_no_other(damaged: Path, tmp_path: Path) -> None:
+    """The same documents as lines of a pack: each is read, or not, as its file is."""
+    files = [file for file in sorted(damaged.glob("*.json")) if file.name.startswith(("whole", "mutated", "deep"))]
+    lines = [file.read_bytes() for file in files]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+    pack, contents = read_pack(tmp_path / "a.jsonl.gz"), Store(damaged).read()
+    reasons = {number: contents.reasons_by_file[f] for number, f in enumerate(files, 1) if f in contents.reasons_by_file}
+    assert pack.reason is None and len(pack.records) + len(reasons) == len(files) and reasons
+    assert pack.reasons_by_line == reasons
+    for line, number in zip(Store(tmp_path).read().skipped, reasons, strict=True):
+        assert line.isprintable() and len(line) < 1000 and f"a.jsonl.gz, line {number}: " in line
+
+
+@pytest.mark.parametrize("one", [True, False], ids=["one byte", "many"])
+def test_damaged_compressed_data_end_nothing_and_change_no_record(one: bool, tmp_path: Path) -> None:
+    """Of a pack with wrong bytes, or too few, each record is as it was written, or a line says why none is read."""
+    file, whole = tmp_path / "a.jsonl.gz", packed(documents())
+    known = read_pack(written(file, whole)).records
+    assert len(known) == len(documents())
+    refused = 0
+    for seed in range(SEEDS):
+        random, data = Random(seed), bytearray(whole)
+        begin = random.randrange(len(data))
+        match seed % 3:
+            case 0:
+                del data[begin:]
+            case 1:
+                data[begin : begin + (1 if one else 900)] = random.randbytes(1 if one else 900)
+            case _:
+                data[begin:begin] = random.choice((b"\0", b"\x1f\x8b", whole[:begin]))
+        pack = read_pack(written(file, bytes(data)))
+        assert all(record in known for record in pack.records), seed
+        assert pack.reason is None or "\n" not in pack.reason
+        refused += pack.reason is not None
+        assert len(Store(file).read().skipped) == (pack.reason is not None) + len(pack.reasons_by_line)
+    assert refused > SEEDS / 2
+
+
+def written(file: Path, data: bytes) -> Path:
+    file.write_bytes(data)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (gzip.compress(b""), "it is empty"),
+        (b"no gzip", "Not a gzipped file"),
+        (gzip.compress(b"\n" * (MOST_LINES + 1)), "more than 65,536 lines"),
+        (gzip.compress(b"0" * 3_000_000), "it is larger than"),
+        (gzip.compress(b"{}\n")[:-4], "it ends early"),
+    ],
+    ids=["empty", "no line", "text", "lines", "bomb", "cut"],
+)
+def test_a_file_that_is_no_pack_is_one_line(
+    content: bytes, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("results.files.MOST_BYTES", 2**20)
+    written(tmp_path / "a.jsonl.gz", content)
+    (line,) = [line for line in Store(tmp_path).read().skipped if "line 1:" not in line]
+    assert why in line and "a.jsonl.gz: " in line
+
+
+def test_names_of_packs_that_are_no_files_are_a_line_each(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe\n\x1b[31m.jsonl.gz")
+    (tmp_path / "folder.jsonl.gz").mkdir()
+    (tmp_path / "zero.jsonl.gz").symlink_to("/dev/zero")
+    (tmp_path / "nowhere.jsonl.gz").symlink_to("nowhere")
+    skipped = Store(tmp_path).read().skipped
+    assert len(skipped) == 4 and all(line.isprintable() for line in skipped)
+    assert sum("no regular file" in line for line in skipped) == 2
+
+
+def test_a_line_that_is_too_long_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps(document) for document in documents()[:3]]
+    lines[1] = lines[1][:-1] + " " * 3 * max(map(len, lines)) + "}"
+    monkeypatch.setattr("results.pack.MOST_LINE_BYTES", 2 * max(map(len, lines)) // 3)
+    pack = read_pack(written(tmp_path / "a.jsonl.gz", gzip.compress("\n".join(lines).encode())))
+    assert list(pack.reasons_by_line) == [2] and "longer than" in pack.reasons_by_line[2] and len(pack.records) == 2
 
 
 def draw(records: list[Record]) -> None:
@@ -213,8 +310,8 @@ def verdicts(file: Path) -> None:
 def made(use: Callable[[Path], None]) -> Any:
     """A whole document of a kind."""
     if use is schedule:
-        files = REFERENCE.glob("**/*.schedule.json")
-        return json.loads(min(files, key=lambda file: file.stat().st_size).read_text())
+        files = REFERENCE.glob("**/*.schedule.json.gz")
+        return read_json(min(files, key=lambda file: file.stat().st_size))
     cell = Cell(*(choose(*choice) for choice in CHOICES), Conditions(1, "cpu"))
     bars = tuple(Bar(stream, "conv", 1.0 * stream, 2.0, KINDS[stream], {"flops": 1}) for stream in range(3))
     return to_trace([Timeline(cell, "host", bars, 3)]) if use is trace else [asdict(VERDICT)]

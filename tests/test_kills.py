@@ -19,7 +19,8 @@ import pytest
 from conftest import command, environment, heed_interrupts, living, soon
 from made_records import cell, record
 
-from results.store import PARTIAL, Store
+from results.files import PARTIAL
+from results.store import Store
 
 MODEL = '''
 import os

@@ -71,7 +71,7 @@ def closed() -> Iterator[None]:
 
 @cache
 def reference() -> list[Record]:
-    return read([REFERENCE])
+    return read([REFERENCE / "overview.jsonl.gz"])
 
 
 def measured(batches: tuple[int, ...] = (1,)) -> Selected:
@@ -81,14 +81,14 @@ def measured(batches: tuple[int, ...] = (1,)) -> Selected:
 @cache
 def several() -> Selected:
     """Of sweeps over different systems, most of which were not measured on most models."""
-    folders = [REFERENCE, *(REFERENCE.with_name(name) for name in ("h200-ios", "h200-ios-pruning", "h200-tuned"))]
+    folders = [REFERENCE / f"{name}.jsonl.gz" for name in ("overview", "ios", "ios-pruning", "tuned")]
     return Selection(read(folders)).only(models=["nasnet", "inception_v3", "bert", "squeezenet_bypass"])
 
 
 @cache
 def launched() -> Selected:
     """One model at several batches, under systems of which one has a long label."""
-    return Selection(read([REFERENCE.with_name("h200-opara")])).only(
+    return Selection(read([REFERENCE / "opara.jsonl.gz"])).only(
         models=["googlenet"], systems=["opara", DEPTH_FIRST.label, "opara (launch_order=reverse)"]
     )
 
@@ -363,7 +363,7 @@ def test_what_was_counted_is_not_called_missing_among_the_estimated() -> None:
 
 def test_ratios_of_latencies_measured_alone_are_told_from_those_in_turn() -> None:
     """A profiler had been in the processes of the first set before their rounds, not in those of the second."""
-    turns = read([REFERENCE.with_name("h200-turns")])
+    turns = read([REFERENCE / "turns.jsonl.gz"])
     mixed = Selection([*(r for r in reference() if r.cell.model.name == "gpt2"), *turns]).only(batches=[1])
     for selection, title, starred in (
         (measured(), "measured alone", []),
@@ -387,7 +387,7 @@ def test_a_part_looks_as_the_whole_does() -> None:
 
 def test_notes_stand_below_all_points() -> None:
     """Of sweeps over different systems, where there is much to say of what was not measured."""
-    for selection in (Selection(read([REFERENCE.with_name(name)])) for name in ("h200-opara", "h200-ios")):
+    for selection in (Selection(read([REFERENCE / f"{name}.jsonl.gz"])) for name in ("opara", "ios")):
         with style.house():
             figure = throughput.draw(selection).figure
             check_words(figure)
@@ -457,7 +457,7 @@ def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
         "speedup",
         "sm_efficiency",
         "--results",
-        str(REFERENCE),
+        str(REFERENCE / "overview.jsonl.gz"),
         "--models",
         "nasnet,randwire",
         "--output",
@@ -479,10 +479,10 @@ def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
         (["--results", "nowhere"], "nowhere is not there"),
         (["--results", "README.md"], "README.md is a file"),
         (["--results", "scripts"], "no record in scripts"),
-        (["--results", str(REFERENCE), "--models", "nasnot"], "no record of the model nasnot"),
-        (["--results", str(REFERENCE), "-p", "nimble/figure70"], "did you mean figure7?"),
-        (["--results", str(REFERENCE), "--formats", "gif"], "--formats gif is none of"),
-        (["memory", "--results", str(REFERENCE), "--output", "README.md"], "cannot be written"),
+        (["--results", str(REFERENCE / "overview.jsonl.gz"), "--models", "nasnot"], "no record of the model nasnot"),
+        (["--results", str(REFERENCE / "overview.jsonl.gz"), "-p", "nimble/figure70"], "did you mean figure7?"),
+        (["--results", str(REFERENCE / "overview.jsonl.gz"), "--formats", "gif"], "--formats gif is none of"),
+        (["memory", "--results", str(REFERENCE / "overview.jsonl.gz"), "--output", "README.md"], "cannot be written"),
     ],
 )
 def test_a_bad_request_is_a_line(
@@ -497,7 +497,7 @@ def test_a_bad_request_is_a_line(
 
 
 def test_a_chart_that_was_asked_for_and_cannot_be_drawn_is_told() -> None:
-    done = run("speedup", "--results", str(REFERENCE), "--baseline", "opara")
+    done = run("speedup", "--results", str(REFERENCE / "overview.jsonl.gz"), "--baseline", "opara")
     assert done.returncode == 1 and "nothing was measured in turn with opara" in done.stderr
 
 

@@ -43,7 +43,7 @@ def test_table_and_chart_are_what_the_results_give() -> None:
 
 
 def test_a_changed_figure_is_noticed() -> None:
-    records = list(Store(readme.RESULTS).read().records.values())
+    records = list(Store(readme.OVERVIEW).read().records.values())
     text = readme.MEASURED.read_text(encoding="utf-8")
     assert tables.overview(siblings(records)).markdown() in text
 

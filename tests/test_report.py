@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from reports import REFERENCE, VERDICT, document, made, records
+from reports import OVERVIEW, REFERENCE, VERDICT, document, made, records
 
 from results.cell import named
 from results.record import Record
@@ -102,7 +102,7 @@ def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
 
 
 def test_a_schedule_is_told_by_its_name_and_a_ratio_not_in_turn_has_a_mark() -> None:
-    ios, alone = (Selection(read([REFERENCE.with_name(name)])) for name in ("h200-ios", "h200"))
+    ios, alone = (Selection(read([REFERENCE / f"{name}.jsonl.gz"])) for name in ("ios", "overview"))
     systems = {row[2].text: row[2].title for row in content.cells(ios, named("system", "sequential")).rows}
     path = "results/exhibits/ios-specialization/inception_v3@ios@b1.schedule.json"
     assert systems["ios (schedule=inception_v3@ios@b1)"] == f"ios (schedule={path})" and systems["ios"] == ""
@@ -172,7 +172,7 @@ def test_verdicts_of_an_older_form_are_left_out(script: Run, folder: Path) -> No
     file = folder / "results" / "exhibits" / "verdicts.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps([{"exhibit": "nimble/figure7"}]))
-    places = "--results", str(ROOT / "results" / "reference" / "h200-best-again"), "--output", str(folder / "r.html")
+    places = "--results", str(REFERENCE / "best-again.jsonl.gz"), "--output", str(folder / "r.html")
     done = script("report", *places, cwd=folder)
     assert done.returncode == 0 and done.stderr.startswith(
         "warning: results/exhibits/verdicts.json is left out: a verdict has"
@@ -190,11 +190,14 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     ("arguments", "message"),
     [
         (["--results", "nowhere"], "nowhere is not there"),
-        (["--results", str(REFERENCE), "--schedules", "nowhere.json"], "nowhere.json"),
-        (["--results", str(REFERENCE), "--verdicts", "nowhere.json"], "nowhere.json"),
-        (["--results", str(REFERENCE), "--models", "vgg16", "--output", "/dev/null/x/r.html"], "cannot be written"),
-        (["--results", str(REFERENCE), "--output", "tests"], "it is a folder"),
-        (["--results", str(REFERENCE), "--output", "r.x", "--markdown", "./r.x"], "are both r.x"),
+        (["--results", OVERVIEW, "--schedules", "nowhere.json"], "nowhere.json"),
+        (["--results", OVERVIEW, "--verdicts", "nowhere.json"], "nowhere.json"),
+        (
+            ["--results", OVERVIEW, "--models", "vgg16", "--output", "/dev/null/x/r.html"],
+            "cannot be written",
+        ),
+        (["--results", OVERVIEW, "--output", "tests"], "it is a folder"),
+        (["--results", OVERVIEW, "--output", "r.x", "--markdown", "./r.x"], "are both r.x"),
     ],
 )
 def test_a_bad_request_is_a_line(script: Run, arguments: list[str], message: str) -> None:
@@ -204,7 +207,14 @@ def test_a_bad_request_is_a_line(script: Run, arguments: list[str], message: str
 
 def test_what_cannot_be_written_is_told_before_anything_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = run("--results", str(REFERENCE), "--output", f"{tmp_path}/r.html", "--markdown", f"{tmp_path}/file/r.md")
+    done = run(
+        "--results",
+        OVERVIEW,
+        "--output",
+        f"{tmp_path}/r.html",
+        "--markdown",
+        f"{tmp_path}/file/r.md",
+    )
     assert done.returncode == 2 and "is not a folder" in done.stderr and done.stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -215,7 +225,16 @@ def test_the_command_writes_both_pages(tmp_path: Path) -> None:
     schedule.write_text(json.dumps(document(graph, assign_streams(graph))))
     page, text = tmp_path / "deep" / "r.html", tmp_path / "r.md"
     done = run(
-        *("--results", str(REFERENCE), "--models", "nasnet,bert", "--batches", "1", "--schedules", str(schedule)),
+        *(
+            "--results",
+            OVERVIEW,
+            "--models",
+            "nasnet,bert",
+            "--batches",
+            "1",
+            "--schedules",
+            str(schedule),
+        ),
         *("--output", str(page), "--markdown", str(text)),
     )
     assert done.returncode == 0 and done.stdout.split() == [str(page), str(text)], done.stderr

@@ -98,18 +98,20 @@ def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
 
 def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
     """--judge runs nothing; on the committed records its verdicts are those of the page, and a report takes them."""
-    here = "results=results/reference/h200", "--output", str(tmp_path / "out")
+    here = "results=results/reference/h200/overview.jsonl.gz", "--output", str(tmp_path / "out")
     before = sorted((ROOT / "results" / "reference" / "h200").iterdir())
     done = reproduce("nimble/figure7", "nimble/figure2a", "--judge", *here)
     assert done.returncode == 0, done.stderr
     verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "out" / "verdicts.json")}
     page_of_exhibits = (ROOT / "results" / "reference" / "EXHIBITS.md").read_text(encoding="utf-8")
     for verdict in verdicts.values():
-        origin = "By the records of `h200`" if verdict.exhibit == "nimble/figure7" else "Here"  # of another folder's first
+        origin = (
+            "By the records of `overview`" if verdict.exhibit == "nimble/figure7" else "Here"
+        )  # of another folder's first
         assert f"{origin}: {verdict.reason}." in page_of_exhibits and verdict.place == "NVIDIA H200"
     assert sorted((ROOT / "results" / "reference" / "h200").iterdir()) == before
     page = tmp_path / "report.html"
-    arguments = ["--results", "results/reference/h200", "--output", str(page), "--models", "resnet18"]
+    arguments = ["--results", "results/reference/h200/overview.jsonl.gz", "--output", str(page), "--models", "resnet18"]
     arguments += ["--verdicts", str(tmp_path / "out" / "verdicts.json")]
     command = [sys.executable, "scripts/report.py", *arguments]
     report = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -23,9 +23,11 @@ from made_records import CONDITIONS, ENVIRONMENT, arbitrary_records, cell, chose
 from results.cell import Choice, Conditions, choose, named
 from results.comparison import speedup
 from results.document import NotARecord, cell_from_json, cell_to_json, from_json, to_json
+from results.files import PARTIAL, write_json
 from results.older import cell_of_schedule_file, cell_of_title
+from results.pack import documents_of
 from results.record import Environment, identity
-from results.store import PARTIAL, STALE_SECONDS, Store, write_json
+from results.store import STALE_SECONDS, Store
 from results.warning import SENTENCES, Warning
 
 REFERENCE = ROOT / "results" / "reference"
@@ -76,10 +78,10 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @cache
-def older(system: str = "nimble", folder: str = "h200") -> dict[str, Any]:
-    """A committed document of schema 1: the first of a system in a folder."""
-    file = sorted((REFERENCE / folder).glob(f"*-{system}-b*.json"))[0]
-    document: dict[str, Any] = json.loads(file.read_text())
+def older(system: str = "nimble", sweep: str = "overview") -> dict[str, Any]:
+    """A committed document of schema 1: the first of a system in a sweep."""
+    documents: list[Any] = documents_of(REFERENCE / "h200" / f"{sweep}.jsonl.gz")
+    document: dict[str, Any] = next(d for d in documents if d["config"]["system"]["name"] == system)
     return document
 
 
@@ -95,9 +97,7 @@ def of_schema_1(system: dict[str, Any] | None = None, **more: Any) -> dict[str, 
 
 def test_every_committed_record_is_read() -> None:
     contents = Store(REFERENCE).read()
-    outside = {file for file in contents.reasons_by_file if "exhibits" not in file.parts}
-    files = [file for file in REFERENCE.rglob("*.json") if "exhibits" not in file.parts]
-    assert not outside and len(files) == 1062
+    assert not contents.skipped and sum(len(part.records) for part in Store(REFERENCE).parts()) == 1062
     for one in list(contents.records.values())[::7]:
         assert from_json(json.loads(json.dumps(to_json(one)))) == one  # and again as of schema 2
 
@@ -221,10 +221,10 @@ def paths(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 @pytest.mark.parametrize("schema", [1, 2])
-@pytest.mark.parametrize("folder", ["h200", "h200-best"])  # of the latter the system rewrites the model
-def test_a_damaged_document_is_a_record_or_is_told_in_a_line(folder: str, schema: int) -> None:
+@pytest.mark.parametrize("sweep", ["overview", "best"])  # of the latter the system rewrites the model
+def test_a_damaged_document_is_a_record_or_is_told_in_a_line(sweep: str, schema: int) -> None:
     """Each field removed, and of each wrong type: no exception but NotARecord."""
-    whole = older("nimble", folder)
+    whole = older("nimble", sweep)
     whole = whole if schema == 1 else json.loads(json.dumps(to_json(from_json(whole))))
     refused = 0
     for path in list(paths(whole)):
@@ -300,7 +300,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
     writer = (
-        "import sys; from pathlib import Path; from results.store import write_json\n"
+        "import sys; from pathlib import Path; from results.files import write_json\n"
         "n = 0\n"
         "while True:\n"
         "    write_json(Path(sys.argv[1]), {'n': n, 'samples': [n] * 50000}); n += 1\n"

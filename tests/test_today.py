@@ -14,7 +14,7 @@ from results.selection import NoResults, Selection, by_setting, read
 from results.siblings import siblings
 from scripts.today import GAIN, SECTIONS, Standing, page, standings
 
-ZOO = ROOT / "results" / "reference" / "h200-zoo"
+ZOO = ROOT / "results" / "reference" / "h200" / "zoo.jsonl.gz"
 NIMBLE, XLA, WEAVE = (named("system", name) for name in ("nimble", "xla", "weave"))
 STANDING = Standing(("dlrm", 1), (1.5, NIMBLE), (1.2, XLA), None, Limits(0.2, 0.8, width=26, sm_area_ms=0.1), 0.9)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from results.cell import Cell, choose
 from results.document import JSON, NotARecord, part_from_json, part_to_json
-from results.store import read_json, write_json
+from results.files import read_json, write_json
 from runners.cell.messages import Failed
 from runners.machine import environment
 from runners.machine.device import visible

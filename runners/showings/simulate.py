@@ -10,7 +10,7 @@ import conf
 from conf.text import first_line
 from results.cell import Cell
 from results.document import part_from_json, part_to_json
-from results.store import read_json
+from results.files import read_json
 from results.timeline import COMPUTE, MEMORY, Bar, from_trace, to_trace
 from results.timeline import Timeline as CellTimeline
 from runners.cell.messages import Failed

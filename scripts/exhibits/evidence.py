@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 
 from results.cell import Cell, Choice, named
+from results.files import read_json, stored
 from results.record import Record
 from results.schedule_file import ScheduleFile
 from results.selection import Place, Row, Selection, by_setting
-from results.store import read_json
 from results.timeline import Timeline, from_trace
 from scripts.charts.style import order
 
@@ -117,5 +117,6 @@ def parts(text: str) -> list[str]:
 
 
 def read_timelines(file: Path) -> list[Timeline]:
-    """Raises ValueError where the file is no trace, OSError where it cannot be read."""
+    """Those of a trace, which may be compressed. Raises ValueError where it is none, OSError where it cannot be read."""
+    file = stored(file)
     return from_trace(read_json(file)) if file.exists() else []

@@ -32,7 +32,7 @@ def gallery(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
             continue
         verdict = best.verdict
         further = [one for one in others if one.tells and one.evidence.measured]  # schedules alone are every folder's
-        elsewhere = "".join(f"\n- By the records of `{one.run.results.name}`: {one.verdict.reason}." for one in further)
+        elsewhere = "".join(f"\n- By the records of `{one.sweep}`: {one.verdict.reason}." for one in further)
         charts, _ = pictures(preset, best.evidence, best.findings)
         kind = next(iter(charts)).partition("-")[0]
         shown = []

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from results.finding import CANNOT, NOT_RUN, Finding
+from results.pack import SUFFIX
 from results.record import Record
 from results.store import Store
 from results.verdict import Verdict
@@ -18,39 +19,41 @@ from .running import ROOT, Run
 
 REFERENCE = ROOT / "results" / "reference"
 SCHEDULES = REFERENCE / "exhibits"  # and timelines, as scripts/reproduce.py wrote them
-FIRST_TABLE = "h200"
-# The folders of exhibits whose records are not, or not only, in the first table's: the best first. Those of several
-# processes a system are of several folders: "A + B" is both together.
+SWEEPS = REFERENCE / "h200"  # a pack of records each
+FIRST_TABLE = "overview"
+# The sweeps of exhibits whose records are not, or not only, in the first table's: the best first. Those of several processes
+# a system are of several sweeps: "A + B" is both together.
 ELSEWHERE = {
-    "nimble/figure2b": ("h200-figure2b",),
-    "nimble/figure7": ("h200-turns", "h200-zoo"),
-    "nimble/table1": ("h200-turns",),
-    "nimble/figure8": ("h200-turns",),
-    "nimble/supplement_figure1": ("h200-turns",),
-    "nimble/supplement_figure2": ("h200-turns",),
-    "opara/figure1": ("h200-figure5",),
-    "opara/figure2": ("h200-orders", "h200-opara"),
-    "opara/figure5": ("h200-figure5", "h200-zoo", "h200-schedulers", "h200-turns"),
-    "opara/figure8": ("h200-opara", "h200-zoo"),
-    "opara/prototype": ("h200-figure5", "h200-zoo"),
-    "opara/profiling": ("h200-figure5",),
-    "opara/figure9": ("h200-opara",),
-    "ios/autotune": ("h200-tuned",),
-    "ios/frameworks": ("h200-zoo",),
-    "ios/figure15": ("h200-zoo",),
+    "nimble/figure2b": ("figure2b",),
+    "nimble/figure7": ("turns", "zoo"),
+    "nimble/table1": ("turns",),
+    "nimble/figure8": ("turns",),
+    "nimble/supplement_figure1": ("turns",),
+    "nimble/supplement_figure2": ("turns",),
+    "opara/figure1": ("figure5",),
+    "opara/figure2": ("orders", "opara"),
+    "opara/figure5": ("figure5", "zoo", "schedulers", "turns"),
+    "opara/figure8": ("opara", "zoo"),
+    "opara/prototype": ("figure5", "zoo"),
+    "opara/profiling": ("figure5",),
+    "opara/figure9": ("opara",),
+    "ios/autotune": ("tuned",),
+    "ios/frameworks": ("zoo",),
+    "ios/figure15": ("zoo",),
     **dict.fromkeys(
         (f"ios/{name}" for name in ("schedules", "figure14", "blockwise", "active_warps", "batch_sizes", "specialization")),
-        ("h200-ios",),
+        ("ios",),
     ),
-    "ios/pruning": ("h200-ios-pruning",),
-    **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("h200-windtunnel",)),
+    "ios/pruning": ("ios-pruning",),
+    **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("windtunnel",)),
 }
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """An exhibit as the records of one folder tell of it."""
+    """An exhibit as the records of one sweep, or of several, tell of it."""
 
+    sweep: str
     run: Run
     evidence: Evidence
     findings: list[Finding]
@@ -62,19 +65,19 @@ class Recorded:
 
 
 def recorded(preset: Preset) -> list[Recorded]:
-    """One of each folder that may tell of an exhibit: those that do come first, in the order of ELSEWHERE."""
-    folders = dict.fromkeys((*ELSEWHERE.get(preset.name, ()), FIRST_TABLE))
-    return sorted(_of_folders(preset, list(folders)), key=lambda one: not one.tells)
+    """One of each sweep that may tell of an exhibit: those that do come first, in the order of ELSEWHERE."""
+    sweeps = dict.fromkeys((*ELSEWHERE.get(preset.name, ()), FIRST_TABLE))
+    return sorted(_of_sweeps(preset, list(sweeps)), key=lambda one: not one.tells)
 
 
-def _of_folders(preset: Preset, names: list[str]) -> Iterator[Recorded]:
+def _of_sweeps(preset: Preset, names: list[str]) -> Iterator[Recorded]:
     for name in names:
-        run = Run(preset, {}, REFERENCE / name, Path(OUTPUT), small=False, files=SCHEDULES)
-        evidence = run.evidence([record for part in name.split(" + ") for record in _records(REFERENCE / part)])
+        run = Run(preset, {}, SWEEPS, Path(OUTPUT), small=False, files=SCHEDULES)
+        evidence = run.evidence([record for part in name.split(" + ") for record in _records(SWEEPS / f"{part}{SUFFIX}")])
         figures = findings(preset, evidence)
-        yield Recorded(run, evidence, figures, judgement.judge(preset, evidence, figures, small=False))
+        yield Recorded(name, run, evidence, figures, judgement.judge(preset, evidence, figures, small=False))
 
 
 @cache
-def _records(folder: Path) -> list[Record]:
-    return list(Store(folder).read().records.values()) if folder.is_dir() else []
+def _records(pack: Path) -> list[Record]:
+    return list(Store(pack).read().records.values()) if pack.exists() else []

@@ -2,7 +2,7 @@
 
 python tests/benchmarks/benchmark_advice.py [MODEL ...] [--quick] [--fit]
 
-Each model and batch of the committed sets and of the records in h200-zoo is captured here, and advised twice: by the
+Each model and batch of the committed sets and of the records of the zoo is captured here, and advised twice: by the
 profiles that advise takes, and by the roofline rule alone, as if nobody had measured anything. Gains are over one stream. In
 sets these are replays of schedules in one process. IOS's there is of an older search by simulated costs, and it is simulated
 in the place of advise's own. In records they are calls of systems in turn, over cuda_graph, and IOS's costs are measured.
@@ -87,7 +87,7 @@ def measured_gains() -> dict[tuple[str, int], dict[tuple[str, str], float]]:
                 if name in latency_ms:
                     own[IN_SETS, system] = latency_ms["sequential"] / latency_ms[name]
     baseline = named("system", "cuda_graph")
-    for group in siblings(read([REFERENCE / "h200-zoo"])):
+    for group in siblings(read([REFERENCE / "h200" / "zoo.jsonl.gz"])):
         if group.group.conditions.arithmetic == "tf32, contiguous" and not group.group.model.changed:
             own = gains.setdefault((group.group.model.choice, group.group.conditions.batch), {})
             for system in SCHEDULERS:

@@ -1,0 +1,190 @@
+"""A sweep's records in one compressed file: read as a folder is, packed and unpacked without a loss."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_records import ENVIRONMENT, arbitrary_records, latency, record, rounds
+
+from results.document import NotARecord, to_json
+from results.files import write_json
+from results.pack import documents_of, packed, read_pack
+from results.record import Record, identity
+from results.selection import NoResults, read
+from results.store import Store, read_record
+from scripts import cells, readme
+
+SYSTEMS = ("eager", "nimble", "opara")
+
+
+def measured(system: str, ms: float = 1.0, when: str = "2026-01-01") -> Record:
+    one = record(system, latency=latency(ms), when=when)
+    return replace(one, id=identity(one.cell, one.environment))
+
+
+def pack(file: Path, *records: Record) -> Path:
+    file.write_bytes(packed(map(to_json, records)))
+    return file
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/pack.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def folder_of(tmp_path: Path) -> Path:
+    folder = tmp_path / "sweep"
+    Store(folder).make()
+    for system in SYSTEMS:
+        Store(folder).write(measured(system))
+    return folder
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(arbitrary_records, max_size=4, unique_by=lambda one: one.id))
+def test_any_line_is_read_as_a_file_of_its_own(tmp_path: Path, records: list[Record]) -> None:
+    """Also what no run writes, which is told in the same words."""
+    lines = read_pack(pack(tmp_path / "a.jsonl.gz", *records))
+    alone: list[Record] = []
+    reasons = {}
+    for number, one in enumerate(records, start=1):
+        try:
+            alone.append(read_record(write_json(tmp_path / "one.json", to_json(one))))
+        except NotARecord as error:
+            reasons[number] = str(error)
+    assert lines.records == alone and lines.reasons_by_line == reasons
+
+
+def test_a_folder_and_its_pack_are_read_alike_and_back(tmp_path: Path) -> None:
+    folder, file, again = folder_of(tmp_path), tmp_path / "a.jsonl.gz", tmp_path / "again"
+    (folder / "verdicts.json").write_text("[]")
+    (folder / "below").mkdir()
+    os.rename(folder / measured("opara").file_name, folder / "below" / "any.json")
+    done = run(folder, file)
+    assert done.returncode == 2 and "verdicts.json is no record: not a JSON object" in done.stderr and not file.exists()
+    (folder / "verdicts.json").write_text('{"name": "x"}')
+    done = run(folder, file)
+    assert done.returncode == 0 and "verdicts.json: it has no status" in done.stderr, done.stderr
+    assert done.stdout.startswith(f"{file}: 3 records, ") and f"{round(file.stat().st_size / 1e3)} kB" in done.stdout
+    assert Store(file).read().records == Store(folder).read().records and len(read([file])) == 3
+    assert run(file, again).returncode == 0
+    assert {f.name: json.loads(f.read_text()) for f in again.iterdir()} == {
+        r.file_name: json.loads(json.dumps(to_json(r))) for r in map(measured, SYSTEMS)
+    }
+    bytes_before = file.read_bytes()
+    assert run(again, file).returncode == 0 and file.read_bytes() == bytes_before  # the same records, the same bytes
+
+
+@pytest.mark.parametrize("damage", ["cut", "copy", "other", "packed", "empty", "target"])
+def test_what_would_lose_a_record_is_refused_in_a_line(damage: str, tmp_path: Path) -> None:
+    folder, file = folder_of(tmp_path), tmp_path / "a.jsonl.gz"
+    one = folder / measured("eager").file_name
+    match damage:
+        case "cut":
+            one.write_text(one.read_text()[:-20])
+        case "copy":
+            (folder / "copy.json").write_text(one.read_text())
+        case "other":
+            pack(file, measured("ios"))
+        case "packed":
+            pack(folder / "inner.jsonl.gz", measured("ios"))
+        case "empty":
+            folder = tmp_path / "nothing"
+            folder.mkdir()
+        case "target":
+            file = tmp_path / "a.gz"
+    before = file.read_bytes() if file.exists() else None
+    done = run(folder, file)
+    assert done.returncode == 2 and done.stderr.startswith("pack.py: ") and done.stderr.count("\n") == 1, done.stderr
+    assert (file.read_bytes() if file.exists() else None) == before
+
+
+def test_unpacking_writes_nothing_where_a_line_is_damaged_or_files_lie(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    whole = gzip.decompress(packed(map(to_json, map(measured, SYSTEMS))))
+    for content in (whole + b"{\n", whole + whole, whole + b'{"status": "fine"}\n'):
+        file.write_bytes(gzip.compress(content))
+        done = run(file, tmp_path / "out")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists(), done.stderr
+    file.write_bytes(gzip.compress(whole))
+    done = run(file, folder_of(tmp_path))
+    assert done.returncode == 2 and "is not empty" in done.stderr
+    done = run(tmp_path / "none.jsonl.gz", tmp_path / "out")
+    assert done.returncode == 2 and "none.jsonl.gz is not there" in done.stderr
+
+
+def test_a_sweep_finds_its_cell_in_a_pack_of_its_folder_and_a_file_before_it(tmp_path: Path) -> None:
+    old, new = measured("eager", 2.0), measured("eager", 1.0)
+    pack(tmp_path / "a.jsonl.gz", measured("nimble"), old)
+    store = Store(tmp_path)
+    assert store.find(old.id) == old and store.find("0" * 16) is None
+    store.write(new)
+    assert store.find(old.id) == new and store.read().records[old.id] == new
+    other = replace(old, cell=replace(old.cell, conditions=replace(old.cell.conditions, seed=5)))
+    pack(tmp_path / "a.jsonl.gz", other)  # under an id that stands for another cell
+    (tmp_path / new.file_name).unlink()
+    assert store.find(old.id) is None
+
+
+def test_of_one_id_the_newest_counts_and_those_of_other_rounds_are_read_too(tmp_path: Path) -> None:
+    first, second = (replace(measured("eager", when=f"2026-01-0{n}"), comparison=rounds(f"g{n}", [1.0])) for n in (1, 2))
+    pack(tmp_path / "b.jsonl.gz", first)
+    pack(tmp_path / "a.jsonl.gz", second)
+    assert Store(tmp_path).read().records == {first.id: second}
+    assert sorted(one.when for one in read([tmp_path])) == [first.when, second.when]
+
+
+def test_a_line_that_readers_could_not_rely_on_is_none(tmp_path: Path) -> None:
+    lines = read_pack(pack(tmp_path / "a.jsonl.gz", replace(measured("eager"), when="once"), measured("nimble")))
+    assert lines.records == [measured("nimble")] and lines.reasons_by_line == {1: "when: 'once' is no time"}
+
+
+def test_what_is_neither_a_folder_nor_a_pack_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name, what in (("file", "a file"), ("none", "not there"), ("none.jsonl.gz", "not there")):
+        with pytest.raises(NoResults, match=f"{name} is {what}: results are in a folder, or in a file"):
+            read([tmp_path / name])
+
+
+def test_a_sweep_writes_into_no_pack(tmp_path: Path) -> None:
+    file = pack(tmp_path / "a.jsonl.gz", measured("eager"))
+    command = [sys.executable, "run.py", "model=squeezenet", "device=cpu", f"results={file}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "cannot be written" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert len(documents_of(file)) == 1
+
+
+def test_the_table_of_cells_is_what_the_records_give() -> None:
+    text = cells.table(readme.RESULTS)
+    assert text == readme.CELLS.read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 1 + sum(len(part.records) for part in Store(readme.RESULTS).parts())
+
+
+def test_a_changed_record_changes_its_row() -> None:
+    one = measured("eager", 1.23456789)
+    one = replace(one, environment=replace(ENVIRONMENT, commit="0123456789abcdef", modified=True))
+    (row,) = cells.rows("a", [one])
+    assert (row.quantity, row.unit, row.value, row.commit, row.modified) == (
+        "latency",
+        "ms",
+        "1.2346",
+        "0123456789ab",
+        "true",
+    )
+    (other,) = cells.rows("a", [replace(one, latency=latency(1.24))])
+    assert other != row and other.value == "1.24"
+    (empty,) = cells.rows("a", [replace(one, latency=None, status="failed")])
+    assert (empty.quantity, empty.value, empty.low, empty.status) == ("", "", "", "failed")
+
+
+@pytest.mark.parametrize(("number", "text"), [(None, ""), (0.0, "0"), (1234567.0, "1234600"), (1.2345678e-5, "0.000012346")])
+def test_numbers_have_no_exponent(number: float | None, text: str) -> None:
+    assert cells.shown(number) == text
