@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 
+from results.pack import SUFFIX, sweep_of
 from results.record import Record
 from results.siblings import Siblings, siblings
 from results.store import Store
@@ -32,8 +33,7 @@ from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"  # a pack of records for each sweep
 README = ROOT / "README.md"
-MEASURED = ROOT / "results" / "reference" / "README.md"
-EXHIBITS = ROOT / "results" / "reference" / "EXHIBITS.md"
+REFERENCE = ROOT / "results" / "reference"  # its pages have parts too
 OVERVIEW = RESULTS / "overview.jsonl.gz"  # the first table: eager, compilers, a CUDA Graph and Nimble
 TURNS = RESULTS / "turns.jsonl.gz"  # with more systems, and no profiler before the rounds
 SCHEDULERS = RESULTS / "schedulers.jsonl.gz"  # every scheduler in one set of rounds
@@ -52,7 +52,6 @@ ORDERED = RESULTS / "orders.jsonl.gz"  # in more launch orders, on more models, 
 CHART = RESULTS / "speedup.svg"
 CELLS = RESULTS.with_suffix(".csv")
 COMMAND = "python scripts/readme.py"
-ENDS = {"in turn": "turns"}  # where the marker at the end of a part has another name than that at its beginning
 COLOURS = {system: LOOKS[system.label].colour for system in SYSTEMS}
 
 
@@ -125,7 +124,9 @@ def parts() -> dict[str, str]:
         "in turn": [tables.measured_alone(turned, graphs)],
         "schedulers": [tables.measured_alone(schedulers, same_kernels), tables.equal_to_eager(schedulers)],
     }
+    sweeps = {sweep_of(pack): list(Store(pack).read().records.values()) for pack in RESULTS.glob(f"*{SUFFIX}")}
     shown = {
+        "sweeps": tables.sweeps(sweeps),
         "front": tables.front(read(BEST)),
         "results": tables.overview(everything(OVERVIEW)),
         "in turn": tables.turns(turned),
@@ -146,9 +147,14 @@ def parts() -> dict[str, str]:
     return {name: "\n\n".join([table.markdown(), *beneath.get(name, [])]) for name, table in shown.items()}
 
 
+def begins(name: str) -> str:
+    """The marker before a part."""
+    return f"<!-- {name}: {COMMAND} -->"
+
+
 def replaced(text: str, name: str, part: str) -> str:
     """A page with one part anew, between its two markers. Raises ValueError where the page lacks one of them."""
-    begin, end = f"<!-- {name}: {COMMAND} -->", f"<!-- end of {ENDS.get(name, name)} -->"
+    begin, end = begins(name), f"<!-- end of {name} -->"
     before, _, rest = text.partition(begin)
     _, last, after = rest.partition(end)
     if not last:
@@ -156,16 +162,19 @@ def replaced(text: str, name: str, part: str) -> str:
     return f"{before}{begin}\n\n{part}\n\n{end}{after}"
 
 
-def pages(exhibits: str) -> dict[Path, str]:
-    """Every page, its parts anew. exhibits: the gallery, as Markdown."""
-    filled = {README: ["front"], EXHIBITS: ["exhibits"]}
-    made = parts() | {"exhibits": exhibits}
-    filled[MEASURED] = [name for name in made if not any(name in names for names in filled.values())]
-    texts = {}
-    for page, names in filled.items():
-        texts[page] = page.read_text(encoding="utf-8")
-        for name in names:
-            texts[page] = replaced(texts[page], name, made[name])
+def pages(made: dict[str, str]) -> dict[Path, str]:
+    """Every page that has parts, each of them anew. Raises ValueError where a part is on no page.
+
+    Args:
+        made: Markdown by the name of the part.
+    """
+    texts = {page: page.read_text(encoding="utf-8") for page in (README, *sorted(REFERENCE.glob("*.md")))}
+    for name, part in made.items():
+        places = [page for page, text in texts.items() if begins(name) in text]
+        if not places:
+            raise ValueError(f"no page has a part {name!r}")
+        for page in places:
+            texts[page] = replaced(texts[page], name, part)
     return texts
 
 
@@ -175,8 +184,13 @@ def main() -> None:
     check: bool = parser.parse_args().check
     for line in Store(RESULTS).read().skipped:
         print(line, file=sys.stderr)
-    exhibits, pictures = gallery(RESULTS / "exhibits", EXHIBITS.parent)
-    wanted = {**pages(exhibits), CHART: chart(everything(OVERVIEW)), CELLS: cells.table(RESULTS), **pictures}
+    exhibits, pictures = gallery(RESULTS / "exhibits", REFERENCE)
+    wanted = {
+        **pages(parts() | {"exhibits": exhibits}),
+        CHART: chart(everything(OVERVIEW)),
+        CELLS: cells.table(RESULTS),
+        **pictures,
+    }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)} {'differs from the results' if check else 'written'}")

@@ -1,6 +1,6 @@
 """The pages' tables: each is a declaration of its columns, over groups of records that were measured in turn."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import TypeAlias, TypeVar
 
@@ -136,6 +136,23 @@ def front(groups: Iterable[Siblings]) -> Table:
         fastest("fastest schedule over fastest compiler", FUSED, TUNED_COMPILERS),
     ]
     return table(columns, groups)
+
+
+def sweeps(records_by_sweep: Mapping[str, Sequence[Record]]) -> Table:
+    """What each sweep holds, and which code measured it: a row a sweep, by name."""
+
+    def values(of: Callable[[Record], str | None]) -> Callable[[tuple[str, Sequence[Record]]], str]:
+        return lambda row: ", ".join(sorted({text for record in row[1] if (text := of(record))})) or DASH
+
+    columns: Sequence[Made[tuple[str, Sequence[Record]]]] = [
+        made("sweep", lambda row: f"`{row[0]}`", number=False),
+        made("records", lambda row: str(len(row[1]))),
+        made("networks", lambda row: str(len({record.cell.model.label for record in row[1]}))),
+        made("measured on", values(lambda record: record.when[:10]), number=False),
+        made("commits", values(lambda record: (record.environment.commit or "")[:7]), number=False),
+        made("modified", lambda row: str(sum(record.environment.modified is not False for record in row[1]))),
+    ]
+    return table(columns, sorted(records_by_sweep.items()))
 
 
 def overview(groups: Iterable[Siblings]) -> Table:

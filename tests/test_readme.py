@@ -44,7 +44,7 @@ def test_table_and_chart_are_what_the_results_give() -> None:
 
 def test_a_changed_figure_is_noticed() -> None:
     records = list(Store(readme.OVERVIEW).read().records.values())
-    text = readme.MEASURED.read_text(encoding="utf-8")
+    text = (readme.REFERENCE / "LATENCY.md").read_text(encoding="utf-8")
     assert tables.overview(siblings(records)).markdown() in text
 
     def slower(one: Record) -> Record:
@@ -192,6 +192,11 @@ def test_a_page_without_a_marker_is_refused() -> None:
         readme.replaced("<!-- front: python scripts/readme.py -->", "front", "")
 
 
+def test_a_part_without_a_page_is_refused() -> None:
+    with pytest.raises(ValueError, match="no page has a part 'nowhere'"):
+        readme.pages({"nowhere": ""})
+
+
 def test_the_first_page_is_short_and_begins_with_the_two_commands() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.encode()) <= 12_288 and len(text.splitlines()) <= 250
@@ -204,6 +209,48 @@ def pages() -> list[Path]:
     """Every page of the project."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return [ROOT / name for name in listed]
+
+
+# A number with a unit of measuring, as "0.31 ms", "1.25x", "16.6 times", "98.8 %", "2.23 M rows".
+FIGURE = re.compile(
+    r"(?<![\w.])\d[\d,.]*(?: ?(?:ms|µs|us|%|s|GB/s|TB/s|TFLOP/s|tokens/s|M rows\S*)(?![\w/])|x(?!\w)| times\b)"
+)
+DEFINING = ("results/FORMAT.md", "results/README.md", "runners/README.md", "results/reference/README.md")  # rules, examples
+COMMAND = re.compile(r"(?:python|pytest|make)\s[^`]*")
+
+
+def sections(page: Path) -> list[tuple[str, str]]:
+    """The headings of a page, each with the text up to the next one; what is generated and all tables are left out."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^<!-- ([^:\n]+): python .*?^<!-- end of \1 -->", "", text, flags=re.DOTALL | re.MULTILINE)
+    parts = re.split(r"^#+ (.*)$", "# \n" + text, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def figures_without_command(page: Path) -> list[str]:
+    """The sentences with a measured figure, tables apart, in sections that name no command."""
+    lacking = []
+    for _, text in sections(page):
+        if COMMAND.search(text):
+            continue
+        lines = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
+        prose = " ".join(line for line in lines if not line.startswith("|"))
+        lacking += [sentence.strip() for sentence in re.split(r"(?<=[.:])\s", prose) if FIGURE.search(sentence)]
+    return lacking
+
+
+def test_a_figure_without_a_command_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One\nIt takes 3.1 ms. So it is.\n## Two\nIt is 2.5x as fast: `python run.py`.\n| 3 ms |\n## Three\n| 3 ms |\n"
+    )
+    assert figures_without_command(page) == ["It takes 3.1 ms."]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_measured_figure_stands_beside_the_command_that_prints_it(page: Path) -> None:
+    name = str(page.relative_to(ROOT))
+    assert name in DEFINING or not figures_without_command(page)
 
 
 def anchors(page: Path) -> set[str]:
