@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from math import exp, hypot, log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -619,17 +620,18 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
         one = replace(one, system=choose("system", system, max_batch_size=size))
         return record(of=one, measured={"capacity": Measured((quantity,), {}, "2026-01-01")})
 
-    many = [served_at("orca", 1, 1.5), served_at("orca", 64, 30.0), served_at("orca", 8, 10.0)]
+    many = [served_at("orca", 1, 1.5), served_at("orca", 64, 10.0), served_at("orca", 8, 30.0)]
     many += [served_at("request_level", 1, 1.5), served_at("request_level", 8, None)]
     _, _, judged_findings = judged("orca/figure4.8a", many)
     by_what = {f.what.removeprefix("gpt_13b: ").partition(",")[0]: f for f in judged_findings}
     best = by_what["orca over request_level"]
     assert best.ours == pytest.approx(20.0) and best.verdict == HOLDS and "not in turn" in best.reason
     assert best.low == best.high and best.bounds == pytest.approx((20 / 1.05, 21))
-    # Of several traces each side has an interval; off by the same factor, the ratio is off by its root-two-th power.
-    some = [served_at("orca", 1, 3.0, 2.0, 4.5), served_at("request_level", 1, 2.0, 4 / 3, 3.0)]
+    # Of several traces each side has an interval: a low ratio is of a low rate over a high one.
+    some = [served_at("orca", 1, 3.0, 2.0, 4.0), served_at("request_level", 1, 2.0, 1.9, 3.0)]
     (first, *_) = [f for f in judged("orca/figure4.8a", some)[2] if f.what.startswith("gpt_13b: orca over request_level,")]
-    assert (first.low, first.ours, first.high) == pytest.approx((1.5 / 1.5**2**0.5, 1.5, 1.5 * 1.5**2**0.5))
+    down, up = hypot(log(3 / 2), log(3 / 2)), hypot(log(4 / 3), log(2 / 1.9))
+    assert (first.low, first.ours, first.high) == pytest.approx((1.5 * exp(-down), 1.5, 1.5 * exp(up)))
     assert first.verdict == DOES_NOT_HOLD
     assert by_what["orca over request_level_padded"].verdict == CANNOT
 
