@@ -156,6 +156,13 @@ def test_limits_are_those_of_the_graph(program: Program, times_us: list[float]) 
         assert forecast.latency_ms <= said.busy_ms + (4 + 3 * len(own_us)) / 1e3
 
 
+@pytest.mark.parametrize(("blocks", "share"), [(8, 1 / 132), (17, 2 / 132), (2112, 1.0), (3001, (132 + 56) / 132 / 2)])
+def test_the_area_is_what_each_wave_holds_of_the_multiprocessors(program: Program, blocks: int, share: float) -> None:
+    """Of 132, of which each holds 16 blocks of 128 threads: of 3,001 a second wave has 889, and takes as long as the first."""
+    said = outlook(program, [made_set(program, [50.0] * len(program.graph), blocks)], GPU, systems=())
+    assert said.sm_area_ms == pytest.approx(share * said.busy_ms)
+
+
 def test_two_small_branches_gain_what_they_take_at_once(program: Program) -> None:
     """Nimble's schedule was measured too, in turn with one stream; what was drawn at random is no system's."""
     said = outlook(program, [made_set(program, [50.0] * len(program.graph))], GPU)

@@ -636,6 +636,21 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
     assert by_what["orca over request_level_padded"].verdict == CANNOT
 
 
+def test_of_times_between_tokens_the_shorter_is_the_better() -> None:
+    """Twice as fast, and at the worst the upper end of the better one over the lower end of the other."""
+
+    def between(system: str, ms: float, low: float, high: float) -> Record:
+        quantity = Quantity("itl_p99_ms", "time between tokens, p99", "ms", ms, low, high, is_more_better=False)
+        one = cell(system, "gpt_13b", "serving", device="cuda", precision="fp16")
+        one = replace(one, model=choose("model", "gpt_13b", positions=16384))
+        return record(of=one, measured={"serving": Measured((quantity,), {}, "2026-01-01")})
+
+    both = [between("orca_chunked", 10.0, 9.0, 14.0), between("orca_paged", 20.0, 19.0, 30.0)]
+    (finding,) = [f for f in judged("orca/azure_trace", both)[2] if "p99 between tokens" in f.what]
+    down, up = hypot(log(20 / 19), log(14 / 10)), hypot(log(30 / 20), log(10 / 9))
+    assert (finding.low, finding.ours, finding.high) == pytest.approx((2 * exp(-down), 2.0, 2 * exp(up)))
+
+
 def test_the_sizes_of_table_4_1_are_counted() -> None:
     _, _, judged_findings = judged("orca/table4.1")
     assert [f.verdict for f in judged_findings] == [HOLDS] * 4
