@@ -457,6 +457,15 @@ def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
     assert reason.startswith("It is about a GPU, and this was a CPU with small settings. ") and "not asked for" in reason
 
 
+def test_what_is_counted_is_judged_on_any_machine_where_nothing_is_missing() -> None:
+    """Without a record: of a figure that has to be measured nothing is said yet."""
+    read = Preset.read("orca/table4.1")
+    counted = findings.findings(read, Evidence())
+    assert judgement.judge(read, Evidence(), counted, small=False).place == judgement.COUNTED
+    one_missing = [replace(counted[0], ours=None, reason="not measured"), *counted[1:]]
+    assert judgement.judge(read, Evidence(), one_missing, small=False).verdict == NOT_RUN
+
+
 def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
     sweep = {"model": "nasnet,bert", "system": "eager,nimble", "batch": "8,32"}
     chosen = select(RECORDS, [sweep])
@@ -514,7 +523,7 @@ def test_what_was_not_measured_is_not_drawn() -> None:
 def test_blocks_are_drawn_from_the_search_of_a_record() -> None:
     record = made("ios", 1, 1.0)
     several = BlockSearch(units=3, width=2, transitions=9, milliseconds=1.0, sequential_milliseconds=1.5)
-    blocks = (several, replace(several, units=1), replace(several, milliseconds=0.5))
+    blocks = (several, replace(several, units=1, milliseconds=0.1), replace(several, milliseconds=0.5))
     assert record.schedule is not None
     search = replace(record.schedule.search, parts=blocks)
     record = replace(record, schedule=replace(record.schedule, search=search))
@@ -634,6 +643,17 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
     assert (first.low, first.ours, first.high) == pytest.approx((1.5 * exp(-down), 1.5, 1.5 * exp(up)))
     assert first.verdict == DOES_NOT_HOLD
     assert by_what["orca over request_level_padded"].verdict == CANNOT
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "ratio"),
+    [("latency_reduction", 29.0, 100 / 71), ("sm_efficiency_gain", 30.0, 1.3), ("speedup", 2.5, 2.5)],
+)
+def test_a_published_gain_is_a_ratio(metric: str, value: float, ratio: float) -> None:
+    """A call that takes 29 % less is 100 / 71 times as fast."""
+    assert findings._as_ratio(metric, value) == pytest.approx(ratio)
+    of_metric = [v for name in names() for v, _ in Preset.read(name).figures if v.metric == metric]
+    assert of_metric
 
 
 def test_of_times_between_tokens_the_shorter_is_the_better() -> None:
