@@ -74,10 +74,10 @@ def test_a_product_takes_its_tiles_or_its_bytes(rows: int, depth: int, columns: 
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_convolution_is_a_product_of_each_group(groups: int) -> None:
-    program = one(nn.Conv2d(8, 200, 3, groups=groups, padding=1), torch.zeros(2, 8, 20, 20))
+    program = one(nn.Conv2d(8, 280, 3, groups=groups, padding=1), torch.zeros(2, 8, 20, 20))
     demand = demand_of(program, place(program, "conv2d"), GPU)
-    tiles = -(-2 * 20 * 20 // 64) * -(-200 // groups // 64) * groups
-    operations = 2 * (2 * 20 * 20) * 200 * (8 // groups) * 9
+    tiles = -(-2 * 20 * 20 // 64) * -(-280 // groups // 64) * groups
+    operations = 2 * (2 * 20 * 20) * 280 * (8 // groups) * 9
     assert demand.kind == "matrix"  # by TF32, torch's default for convolutions
     assert demand.arithmetic_us == pytest.approx(operations / tiles / (494.7e6 / 132))
     assert tiles <= 132
@@ -110,6 +110,9 @@ def test_a_lookup_does_not_read_the_table_and_a_view_takes_no_time() -> None:
 
 def test_half_precision_is_faster_and_a_slower_gpu_slower() -> None:
     program, half = (one(nn.Linear(4096, 4096).to(t), torch.zeros(4096, 4096, dtype=t)) for t in (torch.float, torch.half))
+    tiles = (4096 // 64) ** 2  # by matrix units, twice as fast as TF32
+    demand = demand_of(half, 0, GPU)
+    assert demand.arithmetic_us == pytest.approx(-(-tiles // 132) * 2 * 4096**3 / tiles / (2 * 494.7e6 / 132))
     by_precision = estimated(half, 0, GPU).milliseconds, estimated(program, 0, GPU).milliseconds
     assert by_precision[0] < by_precision[1] < estimated(program, 0, load("v100")).milliseconds
 
@@ -239,7 +242,7 @@ def test_no_schedule_gains_more_than_either_limit_lets_it() -> None:
     assert replace(made(1.0), critical_path_ms=0.0, sm_area_ms=0.0).most == 1.0
 
 
-@pytest.mark.parametrize("gain", [1.0, 1.5])
+@pytest.mark.parametrize("gain", [1.0, 1.02, 1.5])  # the second is too near to WORTH to leave the schedulers out
 def test_the_command_that_comes_next_is_right(gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """For every condition and option that was asked for."""
     monkeypatch.chdir(tmp_path)
@@ -249,7 +252,7 @@ def test_the_command_that_comes_next_is_right(gain: float, monkeypatch: pytest.M
     assert all(part in command for part in ("model=gpt model.layers=3", "batch=8", "precision=fp16", "algorithms=timed"))
     arguments = tuple(command.split()[2:])
     assert answer(arguments, monkeypatch) is None, command
-    assert ("opara" in command or "ios" in command or "nimble," in command) is (gain > WORTH)
+    assert ("opara" in command or "ios" in command or "nimble," in command) is (gain > 1)
     assert answer((*arguments, "model.layer=3"), monkeypatch) is not None
 
 
