@@ -249,7 +249,10 @@ def test_the_command_that_comes_next_is_right(gain: float, monkeypatch: pytest.M
     changed = choose("model", "gpt", layers=3)
     conditions = Conditions(8, "cuda", "fp16", "channels_last", 0, "timed")
     command = replace(made(gain), cell=replace(CELL, model=changed, conditions=conditions)).command
-    assert all(part in command for part in ("model=gpt model.layers=3", "batch=8", "precision=fp16", "algorithms=timed"))
+    assert all(
+        part in command
+        for part in ("model=gpt model.layers=3", "batch=8", "precision=fp16", "layout=channels_last", "algorithms=timed")
+    )
     arguments = tuple(command.split()[2:])
     assert answer(arguments, monkeypatch) is None, command
     assert ("opara" in command or "ios" in command or "nimble," in command) is (gain > 1)
