@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from systems.kernels.binaries import Binary
+from systems.kernels.binaries import Binary, _key
 
 # Compiles one kernel for an H100, in a process of its own: this one's may have compiled it before. Prints the binary.
 SCRIPT = """
@@ -100,3 +100,22 @@ def test_a_binary_names_no_other_file(place: int, value: str) -> None:
         Binary.from_json(document)
     with pytest.raises(ValueError):
         Binary.from_json(document[:3])
+
+
+def test_a_key_is_of_the_source_the_target_and_the_options_but_of_no_file() -> None:
+    """The library that is linked lies elsewhere on another machine, and a plan is executed there."""
+
+    class Source(str):
+        def hash(self) -> str:
+            return str(self)
+
+    options = {"num_warps": 4, "extern_libs": (("libdevice", "/one/libdevice.10.bc"),)}
+    key = _key(Source("one"), "cuda:90", options)
+    assert key == _key(Source("one"), "cuda:90", options | {"extern_libs": (("libdevice", "/other/libdevice.10.bc"),)})
+    others = [
+        _key(Source("other"), "cuda:90", options),
+        _key(Source("one"), "cuda:80", options),
+        _key(Source("one"), "cuda:90", options | {"num_warps": 8}),
+        _key(Source("one"), "cuda:90", options | {"num_stages": 2}),
+    ]
+    assert len({key, *others}) == 5

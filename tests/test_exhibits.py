@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from math import exp, hypot, log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -463,6 +464,15 @@ def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
     assert reason.startswith("It is about a GPU, and this was a CPU with small settings. ") and "not asked for" in reason
 
 
+def test_what_is_counted_is_judged_on_any_machine_where_nothing_is_missing() -> None:
+    """Without a record: of a figure that has to be measured nothing is said yet."""
+    read = Preset.read("orca/table4.1")
+    counted = findings.findings(read, Evidence())
+    assert judgement.judge(read, Evidence(), counted, small=False).place == judgement.COUNTED
+    one_missing = [replace(counted[0], ours=None, reason="not measured"), *counted[1:]]
+    assert judgement.judge(read, Evidence(), one_missing, small=False).verdict == NOT_RUN
+
+
 def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
     sweep = {"model": "nasnet,bert", "system": "eager,nimble", "batch": "8,32"}
     chosen = select(RECORDS, [sweep])
@@ -520,7 +530,7 @@ def test_what_was_not_measured_is_not_drawn() -> None:
 def test_blocks_are_drawn_from_the_search_of_a_record() -> None:
     record = made("ios", 1, 1.0)
     several = BlockSearch(units=3, width=2, transitions=9, milliseconds=1.0, sequential_milliseconds=1.5)
-    blocks = (several, replace(several, units=1), replace(several, milliseconds=0.5))
+    blocks = (several, replace(several, units=1, milliseconds=0.1), replace(several, milliseconds=0.5))
     assert record.schedule is not None
     search = replace(record.schedule.search, parts=blocks)
     record = replace(record, schedule=replace(record.schedule, search=search))
@@ -626,19 +636,46 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
         one = replace(one, system=choose("system", system, max_batch_size=size))
         return record(of=one, measured={"capacity": Measured((quantity,), {}, "2026-01-01")})
 
-    many = [served_at("orca", 1, 1.5), served_at("orca", 64, 30.0), served_at("orca", 8, 10.0)]
+    many = [served_at("orca", 1, 1.5), served_at("orca", 64, 10.0), served_at("orca", 8, 30.0)]
     many += [served_at("request_level", 1, 1.5), served_at("request_level", 8, None)]
     _, _, judged_findings = judged("orca/figure4.8a", many)
     by_what = {f.what.removeprefix("gpt_13b: ").partition(",")[0]: f for f in judged_findings}
     best = by_what["orca over request_level"]
     assert best.ours == pytest.approx(20.0) and best.verdict == HOLDS and "not in turn" in best.reason
     assert best.low == best.high and best.bounds == pytest.approx((20 / 1.05, 21))
-    # Of several traces each side has an interval; off by the same factor, the ratio is off by its root-two-th power.
-    some = [served_at("orca", 1, 3.0, 2.0, 4.5), served_at("request_level", 1, 2.0, 4 / 3, 3.0)]
+    # Of several traces each side has an interval: a low ratio is of a low rate over a high one.
+    some = [served_at("orca", 1, 3.0, 2.0, 4.0), served_at("request_level", 1, 2.0, 1.9, 3.0)]
     (first, *_) = [f for f in judged("orca/figure4.8a", some)[2] if f.what.startswith("gpt_13b: orca over request_level,")]
-    assert (first.low, first.ours, first.high) == pytest.approx((1.5 / 1.5**2**0.5, 1.5, 1.5 * 1.5**2**0.5))
+    down, up = hypot(log(3 / 2), log(3 / 2)), hypot(log(4 / 3), log(2 / 1.9))
+    assert (first.low, first.ours, first.high) == pytest.approx((1.5 * exp(-down), 1.5, 1.5 * exp(up)))
     assert first.verdict == DOES_NOT_HOLD
     assert by_what["orca over request_level_padded"].verdict == CANNOT
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "ratio"),
+    [("latency_reduction", 29.0, 100 / 71), ("sm_efficiency_gain", 30.0, 1.3), ("speedup", 2.5, 2.5)],
+)
+def test_a_published_gain_is_a_ratio(metric: str, value: float, ratio: float) -> None:
+    """A call that takes 29 % less is 100 / 71 times as fast."""
+    assert findings._as_ratio(metric, value) == pytest.approx(ratio)
+    of_metric = [v for name in names() for v, _ in Preset.read(name).figures if v.metric == metric]
+    assert of_metric
+
+
+def test_of_times_between_tokens_the_shorter_is_the_better() -> None:
+    """Twice as fast, and at the worst the upper end of the better one over the lower end of the other."""
+
+    def between(system: str, ms: float, low: float, high: float) -> Record:
+        quantity = Quantity("itl_p99_ms", "time between tokens, p99", "ms", ms, low, high, is_more_better=False)
+        one = cell(system, "gpt_13b", "serving", device="cuda", precision="fp16")
+        one = replace(one, model=choose("model", "gpt_13b", positions=16384))
+        return record(of=one, measured={"serving": Measured((quantity,), {}, "2026-01-01")})
+
+    both = [between("orca_chunked", 10.0, 9.0, 14.0), between("orca_paged", 20.0, 19.0, 30.0)]
+    (finding,) = [f for f in judged("orca/azure_trace", both)[2] if "p99 between tokens" in f.what]
+    down, up = hypot(log(20 / 19), log(14 / 10)), hypot(log(30 / 20), log(10 / 9))
+    assert (finding.low, finding.ours, finding.high) == pytest.approx((2 * exp(-down), 2.0, 2 * exp(up)))
 
 
 def test_the_sizes_of_table_4_1_are_counted() -> None:

@@ -63,6 +63,8 @@ def verdict(
         ("ratio", 0.5, 0.55, 0.5, 0.6, HOLDS),  # slower, as in the paper
         ("ratio", 0.5, 0.8, 0.75, 0.85, IN_PART),
         ("ratio", 0.5, 1.1, 1.05, 1.2, DOES_NOT_HOLD),
+        ("ratio", 4.0, 0.0, None, None, DOES_NOT_HOLD),
+        ("direction", 1.0, 0.0, 0.0, 2.0, DOES_NOT_HOLD),
         ("direction", 1.0, 1.2, 1.1, 1.3, HOLDS),
         ("direction", 1.0, 1.2, 0.9, 1.3, DOES_NOT_HOLD),
         ("direction", 1.0, 1.02, 1.01, 1.03, HOLDS),
@@ -80,7 +82,12 @@ def verdict(
         ("count", 12, 16, None, None, DOES_NOT_HOLD),
         ("count", 5.7, 5.713, None, None, HOLDS),
         ("count", 0.5, 0.549, None, None, HOLDS),  # printed as 0.5
+        ("count", 0.5, 0.55, None, None, HOLDS),
         ("count", 0.5, 0.56, None, None, IN_PART),
+        ("count", 50, 51, None, None, HOLDS),  # 2 %
+        ("count", 1000, 1021, None, None, IN_PART),
+        ("count", 10, 12, None, None, IN_PART),  # 20 %
+        ("count", 1000, 1201, None, None, DOES_NOT_HOLD),
         ("at_least", 3.0, 3**0.71, None, None, HOLDS),
         ("at_least", 3.0, 3**0.69, None, None, IN_PART),
         ("at_most", 20, 24, None, None, HOLDS),
@@ -107,17 +114,39 @@ def test_borders(
     ("published", "ours", "unit", "expected"),
     [
         (91, 91, "%", HOLDS),
-        (91, 80, "%", IN_PART),  # a call is 5 times its busy time, and 11 times in the paper
+        (91, 81.5, "%", HOLDS),  # a call is 5.41 times its busy time, and 11.1 times in the paper, to whose 0.7th power
+        (91, 81.4, "%", IN_PART),  # that is 5.38
         (91, 40, "%", DIRECTION),
         (91, 0, "%", DOES_NOT_HOLD),
         (91, 100, "%", EXCEEDS),
         (6.81, 5.5, "req/s", HOLDS),
         (6.81, 5.4, "req/s", IN_PART),
+        (6.8, 3.4, "req/s", IN_PART),
         (6.81, 3.4, "req/s", DOES_NOT_HOLD),
     ],
 )
 def test_bounds_that_are_no_ratio(published: float, ours: float, unit: str, expected: str) -> None:
     assert verdict("at_least", published, ours, unit=unit) == expected
+    if unit != "%":  # by what was measured itself, whatever its interval
+        assert verdict("at_least", published, ours, ours / 2, ours * 2, unit=unit) == expected
+
+
+# Of a normal variable, within how many standard deviations all of several lie with 95 %: quantiles of 0.05 / 2 / several.
+BONFERRONI = {1: 1.95996, 2: 2.24140, 4: 2.49771, 8: 2.73437}
+
+
+@pytest.mark.parametrize("several", BONFERRONI)
+def test_an_interval_of_the_largest_is_as_wide_as_all_of_them_need(several: int) -> None:
+    one = Finding("", "ratio", "x", 4.0, 2.0, 1.6, 3.0, processes=MANY, chosen_from=several)
+    wider = BONFERRONI[several] / BONFERRONI[1]
+    assert one.bounds == pytest.approx((2 * 0.8**wider, 2 * 1.5**wider), rel=1e-5)
+
+
+def test_a_bound_that_is_a_ratio_is_widened_as_a_ratio_is_and_no_other_value() -> None:
+    assert Finding("", "at_least", "x", 3.0, 2.0).bounds == pytest.approx((2 / 1.05, 2 * 1.05))
+    for rule, unit in (("at_least", "%"), ("at_least", "req/s"), ("count", "count"), ("gain", "AUC")):
+        assert Finding("", rule, unit, 3.0, 2.0, 1.9, 2.2).bounds == (1.9, 2.2)
+    assert Finding("", "ratio", "x", 3.0, 0.0).bounds == (0.0, 0.0)
 
 
 def by_hand(published: float, ours: float, low: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -108,6 +110,43 @@ def test_what_a_run_writes_is_no_constant() -> None:
     for steps, num_derived in (([("state", 0, 0)], 2), ([("state", 0, 0), ("write", 0, 0)], 1)):  # one is of arange
         program = capture(Mixed([*steps, ("add", 3, 0)]).eval(), (torch.zeros(3, 3),))
         assert len(folded(program).derived.derived) == num_derived
+
+
+class Doubled(nn.Module):
+    """What a view makes of a weight times two, plus x."""
+
+    def __init__(self, view: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.view, self.weight = view, nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.view(self.weight * 2)
+
+
+@pytest.mark.parametrize(
+    ("view", "num_views"),
+    [
+        (lambda doubled: doubled.t(), 0),
+        (lambda doubled: doubled[:, :2], 1),  # leaves elements out
+        (lambda doubled: doubled.view(4, 4, 1).expand(4, 4, 3), 1),  # repeats them
+        (lambda doubled: doubled.view(4, 4, 1).expand(4, 4, 3).transpose(0, 1), 2),  # and so does what that view reads
+    ],
+)
+def test_views_that_leave_elements_out_or_repeat_them_stay(view: Callable[[Tensor], Tensor], num_views: int) -> None:
+    module = Doubled(view).eval()
+    x = torch.randn_like(view(module.weight.detach()).contiguous())
+    other = folded(capture(module, (x,)))
+    assert len(other.graph) == num_views + 1, [operator.name for operator in other.graph.operators]
+    for one in other.derived.derived:
+        assert torch._prims_common.is_non_overlapping_and_dense_or_false(one.tensor)
+    torch.testing.assert_close(other.run((x,))[0], module(x))
+
+
+def test_a_constant_holds_no_more_memory_than_its_own() -> None:
+    """Rows of a product, in a tensor of a quarter of its size."""
+    other = folded(capture(Doubled(lambda doubled: doubled[:1]).eval(), (torch.zeros(1, 4),)))
+    (one,) = other.derived.derived
+    assert one.tensor.shape == (1, 4) and one.tensor.untyped_storage().nbytes() == 4 * 4
 
 
 class Rewound(nn.Module):

@@ -155,7 +155,11 @@ def numbers(p: nn.ModuleDict, x: Tensor) -> Tensor:
     return torch.cat([(x + 1).to(torch.float64), x.double() + 1.0, torch.full((2, 3), 1), torch.full((2, 3), True)])
 
 
-@pytest.mark.parametrize(("forward", "left"), [(drawn, 4), (numbers, 7)])
+def scaled(p: nn.ModuleDict, x: Tensor) -> Tensor:
+    return torch.add(x, x, alpha=2) * torch.add(x, x, alpha=3)
+
+
+@pytest.mark.parametrize(("forward", "left"), [(drawn, 4), (numbers, 7), (scaled, 3)])
 def test_what_differs_is_not_merged(forward: object, left: int) -> None:
     module, x = Function(forward).eval(), torch.randn(2, 3)  # type: ignore[arg-type]
     program, _ = merge_equal(capture(module, (x,)), COUNTING)

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_records import cell, record, rounds
+from made_records import cell, latency, record, rounds
 
 from results.comparison import Speedup, of_processes, over_processes, speedup
 from results.record import Record
 from results.selection import Selection, read
 from results.store import Store
+from results.warning import Warning
 
 STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764}  # 97.5 % quantiles, by processes
 NORMAL = 1.95996
 ROW = ("squeezenet", 1)
+PROFILED = Warning("profiled_before_timing")
 
 
 def wider(num_processes: int) -> float:
@@ -125,6 +127,49 @@ def test_records_of_several_processes_are_one_ratio() -> None:
     assert mixed is not None and mixed.processes == 2 and mixed.high < 9
     broken = replace(pairs[2][0], status="incorrect", reason="wrong")
     assert Selection([*pairs[0], broken, pairs[2][1]]).over(ROW, nimble, eager) is None
+
+
+def test_a_process_that_was_not_measured_together_counts_nothing() -> None:
+    pairs = [pair(0, [1, 1, 1], [2, 2, 2]), pair(1, [1, 1, 1], [2.2, 2.2, 2.2])]
+    (fast, _), (_, slow) = pairs
+    ratio = over_processes([(fast, slow), *pairs])
+    assert ratio == over_processes(pairs) and ratio is not None and ratio.processes == 2
+    assert over_processes([(fast, slow)]) is over_processes([]) is None
+
+
+def test_what_was_measured_alone_is_one_process() -> None:
+    """A profiler had been in one of them: the newest pair's latencies stand in, each measured alone."""
+    pairs = [pair(0, [1, 1, 1], [2, 2, 2]), pair(1, [1, 1, 1], [9, 9, 9])]
+    profiled = [
+        (replace(fast, latency=latency(1, 1, 1)), replace(slow, latency=latency(3, 3, 3), warnings=(PROFILED,)))
+        for fast, slow in pairs
+    ]
+    ratio = over_processes(profiled)
+    assert ratio == Speedup(3.0, 3.0, 3.0, is_in_turn=False)
+
+
+def test_sides_that_were_measured_alone_scatter_each_by_itself() -> None:
+    """The same samples on both sides are no ratio of exactly 1."""
+    fast, slow = (replace(one, latency=latency(1, 2, 3, 4, 5), warnings=(PROFILED,)) for one in pair(0, [1], [1]))
+    ratio = speedup(fast, slow)
+    assert ratio is not None and ratio.ratio == 1 and ratio.low < 0.7 and ratio.high > 1.4
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", ["busy_rounds", "apart_in_rounds"])
+def test_one_side_whose_rounds_are_unsound_gives_no_ratio(place: int, kind: str) -> None:
+    sides = list(pair(0, [1, 1, 1], [2, 2, 2]))
+    sides[place] = replace(sides[place], warnings=(Warning(kind, {"ratio": 2.0, "load": 0.5, "cores": 2}),))
+    assert speedup(*sides) is None
+
+
+def test_an_interval_holds_its_middle() -> None:
+    """Resampled rounds may all lie to one side of the medians: three of five rounds are 1."""
+    ratios = [[1.0, 1.0, 1.0, 1.5, 1.5]] * 12
+    low, ratio, high = of_processes(ratios)
+    assert low == ratio == 1.0 and 1.0 < high < 1.5
+    low, ratio, high = of_processes([[1 / each for each in rounds] for rounds in ratios])
+    assert high == ratio == 1.0 and 1 / 1.5 < low < 1.0
 
 
 def test_records_of_several_folders_are_read_as_several_processes(tmp_path: Path) -> None:

@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
+from made_records import cell, latency
+from made_records import record as made_record
 from reports import OVERVIEW, REFERENCE, VERDICT, document, made, records
 
 from results.cell import named
-from results.record import Record
+from results.record import Limits, Record
 from results.selection import Selection, by_setting, read
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from scripts import report
 from scripts.charts.style import order
 from scripts.page import content
-from scripts.page.answer import fastest
+from scripts.page.answer import answer, fastest
 from scripts.report import SHARED, with_shared_paths
 from scripts.table import DASH
 from systems.scheduling.graph.operator_graph import OperatorGraph
@@ -258,6 +260,41 @@ def test_the_answer_names_the_fastest_and_what_is_level_with_it() -> None:
     shown = made().answered[0].answer
     assert shown is not None and len(shown.table.rows) == len(rows)
     assert shown.sentence in made().markdown().replace("\\", "") and shown.sentence in made().html()
+
+
+def test_the_answer_of_made_up_records_is_as_one_works_it_out() -> None:
+    """Of three models nimble is the fastest of two. Two are level with it once: their intervals begin within
+    nimble's. One more model has one system, so that there is nothing to compare."""
+    milliseconds = {
+        ("bert", "nimble"): (1.0, 1.0, 1.1, 1.2, 1.2),
+        ("bert", "opara"): (1.15,) * 5,
+        ("bert", "torchscript"): (1.18,) * 5,
+        ("bert", "eager"): (2.2,) * 5,
+        ("gpt2", "nimble"): (3.0,) * 5,
+        ("gpt2", "opara"): (3.1,) * 5,
+        ("t5", "opara"): (8.0,) * 5,
+        ("t5", "nimble"): (9.0,) * 5,
+        ("vgg16", "nimble"): (1.0,) * 5,
+    }
+    records = [
+        made_record(of=cell(system, model, device="cuda"), latency=latency(*times), limits=Limits(1.0, 2.0))
+        for (model, system), times in milliseconds.items()
+    ]
+    eager = named("system", "eager")
+    by_model = {one.row[0]: one for one in fastest(Selection(records), eager)}
+    assert {model: (one.system.label, one.systems) for model, one in by_model.items()} == {
+        **{"bert": ("nimble", 4), "gpt2": ("nimble", 2), "t5": ("opara", 2)},
+    }
+    assert {model: [system.label for system in one.level] for model, one in by_model.items()} == {
+        **{"bert": ["opara", "torchscript"], "gpt2": [], "t5": []},
+    }
+    assert [one.distance for one in by_model.values()] == pytest.approx([1.1, 3.0, 8.0])
+    said = answer(Selection(records), eager)
+    assert said is not None and said.sentence == (
+        "nimble is the fastest for 2 of 3 pairs of a model and a batch, opara for 1."
+        " In 1 of 3 the fastest is level with another system, since their intervals overlap."
+        " The fastest takes 1.10 to 8.00 times the critical path of the operators (median 3.00, 3 rows)."
+    )
 
 
 def _row(record: Record) -> tuple[str, int]:

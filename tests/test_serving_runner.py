@@ -421,6 +421,15 @@ def test_how_many_requests_are_unfinished_is_the_mean_over_the_trace() -> None:
     assert tried.num_unfinished == pytest.approx((6 + 3) / 6) and tried.throughput == 2 / 6
 
 
+def test_a_rate_at_which_requests_pile_up_keeps_no_slo(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)])
+    for is_stable in (True, False):
+        monkeypatch.setattr(metrics, "is_stable", lambda requests, warm_up, is_stable=is_stable: is_stable)
+        tried = Tried.of(0.5, seen)
+        assert tried.normalized_ms == (pytest.approx((6e3 / 3 + 3e3) / 2) if is_stable else None)
+        assert tried.keeps(2500.0) is is_stable and not tried.keeps(2499.0)
+
+
 def of_cell(runner: str, session: type[ServingSession], batch: int = 1, **options: object) -> ServingSession:
     """A session of a small cell, prepared."""
     small = {"prompt_tokens": 6, "new_tokens": 3, "samples": 2} if runner == "engine" else OPTIONS
@@ -491,7 +500,10 @@ def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyP
     assert [quantity.value for quantity in part.quantities] == [5.0, 2 * 128.32, 10.0] and part.samples[
         "unstable_rate"
     ] == ()
-    assert part.samples["stable_rate"] == pytest.approx((5.0, 10.0, 50**0.5))
+    assert part.samples["stable_rate"] == pytest.approx((5.0, 10.0, 50**0.5)) and part.quantities[0].reason is None
+    monkeypatch.setattr(measurement, "options", replace(measurement.options, slo_ms=50.0))  # type: ignore[type-var]
+    part = measurement.measure(session)
+    assert isinstance(part, Measured) and part.quantities[1].value == 50.0
     monkeypatch.undo()
     assert session.alone_ms(6, 3) > 0 and session.try_rate(20.0).throughput > 0
 

@@ -326,6 +326,17 @@ def test_kernels_are_dispatched_one_after_the_other() -> None:
     assert simulate(beside, profile_of([small] * 5), gpu(dispatch_us=0.5)).latency_us == pytest.approx(1 + 4 * 0.5)
 
 
+@pytest.mark.parametrize("num_before", [1, 2, 4])
+def test_what_waits_for_more_holds_the_dispatcher_longer(num_before: int) -> None:
+    """Two kernels that come after the same ones: the second is dispatched when the first's further edges are through."""
+    edges = [(u, v) for v in (num_before, num_before + 1) for u in range(num_before)]
+    n = num_before + 2
+    graph = OperatorGraph.from_edges(n, edges)
+    joins = Schedule(graph, "joins", tuple(range(n)), tuple(range(n)), tuple(edges))
+    latency_us = simulate(joins, profile_of([operator(kernel(10, 1, 32, 16, 0))] * n), gpu(join_us=0.5)).latency_us
+    assert latency_us == pytest.approx(10 + 0.5 * (num_before - 1) + 10)
+
+
 def test_a_view_costs_nothing_and_hands_on_its_waits() -> None:
     """0 -> view 1 on another stream -> 2 on the view's stream."""
     graph = OperatorGraph.from_edges(3, [(0, 1), (1, 2)])

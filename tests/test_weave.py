@@ -159,7 +159,11 @@ def test_by_simulated_costs_nothing_is_measured(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(searching, "_in_turn", None)  # a call would fail
     searching.is_measuring = False
     searching.forecast = lambda program, schedule: 1.0 / (1 + places[schedule.system])
+    simulated: list[str] = []
+    of_both = searching._forecasts
+    monkeypatch.setattr(searching, "_forecasts", lambda c: simulated.append(c.key) or of_both(c))
     state = searching.run()
+    assert len(simulated) == len(set(simulated))
     assert state.best == Candidate(list(STREAM_PLANS)[-1]) and state.is_complete and searching.num_tried == 0
     assert not state.ratios and len(state.simulated) >= len(STREAM_PLANS) - 1
     early = replace(state.best, is_early=True)
@@ -259,6 +263,89 @@ def test_of_many_alternatives_none_is_tried_everywhere(monkeypatch: pytest.Monke
     assert [change for change, _ in searching._composites()] == ["kind: separate at 3 places"]
 
 
+def test_what_a_few_places_have_in_common_is_tried_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At two places too, and each of FEW alternatives."""
+    space = Space(0)
+    times: dict[str, float | None] = {"separate": 1.1, **{f"tile {i}": 1.0 + i / 100 for i in range(FEW - 1)}}
+    own = [Decision("kind", place, (i,), times, "tile 0", {}, place) for i, place in enumerate(PLACES[:2])]
+    space.decisions = lambda choices: own  # type: ignore[method-assign]
+    searching, _ = space.searching(monkeypatch)
+    composites = [candidate for change, candidate in searching._composites()]
+    names = ("separate", *(f"tile {i}" for i in range(1, FEW - 1)))
+    assert {c.choices for c in composites} == {tuple((place, name) for place in PLACES[:2]) for name in names}
+
+
+def test_alternatives_come_by_what_their_places_take_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one place the faster first; up to WORTH times as slow as the one that was chosen."""
+    space = Space(0)
+
+    def decision(place: str, own_ms: float) -> Decision:
+        times = {"own": own_ms, "slower": 1.4 * own_ms, "faster": 1.1 * own_ms, "slow": (WORTH + 0.1) * own_ms}
+        return Decision("kind", place, (), times, "own", {}, place)
+
+    decisions = [decision("light", 1.0), decision("heavy", 2.5), *[decision("thrice", 0.9)] * 3]
+    needing = Decision("later", "needing", (), {"separate": 1.0, "written": 9.0}, "separate", {}, "needing", ("heavy",))
+    space.decisions = lambda choices: [*decisions, needing]  # type: ignore[method-assign]
+    searching, _ = space.searching(monkeypatch)
+    order = [(decision.place, name) for decision, name in searching._alternatives()]
+    assert order == [(place, name) for place in ("thrice", "heavy", "light") for name in ("faster", "slower")]
+    *_, last = searching._composites()
+    assert dict(last[1].choices) == {"needing": "written", "heavy": "faster"}
+
+
+def test_early_launches_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program whose operator 1 may be launched early; without such an operator there is no such change."""
+    space = Space(0)
+    searching, _ = space.searching(monkeypatch)
+    changes = dict(searching._changes())
+    assert not any("early" in change for change in changes)
+    monkeypatch.setattr(search, "early_operators", lambda program, schedule: (1,))
+    early = Candidate(is_early=True)
+    assert dict(searching._changes())["early launches: yes"] == early
+    assert early.schedule(space.program).early == (1,) and Candidate().schedule(space.program).early == ()
+    searching.state.best = early
+    assert dict(searching._changes())["early launches: no"] == Candidate()
+
+
+def test_what_gains_less_than_scatter_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(0)
+    space.cost = lambda c: (1 + MARGIN) / 2 if c.stream_plan == "sequential" else 1.0  # type: ignore[method-assign]
+    state = space.searching(monkeypatch)[0].run()
+    assert state.best == Candidate() and state.ratios[Candidate("sequential").key] == pytest.approx((1 + MARGIN) / 2)
+
+
+def test_in_turn_is_the_round_with_the_median_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round warms up. One round that is hopeless ends nothing, two do."""
+    space = Space(0)
+    searching, _ = space.searching(monkeypatch)
+    best, other = (Prepared(Candidate(), 0.0, space.output) for _ in range(2))
+
+    def measured(ratios: list[float]) -> tuple[float, float]:
+        times = [ms for i, ratio in enumerate(ratios) for ms in (1.0 + i, (1.0 + i) * ratio)]
+        monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: times.pop(0))
+        return searching._in_turn(best, other)
+
+    assert ROUNDS == 5
+    assert measured([9.0, 1.2, 0.9, 1.04, 0.8, 0.7]) == pytest.approx((3.0, 2.7))
+    assert measured([0.1, 1.2, 1.1]) == pytest.approx((2.0, 2.4))
+
+
+def test_precision_is_looked_at_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a search begins is without what costs precision, and what it gains is over that."""
+    captured, times = scaled()
+
+    def rewrite(choices: Mapping[str, str]) -> tuple[Program, list[Decision]]:
+        chosen = choices.get("kind p", "new")
+        decision = Decision("kind", "p", (), {"old": 1.0, "new": 0.5}, chosen, {}, "kind p")
+        return times(1.01 if chosen == "new" else 1.0), [decision]
+
+    searching = Search(captured, rewrite, 1e6, lambda message: None, lambda state: None)
+    monkeypatch.setattr(searching, "_try_all", lambda: None)
+    monkeypatch.setattr(searching, "_confirm", None)  # a call would fail
+    state = searching.run()
+    assert state.first == state.best and dict(state.best.choices) == {"kind p": "old"}
+
+
 def neighbours(space: Space, best: Candidate) -> list[Candidate]:
     """Every single change that is worth a trial: the oracle of `Search._changes`, and of what is tried last."""
     if best.stream_plan in SEARCHED:
@@ -283,7 +370,7 @@ def test_no_single_change_of_what_it_found_is_faster(monkeypatch: pytest.MonkeyP
     # A candidate that an earlier best beat is slower than the present one too: costs of this space do not scatter.
     assert all(space.cost(other) >= MARGIN * best for other in neighbours(space, state.best))
     assert state.first == Candidate() and (state.total is not None) == (state.best != Candidate())
-    *tried, before, after = space.prepared[2:]  # the first and the best are captured anew, where they differ
+    *tried, before, after = space.prepared[1:]  # the first and the best are captured anew, where they differ
     if state.total is None:
         tried += [before, after]
     else:
@@ -296,17 +383,35 @@ def test_no_single_change_of_what_it_found_is_faster(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("most", [3, 5, 9, 14])
 def test_a_killed_search_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    space = Space(3)
+    space = Space(2)
     whole = space.searching(monkeypatch)[0].run()
+    assert whole.best != whole.first
     space.prepared.clear()
     killed, saved_states = space.searching(monkeypatch, most=most)
     with pytest.raises(KeyboardInterrupt):
         killed.run()
-    tried = [p.candidate.key for p in space.prepared[2:]]
+    tried = [p.candidate.key for p in space.prepared[1:]]
     space.prepared.clear()
     rest, _ = space.searching(monkeypatch, State.from_json(saved_states[-1]))
     assert rest.run().best == whole.best
-    assert set(tried).isdisjoint(p.candidate.key for p in space.prepared[2:]) and len(tried) == most - 2
+    *later, _, _ = space.prepared[1:]  # the first and the best are captured anew in the end
+    assert set(tried).isdisjoint(p.candidate.key for p in later) and len(tried) == most - 1
+
+
+def test_a_search_that_goes_on_begins_with_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left to try, whatever is kept is what it found, and nothing is looked at for its precision again."""
+    space = Space(2)
+    searching, saved_states = space.searching(monkeypatch)
+    whole = searching.run()
+    assert whole.best != whole.first
+    for is_complete in (True, False):
+        again, _ = space.searching(monkeypatch, replace(State.from_json(saved_states[-1]), is_complete=is_complete))
+        monkeypatch.setattr(again, "_drop_imprecise", None)  # a call would fail
+        assert again.run().best == whole.best and again.state.first == whole.first
+    begun = State(first=Candidate(), ratios={"another": 2.0})
+    again, _ = space.searching(monkeypatch, replace(begun, best=begun.first or Candidate()))
+    monkeypatch.setattr(again, "_drop_imprecise", None)
+    assert again.run().first == Candidate()
 
 
 def test_gains_that_a_new_capture_does_not_show_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,15 +432,19 @@ def test_gains_that_a_new_capture_does_not_show_are_given_up(monkeypatch: pytest
     assert State.from_json(saved_states[-1]) == state
 
 
+@pytest.mark.parametrize("kind", ["merge_convolutions", "fuse_sums"])
 @pytest.mark.parametrize("budget_s", [0.0, 1e6])
-def test_it_begins_with_what_other_schedulers_take(monkeypatch: pytest.MonkeyPatch, budget_s: float) -> None:
-    """The passes merge, which no other scheduler does; all merges at once are one change."""
+def test_it_begins_with_what_other_schedulers_take(monkeypatch: pytest.MonkeyPatch, budget_s: float, kind: str) -> None:
+    """The passes merge, which no other scheduler does; all merges at once are one change. One place stays as it is."""
     space = Space(0)
     times: dict[str, float | None] = {"in turn": 1.0, "merged": 0.9}
 
     def decisions(choices: dict[str, str]) -> list[Decision]:
+        slow: dict[str, float | None] = {"in turn": 1.0, "merged": None}
+        unchanged = Decision(kind, "unchanged", (9,), slow, "in turn", {}, "unchanged")
         return [
-            Decision("merge_convolutions", p, (i,), times, choices.get(p, "merged"), {}, p) for i, p in enumerate(PLACES)
+            *(Decision(kind, p, (i,), times, choices.get(p, "merged"), {}, p) for i, p in enumerate(PLACES)),
+            unchanged,
         ]
 
     space.decisions = decisions  # type: ignore[method-assign]
@@ -346,7 +455,8 @@ def test_it_begins_with_what_other_schedulers_take(monkeypatch: pytest.MonkeyPat
     assert state.first and dict(state.first.choices) == dict.fromkeys(PLACES, "in turn")
     if budget_s:
         assert dict(state.best.choices) == dict.fromkeys(PLACES, "merged")
-        assert [gain.change for gain in state.gains] == ["merge_convolutions: as each is fastest alone, at 3 places"]
+        assert [gain.change for gain in state.gains] == [f"{kind}: as each is fastest alone, at 3 places"]
+        assert [p.candidate for p in space.prepared[-2:]] == [state.first, state.best]  # held against each other once more
     else:
         assert state.best == state.first
 

@@ -1,6 +1,7 @@
 """weave_or_peers: who executes the model, and that the record says so."""
 
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import systems
 from systems.base import BadOption, PreparedModule, System, Unsupported
 from systems.notice import Notice
 from systems.scheduling.execution.scheduled import Scheduled
+from systems.scheduling.scheduler import captured
 from systems.weave import peers
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -87,6 +89,57 @@ def test_a_peer_that_is_wrong_or_does_not_run_is_left_out(
     messages: list[str] = []
     made = prepared(monkeypatch, messages, **options)
     assert isinstance(made, Scheduled) and any(says in message for message in messages)
+    made.close()
+
+
+def test_whoever_is_fastest_of_several_executes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by another budget weave may be another one, so that all are compared again."""
+    compared: list[float] = []
+
+    def comparisons(system: peers.WeaveOrPeers, *_: object) -> dict[str, peers.Comparison]:
+        compared.append(system.budget_s)
+        return {"eager": peers.Comparison(1.0, 0.9), "cuda_graph": peers.Comparison(2.0, 1.0)}
+
+    monkeypatch.setattr(peers.WeaveOrPeers, "_compared", comparisons)
+    module, inputs = Branches().eval(), (torch.randn(2, 3, 16, 16),)
+    program = captured(module, inputs)
+    for budget_s in (0.0, 0.0, 1.0):
+        system = systems.load("weave_or_peers", peers="eager+cuda_graph", budget_s=budget_s)
+        assert system._winner(program, module, inputs) == ("cuda_graph", peers.Comparison(2.0, 1.0))
+    assert compared == [0.0, 1.0]
+
+
+def test_a_peer_is_beside_weave_by_the_round_with_the_median_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round warms up, and the last one counts."""
+    ratios = [0.1, 1.5, 0.9, 1.1, 0.8, 1.2, 0.7, 1.3]
+    assert len(ratios) == peers.ROUNDS + 1
+    times = [ms for i, ratio in enumerate(ratios) for ms in (1.0 + i, (1.0 + i) * ratio)]
+    monkeypatch.setattr(peers, "milliseconds", lambda prepared, inputs: times.pop(0))
+    comparison = peers._in_turn(None, None, ())  # type: ignore[arg-type]
+    assert (comparison.own_ms, comparison.ratio) == pytest.approx((4.0, 1.1))
+
+
+@pytest.mark.parametrize(("excess", "is_handed_over"), [(0.9, True), (1.5, False)])
+def test_a_peer_is_as_near_to_fp64_as_a_cell_has_to_be(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, list[float]], excess: float, is_handed_over: bool
+) -> None:
+    times["peer"] = [0.1]
+    monkeypatch.setattr(peers.Reference, "excess", lambda reference, outputs: excess)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        made = prepared(monkeypatch)
+    assert isinstance(made, Scheduled) is not is_handed_over
+    made.close()
+
+
+def test_a_peer_that_does_not_support_the_device_is_not_prepared(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, list[float]]
+) -> None:
+    times["peer"] = [0.1]
+    monkeypatch.setattr(Peer, "unsupported", lambda peer, device: f"it needs another device than {device}")
+    messages: list[str] = []
+    made = prepared(monkeypatch, messages)
+    assert isinstance(made, Scheduled) and "eager is left out: it needs another device than cpu" in messages
     made.close()
 
 

@@ -21,7 +21,7 @@ from systems.compilers.compiled import Compiled
 from systems.compilers.exported import Exported
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.capture import capture
-from systems.scheduling.graph.effects import copy_back
+from systems.scheduling.graph.effects import copy_back, is_view
 from systems.scheduling.plans.stream_assignment import assign_streams
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -243,6 +243,20 @@ def test_a_cache_is_written_in_place_and_what_is_read_as_well_is_copied_back() -
     assert program.changed == (module.first,)
     readers = [v for v, c in enumerate(program.calls) if v != last and any(leaf is module.first for leaf in c.leaves())]
     assert readers and set(readers) <= set(program.graph.predecessors[last])
+
+
+@pytest.mark.parametrize("before", ["first", "view"])
+def test_whoever_reads_the_old_value_comes_before_the_write(before: str) -> None:
+    """The operator that makes the new value reads the old one beside others, so that it cannot write in its place."""
+    module = Written((before, "index")).eval()
+    program = capture(module, (torch.zeros(2, 3),))
+    assert all(o.target != "aten.index_copy_.default" for o in program.graph.operators)
+    (last,) = [v for v, call in enumerate(program.calls) if call.function is copy_back]
+    readers = {v for v, c in enumerate(program.calls) if v != last and any(leaf is module.first for leaf in c.leaves())}
+    for v, call in enumerate(program.calls):  # through a view too
+        if is_view(call.function) and v in readers:
+            readers |= {u for u, other in enumerate(program.calls) if v in [o.operator for o in other.references()]} - {last}
+    assert len(readers) == (2 if before == "first" else 3) and readers <= set(program.graph.predecessors[last])
 
 
 class Snapshot(nn.Module):

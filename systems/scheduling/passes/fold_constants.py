@@ -84,8 +84,8 @@ def _constant(program: Program) -> list[bool]:
         is_fixed = is_fixed and not any(isinstance(a, Tensor) and _memory(a) in written for a in leaves)
         is_own_view = is_view(call.function) and not references
         constant.append((is_fixed or _fills(call)) and not is_own_view and v not in returned and _is_repeatable(call))
-    for call, is_constant in reversed(list(zip(program.calls, constant, strict=True))):
-        for reference in () if is_constant else call.references():
+    for v in reversed(range(len(constant))):  # readers first: what stays may have to keep what it reads
+        for reference in () if constant[v] else program.calls[v].references():
             if not is_non_overlapping_and_dense_or_false(program.value(reference)):
                 constant[reference.operator] = False
     return constant

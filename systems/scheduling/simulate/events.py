@@ -185,7 +185,7 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
             node = nodes[v]
             num_blocks, num_waves = unplaced[v], 1
             if num_blocks:
-                num_blocks = min(num_blocks, (num_sms[v] + free) * node.on_one - resident[v])
+                num_blocks = min(num_blocks, free * node.on_one)  # SMs that it has are full, as long as blocks are left
                 if not num_blocks:
                     break
                 if unplaced[v] > node.most_blocks:  # each slot runs at least so many waves, whatever becomes free meanwhile
