@@ -149,6 +149,8 @@ def test_the_streams_of_a_step(choice: str) -> None:
 def test_any_optimizer_steps_outside() -> None:
     module, reference = net(), net()
     optimizer, eager = (torch.optim.RMSprop(m.parameters(), lr=1e-3) for m in (module, reference))
+    for m in (module, reference):
+        m.unused.grad = torch.ones(3)  # of an earlier backward, which zero_grad takes away
     step = systems.load("nimble_released").prepare_training(module, optimizer, loss, batch(0)[:1], batch(0)[1])
     for i in range(3):
         torch.manual_seed(i)
