@@ -3,11 +3,14 @@ from itertools import combinations
 
 import networkx as nx
 import pytest
+import torch
 from dags import as_networkx, dags, matching_size
 from hypothesis import given, settings
+from modules import mixed
 
 import models
 import systems
+from runners.measurements.correctness import relative_error
 from systems.base import BadOption
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams, single_stream
@@ -58,6 +61,25 @@ def test_the_streams_of_the_released_code(model: str, streams: int, num_waits: i
     loaded = models.load(model, 1)
     schedule = systems.load("nimble_released").schedule(loaded.module, loaded.inputs)  # type: ignore[attr-defined]
     assert (schedule.stream_count, len(schedule.waits)) == (streams, num_waits)
+
+
+def test_the_papers_nimble_has_the_papers_passes_and_no_others() -> None:
+    """Section 5: a subset of TensorRT's fusion, and for convolutions cuDNN's kernel or PyTorch's own."""
+    rewriting = systems.load("nimble_paper").rewriting  # type: ignore[attr-defined]
+    assert [each.kind for each in rewriting.passes] == ["fold_batch_norm", "select_kernels", "fuse_elementwise"]
+    assert rewriting.switches == {"fold_batch_norm", "select_kernels", "fuse_elementwise"}
+
+
+@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.parametrize("choice", ["nimble_paper", "nimble_released"])
+def test_the_settings_of_paper_and_release_agree_with_eager(choice: str) -> None:
+    module, inputs = mixed()
+    prepared = systems.load(choice).prepare(module, inputs)
+    for _ in range(3):
+        x = torch.randn_like(inputs[0])
+        with torch.no_grad():
+            assert relative_error(prepared(x), module(x)) < 1e-5
+    prepared.close()
 
 
 def test_one_stream_has_none_to_reuse() -> None:

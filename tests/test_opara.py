@@ -42,6 +42,15 @@ def test_wrong_options_are_told(option: str, right: str) -> None:
         Opara(**{option: "wrong"})
 
 
+def test_the_papers_opara_goes_by_a_table() -> None:
+    made = {choice: systems.load(choice) for choice in ("opara", "opara_paper", "opara_shared_memory")}
+    assert {choice: (one.classify, one.resource, one.launch_order) for choice, one in made.items()} == {  # type: ignore[attr-defined]
+        "opara": ("measured", "largest_share", "opara"),
+        "opara_paper": ("table", "largest_share", "opara"),
+        "opara_shared_memory": ("table", "shared_memory", "opara"),
+    }
+
+
 @pytest.mark.parametrize("order", launch_order.ORDERS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_agrees_with_the_module_in_any_order(order: str, device: str) -> None:

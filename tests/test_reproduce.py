@@ -85,7 +85,7 @@ def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
         schedule = json.loads(file.read_text())
         seconds_by_system[schedule["system"]] = schedule["search"].get("allocation_seconds", schedule["search"]["seconds"])
     (line,) = [line for line in lines if line.startswith(" googlenet: opara over nimble_released, stream assignment time")]
-    assert f"{seconds_by_system['nimble_released'] / seconds_by_system['opara']:.2f}x" in line and "21.48x" in line
+    assert f"{seconds_by_system['nimble'] / seconds_by_system['opara']:.2f}x" in line and "21.48x" in line
     verdicts = {verdict.exhibit: verdict for verdict in read_verdicts(tmp_path / "out" / "verdicts.json")}
     assert set(verdicts) == {"ios/table1", "opara/table1"}
     assert all(verdict.place == "cpu" for verdict in verdicts.values())
