@@ -54,7 +54,7 @@ class Search:
         simulated: stages or candidates that were simulated, and for that not measured.
         units, blocks, largest_block, splits: how IOS cut the model.
         parts: each block of IOS.
-        allocation_seconds: of Opara's stream allocation.
+        allocation_seconds: of Opara's stream allocation, its waits included.
         profile_seconds: of Opara's profiler.
         occupancy: mean achieved occupancy of the kernels, 0 to 1.
     """

@@ -44,6 +44,11 @@ H200 = ROOT / "results" / "reference" / "h200"
 # As if profilers had come after their rounds, so that it is these that give the ratios.
 RECORDS = [replace(record, warnings=()) for record in Store(H200 / "overview.jsonl.gz").read().records.values()]
 EAGER, NIMBLE, OPARA = (named("system", name) for name in ("eager", "nimble", "opara"))
+NIMBLE_PAPER, OPARA_PAPER = named("system", "nimble_paper"), named("system", "opara_paper")
+# As if nimble had been measured with the paper's passes.
+OF_THE_PAPER = [
+    replace(r, cell=r.cell.under(choose("system", "nimble_paper"))) if r.cell.system.key == NIMBLE else r for r in RECORDS
+]
 ISSUED = {
     "nimble": [
         "figure2a",
@@ -181,15 +186,36 @@ def test_no_figure_of_a_preset_is_left_out_but_the_other_sides_of_ratios() -> No
 
 
 def test_speedups_are_those_of_the_rounds_that_were_shared() -> None:
-    _, _, exhibit_findings = judged("nimble/figure7")
-    (resnet,) = [f for f in exhibit_findings if f.what == "resnet50: nimble over eager"]
+    _, _, exhibit_findings = judged("nimble/figure7", OF_THE_PAPER)
+    (resnet,) = [f for f in exhibit_findings if f.what == "resnet50: nimble_paper over eager"]
     shared = [
-        r.comparison for s in (EAGER, NIMBLE) for r in RECORDS if (r.cell.model.label, r.cell.system.key) == ("resnet50", s)
+        r.comparison
+        for s in (EAGER, NIMBLE_PAPER)
+        for r in OF_THE_PAPER
+        if (r.cell.model.label, r.cell.system.key) == ("resnet50", s)
     ]
     in_turn = zip(*(comparison.rounds for comparison in shared if comparison is not None), strict=True)
     assert resnet.ours == pytest.approx(median(median(slow) / median(fast) for slow, fast in in_turn))
     assert resnet.low is not None and resnet.high is not None and resnet.low <= resnet.ours <= resnet.high
     assert resnet.published == 4.32 and resnet.rule == "ratio" and resnet.verdict == HOLDS
+
+
+def test_other_settings_than_the_papers_are_shown_and_not_judged() -> None:
+    """Where the paper's were measured these are judged; where neither was there is nothing to show."""
+    what = "resnet50: {} over eager"
+    by_name = {f.what: f for f in judged("nimble/figure7")[2]}
+    shown = by_name[what.format("nimble")]
+    assert shown.verdict == NOT_COMPARABLE and shown.ours and shown.reason.startswith("nimble_paper was not measured")
+    both = [*RECORDS, *(r for r in OF_THE_PAPER if r.cell.system.key == NIMBLE_PAPER)]
+    by_name = {f.what: f for f in judged("nimble/figure7", both)[2]}
+    assert by_name[what.format("nimble_paper")].verdict == HOLDS and what.format("nimble") not in by_name
+    neither = [r for r in RECORDS if r.cell.system.key != NIMBLE]
+    by_name = {f.what: f for f in judged("nimble/figure7", neither)[2]}
+    assert by_name[what.format("nimble_paper")].verdict == CANNOT
+    # Records and searches beside what the sweep asks for.
+    (pruned, *_) = recorded.recorded(Preset.read("ios/pruning"))
+    assert pruned.evidence.measured is not None and {f.verdict for f in pruned.findings} == {NOT_COMPARABLE}
+    assert all(f.ours and "(exhaustive=true" in f.reason for f in pruned.findings)
 
 
 def test_a_bound_is_the_extreme_over_the_networks() -> None:
@@ -212,21 +238,21 @@ def test_a_bound_is_the_extreme_over_the_networks() -> None:
 
 
 def test_a_direction_is_told_by_the_worst_network() -> None:
-    _, evidence, exhibit_findings = judged("nimble/supplement_figure1")
+    _, evidence, exhibit_findings = judged("nimble/supplement_figure1", OF_THE_PAPER)
     assert evidence.measured is not None and all(f.verdict == HOLDS for f in exhibit_findings)
-    ratios = [evidence.measured.over(row, NIMBLE, EAGER) for row in evidence.measured.rows]
+    ratios = [evidence.measured.over(row, NIMBLE_PAPER, EAGER) for row in evidence.measured.rows]
     assert exhibit_findings[0].low == min(r.low for r in ratios if r is not None)
 
     def slower(record: Record) -> Record:
-        if record.comparison is None or (record.cell.model.name, record.cell.system.key) != ("resnet50", NIMBLE):
+        if record.comparison is None or (record.cell.model.name, record.cell.system.key) != ("resnet50", NIMBLE_PAPER):
             return record
         rounds = tuple(tuple(100 * ms for ms in turn) for turn in record.comparison.rounds)
         return replace(record, comparison=replace(record.comparison, rounds=rounds))
 
-    _, evidence, slow = judged("nimble/supplement_figure1", [slower(record) for record in RECORDS])
+    _, evidence, slow = judged("nimble/supplement_figure1", [slower(record) for record in OF_THE_PAPER])
     assert all(f.verdict != HOLDS and f.reason == "the least of 8, on resnet50; one process" for f in slow)
     verdict = judgement.judge(Preset.read("nimble/supplement_figure1"), evidence, slow, small=False)
-    assert "every network: nimble over eager" in verdict.reason and "on resnet50" in verdict.reason
+    assert "every network: nimble_paper over eager" in verdict.reason and "on resnet50" in verdict.reason
 
 
 def test_sweeps_of_several_processes_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,12 +273,14 @@ def test_sweeps_of_several_processes_are_judged_together(tmp_path: Path, monkeyp
 
 def test_rounds_on_a_busy_host_reach_to_what_each_side_took_alone() -> None:
     """A gain over an eager that the host slowed by half is told with that, and is no more than it would be alone."""
-    plain = judged("nimble/figure7")[2][0]
-    for slowed, times, low, high in ((EAGER, 1.5, 1 / 1.5, 1.0), (NIMBLE, 1.5, 1.0, 1.5), (EAGER, 0.5, 1.0, 2.0)):
+    plain = judged("nimble/figure7", OF_THE_PAPER)[2][0]
+    for slowed, times, low, high in ((EAGER, 1.5, 1 / 1.5, 1.0), (NIMBLE_PAPER, 1.5, 1.0, 1.5), (EAGER, 0.5, 1.0, 2.0)):
         warning = Warning("differs_in_rounds", {"ratio": times})
-        records = [replace(r, warnings=(warning,)) if r.cell.system.key == slowed else r for r in RECORDS]
+        records = [replace(r, warnings=(warning,)) if r.cell.system.key == slowed else r for r in OF_THE_PAPER]
         finding = judged("nimble/figure7", records)[2][0]
-        assert finding.what == "resnet50: nimble over eager" and finding.ours == plain.ours and plain.low and plain.high
+        assert (
+            finding.what == "resnet50: nimble_paper over eager" and finding.ours == plain.ours and plain.low and plain.high
+        )
         assert (finding.low, finding.high) == pytest.approx((plain.low * low, plain.high * high))
         assert f"{slowed} {times:.2f} times as long in the rounds as alone" in finding.reason
 
@@ -337,14 +365,18 @@ def test_the_papers_values_are_marked_where_they_are_judged() -> None:
     marks = published_marks(findings.published_speedups(read), read.baseline, [("googlenet", 1)], [OPARA])
     assert not marks  # the largest over batches, of another classification of operators
     read = Preset.read("opara/figure8")
-    marks = published_marks(findings.published_speedups(read), read.baseline, [("inception_v3", 1)], [OPARA])
-    assert [(mark.value, mark.legend) for mark in marks[("inception_v3", 1), OPARA]] == [(1.41, "opara paper, 2080 SUPER")]
+    marks = published_marks(findings.published_speedups(read), read.baseline, [("inception_v3", 1)], [OPARA, OPARA_PAPER])
+    assert [(mark.value, mark.legend) for mark in marks[("inception_v3", 1), OPARA_PAPER]] == [
+        (1.41, "opara paper, 2080 SUPER")
+    ]
     read = Preset.read("ios/batch_sizes")
     ios = named("system", "ios")
     marks = published_marks(findings.published_speedups(read), read.baseline, [("inception_v3", 16)], [ios])
     assert [mark.legend for mark in marks[("inception_v3", 16), ios]] == ["ios paper, V100, ≈ read off a figure"]
-    marks = published_marks(findings.published_speedups(Preset.read("nimble/figure7")), EAGER, [("nasnet", 1)], [NIMBLE])
-    assert [mark.value for mark in marks[("nasnet", 1), NIMBLE]] == [22.34]
+    marks = published_marks(
+        findings.published_speedups(Preset.read("nimble/figure7")), EAGER, [("nasnet", 1)], [NIMBLE_PAPER]
+    )
+    assert [mark.value for mark in marks[("nasnet", 1), NIMBLE_PAPER]] == [22.34]
     # A ratio to the baseline of the chart, whichever side of the verdict's that is; nothing of what is absent here.
     read = Preset.read("ios/frameworks")
     values = [v for v in findings.published_speedups(read) if v.zoo_model == "inception_v3"]
@@ -361,7 +393,7 @@ def test_the_batches_of_one_model_are_one_chart_without_marks_of_another_order()
     charts, _ = pictures(read, Evidence(measured), [])
     assert list(charts) == ["speedup"] and "papers' values" not in charts["speedup"].caption
     (axes,) = charts["speedup"].figure.axes
-    assert len(axes.get_xticklabels()) == 5 and len(axes.patches) == 15
+    assert len(axes.get_xticklabels()) == 5 and len(axes.patches) == 5
     assert not any(line.get_marker() == PAPERS["opara"] for line in axes.lines)
 
 
@@ -394,12 +426,12 @@ def test_a_range_of_batches_has_its_extremes() -> None:
 
 
 def test_counted_and_estimated_values_are_not_compared() -> None:
-    records = [made("opara", 1, 1.0, "googlenet"), made("cuda_graph", 1, 1.0, "googlenet")]
+    records = [made("opara_paper", 1, 1.0, "googlenet"), made("cuda_graph", 1, 1.0, "googlenet")]
     records = [
         replace(record, sm_efficiency=SmEfficiency(value, "counters", None))
         for record, value in zip(records, (0.6, 0.4), strict=True)
     ]
-    what = "googlenet: opara over cuda_graph, SM efficiency"
+    what = "googlenet: opara_paper over cuda_graph, SM efficiency"
     (gain,) = [f for f in judged("opara/figure5", records)[2] if f.what == what]
     assert gain.ours == pytest.approx(1.5) and gain.published == pytest.approx(1.58) and gain.verdict == HOLDS
     records[1] = replace(records[1], sm_efficiency=SmEfficiency(0.4, "estimated", None))
@@ -410,21 +442,21 @@ def test_counted_and_estimated_values_are_not_compared() -> None:
 @pytest.mark.parametrize("status", ["incorrect", "failed", "out_of_memory", "unsupported"])
 def test_what_is_not_ok_gives_no_figure(status: str) -> None:
     wrong = {"status": status, "reason": "for a reason"}
-    records = [replace(r, **wrong) if r.cell.system.key == NIMBLE else r for r in RECORDS]  # type: ignore[arg-type]
+    records = [replace(r, **wrong) if r.cell.system.key == NIMBLE_PAPER else r for r in OF_THE_PAPER]  # type: ignore[arg-type]
     read, evidence, exhibit_findings = judged("nimble/figure7", records)
     assert {f.verdict for f in exhibit_findings} == {CANNOT, NOT_COMPARABLE}
-    assert any(f.reason == f"nimble is {status}: for a reason" for f in exhibit_findings)
+    assert any(f.reason == f"nimble_paper is {status}: for a reason" for f in exhibit_findings)
     assert judgement.judge(read, evidence, exhibit_findings, small=False).verdict == CANNOT
     nothing = Evidence()
     assert judgement.judge(read, nothing, findings.findings(read, nothing), small=False).verdict == NOT_RUN
 
 
 def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
-    read, evidence, exhibit_findings = judged("nimble/figure7")
+    read, evidence, exhibit_findings = judged("nimble/figure7", OF_THE_PAPER)
     verdict = judgement.judge(read, evidence, exhibit_findings, small=False)
     assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
     assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
-    assert "efficientnet_b5: nimble over tvm" in verdict.reason and "two days" in verdict.reason
+    assert "efficientnet_b5: nimble_paper over tvm" in verdict.reason and "two days" in verdict.reason
     assert evidence.measured is not None
     (eager,) = [r for r in evidence.measured.records if (r.cell.model.name, r.cell.system.key) == ("nasnet", EAGER)]
     assert eager.latency is not None and eager.limits is not None and eager.limits.critical_path_ms is not None
@@ -546,7 +578,10 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
     assert len(list(cells(plain.schedules))) == 6
     small = Run(Preset.read("ios/pruning"), {}, tmp_path, tmp_path / "out", small=True)
     assert small.preset.sweep["device"] == small.schedules["device"] == "cpu" and small.folder.name == "ios-pruning-small"
-    assert [system_of(cell).label for cell in cells(small.schedules)] == ["ios (r=1)", "ios"]
+    assert [system_of(cell).label for cell in cells(small.schedules)] == [
+        "ios (exhaustive=true, r=1)",
+        "ios (exhaustive=true)",
+    ]
     both = Run(Preset.read("opara/figure1"), {"batch": "1"}, tmp_path, tmp_path / "out", small=False)
     assert [sweep["model"] for sweep in both.sweeps] == ["googlenet,inception_v3", "bert"]
     assert [sweep["batch"] for sweep in both.sweeps] == ["1", "1"] and both.sweeps[1]["model.sequence"] == "32"

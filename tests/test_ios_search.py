@@ -173,13 +173,23 @@ def test_the_largest_blocks_of_the_papers_table_1() -> None:
     inception = [[], [], [1], [1], [], [4], [5], [5], [], [8]]
     fire = [[], [0], [0], [], [1, 2], [3, 4]]
 
-    def transitions(block: list[list[int]], r: int | None) -> int:
-        return find_schedule(block, lambda *_: 1.0, r).counts.transitions
+    def transitions(block: list[list[int]], r: int | None = None, one_head: bool = False) -> int:
+        return find_schedule(block, lambda *_: 1.0, r, one_head=one_head).counts.transitions
 
-    assert transitions(inception, None) == 4860
-    assert transitions([*inception, [0, 2, 3, 6, 7, 9]], None) == 4860 + 180
-    assert transitions(fire, None) == 60
-    assert (of_one_head(fire), of_one_head([*inception, [0, 2, 3, 6, 7, 9]])) == (51, 4871)
+    whole = [*inception, [0, 2, 3, 6, 7, 9]]
+    assert transitions(inception) == 4860
+    assert (transitions(fire), transitions(whole)) == (60, 4860 + 180)
+    assert (transitions(fire, one_head=True), transitions(whole, one_head=True)) == (51, 4871)
+    assert (transitions(fire, 3, one_head=True), transitions(whole, 3, one_head=True)) == (47, 4616)
+
+
+@settings(max_examples=40)
+@given(dags(max_nodes=8), LIMITS)
+def test_groups_of_one_head_are_disjoint_cones(graph: OperatorGraph, limits: tuple[int | None, int | None]) -> None:
+    """Of each state, the endings that are unions of an operator with all of the state that depends on it, and no others."""
+    r, s = limits
+    counted = find_schedule(graph.predecessors, lambda *_: 1.0, r, s, one_head=True).counts.transitions
+    assert counted == of_one_head([list(p) for p in graph.predecessors], r, s)
 
 
 @pytest.mark.parametrize(("chains", "length"), [(1, 1), (1, 9), (2, 1), (2, 4), (3, 3), (4, 2)])
@@ -190,18 +200,22 @@ def test_independent_chains_reach_the_bound_of_the_papers_figure_13(chains: int,
     assert counts.transitions == comb(length + 2, 2) ** chains - (length + 1) ** chains
 
 
-def of_one_head(block: list[list[int]]) -> int:
-    """The pairs of a state and an ending of it that is made of disjoint cones: an operator with all that follow it."""
+def of_one_head(block: list[list[int]], r: int | None, s: int | None) -> int:
+    """The pairs of a state and an ending of it that is made of at most s disjoint cones of at most r operators: an operator
+    with all that follow it.
+    """
     after = [{v for v, before in enumerate(block) if u in before} for u in range(len(block))]
 
     def cone(u: int, state: frozenset[int]) -> frozenset[int]:
         return frozenset({u}).union(*(cone(v, state) for v in after[u] & state))
 
     def endings(state: frozenset[int], disjoint: bool) -> set[frozenset[int]]:
-        unions = {frozenset[int]()}
+        unions = {(frozenset[int](), 0)}
         for one in [cone(u, state) for u in state]:
-            unions |= {union | one for union in unions if not (disjoint and union & one)}
-        return unions - {frozenset[int]()}
+            if disjoint and r is not None and len(one) > r:
+                continue
+            unions |= {(union | one, count + 1) for union, count in unions if not (disjoint and union & one)}
+        return {union for union, count in unions if union and not (disjoint and s is not None and count > s)}
 
     states, rest = {frozenset(range(len(block)))}, [frozenset(range(len(block)))]
     while rest:

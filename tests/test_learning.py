@@ -43,7 +43,10 @@ def test_what_was_learned_is_not_measured_again(choice: str, options: dict) -> N
         ("eager", {}, False),
         ("nimble", {}, False),
         ("nimble", {"fold_batch_norm": True, "fuse_elementwise": True}, False),
-        *(("nimble", {switch: True}, True) for switch in ("merge_linears", "select_kernels", "select_layouts")),
+        *(
+            ("nimble", {switch: True}, True)
+            for switch in ("merge_linears", "select_kernels", "select_products", "select_layouts")
+        ),
         *(("nimble", {switch: True}, True) for switch in ("fuse_convolution", "fuse_reductions")),
         ("ios", {}, True),
         ("ios_merge", {}, True),

@@ -2,9 +2,16 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import networkx as nx
+import pytest
+import torch
 from dags import as_networkx, dags, matching_size
 from hypothesis import given, settings
+from modules import mixed
 
+import models
+import systems
+from runners.measurements.correctness import relative_error
+from systems.base import BadOption
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams, single_stream
 from systems.scheduling.plans.verify import verify
@@ -32,6 +39,52 @@ def test_as_many_waits_as_theorem_3_says(graph: OperatorGraph) -> None:
 def test_every_schedule_passes_verification(graph: OperatorGraph) -> None:
     verify(graph, assign_streams(graph))
     verify(graph, single_stream(graph))
+
+
+@given(dags())
+def test_streams_that_are_reused_order_nothing_more(graph: OperatorGraph) -> None:
+    """As few streams as the chains allow, and the waits and the concurrency of a stream for each chain."""
+    chains, reused = assign_streams(graph), assign_streams(graph, reuse_streams=True)
+    verify(graph, reused)
+    assert reused.waits == chains.waits
+    assert reused.happens_before() == chains.happens_before() == list(graph.ancestors)
+    ends = {s: [v for v in range(len(graph)) if chains.streams[v] == s] for s in range(chains.stream_count)}
+    follows = nx.DiGraph((a, b) for a in ends for b in ends if graph.ancestors[ends[b][0]] >> ends[a][-1] & 1)
+    assert graph.width <= reused.stream_count == chains.stream_count - matching_size(follows)
+
+
+@pytest.mark.parametrize(
+    ("model", "streams", "num_waits"), [("googlenet", 4, 54), ("inception_v3", 6, 70), ("bert", 3, 51), ("t5", 22, 102)]
+)
+def test_the_streams_of_the_released_code(model: str, streams: int, num_waits: int) -> None:
+    """GoogLeNet's are the 4 that Opara's Section 5.2 counts of Nimble."""
+    loaded = models.load(model, 1)
+    schedule = systems.load("nimble_released").schedule(loaded.module, loaded.inputs)  # type: ignore[attr-defined]
+    assert (schedule.stream_count, len(schedule.waits)) == (streams, num_waits)
+
+
+def test_the_papers_nimble_has_the_papers_passes_and_no_others() -> None:
+    """Section 5: a subset of TensorRT's fusion, and for convolutions cuDNN's kernel or PyTorch's own."""
+    rewriting = systems.load("nimble_paper").rewriting  # type: ignore[attr-defined]
+    assert [each.kind for each in rewriting.passes] == ["fold_batch_norm", "select_kernels", "fuse_elementwise"]
+    assert rewriting.switches == {"fold_batch_norm", "select_kernels", "fuse_elementwise"}
+
+
+@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.parametrize("choice", ["nimble_paper", "nimble_released"])
+def test_the_settings_of_paper_and_release_agree_with_eager(choice: str) -> None:
+    module, inputs = mixed()
+    prepared = systems.load(choice).prepare(module, inputs)
+    for _ in range(3):
+        x = torch.randn_like(inputs[0])
+        with torch.no_grad():
+            assert relative_error(prepared(x), module(x)) < 1e-5
+    prepared.close()
+
+
+def test_one_stream_has_none_to_reuse() -> None:
+    with pytest.raises(BadOption, match="there is one stream"):
+        systems.load("nimble_single_stream", reuse_streams=True)
 
 
 @settings(max_examples=40)

@@ -1,6 +1,8 @@
 """Opara as a system."""
 
 import random
+import time
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -18,11 +20,12 @@ from systems.profiling.profile import Capacity, Kernel, OperatorProfile, Profile
 from systems.profiling.profiler import profile
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.part import alone
 from systems.scheduling.graph.program import Call, Input
 from systems.scheduling.plans import launch_order
 from systems.scheduling.plans.schedule import Schedule
-from systems.scheduling.plans.stream_allocator import allocate_streams
+from systems.scheduling.plans.stream_allocator import allocate_streams, needed_waits
 from systems.scheduling.plans.verify import verify
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -37,6 +40,15 @@ pytestmark = pytest.mark.usefixtures("cache_folder")
 def test_wrong_options_are_told(option: str, right: str) -> None:
     with pytest.raises(BadOption, match=rf"system\.{option}=wrong is not one of .*{right}"):
         Opara(**{option: "wrong"})
+
+
+def test_the_papers_opara_goes_by_a_table() -> None:
+    made = {choice: systems.load(choice) for choice in ("opara", "opara_paper", "opara_shared_memory")}
+    assert {choice: (one.classify, one.resource, one.launch_order) for choice, one in made.items()} == {  # type: ignore[attr-defined]
+        "opara": ("measured", "largest_share", "opara"),
+        "opara_paper": ("table", "largest_share", "opara"),
+        "opara_shared_memory": ("table", "shared_memory", "opara"),
+    }
 
 
 @pytest.mark.parametrize("order", launch_order.ORDERS)
@@ -90,6 +102,17 @@ def test_the_options_reach_the_algorithms(monkeypatch: pytest.MonkeyPatch, resou
         assert schedule.streams == allocate_streams(program.graph)
         assert schedule.search.seconds >= schedule.search.allocation_seconds > 0
         assert (schedule.search.occupancy is not None) == (name in launch_order.PROFILED)
+
+
+def test_the_time_of_allocation_holds_that_of_the_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(graph: OperatorGraph, streams: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        time.sleep(0.2)
+        return needed_waits(graph, streams)
+
+    monkeypatch.setattr("systems.opara.system.needed_waits", slow)
+    search = Opara(launch_order="depth_first").schedule(*mixed()).search
+    assert search is not None and search.allocation_seconds is not None and search.profile_seconds is not None
+    assert search.seconds >= search.allocation_seconds >= 0.2 > search.profile_seconds
 
 
 def test_a_schedule_alone_runs_no_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_a_module_takes_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = prefers("transposed, bias apart")
     monkeypatch.setattr(Timer, "__call__", lambda self, program: cost(program))
     module, x = two(), torch.randn(2, 6, 8)
-    fast = Nimble(module, select_kernels=True).prepare((x,))
+    fast = Nimble(module, select_products=True).prepare((x,))
     (prepared,) = fast.prepared.values()
     assert [d.chosen for d in prepared.schedule.decisions] == ["transposed, bias apart"] * 2  # type: ignore[union-attr]
     fast.load_state_dict(two().state_dict())
@@ -169,7 +169,7 @@ def test_it_follows_merging_and_goes_before_fusing() -> None:
         return p["o"](p["q"](x).sigmoid().mul(p["k"](x))).tanh()
 
     module, x = Function(gated, **{name: nn.Linear(8, 8) for name in "qko"}).eval(), torch.randn(2, 6, 8)
-    rewriting = Rewriting(merge_linears=True, select_kernels=True, fuse_elementwise=True)
+    rewriting = Rewriting(merge_linears=True, select_products=True, fuse_elementwise=True)
     program, decisions = rewriting.apply(capture(module, (x,)), StandIn(torch.device("cpu")))
     assert names(program) == ["linear", "add", "split_with_sizes", "sigmoid_mul", "linear", "add_tanh"]
     assert [d.chosen for d in decisions if d.kind == "select_products"] == ["transposed, bias apart"] * 2
@@ -181,7 +181,7 @@ def test_it_follows_merging_and_goes_before_fusing() -> None:
 def test_bert_with_what_was_measured(system: str) -> None:
     """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
     loaded = models.load("bert", 1, sequence=16, layers=2)
-    prepared = systems.load(system, select_kernels=True).prepare(loaded.module, loaded.inputs)
+    prepared = systems.load(system, select_products=True).prepare(loaded.module, loaded.inputs)
     decisions = [d for d in prepared.schedule.decisions if d.kind == "select_products"]
     assert [(d.pattern, d.count) for d in decisions] == [
         ("1x16x768, weight 768x768, with bias", 8),

@@ -31,8 +31,10 @@ import systems
 from runners.cell.training import loss
 from systems.nimble import Nimble
 from systems.scheduling.execution.cpu_executor import CpuExecutor
+from systems.scheduling.execution.training_step import TrainingStep
 from systems.scheduling.graph.joint_graph import capture_step
 from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.graph.stateful_program import StatefulProgram
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.stream_assignment import assign_streams, single_stream
 
@@ -98,15 +100,78 @@ def test_scheduled_and_eager_steps_take_turns(make: Optimizers, scheduler: Calla
     assert equal(optimizer.state_dict(), eager.state_dict())
 
 
+PARTS = [(False, True), (True, False), (False, False)]  # backward on several streams, and the update in the graph
+
+
+@pytest.mark.parametrize(("multi_stream_backward", "captured_update"), PARTS)
+@pytest.mark.parametrize("make", [sgd, adamw, groups])
+def test_backward_on_one_stream_and_an_optimizer_outside(
+    make: Optimizers, multi_stream_backward: bool, captured_update: bool
+) -> None:
+    """All is as if eager alone trained, whose steps come in between."""
+    module, reference = net(), net()
+    optimizer, eager = make(module), make(reference)
+    options = {"multi_stream_backward": multi_stream_backward, "captured_update": captured_update}
+    step = systems.load("nimble", **options).prepare_training(module, optimizer, loss, batch(0)[:1], batch(0)[1])
+    rates = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (optimizer, eager)]
+    for i in range(20):
+        state = torch.get_rng_state()
+        got = eager_step(module, optimizer, *batch(i)) if i in (7, 8) else step(*batch(i))
+        torch.set_rng_state(state)
+        assert torch.equal(got, eager_step(reference, eager, *batch(i)))
+        for rate in rates:
+            rate.step()
+        if not captured_update:
+            for p, q in zip(module.parameters(), reference.parameters(), strict=True):
+                assert (p.grad is None) == (q.grad is None) and (p.grad is None or torch.equal(p.grad, q.grad))
+    step.close()
+    assert equal(module.state_dict(), reference.state_dict())
+    assert equal(optimizer.state_dict(), eager.state_dict())
+
+
+@pytest.mark.parametrize("choice", ["nimble", "nimble_released"])
+def test_the_streams_of_a_step(choice: str) -> None:
+    """As released: forward on several streams, and what follows the loss on one of them, after all of it."""
+    module = net()
+    step = systems.load(choice).prepare_training(module, sgd(module), loss, batch(0)[:1], batch(0)[1])
+    assert isinstance(step, TrainingStep) and isinstance(step.program, StatefulProgram)
+    schedule, forward = step.schedule, step.program.num_forward
+    names = [operator.name for operator in schedule.graph.operators]
+    assert "loss" in names[forward - 1] and not any("backward" in name for name in names[:forward])
+    is_released = choice == "nimble_released"
+    assert len(set(schedule.streams[:forward])) > 1 and (len(set(schedule.streams[forward:])) == 1) == is_released
+    before = schedule.happens_before()
+    assert (before[forward] == (1 << forward) - 1) == is_released
+    assert ("SGD" in names) != is_released and step.update.changes_parameters != is_released
+    step.close()
+
+
+def test_any_optimizer_steps_outside() -> None:
+    module, reference = net(), net()
+    optimizer, eager = (torch.optim.RMSprop(m.parameters(), lr=1e-3) for m in (module, reference))
+    for m in (module, reference):
+        m.unused.grad = torch.ones(3)  # of an earlier backward, which zero_grad takes away
+    step = systems.load("nimble_released").prepare_training(module, optimizer, loss, batch(0)[:1], batch(0)[1])
+    for i in range(3):
+        torch.manual_seed(i)
+        step(*batch(i))
+        torch.manual_seed(i)
+        eager_step(reference, eager, *batch(i))
+    step.close()
+    assert equal(module.state_dict(), reference.state_dict()) and equal(optimizer.state_dict(), eager.state_dict())
+
+
+@pytest.mark.parametrize("choice", ["nimble", "nimble_released"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_preparing_changes_nothing(device: str) -> None:
+def test_preparing_changes_nothing(device: str, choice: str) -> None:
     module = net(device)
     optimizer = sgd(module)
     eager_step(module, optimizer, *batch(0, device))
     before = copy.deepcopy((module.state_dict(), optimizer.state_dict(), [p.grad for p in module.parameters()]))
     addresses = [t.data_ptr() for t in module.state_dict().values()]
     generator = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
-    step = prepare_training(module, optimizer, loss, *batch(0, device))
+    x, target = batch(0, device)
+    step = systems.load(choice).prepare_training(module, optimizer, loss, (x,), target)
     assert equal((module.state_dict(), optimizer.state_dict(), [p.grad for p in module.parameters()]), before)
     assert torch.equal(generator, torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state())
     momentum = optimizer.state[module.stem.weight]["momentum_buffer"]
@@ -210,10 +275,16 @@ def test_as_a_library() -> None:
     [
         *(
             (s, o, "cpu")
-            for s, o in (("eager", {}), ("torchscript", {}), ("nimble", {}), ("nimble", {"multi_stream": False}))
+            for s, o in (
+                *(("eager", {}), ("torchscript", {}), ("nimble", {}), ("nimble_released", {})),
+                ("nimble", {"multi_stream": False}),
+            )
         ),
         pytest.param("torch_compile", {"mode": "default"}, "cpu", marks=pytest.mark.slow),
-        *(pytest.param(s, {}, "cuda", marks=GPU) for s in ("torchscript", "torch_compile", "cuda_graph", "nimble")),
+        *(
+            pytest.param(s, {}, "cuda", marks=GPU)
+            for s in ("torchscript", "torch_compile", "cuda_graph", "nimble", "nimble_released")
+        ),
     ],
 )
 @pytest.mark.parametrize("make", [sgd, adamw, adam])

@@ -89,7 +89,7 @@ def finding(preset: Preset, evidence: Evidence, value: Value, rule: str | None) 
         return None
     published = 0.0  # of a claim in words
     if not value.baseline:
-        published = value.value - next(beside.value for beside in preset.beside(value) if beside.system == other)
+        published = value.value - next(beside.value for beside in preset.same_figure(value) if beside.system == other)
     what = f"{value.model}: {value.system} over {other}"
     try:
         table = Table.of(value.model)
@@ -104,7 +104,7 @@ def finding(preset: Preset, evidence: Evidence, value: Value, rule: str | None) 
 def _other(preset: Preset, value: Value, side: Side) -> str:
     """The system that the preset's `ratio` compares a value with, of the same table and pipeline; "" for none."""
     over = preset.ratio.get("over", "ml")
-    for beside in preset.beside(value):
+    for beside in preset.same_figure(value):
         candidate = Side.of(beside.system)
         if candidate.pipeline == side.pipeline and over in (candidate.name, *candidate.options) and candidate != side:
             return beside.system

@@ -1,7 +1,7 @@
 """What was measured for an exhibit: records, schedules and timelines."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -64,11 +64,15 @@ def place_in(cell: Cell) -> Place:
     return cell.model.label, cell.batch, cell.system.key
 
 
-def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Selection | None:
+def select(
+    records: Sequence[Record], sweeps: Sequence[Mapping[str, str]], beside: Collection[Choice] = ()
+) -> Selection | None:
     """The records that sweeps ask for, of one setting: of this host where it has any, and then the one with the most cells,
     then the newest.
+
+    beside: further systems, by their keys.
     """
-    requests = [_Request(sweep) for sweep in sweeps]
+    requests = [_Request(sweep, beside) for sweep in sweeps]
     matching = [record for record in records if any(request.asks_for(record.cell) for request in requests)]
     if not matching:
         return None
@@ -83,9 +87,10 @@ def select(records: Sequence[Record], sweeps: Sequence[Mapping[str, str]]) -> Se
 class _Request:
     """What one sweep asks for."""
 
-    def __init__(self, sweep: Mapping[str, str]):
+    def __init__(self, sweep: Mapping[str, str], beside: Collection[Choice]):
         self.sweep = sweep
         self.models, self.systems = (choices(group, sweep) for group in ("model", "system"))
+        self.systems |= set(beside)
 
     def asks_for(self, cell: Cell) -> bool:
         sweep = self.sweep

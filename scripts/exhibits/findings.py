@@ -102,7 +102,7 @@ def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
     each = (
         accuracy.finding(preset, evidence, value, rule)
         if value.metric in accuracy.METRICS
-        else _Figure(preset, evidence, value, rule).finding()
+        else _finding(preset, evidence, value, rule)
         for value, rule in preset.figures
     )
     judged = [finding for finding in each if finding is not None]
@@ -110,6 +110,17 @@ def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
     # A claim that a paper makes in a figure and in words is judged twice.
     twice = [finding.rule in IN_WORDS and times[finding.what] > 1 for finding in judged]
     return [replace(f, what=f"{f.what}, in words") if again else f for f, again in zip(judged, twice, strict=True)]
+
+
+def _finding(preset: Preset, evidence: Evidence, value: Value, rule: str | None) -> Finding | None:
+    """As `_Figure` has it. Where the paper's settings were not measured, those beside them are shown, unjudged."""
+    finding = _Figure(preset, evidence, value, rule).finding()
+    if finding is None or finding.ours is not None or not preset.beside.keys() & {value.system, value.baseline}:
+        return finding
+    other = _Figure(replace(preset, systems=preset.systems | preset.beside), evidence, value, rule).finding()
+    if other is None or other.ours is None:
+        return finding
+    return replace(other, is_comparable=False, reason=f"{finding.reason}; {other.reason}")
 
 
 def published_speedups(preset: Preset) -> list[Value]:
@@ -126,7 +137,7 @@ def published_speedups(preset: Preset) -> list[Value]:
         if value.metric in RATIOS and RATIOS[value.metric] is None and value.metric not in EXTREMES:
             ratios = [(preset.baseline_of(value), _as_ratio(value.metric, value.value))]
         elif value.metric in COMPARED and COMPARED[value.metric] is None and system != preset.baseline:
-            sides = [other for other in preset.beside(value) if preset.system_of(other) == preset.baseline]
+            sides = [other for other in preset.same_figure(value) if preset.system_of(other) == preset.baseline]
             ratios = [(preset.baseline, _ratio(value, other)) for other in sides]
         for baseline, ratio in ratios:
             columns = vars(value) | {"metric": "speedup", "value": ratio, "unit": "x"}
@@ -163,7 +174,7 @@ class _Figure:
             ((side, other),) = self.preset.ratio.items()
             if self.value.system == other:
                 return None
-            partner = next((value for value in self.preset.beside(self.value) if value.system == other), None)
+            partner = next((value for value in self.preset.same_figure(self.value) if value.system == other), None)
             if partner is None:
                 return self._alone(other)
             better, worse = (partner, self.value) if side == "of" else (self.value, partner)

@@ -81,6 +81,8 @@ class Preset:
         claims: those that stand in the text alone.
         ratio: {"over": SYSTEM} compares each value to that system's; {"of": SYSTEM} that system's to each.
         systems, models: our choices for the paper's names.
+        beside: choices of other settings than the paper's, by its names; they are shown, unjudged, where `systems` were not
+            measured.
         absent: why a model, system or device of the paper's is not here.
         incomparable: why what is measured beside a system or device of the paper's is not what the paper compared with.
         optional: the same of systems whose library may be missing; where they were measured they are judged.
@@ -104,6 +106,7 @@ class Preset:
     claims: list[Claim] = field(default_factory=list)
     ratio: dict[str, str] = field(default_factory=dict)
     systems: dict[str, Choice] = field(default_factory=dict)
+    beside: dict[str, Choice] = field(default_factory=dict)
     models: dict[str, Choice] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     incomparable: dict[str, str] = field(default_factory=dict)
@@ -132,7 +135,7 @@ class Preset:
         for key in ("schedules", "timeline", "small"):
             about[key] = _texts(about.get(key, {}))
         about["also"] = [_texts(change) for change in about.get("also", [])]
-        for key, group in (("systems", "system"), ("models", "model")):
+        for key, group in (("systems", "system"), ("beside", "system"), ("models", "model")):
             about[key] = {theirs: _choice(group, entry) for theirs, entry in about.get(key, {}).items()}
         about["baseline"] = _choice("system", about.get("baseline", EAGER.choice))
         return cls(name=name, sweep=_texts(document["hydra"]["sweeper"]["params"]), **about)
@@ -159,7 +162,7 @@ class Preset:
         """What the paper calls a value's model, system, baseline and device."""
         return value.model, value.system, value.baseline, value.device
 
-    def beside(self, value: Value) -> list[Value]:
+    def same_figure(self, value: Value) -> list[Value]:
         """The same figure of every system that the paper has it of, this one too."""
         same = ["model", "device", "metric"]
         if value.metric != "auc":  # systems that learn from one table are trained each in its own way

@@ -158,7 +158,8 @@ class Run:
         """What there is by now. records: those of the folder, where they have been read."""
         if records is None:
             records = list(Store(self.results).read().records.values()) if self.results.exists() else []
-        measured = select(records, [_expected(sweep) for sweep in self.sweeps]) if self.sweeps else None
+        sweeps = [_expected(sweep) for sweep in self.sweeps]
+        measured = select(records, sweeps, self.preset.beside.values()) if sweeps else None
         schedules = read_cells(self.files) if self.schedules else {}
         return Evidence(measured, schedules, read_timelines(self.files / self._trace.name) if self.timeline else [])
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,11 @@ def _with_and_without(
 
 @lru_cache(maxsize=32)  # cells are repeated with other shapes, whose costs differ and whose endings do not
 def enumerate_endings(
-    predecessors: tuple[tuple[int, ...], ...], r: int | None, s: int | None, max_transitions: int = MAX_TRANSITIONS
+    predecessors: tuple[tuple[int, ...], ...],
+    r: int | None,
+    s: int | None,
+    max_transitions: int = MAX_TRANSITIONS,
+    one_head: bool = False,
 ) -> Endings:
     """Every ending of every state of a block.
 
@@ -130,7 +134,9 @@ def enumerate_endings(
         predecessors: of each operator within the block; topological.
         r: most operators of a group; None for no limit.
         s: most groups of an ending; None for no limit.
-        max_transitions: pairs of a state and an ending.
+        max_transitions: pairs of a state and an ending, before `one_head` leaves some out.
+        one_head: only endings whose groups each start from one operator, as IOS's released code has them: an operator with
+            all of the state that depends on it. Such groups share no operator, so no edge joins two of them.
 
     Raises:
         TooManyTransitions: there are more.
@@ -167,12 +173,16 @@ def enumerate_endings(
     del ordered, of_states
     distinct, ending = np.unique(masks, return_inverse=True)
     groups_of = _components(distinct, _linked(predecessors))
-    if candidates is None and s is not None:  # the groups were not counted above
-        allowed = np.array([len(g) <= s for g in groups_of])
+    most = n if s is None else s  # groups, which were not counted above where r sets no limit
+    if one_head or (candidates is None and s is not None):
+        is_allowed = [
+            len(groups) <= most and not (one_head and any(_num_heads(g, before) > 1 for g in groups)) for groups in groups_of
+        ]
+        allowed = np.array(is_allowed, bool)
         fits = allowed[ending]
         first = np.concatenate([[0], np.cumsum(fits)])[first]
         ending, rest = (np.cumsum(allowed) - 1)[ending[fits]], rest[fits]
-        distinct, groups_of = distinct[allowed], [g for g in groups_of if len(g) <= s]
+        distinct, groups_of = distinct[allowed], list(compress(groups_of, is_allowed))
     levels = tuple(np.searchsorted(size[order], np.arange(n + 2)).tolist())
     whole = _schedules(first, rest)
     return Endings(states[order], levels, distinct, tuple(groups_of), first, ending.astype(np.int32), rest, whole)
@@ -244,6 +254,11 @@ def _components(endings: Array, linked: Sequence[int]) -> list[tuple[int, ...]]:
         groups.append(group.tolist())
         rest = rest & ~group
     return [tuple(g for g in ending if g) for ending in zip(*groups, strict=True)]
+
+
+def _num_heads(group: int, before: Sequence[int]) -> int:
+    """How many operators of a group depend on none of it."""
+    return sum(not before[v] & group for v in bits(group))
 
 
 def _union(masks: Sequence[int], operators: int) -> int:

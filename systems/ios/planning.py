@@ -39,6 +39,7 @@ class Options:
     costs: str = "measured"
     profile: str = ""
     gpu: str = "h200"
+    groups: str = "connected"
 
     @property
     def searches(self) -> bool:
@@ -285,6 +286,7 @@ class _Planner:
             costs.cost_class,
             max_transitions,
             None if estimates is None else lambda groups: (1 - MARGIN) * estimates.of(groups).milliseconds,
+            self.options.groups == "one_head",
         )
         stages = [UnitStage(tuple(map(_members, groups)), costs.of(groups).is_merged) for groups in best.stages]
         return BlockPlan(stages, best.counts.states, best.counts.transitions)

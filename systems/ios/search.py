@@ -52,6 +52,7 @@ def find_schedule(
     cost_class: Callable[[Groups], Hashable] = lambda groups: groups,
     max_transitions: int = MAX_TRANSITIONS,
     estimate: Callable[[Groups], float] | None = None,
+    one_head: bool = False,
 ) -> BlockSchedule:
     """The stages of least total cost, exactly: cost[S] = min over endings S' of S of cost[S - S'] + cost(S').
 
@@ -71,12 +72,13 @@ def find_schedule(
         max_transitions: of a block that is searched.
         estimate: of a stage's cost, which stands in the place of a lower bound until the stage is measured. Nothing is
             measured eagerly then, and the result is exact only where no estimate is above the cost.
+        one_head: only stages whose groups each start from one operator (`enumerate_endings`).
 
     Raises:
         ValueError: no schedule has a finite cost.
         TooManyTransitions: the block has more than `max_transitions`.
     """
-    endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s, max_transitions)
+    endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s, max_transitions, one_head)
     costs = _Costs(endings, cost)
     if estimate is not None:
         costs.classify(cost_class)

@@ -25,6 +25,7 @@ from .units import KINDS
 
 STRATEGIES = ("both", "parallel", "merge", "sequential", "greedy")
 COSTS = ("measured", "simulated", "both")
+GROUPS = ("connected", "one_head")
 
 
 class Ios(Scheduler):
@@ -45,6 +46,8 @@ class Ios(Scheduler):
             first, and only those are measured that may win.
         profile: a file of runner=profile for simulated costs; "" for those that are committed.
         gpu: of conf/gpu, for simulated costs.
+        groups: what a group of a stage may be, one of GROUPS. `connected`: all units that edges join (Section 3).
+            `one_head`: one unit with all that depends on it, as in the released code.
         switches: those of `Rewriting`, which the paper lacks.
 
     Raises:
@@ -67,6 +70,7 @@ class Ios(Scheduler):
         costs: str = "measured",
         profile: str = "",
         gpu: str = "h200",
+        groups: str = "connected",
         **switches: bool,
     ):
         super().__init__(**switches)
@@ -74,6 +78,7 @@ class Ios(Scheduler):
             ("strategy", strategy, STRATEGIES),
             ("units", units, KINDS),
             ("costs", costs, COSTS),
+            ("groups", groups, GROUPS),
             ("gpu", gpu, conf.choices("gpu")),
         ):
             if wrong := not_one_of(f"system.{option}", value, valid):
@@ -89,7 +94,7 @@ class Ios(Scheduler):
             raise BadOption("system.exhaustive measures every stage, of which system.costs=both leaves most out")
         if not barriers and strategy == "sequential":
             raise BadOption("system.barriers is false, but a sequential schedule has nothing else")
-        self.options = Options(strategy, r, s, units, max_part_size, exhaustive, costs, profile, gpu)
+        self.options = Options(strategy, r, s, units, max_part_size, exhaustive, costs, profile, gpu, groups)
         self.capture, self.barriers = capture, barriers
         self.file = Path(schedule) if schedule else None
         self.file_schedule = _read(self.file) if self.file else None

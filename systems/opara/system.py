@@ -58,15 +58,14 @@ class Opara(Scheduler):
     def _plan(self, program: Program, may_measure: bool) -> Schedule:
         """Algorithms 1 and 2, with the profiler between them.
 
-        The schedule's `search` holds the seconds of both algorithms, of the first alone, and of the profiler beside them;
-        and the mean achieved occupancy of the model's kernels where it is known.
+        The schedule's `search` holds the seconds of both algorithms, of the first with its waits, and of the profiler beside
+        them; and the mean achieved occupancy of the model's kernels where it is known.
         """
         graph, n = program.graph, len(program.graph)
         begin = perf_counter()
         streams = allocate_streams(graph)
-        allocation_end = perf_counter()
         waits = needed_waits(graph, streams)
-        waits_end = perf_counter()
+        allocation_end = perf_counter()
         is_memory_intensive, demand = [False] * n, [0.0] * n
         occupancy = None
         if self.launch_order in PROFILED:
@@ -78,9 +77,9 @@ class Opara(Scheduler):
         profile_end = perf_counter()
         order = ORDERS[self.launch_order](graph, is_memory_intensive, demand)
         search = Search(
-            seconds=perf_counter() - profile_end + waits_end - begin,
+            seconds=perf_counter() - profile_end + allocation_end - begin,
             allocation_seconds=allocation_end - begin,
-            profile_seconds=profile_end - waits_end,
+            profile_seconds=profile_end - allocation_end,
             occupancy=occupancy,
         )
         return Schedule(graph, self.name, order, streams, waits, search=search)

@@ -43,6 +43,7 @@ class Scheduler(System):
     """
 
     trains = False  # `plan` takes programs whose operators change state, and then runs none of them
+    captured_update = True  # a step of training holds the optimizer's; else that comes after it
 
     def __init__(self, **switches: bool):
         self.rewriting = Rewriting(**switches)
@@ -105,18 +106,19 @@ class Scheduler(System):
 
         The module is trained in the form that it is in now. Parameters, buffers and the optimizer's state stay where they
         are, so that state_dict, schedulers of the learning rate and eager steps in between work as ever; `.grad` is neither
-        read nor written. Random numbers are drawn as by an eager step.
+        read nor written. Random numbers are drawn as by an eager step. Where `captured_update` is False, the optimizer's own
+        step comes after the graph, which leaves the gradients in `.grad`.
 
         Raises:
-            Unsupported: this scheduler does not train, the optimizer is none of SGD, Adam and AdamW, or the step cannot
-                be captured.
+            Unsupported: this scheduler does not train, the step cannot be captured, or it is to hold the update of an
+                optimizer that is none of SGD, Adam and AdamW.
         """
         if not self.trains:
             raise Unsupported(f"{self.name} runs inference only")
         if self.rewriting != Rewriting():
             raise Unsupported("the rewriting passes are for inference: a step of training is scheduled as autograd has it")
-        program, static_optimizer = capture_step(module, optimizer, loss, inputs, target)
-        return TrainingStep(module, static_optimizer, self.execute(program, self.plan(program)))
+        program, update = capture_step(module, optimizer, loss, inputs, target, self.captured_update)
+        return TrainingStep(module, update, self.execute(program, self.plan(program)))
 
     def compile_graph(self, module: Any, inputs: Sequence[object], backend: str) -> Callable[..., Any]:
         """What a backend of torch.compile does with the graph that Dynamo has traced.

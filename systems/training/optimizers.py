@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -15,10 +15,12 @@ from torch.optim.sgd import sgd
 
 from systems.base import Unsupported
 
+from .update import Update
+
 Settings: TypeAlias = "Mapping[str, object]"  # of a parameter group, as torch.optim has them: lr, momentum, betas...
 
 
-class StaticOptimizer(ABC):
+class StaticOptimizer(Update):
     """A torch.optim optimizer's step in a form that is captured once and replayed.
 
     On a CPU a step is the optimizer's own implementation, to the bit. On a GPU it is torch's fused one, which reads learning
@@ -34,7 +36,6 @@ class StaticOptimizer(ABC):
         Unsupported: Another optimizer, or settings with which its step cannot be captured.
     """
 
-    name: ClassVar[str]
     kind: ClassVar[type[torch.optim.Optimizer]]
     fixed: ClassVar[tuple[str, ...]]  # settings of a parameter group that must not change after the capture
 
@@ -47,7 +48,7 @@ class StaticOptimizer(ABC):
         raise Unsupported(f"{type(optimizer).__name__} steps cannot be scheduled: SGD's, Adam's and AdamW's can")
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor]):
-        self.optimizer = optimizer
+        self.optimizer, self.target = optimizer, f"torch.optim.{self.name}"
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:  # type: ignore[attr-defined]
             raise Unsupported("the optimizer has step hooks, which a captured step would not run")
         wanted = {id(p) for p in parameters}
@@ -99,11 +100,6 @@ class StaticOptimizer(ABC):
             options |= {"fused": True, "lr": rate}
         self._update(settings, list(parameters), aligned, moments, options)
 
-    def moments_of(self, parameters: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """The moments by name, one tensor for each of these parameters."""
-        names = self.moments[parameters[0]]
-        return {name: [self.moments[p][name] for p in parameters] for name in names}
-
     def refresh(self) -> None:
         """Before each step: take over learning rates, and moments that were loaded or assigned since the last step.
 
@@ -129,6 +125,10 @@ class StaticOptimizer(ABC):
                 if moments := self.moments[p]:
                     self._take_over(group, moments, self.optimizer.state[p])
         self.entries = self._entries()
+
+    def finish(self) -> None:
+        """Learning-rate schedulers warn of an optimizer that has taken no step."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def _entries(self) -> list[Any]:
         """All parameters and moments in the optimizer's state."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.training.optimizers import StaticOptimizer, fits
+from systems.training.optimizers import fits
+from systems.training.update import Update
 
 from .scheduled import Scheduled
 
@@ -20,8 +21,8 @@ class TrainingStep(Scheduled):
     the place of one of them since is an error, but for a buffer that fits: its value is copied into the captured one.
     """
 
-    def __init__(self, module: nn.Module, optimizer: StaticOptimizer, executor: Scheduled):
-        self.optimizer, self.executor = optimizer, executor
+    def __init__(self, module: nn.Module, update: Update, executor: Scheduled):
+        self.update, self.executor = update, executor
         self.schedule, self.program, self.is_captured = executor.schedule, executor.program, executor.is_captured
         self.operator_threads = executor.operator_threads
         self.modules = list(module.modules())
@@ -53,9 +54,9 @@ class TrainingStep(Scheduled):
         """
         self.program.check(inputs)
         self._check_module()
-        self.optimizer.refresh()
+        self.update.refresh()
         value = self.executor(*inputs)
-        self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # or learning-rate schedulers warn
+        self.update.finish()
         return value
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
 from systems.training.optimizers import StaticOptimizer
+from systems.training.update import StoredGradients, Update
 
 from .effects import draws, is_view, written
 from .examples import stand_ins
@@ -47,25 +48,26 @@ def capture_step(
     loss: Callable[[Any, Tensor], Tensor],
     inputs: tuple[Tensor, ...],
     target: Tensor,
-) -> tuple[StatefulProgram, StaticOptimizer]:
+    captured_update: bool = True,
+) -> tuple[StatefulProgram, Update]:
     """Capture `loss(module(*inputs), target)`, its gradients and the optimizer's step as a Program, without running it.
 
     Args:
         module: In the form that a step has: training or eval, with or without frozen parameters.
         loss: From the module's output and `target` to a tensor of shape [].
         inputs: Of the module.
+        captured_update: The program holds the optimizer's step. Without, it leaves gradients for a step after it.
 
     Returns:
-        The program, whose inputs are `inputs` and `target`, and whose output is the loss; and the optimizer's step, which it
-        calls.
+        The program, whose inputs are `inputs` and `target`, and whose output is the loss; and what it does with gradients.
 
     Raises:
         Unsupported: The step cannot be traced or scheduled. The reason is one line.
     """
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     trace = _trace(module, trained, loss, inputs, target)
-    static = StaticOptimizer.of(optimizer, trace.gradients)
-    return _Joint(trace, static, (*inputs, target)).program(), static
+    update: Update = (StaticOptimizer.of if captured_update else StoredGradients)(optimizer, trace.gradients)
+    return _Joint(trace, update, (*inputs, target)).program(), update
 
 
 @dataclass
@@ -167,8 +169,8 @@ class _Joint:
     gradients, so that its write after their reads (WAR) agrees with the order of capture.
     """
 
-    def __init__(self, trace: _Trace, static: StaticOptimizer, examples: tuple[Tensor, ...]):
-        self.trace, self.static, self.examples = trace, static, examples
+    def __init__(self, trace: _Trace, update: Update, examples: tuple[Tensor, ...]):
+        self.trace, self.update, self.examples = trace, update, examples
         self.operators: list[Operator] = []
         self.calls: list[Call] = []
         self.memory: dict[int, _Memory] = {RANDOM: _Memory("the random generator", [])}
@@ -184,8 +186,10 @@ class _Joint:
         for node in self.trace.graph.nodes:
             if node in live:
                 self._convert(node)
+            if node is self.trace.loss:
+                num_forward = len(self.operators)
             for parameters in self.due.get(node, ()):
-                self._update(parameters)
+                self._take(parameters)
         changing = [m for m in self.memory.values() if m.changes]
         if inputs := [m.name for m in changing if m in self.inputs]:
             raise Unsupported(f"it changes {inputs[0]} in place")
@@ -199,6 +203,7 @@ class _Joint:
             self.examples,
             changed=[t for m in changing for t in m.tensors],
             random=self.memory[RANDOM].changes,
+            num_forward=num_forward,
         )
 
     def _enter_placeholders(self) -> None:
@@ -322,24 +327,24 @@ class _Joint:
                 self.memory[storage] = _Memory(f"the output of {v} ({self.operators[v].name})", [], v, writers=1 << v)
         return v
 
-    def _update(self, parameters: Sequence[Tensor]) -> None:
-        """Add one operator for each of the optimizer's parameter groups among them.
+    def _take(self, parameters: Sequence[Tensor]) -> None:
+        """Add one operator for each of the parameter groups among them.
 
         arguments: group, parameters [P], gradients [P] of the same shapes, moments by name [P], learning rate [] or None.
         """
         groups: dict[int, list[Tensor]] = {}
         for p in parameters:
-            groups.setdefault(self.static.group_of(p), []).append(p)
+            groups.setdefault(self.update.group_of(p), []).append(p)
         for group, members in groups.items():
-            moments = self.static.moments_of(members)
+            moments = self.update.moments_of(members)
             names = {id(t): name for name, t in self.trace.state.items()}
-            writes = [_storage(p) for p in members]
+            writes = [_storage(p) for p in members] if self.update.changes_parameters else []
             for moment, tensors in moments.items():
                 writes += [self._own(f"{moment} of {names[id(p)]}", t) for p, t in zip(members, tensors, strict=True)]
             nodes = [self.trace.gradients[p] for p in members]
-            arguments = (group, members, [self.environment[n] for n in nodes], moments, self.static.rates[group])
+            arguments = (group, members, [self.environment[n] for n in nodes], moments, self.update.rates[group])
             reads = [s for n in nodes for s in self._storages(n)]
-            self._operator(self.static.update, arguments, {}, reads, writes)
+            self._operator(self.update.update, arguments, {}, reads, writes)
 
     def _operator(
         self,
@@ -353,7 +358,7 @@ class _Joint:
         if isinstance(function, OpOverload):
             self.operators.append(Operator(v, function._schema.name.split("::")[1], str(function)))
         else:
-            self.operators.append(Operator(v, self.static.name, f"torch.optim.{self.static.name}"))
+            self.operators.append(Operator(v, self.update.name, self.update.target))
         self.calls.append(Call(function, arguments, {**keywords}))
         for storage in reads:
             self.memory[storage].readers |= 1 << v

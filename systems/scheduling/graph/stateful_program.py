@@ -23,6 +23,7 @@ class StatefulProgram(Program):
     Args:
         changed: The tensors that outlive a run and that it writes: parameters, buffers, an optimizer's moments.
         random: It draws from the default generator of its device.
+        num_forward: Of a step of training, the operators up to the loss, the first ones in the order of capture.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class StatefulProgram(Program):
         examples: tuple[Tensor, ...],
         changed: Sequence[Tensor],
         random: bool,
+        num_forward: int = 0,
     ):
         super().__init__(graph, calls, outputs, output_spec, examples)
         self.__dict__["changed"] = tuple(changed)  # in the place of what the calls show: an optimizer's are its own
-        self.random = random
+        self.random, self.num_forward = random, num_forward
 
     @contextmanager
     def undone(self) -> Iterator[None]:

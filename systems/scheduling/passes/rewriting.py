@@ -51,8 +51,8 @@ class Pass:
 Remembered = dict[tuple[int, frozenset[tuple[str, str]]], Rewritten]
 CHAINS = 3  # of passes, that are remembered
 
-# In the order in which they run. Nimble (Section 5, Appendix B) has neither fold_constants, merge_equal, merge_linears,
-# merge_convolutions nor select_products, fuse_in_triton, fuse_sums, fuse_pools, fuse_concatenations and fuse_reductions.
+# In the order in which they run. Nimble (Section 5) has of these fold_batch_norm, select_kernels without layouts, and
+# fuse_elementwise: conf/system/nimble_paper.yaml.
 PASSES = (
     Pass(fold_constants, ("fold_constants",), measures=False),
     Pass(merge_equal, ("merge_equal",), measures=False),
@@ -60,7 +60,7 @@ PASSES = (
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(merge_convolutions, ("merge_convolutions",)),  # as that
     Pass(select_kernels, ("select_kernels", "select_layouts")),
-    Pass(select_products, ("select_kernels",)),
+    Pass(select_products, ("select_products",)),
     Pass(fuse_convolution, ("fuse_convolution",)),
     Pass(fuse_in_triton, ("fuse_in_triton",)),
     Pass(fuse_sums, ("fuse_sums",)),

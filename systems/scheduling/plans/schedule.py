@@ -39,7 +39,7 @@ class Search:
         parts: the search of each block (IOS).
         measured: measurements that were made, and not read from the cache.
         simulated: what was simulated, and not measured since it was too slow.
-        allocation_seconds: of `seconds`, those of the stream allocator (Opara).
+        allocation_seconds: of `seconds`, those of the stream allocator, which say too where streams wait (Opara).
         profile_seconds: of the profiler, beside `seconds` (Opara).
         occupancy: mean achieved occupancy of the model's kernels, 0 to 1 (Opara).
     """
