@@ -186,7 +186,7 @@ def main() -> None:
         print(line, file=sys.stderr)
     exhibits, pictures = gallery(RESULTS / "exhibits", REFERENCE)
     wanted = {
-        **pages(parts() | {"exhibits": exhibits}),
+        **pages(parts() | exhibits),
         CHART: chart(everything(OVERVIEW)),
         CELLS: cells.table(RESULTS),
         **pictures,

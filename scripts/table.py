@@ -24,11 +24,17 @@ class Entry:
         text: what stands in it.
         value: what it sorts by; its text if None.
         title: more of it, shown on pointing at it.
+        page: that it leads to, in Markdown.
     """
 
     text: str
     value: float | None = None
     title: str = ""
+    page: str = ""
+
+    @property
+    def markdown(self) -> str:
+        return f"[{escaped(self.text)}]({self.page})" if self.page else escaped(self.text)
 
     @property
     def missing(self) -> bool:
@@ -70,7 +76,7 @@ class Table:
     def markdown(self) -> str:
         """The table in GitHub's Markdown."""
         rule = "|" + "".join("---:|" if column.number else "---|" for column in self.columns)
-        rows = ([escaped(entry.text) for entry in row] for row in self.rows)
+        rows = ([entry.markdown for entry in row] for row in self.rows)
         head, *body = (f"| {' | '.join(cells)} |" for cells in ([escaped(c.heading) for c in self.columns], *rows))
         return "\n".join([head, rule, *body])
 

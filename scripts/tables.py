@@ -145,7 +145,7 @@ def sweeps(records_by_sweep: Mapping[str, Sequence[Record]]) -> Table:
         return lambda row: ", ".join(sorted({text for record in row[1] if (text := of(record))})) or DASH
 
     columns: Sequence[Made[tuple[str, Sequence[Record]]]] = [
-        made("sweep", lambda row: f"`{row[0]}`", number=False),
+        made("sweep", lambda row: row[0], number=False),
         made("records", lambda row: str(len(row[1]))),
         made("networks", lambda row: str(len({record.cell.model.label for record in row[1]}))),
         made("measured on", values(lambda record: record.when[:10]), number=False),

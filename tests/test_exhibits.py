@@ -409,8 +409,8 @@ def test_each_sweep_that_an_exhibit_goes_by_is_committed() -> None:
 
 
 def test_the_folder_of_pictures_holds_what_the_page_shows() -> None:
-    text = (H200.parent / "EXHIBITS.md").read_text(encoding="utf-8")
-    assert {file.name for file in (H200 / "exhibits").iterdir()} == set(re.findall(r"h200/exhibits/([^)]+)", text))
+    text = "".join(page.read_text(encoding="utf-8") for page in H200.parent.glob("*.md"))
+    assert {file.name for file in (H200 / "exhibits").iterdir()} == set(re.findall(r"\(h200/exhibits/([^)]+)\)", text))
 
 
 def test_a_range_of_batches_has_its_extremes() -> None:

@@ -60,6 +60,7 @@ def test_a_table_is_written_as_markdown() -> None:
     shown = Table([Column("name", number=False), Column("ms")], [[Entry("a | b"), Entry("1.0", 1.0)]])
     assert shown.markdown() == "| name | ms |\n|---|---:|\n| a \\| b | 1.0 |"
     assert cells_of(shown.markdown().replace("\\|", "/")) == [{"name": "a / b", "ms": "1.0"}]
+    assert Entry("a *b*", page="B.md").markdown == "[a \\*b\\*](B.md)"
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,12 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
     done = reproduce("nimble/figure7", "nimble/figure2a", "--judge", *here)
     assert done.returncode == 0, done.stderr
     verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "out" / "verdicts.json")}
-    page_of_exhibits = (ROOT / "results" / "reference" / "EXHIBITS.md").read_text(encoding="utf-8")
+    pages_of_exhibits = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "results" / "reference").glob("*.md"))
     for verdict in verdicts.values():
         origin = (
             "By the records of `overview`" if verdict.exhibit == "nimble/figure7" else "Here"
         )  # of another folder's first
-        assert f"{origin}: {verdict.reason}." in page_of_exhibits and verdict.place == "NVIDIA H200"
+        assert f"{origin}: {verdict.reason}." in pages_of_exhibits and verdict.place == "NVIDIA H200"
     assert sorted((ROOT / "results" / "reference" / "h200").iterdir()) == before
     page = tmp_path / "report.html"
     arguments = ["--results", "results/reference/h200/overview.jsonl.gz", "--output", str(page), "--models", "resnet18"]
@@ -226,14 +226,15 @@ def test_all_recomputes_every_verdict_from_the_committed_records(tmp_path: Path)
     verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "verdicts.json")}
     assert list(verdicts) == names()
     listed = {line.partition(":")[0]: line.rpartition(": ")[2] for line in reproduce("--list").stdout.splitlines()}
-    page_of_exhibits = (ROOT / "results" / "reference" / "EXHIBITS.md").read_text(encoding="utf-8")
+    pages_of_exhibits = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "results" / "reference").glob("*.md"))
     for name, verdict in verdicts.items():
         if verdict.verdict == NOT_RUN:
             assert listed[name] == f"{NOT_RUN}, {verdict.figures} figures"
             continue
         assert listed[name] == f"{verdict.verdict}, {verdict.extent} figures"
         assert (
-            f"{verdict.reason}." in page_of_exhibits and f"({verdict.verdict}: {verdict.extent} figures)" in page_of_exhibits
+            f"{verdict.reason}." in pages_of_exhibits
+            and f"({verdict.verdict}: {verdict.extent} figures)" in pages_of_exhibits
         )
     assert list((tmp_path / "nimble-figure7").glob("*.svg"))
 

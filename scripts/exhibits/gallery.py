@@ -1,63 +1,94 @@
 """The exhibits that committed records can tell of, for a page: a picture, the verdict, the command."""
 
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from scripts.charts import style
+from scripts.table import DASH, Entry, Table, made, table
 
 from . import judgement
 from .pictures import pictures
 from .preset import Preset, names
-from .recorded import recorded
+from .recorded import Recorded, recorded
+
+NEEDS_FILES = "needs files of yours"
 
 
-def gallery(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
-    """Every exhibit with a measured figure: its first chart, one for each batch where it has several.
+def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
+    """A table of all exhibits, and of each paper those with a measured figure: the first chart, one a batch.
 
     Args:
         folder: where the pictures belong.
-        page: the folder of the page, to which its paths are relative.
+        page: the folder of the pages, to which their paths are relative.
 
     Returns:
-        Markdown, and the pictures that it shows, SVG by file.
+        Markdown by the name of its part ("verdicts", "exhibits of nimble"), and the pictures that it shows, SVG by file.
     """
-    parts, files, missing, without_files = [], {}, list[str](), list[str]()
+    sections: dict[str, list[str]] = {}
+    rows, files = [], dict[Path, str]()
     for name in names():
         preset = Preset.read(name)
+        paper = name.partition("/")[0]
         best, *others = recorded(preset)
+        rows.append(_Row(name, preset, best))
         if not best.tells:
-            (without_files if preset.needs == "files" else missing).append(name)
             continue
         verdict = best.verdict
-        further = [one for one in others if one.tells and one.evidence.measured]  # schedules alone are every folder's
+        further = [one for one in others if one.tells and one.evidence.measured]  # schedules alone are every sweep's
         elsewhere = "".join(f"\n- By the records of `{one.sweep}`: {one.verdict.reason}." for one in further)
         charts, _ = pictures(preset, best.evidence, best.findings)
-        kind = next(iter(charts)).partition("-")[0]
+        first = next(iter(charts)).partition("-")[0]
         shown = []
         for key, chart in charts.items():
-            if key.partition("-")[0] == kind:
-                file = folder / f"{name.replace('/', '-')}{key.removeprefix(kind)}.svg"
+            if key.partition("-")[0] == first:
+                file = folder / f"{name.replace('/', '-')}{key.removeprefix(first)}.svg"
                 files[file] = _svg(chart.figure)
                 shown.append(f"![{chart.title}]({file.relative_to(page).as_posix()})")
             plt.close(chart.figure)
-        parts += [
-            f"## {preset.title} ({verdict.verdict}: {verdict.extent} figures)",
-            *shown,
-            f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
-            f"```sh\n{verdict.command}\n```",
-        ]
+        sections.setdefault(paper, []).extend(
+            [
+                f"## {preset.title} ({verdict.verdict}: {verdict.extent} figures)",
+                *shown,
+                f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
+                f"```sh\n{verdict.command}\n```",
+            ]
+        )
         if behind := judgement.explanation(best.evidence.measured):
             lines = "\n".join(f"- {line}" for line in behind)
-            parts.append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{lines}\n\n</details>")
-    if missing:
-        names_missing = ", ".join(f"`{name}`" for name in missing)
-        parts.append(f"Presets without records of this machine yet, which the same command runs: {names_missing}.")
-    if without_files:
-        names_missing = ", ".join(f"`{name}`" for name in without_files)
-        parts.append(f"Presets of tables that nobody may pass on, which run with `model.path=` of yours: {names_missing}.")
-    return "\n\n".join(parts), files
+            sections[paper].append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{lines}\n\n</details>")
+    parts = {f"exhibits of {paper}": "\n\n".join(section) for paper, section in sections.items()}
+    return parts | {"verdicts": _verdicts(rows).markdown()}, files
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    preset: Preset
+    best: Recorded
+
+
+def _verdicts(rows: Sequence[_Row]) -> Table:
+    def title(row: _Row) -> Entry:
+        return Entry(row.preset.title, page=f"{row.name.partition('/')[0].upper()}.md" if row.best.tells else "")
+
+    def standing(row: _Row) -> str:
+        return NEEDS_FILES if row.preset.needs == "files" and not row.best.tells else row.best.verdict.verdict
+
+    def sweep(row: _Row) -> str:
+        return row.best.sweep if row.best.tells and row.best.evidence.measured else DASH
+
+    columns = [
+        made("exhibit", title, number=False),
+        made("verdict", standing, number=False),
+        made("figures", lambda row: row.best.verdict.extent if row.best.tells else f"0 of {row.best.verdict.figures}"),
+        made("records", sweep, number=False),
+        made("python scripts/reproduce.py", lambda row: row.name, number=False),
+    ]
+    return table(columns, rows)
 
 
 def _place(preset: Preset) -> str:
