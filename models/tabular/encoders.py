@@ -102,6 +102,11 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
         self.min_count = min_count
         self.keep_share = keep_share
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        return tags
+
     def _keep(self, columns: list[NDArray[Any]]) -> None:
         self.categories_ = [self._kept(column) for column in columns]
         self.places_ = [Places(categories) for categories in self.categories_]
@@ -218,6 +223,11 @@ class Bucketizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def __init__(self, num_bins: int = 32):
         self.num_bins = num_bins
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     def fit(self, x: Any, y: Any = None) -> Self:
         """Find the edges of each column, [num_bins - 1] at most."""
