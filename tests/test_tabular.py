@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from models.tabular import clicks, flights
 from models.tabular.catalogue import read
 from models.tabular.dataset import BadData, split
-from models.tabular.encoders import MOST_DIRECT, Places
+from models.tabular.encoders import FEW_WORDS, MOST_DIRECT, Places, raw_columns
 from models.tabular.factorization_machine import FactorizationMachine
 from models.tabular.pipelines import PIPELINES, PREPROCESSINGS, Size, pipeline
 from systems.windtunnel.estimator import WindTunnel
@@ -205,13 +205,15 @@ NUMBERS = st.integers(-3, 9)
 WIDE = st.sampled_from([-(2**63), -1, 0, 5, MOST_DIRECT, 2**62, 2**63 - 1])
 
 
-@given(st.data(), st.sampled_from([WORDS, NUMBERS, WIDE]), st.sampled_from([None, "category", "str"]))
+@given(st.data(), st.sampled_from([WORDS, NUMBERS, WIDE]), st.sampled_from([None, "category", "str"]), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_places_are_those_of_a_dictionary(data: st.DataObject, values: st.SearchStrategy, form: str | None) -> None:
-    """Of words, of numbers looked up without a hash and with one; as they are, as a Categorical, as strings of pandas."""
+def test_places_are_those_of_a_dictionary(
+    data: st.DataObject, values: st.SearchStrategy, form: str | None, is_long: bool
+) -> None:
+    """Of few words and of many, of numbers looked up with a hash and without; as they are, as a Categorical, as strings."""
     is_word = values is WORDS
     categories = data.draw(st.lists(values, min_size=1, max_size=6, unique_by=repr))
-    column = data.draw(st.lists(values, min_size=1, max_size=20))
+    column = data.draw(st.lists(values, min_size=1, max_size=20)) * (FEW_WORDS + 1 if is_long else 1)
     rows = {repr(category): place + 1 for place, category in enumerate(categories)}
     dtype = object if is_word else np.int64
     places = Places(np.array(categories, dtype=dtype))
@@ -220,6 +222,20 @@ def test_places_are_those_of_a_dictionary(data: st.DataObject, values: st.Search
     for _ in range(2):  # a Categorical's table is kept
         looked_up = places(of_form.array)
         assert looked_up.tolist() == [rows.get(repr(value), 0) if repr(value) != "nan" or is_word else 0 for value in column]
+
+
+def test_columns_are_those_of_the_series_however_pandas_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pd.DataFrame({"n": [1, 2, 3], "x": [0.5, np.nan, 1], "w": ["a", "b", None], "m": ["x", "y", "x"]})
+    table["c"] = table.pop("m").astype("category")
+    table["k"] = pd.array([1, None, 3], dtype="Int64")
+    for rows in (table, table.iloc[1:], table[["c", "n"]], table.iloc[:0]):
+        taken = raw_columns(rows)
+        with monkeypatch.context() as patch:
+            patch.setattr(pd.DataFrame, "_iter_column_arrays", None)
+            plain = raw_columns(rows)
+        assert [column.dtype for column in taken] == [column.dtype for column in plain]
+        for one, other, (_, series) in zip(taken, plain, rows.items(), strict=True):
+            assert pd.Series(one).equals(pd.Series(other)) and len(one) == len(series)
 
 
 def test_places_of_values_of_another_type() -> None:

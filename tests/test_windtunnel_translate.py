@@ -24,20 +24,24 @@ from sklearn.linear_model import (  # noqa: E402
     Lasso,
     LinearRegression,
     LogisticRegression,
+    OrthogonalMatchingPursuitCV,
     PoissonRegressor,
     Ridge,
     RidgeClassifier,
     SGDClassifier,
+    TweedieRegressor,
 )
-from sklearn.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB  # noqa: E402
+from sklearn.naive_bayes import BernoulliNB, CategoricalNB, ComplementNB, GaussianNB, MultinomialNB  # noqa: E402
 from sklearn.neighbors import KNeighborsClassifier  # noqa: E402
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline  # noqa: E402
 from sklearn.preprocessing import (  # noqa: E402
+    Binarizer,
     MaxAbsScaler,
     MinMaxScaler,
     Normalizer,
     OneHotEncoder,
     OrdinalEncoder,
+    PolynomialFeatures,
     RobustScaler,
     StandardScaler,
     TargetEncoder,
@@ -54,6 +58,7 @@ from models.tabular.encoders import (  # noqa: E402
 from models.tabular.factorization_machine import FactorizationMachine, MatrixFactorization  # noqa: E402
 from models.tabular.leaves import LeafEncoder  # noqa: E402
 from systems.windtunnel.base import Form, Untranslatable  # noqa: E402
+from systems.windtunnel.inputs import Kept  # noqa: E402
 from systems.windtunnel.translate import TRANSFORMERS, Translation, translate  # noqa: E402
 
 MOST = 1e-4  # that a raw score may differ by
@@ -142,6 +147,9 @@ def test_classifiers(model: Any, data: tuple[np.ndarray, np.ndarray]) -> None:
         LinearSVR(),
         SVR(),
         PoissonRegressor(),
+        TweedieRegressor(power=1.5),
+        TweedieRegressor(power=0),
+        OrthogonalMatchingPursuitCV(),
     ],
     ids=repr,
 )
@@ -221,7 +229,7 @@ def test_rows_of_zeros_are_not_normalized() -> None:
 
 def test_counts_and_clusters() -> None:
     x, y = DIGITS
-    for model in (MultinomialNB(), BernoulliNB(binarize=8.0)):
+    for model in (MultinomialNB(), BernoulliNB(binarize=8.0), ComplementNB(), ComplementNB(norm=True), CategoricalNB()):
         assert_same(model.fit(x, y), x, atol=1e-3)
     clusters = KMeans(7, n_init=1, random_state=0).fit(x)
     for form in (EXACT, Form()):
@@ -279,6 +287,21 @@ def test_encoders_and_categories_not_seen(encoder: Any) -> None:
     assert report == {"encoded": "Embeddings", "number": "kept", "logisticregression": "Linear"}
 
 
+@pytest.mark.parametrize("behind", [[], [PolynomialFeatures(2)]], ids=["at once", "behind another that stays"])
+def test_branches_that_all_stay_on_the_host_are_one_input(behind: list[Any]) -> None:
+    """Each is called by itself where the network is next; where another operator is, the whole is called."""
+    x, y = categories()
+    number = make_pipeline(SimpleImputer(), FeatureUnion([("bins", Bucketizer(5)), ("same", "passthrough")]))
+    weighed = FeatureUnion([("bins", Bucketizer(3)), ("same", "passthrough")], transformer_weights={"bins": 2.0})
+    columns = ColumnTransformer([("number", number, ["distance"]), ("weighed", weighed, ["month"])], remainder="drop")
+    model = make_pipeline(columns, *behind, lightgbm.LGBMClassifier(n_estimators=4, verbose=-1)).fit(x, y)
+    translation = translate(model, EXACT)
+    assert len(translation.sources) == 1 and translation.report[-1].became == "LookupForest"
+    kept = any(isinstance(step, Kept) and "ColumnTransformer" in step.name for step in translation.sources[0].steps)
+    assert kept == bool(behind)
+    assert_same(model, x)
+
+
 def test_an_encoder_that_refuses_what_it_has_not_seen_refuses_here_too() -> None:
     x, y = categories()
     model = make_pipeline(ColumnTransformer([("encoded", OneHotEncoder(), NAMED)]), LogisticRegression()).fit(x, y)
@@ -294,7 +317,7 @@ TABLE_5_1 = {
     "PCA": "PCA TruncatedSVD",
     "LDA": "LinearDiscriminantAnalysis",
     "KMeans": "KMeans MiniBatchKMeans",
-    "naive Bayes": "GaussianNB BernoulliNB MultinomialNB",
+    "naive Bayes": "GaussianNB BernoulliNB MultinomialNB ComplementNB CategoricalNB",
     "random forest": "DecisionTreeClassifier DecisionTreeRegressor RandomForestClassifier RandomForestRegressor",
     "gradient boosting trees": "LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor GradientBoostingClassifier "
     "GradientBoostingRegressor HistGradientBoostingClassifier HistGradientBoostingRegressor",
@@ -432,6 +455,25 @@ def test_other_refusals() -> None:
 
     with pytest.raises(Untranslatable, match="OwnRegression"):
         translate(OwnRegression().fit(x, y))
+
+
+def test_a_category_that_naive_bayes_has_not_seen_is_refused() -> None:
+    x = np.array([[0, 1], [1, 0], [2, 1], [0, 0]])
+    model = CategoricalNB().fit(x, [0, 1, 1, 0])
+    with pytest.raises(ValueError, match=r"categoricalnb \(CategoricalNB\) has not seen the category 5 of its column 0"):
+        translate(model).inputs(np.array([[5, 0]]))
+
+
+@pytest.mark.parametrize("last", [BernoulliNB(binarize=0.2), make_pipeline(Binarizer(threshold=0.2), LogisticRegression())])
+def test_a_threshold_passes_gradients_on_where_it_is_soft_and_is_exact_all_the_same(last: Any) -> None:
+    x, y = WINE
+    model = make_pipeline(StandardScaler(), last).fit(x, y)
+    hard, soft = (translate(model, Form(is_soft=is_soft, dtype=torch.float64)) for is_soft in (False, True))
+    torch.testing.assert_close(scores(soft, x), scores(hard, x))
+    for translation, flows in ((hard, False), (soft, True)):
+        translation.network(*translation.inputs(x)).square().sum().backward()
+        (scale,) = (p for name, p in translation.network.named_parameters() if name.endswith("scale"))
+        assert (scale.grad is not None and bool(scale.grad.abs().sum() > 0)) == flows
 
 
 @pytest.mark.parametrize("level", [1, 4])

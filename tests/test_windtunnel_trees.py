@@ -26,6 +26,7 @@ from sklearn.ensemble import (  # noqa: E402
     HistGradientBoostingRegressor,
     RandomForestClassifier,
 )
+from sklearn.metrics import roc_auc_score  # noqa: E402
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor  # noqa: E402
 
 from systems.windtunnel.base import Untranslatable  # noqa: E402
@@ -64,16 +65,34 @@ def unseen(seed: int, x: np.ndarray, has_missing: bool) -> np.ndarray:
     return np.concatenate([x, new])
 
 
+def on_thresholds(ensemble: TreeEnsemble, x: np.ndarray) -> np.ndarray:
+    """Rows of x with thresholds in their columns: the float32 at or below each, and the next one above it."""
+    places = np.argwhere(ensemble.is_node)[:100]
+    below = floored(ensemble.threshold, torch.float32).numpy()
+    rows = x[np.arange(2 * len(places)) % len(x)].copy()
+    for row, (tree, node) in zip(rows.reshape(-1, 2, x.shape[1]), places, strict=True):
+        column, threshold = ensemble.feature[tree, node], below[tree, node]
+        row[:, column] = threshold, np.nextafter(threshold, np.float32(np.inf))
+    return rows
+
+
 def hard_scores(ensemble: TreeEnsemble, x: np.ndarray, strategy: str, dtype: torch.dtype) -> np.ndarray:
     return HardForest(ensemble, strategy, dtype)(torch.from_numpy(x).to(dtype)).double().numpy()
 
 
 def assert_equal_to(ensemble: TreeEnsemble, x: np.ndarray, want: np.ndarray) -> None:
-    """Both strategies in both precisions give the library's raw scores."""
+    """Both strategies and the lookups in both precisions give the library's raw scores, and so its AUC."""
     want = np.asarray(want, dtype=np.float64).reshape(len(x), -1)
+    side = np.random.default_rng(0).random(len(x)) + (want[:, 0] - want[:, 0].min()) / (np.ptp(want[:, 0]) + 1e-9) > 1
     for dtype in (torch.float32, torch.float64):
-        for strategy in ("gather", "traverse"):
-            np.testing.assert_allclose(hard_scores(ensemble, x, strategy, dtype), want, rtol=0, atol=MOST)
+        forms = {strategy: hard_scores(ensemble, x, strategy, dtype) for strategy in ("gather", "traverse")}
+        if (lookups := LookupForest.of(Slot(0), ensemble, dtype)) is not None:
+            forms["lookups"] = lookups((torch.from_numpy(x).to(dtype),)).double().numpy()
+        for name, scores in forms.items():
+            np.testing.assert_allclose(scores, want, rtol=0, atol=MOST, err_msg=name)
+            if 0 < side.sum() < len(side):
+                area, own = (roc_auc_score(side, s[:, 0].round(5)) for s in (scores, want))
+                assert abs(area - own) <= MOST
 
 
 cases = st.fixed_dictionaries(
@@ -83,13 +102,14 @@ cases = st.fixed_dictionaries(
         "leaves": st.sampled_from([2, 7, 31]),
         "trees": st.sampled_from([1, 9]),
         "has_missing": st.booleans(),
+        "is_strict": st.sampled_from([False, False, False, True]),  # few splits gain enough: trees of one leaf
     }
 )
 
 
 @given(
     cases,
-    st.sampled_from([{}, {"zero_as_missing": True}, {"use_missing": False}, {"max_bin": 3}, {"min_gain_to_split": 20.0}]),
+    st.sampled_from([{}, {"zero_as_missing": True}, {"use_missing": False}, {"max_bin": 3}, {"extra_trees": True}]),
 )
 @settings(max_examples=25, deadline=None)
 def test_lightgbm(case: dict[str, int], options: dict[str, object]) -> None:
@@ -103,10 +123,12 @@ def test_lightgbm(case: dict[str, int], options: dict[str, object]) -> None:
         "verbose": -1,
         "num_threads": 1,
         "min_data_in_leaf": 5,
+        "min_gain_to_split": 30.0 if case["is_strict"] else 0.0,
     }
     booster = lightgbm.train(parameters, lightgbm.Dataset(x, y), case["trees"])
     ensemble, link = lightgbm_trees.parse(booster, "LGBMClassifier")
     rows = unseen(case["seed"], x, has_missing=True)
+    rows = np.concatenate([rows, on_thresholds(ensemble, rows)])
     assert_equal_to(ensemble, rows, booster.predict(rows, raw_score=True))
     predicted = link.predicted(torch.from_numpy(hard_scores(ensemble, rows, "gather", torch.float64))).numpy()
     want = booster.predict(rows)
@@ -119,10 +141,17 @@ def test_xgboost(case: dict[str, int], booster: str) -> None:
     x = table(case["seed"], 300, bool(case["has_missing"]))
     y = label(case["seed"], x, case["classes"])
     model = xgboost.XGBClassifier(
-        n_estimators=case["trees"], max_leaves=case["leaves"], booster=booster, rate_drop=0.3, n_jobs=1, seed=case["seed"]
+        n_estimators=case["trees"],
+        max_leaves=case["leaves"],
+        booster=booster,
+        rate_drop=0.3,
+        gamma=20.0 if case["is_strict"] else 0.0,
+        n_jobs=1,
+        seed=case["seed"],
     ).fit(x, y)
     ensemble, link = xgboost_trees.parse(model.get_booster(), "XGBClassifier")
     rows = unseen(case["seed"], x, has_missing=True)
+    rows = np.concatenate([rows, on_thresholds(ensemble, rows)])
     rows[~np.isfinite(rows)] = np.nan  # XGBoost refuses infinities
     assert_equal_to(ensemble, rows, model.predict(rows, output_margin=True))
     predicted = link.predicted(torch.from_numpy(hard_scores(ensemble, rows, "traverse", torch.float64))).numpy()
@@ -136,26 +165,28 @@ def test_sklearn(case: dict[str, int], kind: str) -> None:
     x = table(case["seed"], 200, has_missing)
     y = label(case["seed"], x, case["classes"])
     leaves, trees, seed = case["leaves"], case["trees"], case["seed"]
+    least = {"min_impurity_decrease": 0.1} if case["is_strict"] else {}
     model: Any
     if kind == "tree":
-        model = DecisionTreeClassifier(max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        model = DecisionTreeClassifier(max_leaf_nodes=leaves, random_state=seed, **least).fit(x, y)
         (ensemble, _), want = sklearn_trees.parse_tree(model, "tree"), model.predict_proba
     elif kind == "regression tree":
-        model = DecisionTreeRegressor(random_state=seed).fit(x, y)
+        model = DecisionTreeRegressor(random_state=seed, **least).fit(x, y)
         (ensemble, _), want = sklearn_trees.parse_tree(model, "tree"), model.predict
     elif kind == "forest":
-        model = RandomForestClassifier(trees, max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        model = RandomForestClassifier(trees, max_leaf_nodes=leaves, random_state=seed, **least).fit(x, y)
         (ensemble, _), want = sklearn_trees.parse_forest(model, "forest"), model.predict_proba
     elif kind == "extra trees":
-        model = ExtraTreesRegressor(trees, max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        model = ExtraTreesRegressor(trees, max_leaf_nodes=leaves, random_state=seed, **least).fit(x, y)
         (ensemble, _), want = sklearn_trees.parse_forest(model, "forest"), model.predict
     elif kind == "boosting":
-        model = GradientBoostingClassifier(n_estimators=trees, max_leaf_nodes=leaves, random_state=seed).fit(x, y)
+        model = GradientBoostingClassifier(n_estimators=trees, max_leaf_nodes=leaves, random_state=seed, **least).fit(x, y)
         (ensemble, _), want = sklearn_trees.parse_gradient_boosting(model, "boosting"), model.decision_function
     else:
         model = HistGradientBoostingClassifier(max_iter=trees, max_leaf_nodes=leaves, min_samples_leaf=5).fit(x, y)
         (ensemble, _), want = sklearn_trees.parse_histogram_boosting(model, "boosting"), model.decision_function
     rows = unseen(seed, x, has_missing)
+    rows = np.concatenate([rows, on_thresholds(ensemble, rows)])
     rows[np.isinf(rows)] = 0.0
     assert_equal_to(ensemble, rows, want(rows))
 
@@ -425,8 +456,12 @@ def test_lookups_are_the_trees(case: dict[str, Any], dtype: torch.dtype, library
     codes = [rng.integers(0, 2, (9, 3)).astype(float), np.round(rng.normal(size=(9, 2)), 1)]
     x = np.concatenate([numbers, codes[0][ids[:, 0]], codes[1][ids[:, 1]]], 1)
     y = label(seed, numbers, 2)
+    zero_is_missing = library == "lightgbm" and seed % 3 == 0
     if library == "lightgbm":
         parameters = {"objective": "binary", "verbose": -1, "num_leaves": 31, "num_threads": 1}
+        if zero_is_missing:  # among the codes of ids; of numbers there are no tables then
+            x[:, :6] = 7.0
+            parameters["zero_as_missing"] = True
         ensemble, _ = lightgbm_trees.parse(lightgbm.train(parameters, lightgbm.Dataset(x, y), 8), "LightGBM")
     elif library == "xgboost":
         model = xgboost.XGBClassifier(n_estimators=6, max_depth=5, n_jobs=1).fit(x, y)

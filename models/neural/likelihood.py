@@ -33,12 +33,21 @@ class GaussianLikelihood(nn.Module):
 
 
 class Binarize(nn.Module):
-    """1 where x is above a threshold, else 0: [B, F] -> [B, F]. It has no gradient."""
+    """1 where x is above a threshold, else 0: [B, F] -> [B, F].
 
-    def __init__(self, threshold: float):
+    Args:
+        threshold: of all columns.
+        temperature: above 0, of the sigmoid whose gradient the result has; None for a result without one.
+    """
+
+    def __init__(self, threshold: float, temperature: float | None = None):
         super().__init__()
-        self.threshold = threshold
+        self.threshold, self.temperature = threshold, temperature
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, F] -> [B, F]"""
-        return (x > self.threshold).to(x.dtype)
+        sides = (x > self.threshold).to(x.dtype)
+        if self.temperature is None:
+            return sides
+        soft = torch.sigmoid((x - self.threshold) / self.temperature)
+        return sides.detach() + soft - soft.detach()  # exact in its value, soft in its gradient

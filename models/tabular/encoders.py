@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 Column: TypeAlias = NDArray[Any] | pd.api.extensions.ExtensionArray  # what raw_columns gives
+FEW_WORDS = 256  # up to which looking each up takes less time than finding the distinct ones first
 MOST_DIRECT = 2**16  # whole numbers from the least category to the greatest that are looked up without a hash
 
 
@@ -23,7 +24,9 @@ def raw_columns(x: Any) -> list[Column]:
     """The columns of a table or of a matrix: arrays, and as they are a Categorical and strings in Arrow's form."""
     if not hasattr(x, "iloc"):
         return list(np.asarray(x).T)
-    arrays = [series.array for _, series in x.items()]
+    # A Series of each column would take longer than all else that a small batch needs, so that pandas' own arrays are taken.
+    own = getattr(x, "_iter_column_arrays", None)
+    arrays = list(own()) if own is not None else [series.array for _, series in x.items()]
     return [array if _is_in_codes(array.dtype) else np.asarray(array) for array in arrays]
 
 
@@ -70,6 +73,9 @@ class Places:
                 self._dtype = column.dtype
             return self._by_code[column.codes]
         if self._by_word and (column.dtype == object or isinstance(column.dtype, pd.StringDtype)):
+            if len(column) <= FEW_WORDS and not _is_in_codes(column.dtype):
+                by_word = self._by_word
+                return np.array([by_word.get(value, 0) for value in np.asarray(column)], np.int64)
             codes, distinct = pd.factorize(column)  # nothing at all has the code -1
             return np.array([*(self._by_word.get(value, 0) for value in np.asarray(distinct)), 0])[codes]
         values = np.asarray(column)
@@ -101,6 +107,11 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
     def __init__(self, min_count: int = 1, keep_share: float = 1.0):
         self.min_count = min_count
         self.keep_share = keep_share
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        return tags
 
     def _keep(self, columns: list[NDArray[Any]]) -> None:
         self.categories_ = [self._kept(column) for column in columns]
@@ -218,6 +229,11 @@ class Bucketizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def __init__(self, num_bins: int = 32):
         self.num_bins = num_bins
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     def fit(self, x: Any, y: Any = None) -> Self:
         """Find the edges of each column, [num_bins - 1] at most."""

@@ -32,6 +32,11 @@ class LeafEncoder(TransformerMixin, BaseEstimator):
         self.random_state = random_state
         self.num_threads = num_threads
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
     def fit(self, x: Any, y: Any) -> Self:
         """Fit the trees to rows [B, F] and labels [B] of two classes."""
         import lightgbm

@@ -75,10 +75,10 @@ class Steps:
             self.prepared.close()
 
 
-def check_executor(executor: str) -> None:
-    """Raises BadOption where neither `auto` nor a system of conf/system has this name."""
+def check_executor(executor: str, key: str = "system.executor") -> None:
+    """Raises BadOption, which names the key, where neither `auto` nor a system of conf/system has this name."""
     if executor != AUTO and executor not in conf.choices("system"):
-        raise BadOption(f"system.executor={executor} names no system: {conf.nearest(executor, conf.choices('system'))}")
+        raise BadOption(f"{key}={executor} names no system: {conf.nearest(executor, conf.choices('system'))}")
 
 
 def system_for(executor: str, device: torch.device | str) -> str:

@@ -64,6 +64,11 @@ class Link:
         return scores
 
 
+def of_second_class(scores: Tensor) -> Tensor:
+    """Raw scores of two classes, [B, 1] or [B, 2] -> [B], above 0 for the second; it ranks rows as its probability does."""
+    return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1] - scores[:, 0]
+
+
 @dataclass(frozen=True)
 class Form:
     """How operators are translated.

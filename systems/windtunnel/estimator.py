@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,24 +13,26 @@ import scipy.sparse
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, clone, is_classifier
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
 from sklearn.model_selection import train_test_split
-from sklearn.utils import assert_all_finite, column_or_1d, get_tags
+from sklearn.utils import ClassifierTags, RegressorTags, assert_all_finite, column_or_1d, get_tags
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from models.neural.lookups import LookupForest
 from models.neural.trees import LEVELS, HardForest
-from systems.tabular.steps import AUTO, Rows, system_for
+from systems.tabular.steps import AUTO, Rows, check_executor, system_for
 
-from . import saving
-from .base import SCOPES, STARTS, Form
+from . import checks, saving
+from .base import SCOPES, STARTS, Form, Untranslatable, of_second_class
 from .fine_tuning import Course, Settings, fine_tune, fit_to_inputs, in_chunks
 from .inputs import Table
 from .losses import default_name, loss_of
-from .translate import Line, Translation, translate
+from .translate import Line, Translation, allows_missing, first_step, translate
 
-DEVICES = ("auto", "cpu", "cuda")
+EXACT = Form(dtype=torch.float64)  # in float32 a row on a threshold may go the other way behind a scaler
 
 
 def _classifies(estimator: WindTunnel) -> bool:
@@ -37,9 +40,21 @@ def _classifies(estimator: WindTunnel) -> bool:
 
 
 def _has_probabilities(estimator: WindTunnel) -> bool:
-    if "translation_" in vars(estimator):
-        return estimator.translation_.link.has_probabilities
-    return hasattr(estimator.pipeline, "predict_proba")
+    """Of a pipeline that is not fitted, or has no translation, what it says itself: the call then says what is wrong."""
+    if not estimator._is_classifier:
+        return False
+    try:
+        return estimator._translated().link.has_probabilities
+    except (NotFittedError, Untranslatable):
+        return hasattr(estimator.pipeline, "predict_proba")
+
+
+def _is_fitted(pipeline: Any) -> bool:
+    try:
+        check_is_fitted(pipeline)
+    except (NotFittedError, TypeError):
+        return False
+    return True
 
 
 class WindTunnel(BaseEstimator):
@@ -118,13 +133,16 @@ class WindTunnel(BaseEstimator):
             y: labels or values, [B].
             validation: (X, y) of other rows; otherwise a share of the rows.
         """
-        self._check()
-        self._dense(X)
-        y = column_or_1d(y, warn=True)
-        if validation is None:
-            X, y, validation = self._split(X, y)
-        self.pipeline_ = clone(self.pipeline).fit(X, y)
-        return self._tuned(X, y, validation)
+        with self._as_it_was_if_it_fails():
+            self._check()
+            self._dense(X)
+            y = column_or_1d(y, warn=True)
+            if self.pipeline is None:
+                raise ValueError("WindTunnel needs a pipeline to fit; what was loaded is tuned on by fine_tune")
+            if validation is None:
+                X, y, validation = self._split(X, y)
+            self.pipeline_ = clone(self.pipeline).fit(X, y)
+            return self._tuned(X, y, validation)
 
     def fine_tune(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None, **settings: Any) -> Self:
         """Translate a fitted pipeline and fine-tune it; one that was loaded goes on from where it stands.
@@ -133,19 +151,30 @@ class WindTunnel(BaseEstimator):
             X, y, validation: as for `fit`.
             settings: parameters to set first, such as learning_rate.
         """
-        self.set_params(**settings)
-        self._check()
-        self._dense(X)
-        y = column_or_1d(y, warn=True)
-        if not len(y):
-            raise ValueError("there are no rows to fine-tune on")
-        if self.__sklearn_is_fitted__() and self._is_classifier and len(np.unique(y)) < 2:
-            raise ValueError(f"y has one class, {y[0]}: fine-tuning a classifier needs rows of two")
-        if validation is None:
-            X, y, validation = self._split(X, y)
-        if self.pipeline is not None:
-            self.pipeline_ = self.pipeline
-        return self._tuned(X, y, validation)
+        with self._as_it_was_if_it_fails():
+            self.set_params(**settings)
+            self._check()
+            self._dense(X)
+            y = column_or_1d(y, warn=True)
+            if not len(y):
+                raise ValueError("there are no rows to fine-tune on")
+            if self.__sklearn_is_fitted__() and self._is_classifier and len(np.unique(y)) < 2:
+                raise ValueError(f"y has one class, {y[0]}: fine-tuning a classifier needs rows of two")
+            if validation is None:
+                X, y, validation = self._split(X, y)
+            if self.pipeline is not None and (_is_fitted(self.pipeline) or "pipeline_" not in vars(self)):
+                self.pipeline_ = self.pipeline
+            return self._tuned(X, y, validation)
+
+    @contextmanager
+    def _as_it_was_if_it_fails(self) -> Iterator[None]:
+        """A refusal, or an interruption, changes neither a parameter nor what was tuned before."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
 
     def _split(self, x: Any, y: Any) -> tuple[Any, Any, tuple[Any, Any]]:
         fraction = self.validation_fraction
@@ -160,7 +189,8 @@ class WindTunnel(BaseEstimator):
         return x, y, (other, other_y)
 
     def _tuned(self, x: Any, y: Any, validation: tuple[Any, Any]) -> Self:
-        device = self._device()
+        checks.pair("validation", validation)
+        device = checks.device(self.device)
         if self.pipeline is not None:
             form = Form(True, self.level, self.temperature, self.dropout)
             translation = translate(self.pipeline_, form)
@@ -175,7 +205,7 @@ class WindTunnel(BaseEstimator):
         if self.pipeline is not None:
             fit_to_inputs(translation, inputs)
         link = translation.link
-        loss = loss_of(self.loss or default_name(link), link, self._is_classifier)
+        loss = loss_of(self.loss or default_name(link, self._is_classifier), link, self._is_classifier)
         held, held_y = validation
         others = translation.inputs(self._ordered(held), device)
         training, checking = Rows(inputs, self._target(y, device)), Rows(others, self._target(held_y, device))
@@ -184,15 +214,15 @@ class WindTunnel(BaseEstimator):
         def metric(scores: Tensor, target: Tensor) -> float:
             if not is_ranked:
                 return -float(loss(scores, target))
-            score = scores[:, -1].double().cpu().numpy()
+            score = of_second_class(scores.double()).cpu().numpy()
             return float(roc_auc_score(target.cpu().numpy(), score)) if np.isfinite(score).all() else -np.inf
 
         settings = Settings(
-            _several("learning_rate", self.learning_rate),
-            _several("weight_decay", self.weight_decay, is_zero_allowed=True),
-            self.batch_size,
-            self.max_epochs,
-            self.patience,
+            checks.several("learning_rate", self.learning_rate),
+            checks.several("weight_decay", self.weight_decay, takes_0=True),
+            int(self.batch_size),
+            int(self.max_epochs),
+            int(self.patience),
             self.scope,
             self.start,
             self.random_state,
@@ -200,9 +230,9 @@ class WindTunnel(BaseEstimator):
         )
         course = fine_tune(translation, training, checking, loss, metric, settings, self.report)
         if self.may_keep_pipeline and self.pipeline is not None:
-            exact = translate(self.pipeline_)
+            exact = translate(self.pipeline_, EXACT)
             exact.network.to(device)
-            first = metric(in_chunks(exact.network, others), checking.target)
+            first = metric(in_chunks(exact.network, exact.inputs(self._ordered(held), device)), checking.target)
             course = replace(course, first_metric=first, keeps_pipeline=first >= course.chosen.metric)
             if course.keeps_pipeline:
                 translation = exact
@@ -225,9 +255,9 @@ class WindTunnel(BaseEstimator):
 
     @available_if(_classifies)
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Raw scores: [B] where there is one a row, else [B, K]."""
-        scores = self._scores(X).double().numpy()
-        return scores[:, 0] if scores.shape[1] == 1 else scores
+        """Raw scores: of two classes [B], above 0 for the second, else [B, classes]."""
+        scores = self._scores(X).double()
+        return (of_second_class(scores) if len(self.classes_) == 2 else scores).numpy()
 
     @available_if(_has_probabilities)
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -241,7 +271,7 @@ class WindTunnel(BaseEstimator):
         if not self._is_classifier:
             if self._translated().link.kind == "margin":  # of clusters
                 return scores.argmax(1).numpy()
-            return self._translated().link.predicted(scores).numpy()[:, 0]
+            return self._translated().link.predicted(scores).numpy()[:, -1]  # of a share the positive one
         if scores.shape[1] == 1:
             return np.asarray(self.classes_[(scores[:, 0] > 0).long().numpy()])
         return np.asarray(self.classes_[scores.argmax(1).numpy()])
@@ -268,31 +298,39 @@ class WindTunnel(BaseEstimator):
         return self._translated().report
 
     def _scores(self, x: Any) -> Tensor:
-        return in_chunks(self.module, self.inputs(x)).cpu()
+        scores = in_chunks(self.module, self.inputs(x)).cpu()
+        if (wrong := ~scores.isfinite().all(1)).any():
+            row = int(wrong.int().argmax())
+            raise ValueError(f"X holds NaN or infinity where the pipeline takes neither: row {row} has no score")
+        return scores
 
     def _translated(self) -> Translation:
         """The fine-tuned network; around a fitted pipeline before that its exact translation."""
         if "translation_" not in vars(self):
             pipeline = self._fitted()
             if getattr(self, "_exact", (None, None))[0] is not pipeline:
-                self._exact = (pipeline, translate(pipeline))
+                self._exact = (pipeline, translate(pipeline, EXACT))
             return self._exact[1]
         return self.translation_
 
     # What an estimator of scikit-learn says of itself
 
     def _fitted(self) -> Any:
-        return vars(self).get("pipeline_", self.pipeline)
+        """The pipeline that was fitted here, or that was given. Raises ValueError."""
+        pipeline = vars(self).get("pipeline_", self.pipeline)
+        if not hasattr(pipeline, "fit") or isinstance(pipeline, type):
+            what = "" if pipeline is None else f", not {pipeline!r}"
+            raise ValueError(f"WindTunnel needs a pipeline: WindTunnel(make_pipeline(...)){what}")
+        return pipeline
 
     @property
     def _is_classifier(self) -> bool:
         loaded = vars(self).get("loaded_")
         return loaded.is_classifier if loaded is not None else is_classifier(self._fitted())
 
-    @property
-    def _allows_missing(self) -> bool:
+    def _allows_missing(self, num_columns: int) -> tuple[bool, ...]:
         loaded = vars(self).get("loaded_")
-        return loaded.allows_missing if loaded is not None else bool(get_tags(self._fitted()).input_tags.allow_nan)
+        return loaded.allows_missing if loaded is not None else allows_missing(self._fitted(), num_columns)
 
     @property
     def classes_(self) -> NDArray[Any]:
@@ -302,8 +340,9 @@ class WindTunnel(BaseEstimator):
 
     @property
     def n_features_in_(self) -> int:
+        """The columns of X. Raises AttributeError where the pipeline's first step does not know them."""
         loaded = vars(self).get("loaded_")
-        return loaded.num_features if loaded is not None else int(self._fitted().n_features_in_)
+        return loaded.num_features if loaded is not None else int(first_step(self._fitted()).n_features_in_)
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:
@@ -315,7 +354,12 @@ class WindTunnel(BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        if self.pipeline is not None:
+        loaded = vars(self).get("loaded_")
+        if loaded is not None:
+            tags.estimator_type = "classifier" if loaded.is_classifier else "regressor"
+            tags.classifier_tags, tags.regressor_tags = ClassifierTags(), RegressorTags()
+            tags.input_tags.allow_nan = all(loaded.allows_missing)
+        elif hasattr(self.pipeline, "__sklearn_tags__"):
             inner = get_tags(self.pipeline)
             tags.estimator_type = inner.estimator_type
             tags.classifier_tags, tags.regressor_tags = inner.classifier_tags, inner.regressor_tags
@@ -326,22 +370,13 @@ class WindTunnel(BaseEstimator):
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
-        from sklearn.exceptions import NotFittedError
-        from sklearn.utils.validation import check_is_fitted
-
-        if "translation_" in vars(self):
-            return True
-        try:
-            check_is_fitted(self.pipeline)
-        except (NotFittedError, TypeError):
-            return False
-        return True
+        return "translation_" in vars(self) or _is_fitted(self.pipeline)
 
     def _ordered(self, x: Any) -> Table:
         """A table's columns in the order of the fit, where all are there; a wrong number of columns is refused."""
         names = getattr(self, "feature_names_in_", None)
         if names is not None and hasattr(x, "columns") and list(x.columns) != list(names):
-            missing = [name for name in names if name not in x.columns]
+            missing = [name for name in names.tolist() if name not in x.columns]
             if missing:
                 raise ValueError(f"X lacks the column {missing[0]!r} that the pipeline was fitted to")
             x = x[list(names)]
@@ -349,38 +384,36 @@ class WindTunnel(BaseEstimator):
             x = np.asarray(x)
         if x.ndim != 2:
             raise ValueError(f"Expected 2D array, got {x.ndim}D array instead. Reshape your data")
-        if x.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"X has {x.shape[1]} features, but WindTunnel is expecting {self.n_features_in_} features as input"
-            )
+        if not len(x):
+            raise ValueError(f"Found array with 0 sample(s) (shape={x.shape}) while WindTunnel needs a minimum of 1")
+        num_columns = getattr(self, "n_features_in_", x.shape[1])
+        if x.shape[1] != num_columns:
+            raise ValueError(f"X has {x.shape[1]} features, but WindTunnel is expecting {num_columns} features as input")
         table = Table(x)
-        if not self._allows_missing and (not hasattr(x, "iloc") or table.has_missing()):
-            assert_all_finite(np.asarray(x), estimator_name="WindTunnel", input_name="X")
+        strict = tuple(place for place, allowed in enumerate(self._allows_missing(num_columns)) if not allowed)
+        if strict and (not hasattr(x, "iloc") or table.take(strict).has_missing()):
+            assert_all_finite(np.asarray(table.take(strict).whole()), input_name="X")
         return table
 
     def _dense(self, x: Any) -> None:
         if scipy.sparse.issparse(x):
             raise TypeError("WindTunnel takes dense rows, not a sparse matrix: give X.toarray()")
 
-    def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
-
     def _check(self) -> None:
         """Refuse wrong parameters, each in one line."""
-        if self.pipeline is None and "translation_" not in vars(self):
-            raise ValueError("WindTunnel needs a pipeline: WindTunnel(make_pipeline(...))")
-        if self.level not in LEVELS or isinstance(self.level, bool):
-            raise ValueError(f"level must be 1, 2, 3 or 4, not {self.level!r}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0 to fine-tune, not {self.temperature!r}")
-        for name, choices in (("scope", SCOPES), ("start", STARTS), ("device", DEVICES)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        if "loaded_" not in vars(self):
+            self._fitted()
+        for name, choices in (("level", LEVELS), ("scope", SCOPES), ("start", STARTS)):
+            checks.one_of(name, getattr(self, name), choices)
+        checks.between("temperature", self.temperature, 0, np.inf)
+        checks.between("dropout", self.dropout, 0, 1, takes_low=True)
         for name in ("batch_size", "max_epochs", "patience"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}")
+            checks.whole_number(name, getattr(self, name))
+        checks.several("learning_rate", self.learning_rate)
+        checks.several("weight_decay", self.weight_decay, takes_0=True)
+        checks.device(self.device)
+        if self.system is not None:
+            check_executor(self.system, "system")
 
     # Keeping
 
@@ -390,13 +423,13 @@ class WindTunnel(BaseEstimator):
         Raises:
             saving.NotSavable: an operator that stays on the host holds what neither file can.
         """
-        names = getattr(self, "feature_names_in_", None)
+        names, num_columns = getattr(self, "feature_names_in_", None), self.n_features_in_
         facts = saving.Facts(
             self._is_classifier,
             self.classes_ if self._is_classifier else None,
-            self.n_features_in_,
+            num_columns,
             None if names is None else tuple(names),
-            self._allows_missing,
+            self._allows_missing(num_columns),
             {name: value for name, value in self.get_params(deep=False).items() if name != "pipeline"},
         )
         saving.save(Path(folder), self._translated(), facts)
@@ -405,16 +438,9 @@ class WindTunnel(BaseEstimator):
     def load(cls, folder: str | Path) -> Self:
         """What `save` wrote. It predicts and fine-tunes on; it has no pipeline to fit. Raises saving.NotSavable."""
         translation, facts = saving.load(Path(folder))
-        estimator = cls(None, **facts.parameters)
+        try:
+            estimator = cls(None, **facts.parameters)
+        except TypeError as error:
+            raise saving.NotSavable(f"{folder} holds no saved WindTunnel: {error}") from None
         estimator.translation_, estimator.loaded_ = translation, facts
         return estimator
-
-
-def _several(name: str, value: float | Sequence[float], is_zero_allowed: bool = False) -> tuple[float, ...]:
-    values = tuple(float(v) for v in value) if isinstance(value, Sequence) else (float(value),)
-    for number in values:
-        if not (number > 0 or (is_zero_allowed and number == 0)) or not np.isfinite(number):
-            raise ValueError(f"{name} must be {'at least' if is_zero_allowed else 'above'} 0, not {number!r}")
-    if not values:
-        raise ValueError(f"{name} has no values to try")
-    return values

@@ -210,7 +210,9 @@ def fine_tune(
         _restore(parameters, best_state)
     network.eval()
     if best_metric == -np.inf:
-        raise Diverged("the loss was no number in the first epoch of every setting; take a smaller learning_rate")
+        are_missing = any(tensor.is_floating_point() and bool(tensor.isnan().any()) for tensor in training.inputs)
+        advice = "X holds NaN, of which this pipeline has no score" if are_missing else "take a smaller learning_rate"
+        raise Diverged(f"the loss was no number in the first epoch of every setting; {advice}")
     return Course(tuple(trials), int(np.argmax([trial.metric for trial in trials])), len(training))
 
 

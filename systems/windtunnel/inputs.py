@@ -87,7 +87,27 @@ class Kept:
         return Table(self.transformer.transform(table.whole()))
 
 
-Step: TypeAlias = Take | Kept
+@dataclass(frozen=True)
+class Beside:
+    """The results of several rows of steps side by side, as a ColumnTransformer puts them.
+
+    Attributes:
+        branches: the steps of each, from the table on.
+    """
+
+    branches: tuple[tuple[Step, ...], ...]
+
+    def __call__(self, table: Table) -> Table:
+        columns: list[Any] = []
+        for steps in self.branches:
+            branch = table
+            for step in steps:
+                branch = step(branch)
+            columns += branch.columns()
+        return Table(table.rows, columns=columns)
+
+
+Step: TypeAlias = Take | Kept | Beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +133,7 @@ class Lookup:
         for i, (places, column) in enumerate(zip(self._places, columns, strict=True)):
             rows[:, i] = places(column)
             if self.refuses_unknown and not rows[:, i].all():
-                value = np.asarray(column)[int(np.argmin(rows[:, i]))]
+                value = np.asarray(column).astype(object)[int(np.argmin(rows[:, i]))]
                 raise ValueError(f"{self.name} has not seen the category {value!r} of its column {i}")
 
 

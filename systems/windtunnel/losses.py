@@ -17,9 +17,9 @@ OF_CLASSES = ("logistic", "hinge")
 OF_VALUES = ("squared", "absolute", "poisson")
 
 
-def default_name(link: Link) -> str:
+def default_name(link: Link, is_classifier: bool) -> str:
     """The loss that a predictor of this link is trained for, or the nearest."""
-    if link.has_probabilities:
+    if is_classifier and link.has_probabilities:
         return "logistic"
     return {"margin": "hinge", "exponential": "poisson"}.get(link.kind, "squared")
 
@@ -42,7 +42,7 @@ def loss_of(name: str, link: Link, is_classifier: bool) -> Loss:
         "absolute": functional.l1_loss,
         "poisson": lambda mean, values: functional.poisson_nll_loss(mean, values, log_input=False),
     }[name]
-    return lambda scores, values: measure(link.predicted(scores)[:, 0], values)
+    return lambda scores, values: measure(link.predicted(scores)[:, -1], values)
 
 
 def _logistic(link: Link) -> Loss:

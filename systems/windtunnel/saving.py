@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,16 +17,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as deserialize
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from models.neural import distances, embeddings, factorization, graph, likelihood, linear, lookups, trees
 
 from .base import Form, Link
-from .inputs import Kept, Lookup, Source, Step, Take
+from .inputs import Beside, Kept, Lookup, Source, Step, Take
 from .translate import Line, Translation
 
-WEIGHTS, DESCRIPTION, VERSION = "weights.safetensors", "windtunnel.json", 1
+WEIGHTS, DESCRIPTION, VERSION = "weights.safetensors", "windtunnel.json", 2
 ROOMS = (distances, embeddings, factorization, graph, likelihood, linear, lookups, trees)
 MODULES: dict[str, type[nn.Module]] = {
     **{c.__name__: c for room in ROOMS for c in vars(room).values() if isinstance(c, type) and issubclass(c, nn.Module)},
@@ -41,6 +43,7 @@ KEPT = {
     "SimpleImputer": "sklearn.impute",
     "MissingIndicator": "sklearn.impute",
 }
+WITHIN = {"OneHotEncoder": "sklearn.preprocessing", "StandardScaler": "sklearn.preprocessing"}  # parts of those
 OWN = {"Bucketizer": "models.tabular.encoders"}
 
 Plain: TypeAlias = Any  # what JSON holds
@@ -58,7 +61,7 @@ class Facts:
         is_classifier: or a regressor.
         classes: of a classifier.
         num_features, feature_names: of the table; no names where it had none.
-        allows_missing: whether NaN may stand in the table.
+        allows_missing: of each column whether NaN may stand in it.
         parameters: of the estimator, but the pipeline.
     """
 
@@ -66,7 +69,7 @@ class Facts:
     classes: NDArray[Any] | None
     num_features: int
     feature_names: tuple[str, ...] | None
-    allows_missing: bool
+    allows_missing: tuple[bool, ...]
     parameters: dict[str, Any]
 
 
@@ -89,10 +92,11 @@ def save(folder: Path, translation: Translation, facts: Facts) -> None:
         "allows_missing": facts.allows_missing,
         "parameters": {name: _plain(value, name) for name, value in facts.parameters.items()},
     }
-    text = json.dumps(description)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in translation.network.state_dict().items()}
-    save_file(tensors, folder / WEIGHTS)
+    weights = serialize(tensors)
+    text = json.dumps({**description, "digest": sha256(weights).hexdigest()})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WEIGHTS).write_bytes(weights)
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
 
 
@@ -103,12 +107,17 @@ def load(folder: Path) -> tuple[Translation, Facts]:
             raise NotSavable(f"{folder} holds no saved WindTunnel: {name} is missing")
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        weights = load_file(folder / WEIGHTS)
+        weights = (folder / WEIGHTS).read_bytes()
         if description["version"] != VERSION:
             raise NotSavable(f"{folder} is of version {description['version']}; this code reads version {VERSION}")
-        return _loaded(description, weights)
-    except (json.JSONDecodeError, SafetensorError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise NotSavable(f"{folder} holds no saved WindTunnel: {type(error).__name__} {error}") from None
+        if description["digest"] != sha256(weights).hexdigest():
+            raise NotSavable(f"{folder}: {WEIGHTS} is damaged, or not the one that {DESCRIPTION} was written with")
+        return _loaded(description, deserialize(weights))
+    except NotSavable:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        line = " ".join(str(error).split())
+        raise NotSavable(f"{folder} holds no saved WindTunnel: {type(error).__name__} {line}") from None
 
 
 def _loaded(description: dict[str, Plain], weights: dict[str, Tensor]) -> tuple[Translation, Facts]:
@@ -127,7 +136,7 @@ def _loaded(description: dict[str, Plain], weights: dict[str, Tensor]) -> tuple[
         None if classes is None else _read_array(classes),
         description["num_features"],
         None if names is None else tuple(names),
-        description["allows_missing"],
+        tuple(description["allows_missing"]),
         description["parameters"],
     )
     return translation, facts
@@ -190,42 +199,64 @@ def _read_source(plain: Plain) -> Source:
 def _step(step: Step) -> Plain:
     if isinstance(step, Take):
         return {"take": step.places}
-    operator = step.transformer
-    kind = type(operator)
+    if isinstance(step, Beside):
+        return {"beside": [[_step(inner) for inner in branch] for branch in step.branches]}
+    kind = type(step.transformer)
     is_own = "models.tabular" in kind.__module__ and kind.__name__ in OWN
-    if not is_own and not (kind.__name__ in KEPT and kind.__module__.startswith("sklearn.")):
+    if not is_own and not _is_of(kind, KEPT):
         known = ", ".join(sorted([*KEPT, *OWN]))
         raise NotSavable(f"{step.name} stays on the host, and no file can hold it; these that stay can be saved: {known}")
-    state = {name: _fitted(value, step.name) for name, value in vars(operator).items()}
-    return {"kept": step.name, "class": kind.__name__, "state": state}
+    return {"kept": step.name, **_operator(step.transformer, step.name)}
+
+
+def _is_of(kind: type, rooms: dict[str, str]) -> bool:
+    return kind.__name__ in rooms and kind.__module__.startswith("sklearn.")
+
+
+def _operator(operator: Any, name: str) -> dict[str, Plain]:
+    return {
+        "class": type(operator).__name__,
+        "state": {attribute: _fitted(value, name) for attribute, value in vars(operator).items()},
+    }
 
 
 def _read_step(plain: Plain) -> Step:
     if "take" in plain:
         return Take(tuple(plain["take"]))
+    if "beside" in plain:
+        return Beside(tuple(tuple(_read_step(inner) for inner in branch) for branch in plain["beside"]))
+    return Kept(plain["kept"], _read_operator(plain, KEPT))
+
+
+def _read_operator(plain: Plain, rooms: dict[str, str]) -> Any:
     name = plain["class"]
     if name in OWN:
         from models.tabular import encoders
 
         kind = getattr(encoders, name)
-    elif name in KEPT:
-        kind = getattr(import_module(KEPT[name]), name)
+    elif name in rooms:
+        kind = getattr(import_module(rooms[name]), name)
     else:
         raise NotSavable(f"{name!r} is no operator that stays on the host")
     operator = kind()
     for attribute, value in plain["state"].items():
         setattr(operator, attribute, _read_fitted(value))
-    return Kept(plain["kept"], operator)
+    return operator
 
 
 def _fitted(value: Any, name: str) -> Plain:
-    """An attribute of an operator: an array, a list of them, a type of numpy, or a plain value."""
+    """An attribute of an operator: an array, several, a type of numpy, an operator within it, or a plain value."""
+    are_objects = isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object)
+    if are_objects and len(value) and all(isinstance(v, np.ndarray) for v in value):
+        return {"list" if isinstance(value, list) else "objects": [_array(v, name) for v in value]}
     if isinstance(value, np.ndarray):
         return {"array": _array(value, name)}
-    if isinstance(value, list) and value and all(isinstance(v, np.ndarray) for v in value):
-        return {"arrays": [_array(v, name) for v in value]}
     if isinstance(value, np.dtype):
         return {"dtype": value.str}
+    if _is_of(type(value), KEPT | WITHIN):
+        return {"operator": _operator(value, name)}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"words": {key: _plain(inner, name) for key, inner in value.items()}}
     return {"plain": _plain(value, name)}
 
 
@@ -233,8 +264,14 @@ def _read_fitted(plain: Plain) -> Any:
     ((kind, value),) = plain.items()
     if kind == "array":
         return _read_array(value)
-    if kind == "arrays":
+    if kind == "list":
         return [_read_array(v) for v in value]
+    if kind == "objects":
+        objects = np.empty(len(value), dtype=object)
+        objects[:] = [_read_array(v) for v in value]
+        return objects
+    if kind == "operator":
+        return _read_operator(value, KEPT | WITHIN)
     return np.dtype(value) if kind == "dtype" else value
 
 

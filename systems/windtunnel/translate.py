@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from sklearn.utils import get_tags
 from torch import Tensor, nn
 
 from models.neural.graph import Chain, Network, Slot, Union, Within
@@ -20,7 +22,7 @@ from models.neural.trees import ForestLeaves, HardForest, SoftForest, TreeEnsemb
 
 from .base import Converter, Form, Link, Translated, Untranslatable
 from .converters import bayes, decomposition, encoders, factorization, linear, neighbours, normalizers, trees
-from .inputs import Kept, Lookup, Source, Step, Table, Take
+from .inputs import Beside, Kept, Lookup, Source, Step, Table, Take
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     **linear.CONVERTERS,
@@ -90,9 +92,15 @@ class Translation:
 
 @dataclass(frozen=True, eq=False)
 class _Host:
-    """A value on the host: the steps from the table to it."""
+    """A value on the host: the steps from the table to it, and where branches make it those of each."""
 
     steps: tuple[Step, ...] = ()
+    branches: tuple[_Host, ...] = ()
+
+    @property
+    def apart(self) -> tuple[Step, ...]:
+        """The same value by its branches, each of whose operators is called by itself."""
+        return (Beside(tuple(branch.apart for branch in self.branches)),) if self.branches else self.steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,11 +136,11 @@ class _Translator:
 
     def part(self, value: _Value) -> nn.Module:
         """A value within the network; one on the host becomes an input."""
-        return value.part if isinstance(value, _Neural) else self.slot(Source(value.steps))
+        return value.part if isinstance(value, _Neural) else self.slot(Source(value.apart))
 
     def operator(self, name: str, operator: Any, value: _Value, is_last: bool) -> _Value:
         """What an operator makes of a value. Raises Untranslatable."""
-        if operator is None or (isinstance(operator, str) and operator == "passthrough"):
+        if _passes(operator):
             return value
         kind = type(operator).__name__
         if _library(operator) == "sklearn":
@@ -145,7 +153,7 @@ class _Translator:
                     (name, transformer, None) for name, transformer in operator.transformer_list if transformer != "drop"
                 ]
                 if operator.transformer_weights:
-                    raise Untranslatable(f"{_named(name, operator)} weighs its transformers, which has no translation")
+                    return self.kept(name, operator, value, is_last)
                 return self.branches(name, operator, every, value)
         named = _named(name, operator)
         converter = (CONVERTERS if is_last else TRANSFORMERS).get((_library(operator), kind))
@@ -204,14 +212,49 @@ class _Translator:
             inner = [self.operator(n, o, _Neural(_columns(c), value.operator), False) for n, o, c in branches]
             parts = [part.part for part in inner if isinstance(part, _Neural)]
             return _Neural(Chain(value.part, Within(Union(parts))), value.operator)
-        values = []
+        values: list[_Value] = []
         for inner_name, operator, columns in branches:
             steps = value.steps if columns is None else (*value.steps, Take(columns))
             values.append(self.operator(inner_name, operator, _Host(steps), False))
         operators = [v.operator for v in values if isinstance(v, _Neural)]
         if not operators:
-            return _Host((*value.steps, Kept(_named(name, whole), whole)))
+            own = tuple(v for v in values if isinstance(v, _Host))
+            return _Host((*value.steps, Kept(_named(name, whole), whole)), own)
         return _Neural(Union([self.part(v) for v in values]), operators[0])
+
+
+def allows_missing(operator: Any, num_columns: int) -> tuple[bool, ...]:
+    """Of each column of a table whether what a fitted operator does with it first takes NaN.
+
+    Args:
+        operator: of scikit-learn, or a library's in its form.
+        num_columns: of the table.
+    """
+    operator = first_step(operator)
+    kind = type(operator).__name__ if _library(operator) == "sklearn" else ""
+    if kind == UNION:
+        every = [allows_missing(inner, num_columns) for _, inner in operator.transformer_list if not isinstance(inner, str)]
+        return tuple(all(of_column) for of_column in zip(*every, strict=True)) if every else (True,) * num_columns
+    if kind == BRANCHES:
+        allowed = np.ones(num_columns, dtype=np.bool_)
+        for _, branch, places in _branches(operator):
+            if places is not None and not _passes(branch):
+                allowed[list(places)] &= allows_missing(branch, len(places))
+        return tuple(allowed.tolist())
+    return (bool(get_tags(operator).input_tags.allow_nan),) * num_columns
+
+
+def first_step(operator: Any) -> Any:
+    """The first operator of a pipeline that does more than pass on; an operator that is no pipeline itself."""
+    while type(operator).__name__ == SEQUENCE and _library(operator) == "sklearn":
+        steps = [step for _, step in operator.steps]
+        operator = next((step for step in steps if not _passes(step)), steps[-1])
+    return operator
+
+
+def _passes(operator: Any) -> bool:
+    """Does this step of a pipeline leave what it takes?"""
+    return operator is None or (isinstance(operator, str) and operator == "passthrough")
 
 
 def _columns(columns: tuple[int, ...] | None) -> nn.Module:

@@ -15,8 +15,12 @@ def regressor(model: Any, name: str, form: Form) -> Translated:
     coefficients = np.atleast_2d(model.coef_)
     if len(coefficients) > 1:
         raise Untranslatable(f"{name} has several targets, which have no translation")
-    exponential = type(model).__name__ in ("PoissonRegressor", "GammaRegressor")
-    return Translated(linear(coefficients, model.intercept_, form.dtype), Link("exponential" if exponential else "identity"))
+    kind = type(model).__name__
+    is_exponential = kind in ("PoissonRegressor", "GammaRegressor")
+    if kind == "TweedieRegressor":
+        is_exponential = model.link == "log" or (model.link == "auto" and model.power > 0)
+    link = Link("exponential" if is_exponential else "identity")
+    return Translated(linear(coefficients, model.intercept_, form.dtype), link)
 
 
 def margin(model: Any, name: str, form: Form) -> Translated:
@@ -40,13 +44,14 @@ def stochastic(model: Any, name: str, form: Form) -> Translated:
 
 
 REGRESSORS = (
-    "LinearRegression Ridge RidgeCV Lasso LassoCV LassoLars Lars ElasticNet ElasticNetCV BayesianRidge ARDRegression "
-    "HuberRegressor TheilSenRegressor OrthogonalMatchingPursuit QuantileRegressor SGDRegressor LinearSVR PoissonRegressor "
-    "GammaRegressor"
+    "LinearRegression Ridge RidgeCV Lasso LassoCV LassoLars LassoLarsCV LassoLarsIC Lars LarsCV ElasticNet ElasticNetCV "
+    "BayesianRidge ARDRegression HuberRegressor TheilSenRegressor OrthogonalMatchingPursuit OrthogonalMatchingPursuitCV "
+    "QuantileRegressor SGDRegressor PassiveAggressiveRegressor LinearSVR PoissonRegressor GammaRegressor TweedieRegressor"
 )
+MARGINS = "RidgeClassifier RidgeClassifierCV LinearSVC Perceptron PassiveAggressiveClassifier"
 CONVERTERS: dict[tuple[str, str], Converter] = {
     **{("sklearn", regressor_name): regressor for regressor_name in REGRESSORS.split()},
-    **{("sklearn", name): margin for name in ("RidgeClassifier", "RidgeClassifierCV", "LinearSVC", "Perceptron")},
+    **{("sklearn", name): margin for name in MARGINS.split()},
     ("sklearn", "LogisticRegression"): logistic,
     ("sklearn", "LogisticRegressionCV"): logistic,
     ("sklearn", "SGDClassifier"): stochastic,

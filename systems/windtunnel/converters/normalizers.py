@@ -44,7 +44,7 @@ def normalizer(scaler: Any, name: str, form: Form) -> Translated:
 
 def binarizer(operator: Any, name: str, form: Form) -> Translated:
     """x > threshold."""
-    return Translated(Binarize(operator.threshold))
+    return Translated(Binarize(operator.threshold, form.temperature if form.is_soft else None))
 
 
 def selection(selector: Any, name: str, form: Form) -> Translated:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.neural.trees import Tree, TreeEnsemble
+from models.neural.trees import ZERO, Tree, TreeEnsemble
 from systems.windtunnel.base import Link, Untranslatable
 
 if TYPE_CHECKING:
@@ -89,5 +89,12 @@ def _tree(root: dict[str, Any], output: int, num_outputs: int, name: str) -> Tre
 
 
 def _exact(threshold: float) -> float:
-    """The threshold before the dump wrote 1e300 for infinity, which parts NaN from all else."""
-    return threshold if abs(threshold) < 1e300 else float(np.copysign(np.inf, threshold))
+    """The threshold that parts values as LightGBM does.
+
+    Its dump writes 1e300 for infinity, which parts NaN from all else. Values within ZERO of 0 are 0 before they are compared.
+    """
+    if abs(threshold) >= 1e300:
+        return float(np.copysign(np.inf, threshold))
+    if abs(threshold) <= ZERO:
+        return ZERO if threshold >= 0 else float(np.nextafter(-ZERO, -np.inf))
+    return threshold
