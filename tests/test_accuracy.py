@@ -80,7 +80,7 @@ def test_from_the_command_line_to_the_record(tmp_path: Path) -> None:
     [
         pytest.param(
             ["model.dataset=criteo", "system=pipeline"],
-            "model=criteo needs model.path=FILE with Criteo's train.txt",
+            "model.dataset=criteo needs model.path=FILE with Criteo's train.txt",
             marks=pytest.mark.slow,
         ),
         pytest.param(

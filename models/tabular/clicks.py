@@ -74,7 +74,7 @@ def movielens(path: str | None) -> Dataset:
         BadData: no path, or not those files.
     """
     if not path:
-        raise BadData("model=movielens needs model.path=FOLDER with MovieLens-100K's u.data, u.user and u.item")
+        raise BadData("model.dataset=movielens needs model.path=FOLDER with MovieLens-100K's u.data, u.user and u.item")
     folder = Path(path).expanduser()
     options: dict[str, Any] = {"header": None, "encoding": "latin-1"}
     if (folder / "ml-100k.inter").is_file():
@@ -105,7 +105,7 @@ def _read(file: Path, separator: str, names: dict[int, str], options: dict[str, 
 
 def _file(path: str | None, name: str, what: str) -> Path:
     if not path:
-        raise BadData(f"model={name} needs model.path=FILE with {what}")
+        raise BadData(f"model.dataset={name} needs model.path=FILE with {what}")
     return Path(path).expanduser()
 
 

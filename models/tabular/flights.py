@@ -67,7 +67,9 @@ def flight(path: str | None) -> Dataset:
         BadData: no path, no file, or not that table.
     """
     if not path:
-        raise BadData("model=flight needs model.path=FOLDER with the ASA Data Expo's 2006.csv, 2007.csv and 2008.csv")
+        raise BadData(
+            "model.dataset=flight needs model.path=FOLDER with the ASA Data Expo's 2006.csv, 2007.csv and 2008.csv"
+        )
     place = Path(path).expanduser()
     files = sorted(place.glob("*.csv*")) if place.is_dir() else [place]
     if not files:

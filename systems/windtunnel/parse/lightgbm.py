@@ -91,7 +91,7 @@ def _tree(root: dict[str, Any], output: int, num_outputs: int, name: str) -> Tre
 def _exact(threshold: float) -> float:
     """The threshold that parts values as LightGBM does.
 
-    Its dump writes 1e300 for infinity, which parts NaN from all else. Values within ZERO of 0 are 0 before they are compared.
+    Its dump writes 1e300 for infinity, which parts NaN from all else. Values within ZERO of 0 are compared as 0.
     """
     if abs(threshold) >= 1e300:
         return float(np.copysign(np.inf, threshold))
