@@ -16,7 +16,7 @@ Exit status 1 where a chart that was named cannot be drawn, 2 for a bad request.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -116,7 +116,11 @@ def per_batch(name: str, measured: Selection) -> list[tuple[str, Selection]]:
 
 
 def draw_all(
-    measured: Selection, names: Sequence[str], baseline: Choice, published: Sequence[Value]
+    measured: Selection,
+    names: Sequence[str],
+    baseline: Choice,
+    published: Sequence[Value],
+    others: Mapping[str, Drawings] | None = None,
 ) -> tuple[dict[str, Chart], dict[str, str]]:
     """Every chart of some names.
 
@@ -125,6 +129,7 @@ def draw_all(
         names: of CHARTS, or of quantities.
         baseline: what speedups are over.
         published: speedups to mark.
+        others: how charts of these names are drawn in the place of the usual way.
 
     Returns:
         The charts by the name of their file, and by name why others cannot be drawn.
@@ -134,7 +139,8 @@ def draw_all(
     for name in names:
         drawn, reason = 0, ""
         for suffix, part in per_batch(name, measured):
-            for drawing in drawings(name, part, baseline, published):
+            draw = (others or {}).get(name) or partial(drawings, name)
+            for drawing in draw(part, baseline, published):
                 try:
                     chart = drawing()
                 except NoResults as error:
@@ -236,6 +242,7 @@ def main() -> None:
         names = arguments.charts or usual(measured)
         charts, refused = draw_all(measured, names, measured.system(arguments.baseline), published)
         for name, chart in charts.items():
+            style.head(chart.figure, chart.title)
             for suffix in arguments.formats:
                 path = folder / f"{name}{place}.{suffix}"
                 try:

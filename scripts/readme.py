@@ -6,11 +6,9 @@ them is not what the results give.
 """
 
 import argparse
-import io
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import geometric_mean
 
 import matplotlib
 
@@ -18,15 +16,14 @@ matplotlib.use("svg")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
-import pandas as pd
-import seaborn as sns
 
+from results import selection
 from results.pack import SUFFIX, sweep_of
-from results.record import Record
+from results.selection import Selection
 from results.siblings import Siblings, siblings
 from results.store import Store
 from scripts import cells, tables
-from scripts.charts.style import LOOKS
+from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 
@@ -52,53 +49,20 @@ ORDERED = RESULTS / "orders.jsonl.gz"  # in more launch orders, on more models, 
 CHART = RESULTS / "speedup.svg"
 CELLS = RESULTS.with_suffix(".csv")
 COMMAND = "python scripts/readme.py"
-COLOURS = {system: LOOKS[system.label].colour for system in SYSTEMS}
 
 
-def chart(groups: Sequence[Siblings]) -> str:
+def chart(measured: Selection) -> str:
     """Speedup over eager at batch 1, as SVG: a bar a system, its 95 % interval, grouped by model."""
-    rows = []
-    for group in groups:
-        if group.group.conditions.batch != 1:
-            continue
-        for system in SYSTEMS[1:]:
-            if ratio := group.over(system, EAGER):
-                rows.append((group.group.model.name, system.label, ratio.ratio, ratio.low, ratio.high))
-    data = pd.DataFrame(rows, columns=["model", "system", "ratio", "low", "high"])
-    models, systems = list(dict.fromkeys(data["model"])), [system.label for system in SYSTEMS[1:]]
-    style: Any = {"svg.hashsalt": "opweave", "svg.fonttype": "path", "font.size": 9}
-    with sns.axes_style("whitegrid"), plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(12, 4.6), layout="constrained")
-        sns.barplot(
-            data,
-            x="model",
-            y="ratio",
-            hue="system",
-            order=models,
-            hue_order=systems,
-            palette={system.label: colour for system, colour in COLOURS.items()},
-            errorbar=None,
-            ax=axes,
-        )
-        for bars, name in zip(list(axes.containers), systems, strict=True):
-            part = data[data["system"] == name].set_index("model").reindex(models)
-            middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]  # type: ignore[attr-defined]
-            errors = [part["ratio"] - part["low"], part["high"] - part["ratio"]]
-            axes.errorbar(middles, part["ratio"], yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.8, capsize=1.5)
-        axes.axhline(1, color="0.3", linewidth=1)
-        axes.set(xlabel="", ylabel="speedup over eager", title=title(groups[0].any))
-        axes.tick_params(axis="x", rotation=40)
-        plt.setp(axes.get_xticklabels(), ha="right", rotation_mode="anchor")
-        axes.legend(title="", ncols=4, loc="upper right")
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-        plt.close(figure)
-    return out.getvalue()
-
-
-def title(record: Record) -> str:
-    environment = record.environment
-    return f"{environment.gpu}, torch {environment.libraries['torch']}, {record.cell.conditions.precision}, batch 1"
+    part = measured.only(systems=[system.label for system in SYSTEMS], batches=[1])
+    means = []
+    for system in SYSTEMS[1:]:
+        ratios = [ratio.ratio for row in part.rows if (ratio := part.over(row, system, EAGER)) is not None]
+        means.append(f"{style.label(system)} {geometric_mean(ratios):.2f} ({len(ratios)} models)")
+    drawn = speedup.draw(part, EAGER, remark=f"Geometric mean: {', '.join(means)}.")
+    style.head(drawn.figure, "Speedup over eager, by model")
+    svg = style.svg(drawn.figure)
+    plt.close(drawn.figure)
+    return svg
 
 
 def read(sweep: Path) -> list[Siblings]:
@@ -187,7 +151,7 @@ def main() -> None:
     exhibits, pictures = gallery(RESULTS / "exhibits", REFERENCE)
     wanted = {
         **pages(parts() | exhibits),
-        CHART: chart(everything(OVERVIEW)),
+        CHART: chart(Selection(selection.read([OVERVIEW]), style.order)),
         CELLS: cells.table(RESULTS),
         **pictures,
     }

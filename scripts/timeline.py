@@ -27,12 +27,12 @@ from results.files import COMPRESSED, read_json
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
 from results.words import counted
 from scripts.arguments import Parser, path_argument
-from scripts.charts.style import PLAIN
+from scripts.charts.names import written
+from scripts.charts.style import SMALL, TINY, WORDS, above, broken, house, width
 
-WIDTH = 10.0  # inches
-ROW, TALLEST = 0.16, 7.0  # inches of a stream, at most, and of the streams of all panels together
-COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#d1495b", "#3d7ab5", "#a8a8a8"), strict=True))
-EDGES = dict(zip(COLOURS, ("#7d1f2d", "#1b4470", "#666666"), strict=True))  # darker, so that the shortest bars are seen
+ROW, TALLEST = 0.16, 5.0  # inches of a stream, at most, and of the streams of all panels together
+COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#a01c30", "#9cc4e8", "#c9c9c9"), strict=True))
+EDGES = dict(zip(COLOURS, ("#5c0f1b", "#4a7fae", "#7a7a7a"), strict=True))  # darker, so that the shortest bars are seen
 NAME, LETTER = 6, 0.052  # points of height and inches of width; a name is written into a bar that has room for it
 LINE = 9  # points of height of a stream's number
 
@@ -48,11 +48,10 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
     rows = [sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines]
     row = min(ROW, TALLEST / sum(map(len, rows)))
     heights = [row * len(streams) + 0.3 for streams in rows]
-    settings: Any = PLAIN | {"font.size": 9}
-    with plt.rc_context(settings):
+    with house():
         figure, panels = plt.subplots(
             *(len(timelines), 1),
-            figsize=(WIDTH, sum(heights) + 0.5 * len(timelines) + 0.8),
+            figsize=(width(), sum(heights) + 0.5 * len(timelines) + 0.8),
             gridspec_kw={"height_ratios": heights},
             sharex=True,
             squeeze=False,
@@ -74,16 +73,19 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
                 )
             for bar in shown:
                 left, right = max(bar.start, begin), min(bar.end, end)
-                if 72 * row >= NAME and (right - left) / (end - begin) * (WIDTH - 1.0) > LETTER * (len(bar.name) + 1):
+                if 72 * row >= NAME and (right - left) / (end - begin) * (width() - 0.6) > LETTER * (len(bar.name) + 1):
                     place = (left + right) / 2, streams.index(bar.stream)
-                    axes.annotate(bar.name, place, ha="center", va="center", color="white", fontsize=NAME)
+                    colour = "white" if bar.kind == COMPUTE else "black"
+                    axes.annotate(bar.name, place, ha="center", va="center", color=colour, fontsize=NAME)
             whole = max((bar.end for bar in timeline.bars), default=0.0)
             source = timeline.source
             if (scheduled := timeline.num_scheduled_streams) and scheduled != len(timeline.streams):
                 source += f"; {counted(scheduled, 'stream')} scheduled"
-            axes.set_title(f"{timeline.title}: {whole:.3f} ms ({source})", loc="left", fontsize=9)
+            title = broken(written(f"{timeline.title}: {whole:.3f} ms ({source})"), width() - 0.6, SMALL, (WORDS,))
+            axes.set_title("\n".join(title), loc="left", fontsize=SMALL, pad=3)
+            axes.grid(False, axis="y")
             step = ceil(LINE / (72 * row))
-            axes.set_yticks(range(0, len(streams), step), [str(s) for s in streams[::step]], fontsize=7)
+            axes.set_yticks(range(0, len(streams), step), [str(s) for s in streams[::step]], fontsize=TINY)
             axes.set(ylabel="stream", ylim=(len(streams) - 0.4, -0.6), xlim=(begin, end))
             if window is None:
                 axes.axvline(whole, color="0.4", linewidth=0.8, linestyle=":")
@@ -91,7 +93,8 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
         panels[-1, 0].set_xlabel("milliseconds")
         seen = [kind for kind in KINDS if any(bar.kind == kind for t in timelines for bar in t.bars)]
         patches = [Patch(color=COLOURS[kind], label=kind) for kind in seen]
-        figure.legend(handles=patches, loc="outside upper right", ncols=len(seen), frameon=False)
+        if seen != [UNKNOWN]:
+            above(figure, patches, "")
     return figure
 
 

@@ -67,7 +67,7 @@ def pictured_warps() -> Figure:
 def test_each_system_has_a_panel_with_its_course_and_its_mean() -> None:
     drawn = chart.draw(Selection([made("ios", IOS), made("sequential", SEQUENTIAL)]))
     first, second = drawn.figure.axes
-    assert [axes.get_title(loc="left") for axes in (first, second)] == ["sequential, inception_v3", "ios, inception_v3"]
+    assert [axes.get_title(loc="left") for axes in (first, second)] == ["sequential, Inception-v3", "IOS, Inception-v3"]
     assert first.get_title(loc="right") == "mean 277 (counters), of the estimate 300"
     assert second.get_title(loc="right") == "mean 1,250 (estimated)"
     assert first.get_xlim() == second.get_xlim() == (0, 0.4) and first.get_ylim() == second.get_ylim()
@@ -95,7 +95,7 @@ def test_models_have_scales_of_their_own_and_what_is_missing_says_why() -> None:
     ]
     figure = chart.draw(Selection([made("ios", IOS), made("sequential", SEQUENTIAL), *others])).figure
     titles = [axes.get_title(loc="left").split(", ") for axes in figure.axes]
-    assert titles == [[s, m] for m in ("inception_v3", "squeezenet") for s in ("sequential", "ios")]
+    assert titles == [[s, m] for m in ("Inception-v3", "SqueezeNet") for s in ("sequential", "IOS")]
     assert [axes.get_xlim()[1] for axes in figure.axes] == [0.4, 0.4, 0.1, 0.1]
     assert [t.get_text() for t in figure.axes[3].texts] == ["timed out"] and not figure.axes[3].patches
 

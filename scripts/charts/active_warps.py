@@ -14,7 +14,8 @@ from results.record import ActiveWarps, Record
 from results.selection import NoResults, Selection
 
 from .chart import Chart
-from .style import FAINT, INK, SMALL, WIDTH, above, house, look, plain
+from .names import written
+from .style import FAINT, INK, PAGE, SMALL, above, house, look, plain, width
 
 HEIGHT = 1.35  # inches, a panel
 ROOM = 1.12  # of the highest course, above it
@@ -37,14 +38,14 @@ def draw(measured: Selection) -> Chart:
     shown = [cell for cell in cells if cell[0] in rows]
     with house():
         figure, grid = plt.subplots(
-            *(len(shown), 1), figsize=(WIDTH, HEIGHT * len(shown) + 0.75), squeeze=False, layout="constrained"
+            *(len(shown), 1), figsize=(width(), HEIGHT * len(shown) + 0.75), squeeze=False, layout="constrained"
         )
         for axes, (row, system) in zip(grid[:, 0], shown, strict=True):
             siblings = [course for (other, _), course in courses.items() if other == row]
             axes.set_xlim(0, max(course.duration for course in siblings))
             axes.set_ylim(0, ROOM * max(1.0, *(max(course.warps) for course in siblings)))
             batch = f", batch {row[1]}" if len(measured.batches) > 1 else ""
-            axes.set_title(f"{system}, {row[0]}{batch}", loc="left", pad=3)
+            axes.set_title(written(f"{system}, {row[0]}{batch}"), loc="left", pad=3)
             if (row, system) in courses:
                 _panel(axes, courses[row, system], active_by_cell[row, system], look(system, measured.among).colour)
             else:
@@ -84,4 +85,7 @@ def _panel(axes: Axes, course: Course, active: ActiveWarps, colour: Any) -> None
     axes.hlines(active.value or 0.0, 0, course.duration, color=colour, path_effects=white, **MEAN)
     words = f"mean {active.value:,.0f} ({active.source})"
     words += "" if active.source == "estimated" else f", of the estimate {course.mean:,.0f}"
-    axes.set_title(words, loc="right", pad=3, fontsize=SMALL, color=INK)
+    if width() < PAGE:
+        axes.set_title(f"{axes.get_title(loc='left')}\n{words}", loc="left", pad=3)
+    else:
+        axes.set_title(words, loc="right", pad=3, fontsize=SMALL, color=INK)

@@ -1,5 +1,6 @@
 """Bars grouped by model, a bar a system, over as many rows of panels as stay legible."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,25 +16,59 @@ from matplotlib.patches import Patch
 from results.cell import Choice
 from results.selection import Row, Selection
 
-from .places import NOT_MEASURED, places
-from .style import FONT, INK, PAPERS, WIDTH, Look, above, broken, inches, look, note, short
+from .names import written
+from .places import FEW, NOT_MEASURED, places
+from .style import (
+    FONT,
+    INK,
+    PAGE,
+    PAPERS,
+    SMALL,
+    TINY,
+    WORDS,
+    Look,
+    above,
+    broken,
+    foot,
+    inches,
+    label,
+    look,
+    note,
+    width,
+)
 
 SLOTS = 50  # bars, and the gaps between groups, across a page
 GAP = 0.9  # of a bar, between two groups
-PANEL = 1.75  # inches of height
+LEAST = 4.4  # bars' room that a group's label needs
+PANEL, PANEL_OF_COLUMN = 1.75, 1.45  # inches of height
+BESIDE = 0.5  # inches that the axes leave for the numbers and the label beside them
+REST = "0.88"  # of a whole, what a bar leaves of it
 LOW = 1.15  # inches of height that every panel's axes have
 # Of the marks of one paper, a face for each of its GPUs: the first is open.
+DASHES = re.compile(r"(?<=-)")
 FACES = ("white", "0.65", "0.35", "black")
-ABOVE = 1.35  # a mark higher than so many times the highest bar of its panel is drawn at the edge, with its number
+ABOVE = 1.8  # a mark higher than so many times the highest bar of its panel is drawn at the edge, with its number
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A height and the ends of its 95 % interval, None where it has none."""
+    """A height and the ends of its 95 % interval, None where it has none.
+
+    Args:
+        value, low, high: in the unit of the axis.
+        whole: what the bar is a part of, drawn above it; None for none.
+        text: the number on it; the value where it is empty.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    whole: float | None = None
+    text: str = ""
+
+    @property
+    def top(self) -> float:
+        return max(self.value, self.high or self.value, self.whole or self.value)
 
 
 @dataclass(frozen=True)
@@ -42,6 +77,15 @@ class Mark:
 
     value: float
     paper: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Band:
+    """A published range, or a level where both ends are one; legend: whose it is."""
+
+    low: float
+    high: float
     legend: str
 
 
@@ -61,6 +105,10 @@ def draw_bars(
     top: float | None = None,
     legend: bool = True,
     starred: Collection[Row] = (),
+    base: float = 0.0,
+    bands: Sequence[Band] = (),
+    handles: Sequence[Patch] = (),
+    remark: str = "",
 ) -> Figure:
     """A figure of bars.
 
@@ -75,29 +123,48 @@ def draw_bars(
         top: the end of every panel's axis; None for what the bars need.
         legend: whether a legend names the systems.
         starred: rows with a * at their label.
+        base: where bars begin.
+        bands: published ranges, over all rows.
+        handles: further entries of the legend.
+        remark: a note under the bars.
     """
 
     def empty(row: Row, system: Choice) -> bool:
         return bar(row, system) is None and why(row, system) == NOT_MEASURED and not marks.get((row, system))
 
-    placed = {row: places(systems, partial(empty, row)) for row in rows}
+    placed = {row: places(systems, partial(empty, row), FEW if width() == PAGE else 0) for row in rows}
     # The legend names no system without a place; hatches are as if it had one.
     named = [system for system in systems if any(system in own for own, _ in placed.values())]
-    width = {row: len(own) + bool(others) + GAP for row, (own, others) in placed.items()}
-    panels = packed([width[row] for row in rows])
-    widest = max(sum(width[rows[i]] for i in panel) for panel in panels)
+    widths = {row: len(own) + bool(others) + GAP for row, (own, others) in placed.items()}
+    panels = packed([max(LEAST, widths[row]) for row in rows], SLOTS * width() / PAGE)
+    widest = max(sum(widths[rows[i]] for i in panel) for panel in panels)
     faces = _faces(marks)
-    size = WIDTH, PANEL * len(panels) + 0.75
+    bars = {(row, s): height for row in rows for s in systems if (height := bar(row, s)) is not None}
+    texts = {cell: height.text or number(height.value) for cell, height in bars.items()}
+    room = (width() - BESIDE) / widest
+    is_upright = max((inches(text, TINY) for text in texts.values()), default=0.0) > 0.95 * room
+    highest = max((b.top for b in bars.values()), default=1.0)
+    published = [mark.value for row in rows for s in systems for mark in marks.get((row, s), ())]
+    ends = [end for band in bands for end in (band.low, band.high)]
+    reach = max([highest, line or 0, *ends, *(m for m in published if m <= ABOVE * highest)])
+    panel_height = PANEL if width() == PAGE else PANEL_OF_COLUMN
+    # A number on the highest bar has its room above it.
+    high = top or base + (reach - base) * (1.32 if is_upright else 1.14)
+    lowest = min([b.low or b.value for b in bars.values()] + published + ends, default=base)
+    low = base - 1.3 * (base - lowest) - 0.1 * (high - lowest) if base and lowest < base else base
+    if any(mark > high for mark in published) and top is None:
+        high *= 1.15  # a row of marks at the edge, over all numbers
+    if base:
+        low, high = min(low, base - 0.2 * (high - base)), max(high, base + 0.35 * (base - low))
+    size = width(), panel_height * len(panels) + 0.75
     figure, grid = plt.subplots(len(panels), 1, figsize=size, squeeze=False, layout="constrained")
     for panel, axes in zip(panels, grid[:, 0], strict=True):
         shown = [rows[i] for i in panel]
         # A panel that is not full keeps the width of a bar.
         axes.set_xlim(-0.5 - GAP / 2, widest - 0.5 - GAP / 2)
-        bars = {(row, s): height for row in shown for s in systems if (height := bar(row, s)) is not None}
-        highest = max((b.high or b.value for b in bars.values()), default=1.0)
-        published = [mark.value for row in shown for s in systems for mark in marks.get((row, s), ())]
-        high = top or 1.08 * max([highest, line or 0, *(m for m in published if m <= ABOVE * highest)])
-        axes.set_ylim(0, high)
+        axes.set_ylim(low, high)
+        for band in bands:
+            _band(axes, band)
         begin, middles = 0.0, []
         for row in shown:
             own, others = placed[row]
@@ -105,24 +172,28 @@ def draw_bars(
             for place, system in enumerate(own):
                 x = begin + place
                 if (height := bars.get((row, system))) is not None:
-                    _bar(axes, x, height, look(system, measured.among))
+                    _bar(axes, x, height, look(system, measured.among), base)
+                    _number(axes, x, height, texts[row, system], is_upright, base, marks.get((row, system), ()), high - low)
                 else:
-                    note(axes, why(row, system), (x, 0), (0, 2), rotation=90, ha="center", va="bottom")
+                    note(axes, why(row, system), (x, low), (0, 2), rotation=90, ha="center", va="bottom")
                 for mark in marks.get((row, system), ()):
                     _mark(axes, x, mark, high, faces[mark.paper, mark.legend])
             if others:
-                note(axes, others, (begin + len(own), 0), (0, 2), rotation=90, ha="center", va="bottom")
-            begin += width[row]
+                note(axes, others, (begin + len(own), low), (0, 2), rotation=90, ha="center", va="bottom")
+            begin += widths[row]
         labels = zip(shown, measured.row_labels(shown, rows), strict=True)
-        axes.set_xticks(middles, [wrapped(text) + (" *" if row in starred else "") for row, text in labels])
-        axes.tick_params(axis="x", length=0, pad=2)
+        axes.set_xticks(
+            middles, [wrapped(text, room * widths[row]) + (" *" if row in starred else "") for row, text in labels]
+        )
+        axes.tick_params(axis="x", length=0, pad=2, labelsize=TINY if width() < PAGE else SMALL)
         axes.grid(False, axis="x")
         if line is not None:
             axes.axhline(line, color=INK, linewidth=0.7, zorder=2.5)
         axes.set_ylabel(ylabel)
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
-    _legend(figure, named if legend else (), measured.among, marks, title)
+    _legend(figure, named if legend else (), measured.among, marks, title, bands, handles)
+    foot(figure, remark)
     if inches(ylabel, FONT) > LOW:
         # Only now is it known how high the axes are.
         figure.draw_without_rendering()
@@ -137,11 +208,11 @@ def packed(widths: Sequence[float], most: float = SLOTS) -> list[range]:
 
     def cut(limit: float) -> list[range]:
         panels, begin, filled = [], 0, 0.0
-        for i, width in enumerate(widths):
-            if i > begin and filled + width > limit:
+        for i, wide in enumerate(widths):
+            if i > begin and filled + wide > limit:
                 panels.append(range(begin, i))
                 begin, filled = i, 0.0
-            filled += width
+            filled += wide
         return [*panels, range(begin, len(widths))]
 
     fewest = len(cut(most))
@@ -149,11 +220,40 @@ def packed(widths: Sequence[float], most: float = SLOTS) -> list[range]:
     return next(panels for limit in sums if len(panels := cut(limit + 1e-9)) <= fewest)
 
 
-def _bar(axes: Axes, x: float, bar: Bar, style: Look) -> None:
-    axes.bar(x, bar.value, 0.92, color=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, zorder=2)
+def _number(
+    axes: Axes, x: float, bar: Bar, text: str, is_upright: bool, base: float, marks: Sequence[Mark], span: float
+) -> None:
+    """Beyond the end of a bar, or at its foot where a mark is in the way."""
+    more: dict[str, Any] = {"ha": "center", "color": INK, "zorder": 5, "rotation": 90 if is_upright else 0}
+    taken = (0.36 if is_upright else 0.2) * span
+    if any(-0.05 * span < mark.value - bar.top < taken for mark in marks):
+        note(axes, text, (x, base), (0, 2), va="bottom", **more)
+    elif bar.value < base:
+        note(axes, text, (x, bar.low or bar.value), (0, -2), va="top", bbox=None, **more)
+    else:
+        note(axes, text, (x, bar.top), (0, 2), va="bottom", bbox=None, **more)
+
+
+def number(value: float) -> str:
+    """Three digits that mean something, or all before the point: 0.97, 17.2, 412."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def _bar(axes: Axes, x: float, bar: Bar, style: Look, base: float) -> None:
+    shared: Any = {"linewidth": 0.3, "zorder": 2, "width": 0.92}
+    axes.bar(x, bar.value - base, bottom=base, color=style.colour, hatch=style.hatch, edgecolor="white", **shared)
+    if bar.whole is not None:
+        axes.bar(x, bar.whole - bar.value, bottom=bar.value, color=REST, hatch="//", edgecolor="0.6", **shared)
     if bar.low is not None and bar.high is not None:
         errors = [[bar.value - bar.low], [bar.high - bar.value]]
         axes.errorbar(x, bar.value, yerr=errors, fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.4, capthick=0.8, zorder=3)
+
+
+def _band(axes: Axes, band: Band) -> None:
+    if band.low < band.high:
+        axes.axhspan(band.low, band.high, color="0.9", zorder=0.5, linewidth=0)
+    for end in {band.low, band.high}:
+        axes.axhline(end, color=INK, linewidth=0.8, linestyle="--", zorder=1.5)
 
 
 def _faces(marks: Marks) -> dict[tuple[str, str], str]:
@@ -193,25 +293,26 @@ def _legend(
     among: Sequence[Choice],
     marks: Marks,
     title: str,
+    bands: Sequence[Band],
+    more: Sequence[Patch],
 ) -> None:
     handles: list[Patch | Line2D] = []
     for system in systems:
         style = look(system, among)
         handles.append(
-            Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, label=short(system))
+            Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", linewidth=0.3, label=label(system))
         )
-    for (paper, label), face in _faces(marks).items():
-        handles.append(Line2D([], [], label=label, **_published(paper, face)))
+    for (paper, legend), face in _faces(marks).items():
+        handles.append(Line2D([], [], label=written(legend), **_published(paper, face)))
+    handles += [Line2D([], [], color=INK, linewidth=0.8, linestyle="--", label=written(band.legend)) for band in bands]
+    handles += more
     if handles:
         above(figure, handles, title)
     else:
-        figure.suptitle(title, fontsize=FONT)
+        figure.suptitle(written(title), fontsize=FONT)
 
 
-def wrapped(text: str, most: int = 15) -> str:
-    """A model's name over two lines where it is long, at an underscore."""
-    lines = []
-    for line in text.split("\n"):
-        cut = line.rfind("_", 0, most) + 1 if len(line) > most else 0
-        lines += [line[:cut], line[cut:]] if cut > 1 else [line]
-    return "\n".join(lines)
+def wrapped(text: str, most: float = 1.1) -> str:
+    """A model's name as people write it, over several lines where it is longer than `most` inches."""
+    lines = [broken(written(line), most, TINY if width() < PAGE else SMALL, (WORDS, DASHES)) for line in text.split("\n")]
+    return "\n".join(line for part in lines for line in part)

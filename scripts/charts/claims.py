@@ -24,16 +24,17 @@ from results.finding import (
 from results.selection import NoResults
 
 from .chart import Chart
+from .names import written
 from .style import (
     FAINT,
     INK,
+    PAGE,
     PAPERS,
     PARTS,
     POINTS,
     SIDES,
     SMALL,
     TINY,
-    WIDTH,
     WORDS,
     above,
     broken,
@@ -41,17 +42,18 @@ from .style import (
     inches,
     note,
     set_log,
+    width,
 )
 
 LINE = 0.17  # inches of height, a figure
 FURTHER = 0.65  # of that, each further line of words beside it
-MOST_LABEL = 0.48 * WIDTH  # inches, a line of what a figure is of
+MOST_LABEL = 0.48  # of the width, a line of what a figure is of
 MARGIN = 0.3  # inches that are neither of the axes nor of those words
 ASIDE = 8  # points between a mark and words beside it
 NARROW = 4  # an axis over less than this factor is linear: a logarithmic one would have few ticks
-TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara", "windtunnel": "WindTunnel"}
+TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara", "windtunnel": "WindTunnel", "orca": "Orca"}
 SIGNED = "AUC"  # a unit of differences, which may be below 0
-AXES = {"x": "times", "G": "10⁹ multiply-accumulates", SIGNED: "difference of AUC", "M": "millions"}
+AXES = {"x": "times", "G": "10⁹ multiply-accumulates", SIGNED: "difference of AUC", "M": "millions", "B": "billions"}
 # Told apart by their fill as well, so that print without colours keeps them.
 COLOURS = {
     HOLDS: "#0b7a4b",
@@ -111,15 +113,17 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
     units = list(dict.fromkeys(finding.unit for finding in findings))
     panels = {unit: [finding for finding in findings if finding.unit == unit] for unit in units}
     with house():
-        labels = {finding.what: broken(finding.what, MOST_LABEL, SMALL, (SIDES, WORDS, PARTS)) for finding in findings}
+        labels = {
+            finding.what: broken(_label(finding), MOST_LABEL * width(), SMALL, (SIDES, WORDS, PARTS)) for finding in findings
+        }
         widest = max(inches(line, SMALL) for lines in labels.values() for line in lines)
-        room = WIDTH - widest - MARGIN
+        room = width() - widest - MARGIN
         limits = {unit: _limits(part, unit) for unit, part in panels.items()}
         lines = {unit: _lines(part, labels, limits[unit], room) for unit, part in panels.items()}
         heights = [sum(line.height for line in shown) + 1.2 for shown in lines.values()]
         figure, grid = plt.subplots(
             *(len(units), 1),
-            figsize=(WIDTH, LINE * sum(heights) + 0.42 * len(units) + 0.6),
+            figsize=(width(), LINE * sum(heights) + 0.42 * len(units) + 0.6),
             height_ratios=heights,
             squeeze=False,
             layout="constrained",
@@ -165,6 +169,20 @@ def _look(verdict: str) -> dict[str, Any]:
     }
 
 
+def _label(finding: Finding) -> str:
+    """What a figure is of, with both numbers."""
+    text = written(finding.what)
+    if finding.ours is None:
+        return text
+    if finding.rule in IN_WORDS:
+        return f"{text} ({_number(finding.ours)} here)"
+    return f"{text} ({_number(finding.published)} published, {_number(finding.ours)} here)"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def _limits(findings: Sequence[Finding], unit: str) -> tuple[float, float]:
     """The ends of an axis."""
     if unit == SIGNED:
@@ -201,7 +219,7 @@ def _lines(
             if _is_log(low, high):
                 part = log(finding.published / low) / log(high / low)
             right = part <= 0.5
-            reason = broken(finding.reason, max(part, 1 - part) * room - ASIDE / POINTS, TINY)
+            reason = broken(written(finding.reason), max(part, 1 - part) * room - ASIDE / POINTS, TINY)
         height = 1 + FURTHER * (max(len(labels[finding.what]), len(reason)) - 1)
         end = lines[-1].at + lines[-1].height / 2 if lines else -0.5
         lines.append(_Line(finding, labels[finding.what], reason, right, height, end + height / 2))
@@ -211,7 +229,7 @@ def _lines(
 def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit: str, paper: str, stands: bool) -> None:
     low, high = limits
     if _is_log(low, high):
-        set_log(axes, "x", low, high)
+        set_log(axes, "x", low, high, 8 if width() == PAGE else 5)
     else:
         axes.set_xlim(low, high)
     axes.set_ylim(lines[-1].at + lines[-1].height / 2 + 0.1, -0.6)

@@ -15,10 +15,10 @@ from results.cell import Choice
 from results.selection import Row, Selection
 
 from .bars import wrapped
-from .places import NOT_MEASURED, places
-from .style import INK, WIDTH, Look, above, look, note, set_log, short
+from .places import FEW, NOT_MEASURED, places
+from .style import FONT, INK, PAGE, WORDS, Look, above, broken, label, look, note, set_log, width
 
-LINE = 0.088  # inches of height, a system
+LINE = 0.1  # inches of height, a system
 BETWEEN = 1.1  # lines, between two models
 LONG = 8  # rows, over which they stand in two columns
 
@@ -70,15 +70,15 @@ def draw_dots(
     def empty(row: Row, system: Choice) -> bool:
         return not dots(row, system) and why(row, system) == NOT_MEASURED
 
-    placed = {row: places(systems, partial(empty, row)) for row in rows}
+    placed = {row: places(systems, partial(empty, row), FEW if width() == PAGE else 0) for row in rows}
     # The legend names no system without a place; markers are as if it had one.
     named = [system for system in systems if any(system in own for own, _ in placed.values())]
     tall = {row: len(own) + bool(others) + BETWEEN for row, (own, others) in placed.items()}
-    cut = _half([tall[row] for row in rows]) if len(rows) > LONG else len(rows)
+    cut = _half([tall[row] for row in rows]) if len(rows) > LONG and width() == PAGE else len(rows)
     columns = [part for part in (rows[:cut], rows[cut:]) if part]
     height = max(sum(tall[row] for row in part) for part in columns)
     figure, grid = plt.subplots(
-        *(1, len(columns)), figsize=(WIDTH, height * LINE + 1.0), squeeze=False, sharex=True, layout="constrained"
+        *(1, len(columns)), figsize=(width(), height * LINE + 1.0), squeeze=False, sharex=True, layout="constrained"
     )
     values = [
         end for row in rows for s in systems for d in dots(row, s) for end in (d.value, d.low, d.high) if end is not None
@@ -109,7 +109,7 @@ def draw_dots(
             for place, system in enumerate(own):
                 own_dots = dots(row, system)
                 if not own_dots:
-                    note(axes, f"{short(system)}: {why(row, system)}", (low, begin + place), (3, 0))
+                    note(axes, f"{label(system)}: {why(row, system)}", (low, begin + place), (3, 0))
                 for dot in own_dots:
                     _dot(axes, begin + place, dot, look(system, measured.among))
             if others:
@@ -118,14 +118,14 @@ def draw_dots(
         axes.set_yticks(middles, [wrapped(text) for text in measured.row_labels(shown, rows)])
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
-        axes.set_xlabel(xlabel)
+        axes.set_xlabel("\n".join(broken(xlabel, 0.6 * width() if width() < PAGE else PAGE, FONT, (WORDS,))))
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
     handles: list[Artist] = []
     for system in named:
         style = look(system, measured.among)
         line: Any = {"linestyle": "none", "markersize": 4.5, "markeredgecolor": style.colour, "markeredgewidth": 0.6}
-        handles.append(Line2D([], [], marker=style.marker, color=style.colour, label=short(system), **line))
+        handles.append(Line2D([], [], marker=style.marker, color=style.colour, label=label(system), **line))
     for sign in seen.values():
         handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=sign.linestyle, label=sign.legend))
     above(figure, [*handles, *legend], title)

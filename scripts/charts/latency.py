@@ -12,8 +12,9 @@ from results.cell import Choice
 from results.selection import NoResults, Row, Selection, latency_of
 
 from .chart import Chart
+from .names import written
 from .places import NOT_MEASURED, places
-from .style import FONT, INK, WIDTH, above, house, look, note, plain, short
+from .style import FONT, INK, above, house, label, look, note, plain, width
 
 ACROSS = 2  # panels
 PAGE = 14  # models
@@ -46,7 +47,7 @@ def draw(measured: Selection, page: int | None = None) -> Chart:
         heights = [LINE * (most + 0.6) + 0.42 for most in tallest]
         figure, grid = plt.subplots(
             *(down, across),
-            figsize=(WIDTH, sum(heights) + 0.7),
+            figsize=(width(), sum(heights) + 0.7),
             height_ratios=heights,
             squeeze=False,
             layout="constrained",
@@ -61,7 +62,7 @@ def draw(measured: Selection, page: int | None = None) -> Chart:
         handles: list[Artist] = []
         for system in named:
             style = look(system, measured.among)
-            handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", label=short(system)))
+            handles.append(Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white", label=label(system)))
         handles += [
             Patch(facecolor="0.6", label="10 % to 90 % of calls"),
             Line2D([], [], color="0.45", linewidth=1, label="1 % to 99 %"),
@@ -89,7 +90,7 @@ def _places(measured: Selection, row: Row) -> tuple[list[Choice], str]:
 def _panel(axes: Axes, measured: Selection, row: Row, systems: list[Choice], others: str, lines: int) -> None:
     """lines: how many systems the panel has room for, as the one beside it."""
     (title,) = measured.row_labels([row]) if len(measured.batches) == 1 else (f"{row[0]}, batch {row[1]}",)
-    axes.set_title(title, pad=3, fontsize=FONT)
+    axes.set_title(written(title), pad=3, fontsize=FONT)
     latencies = {s: latency for s in systems if (latency := measured.part(row, s, latency_of)) is not None}
     relative = {s: np.asarray(latency.host_ms) / latency.host.median for s, latency in latencies.items()}
     tails = [np.quantile(calls, [0.01, 0.99]) for calls in relative.values()]
@@ -128,7 +129,7 @@ def _panel(axes: Axes, measured: Selection, row: Row, systems: list[Choice], oth
         note(axes, text, (1, place), (4, 0), xycoords=BESIDE, color=INK)
     if others:
         note(axes, others, (1, len(systems)), (3, 0))
-    axes.set_yticks(range(len(systems)), [short(system) for system in systems])
+    axes.set_yticks(range(len(systems)), [label(system) for system in systems])
     axes.tick_params(axis="y", length=0, pad=1)
     axes.grid(False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))

@@ -16,7 +16,8 @@ from results.record import Record
 from results.selection import NoResults, Selection
 
 from .chart import Chart
-from .style import FAINT, LINES, MARKERS, WIDTH, above, house, note, set_log
+from .names import written
+from .style import FAINT, LINES, MARKERS, PAGE, above, house, note, set_log, width
 
 ACROSS = 2  # panels
 HEIGHT = 2.8  # inches of a panel
@@ -50,15 +51,17 @@ def draw(measured: Selection) -> Chart:
     drawn = [system for system in measured.systems if any(system in curves for curves in lines.values())]
     choices = [system.choice for system in drawn]
     systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _size(system)))
-    across = min(ACROSS, len(lines))
+    across = min(ACROSS if width() == PAGE else 1, len(lines))
     down = -(-len(lines) // across)
     with house():
-        figure, grid = plt.subplots(down, across, figsize=(WIDTH, HEIGHT * down + 0.5), squeeze=False, layout="constrained")
+        figure, grid = plt.subplots(
+            down, across, figsize=(width(), HEIGHT * down + 0.5), squeeze=False, layout="constrained"
+        )
         for axes, model in zip(grid.flat, sorted(lines), strict=False):
             _panel(axes, lines[model], systems, model, slos.get(model))
         for axes in list(grid.flat)[len(lines) :]:
             axes.set_axis_off()
-        handles = [Line2D([], [], label=_label(system), **_style(system, systems)) for system in systems]
+        handles = [Line2D([], [], label=written(_label(system)), **_style(system, systems)) for system in systems]
         above(figure, handles, measured.setting.label)
     caption = (
         "Median normalized latency (end to end, over the tokens generated) over the requests finished a second, a line for "
@@ -128,7 +131,7 @@ def _panel(
     if slo_ms:
         axes.axhline(slo_ms, color=FAINT, linewidth=0.8, linestyle=":")
         note(axes, f"SLO {slo_ms:.3g} ms", (max(throughputs), slo_ms), (0, 5), ha="right")
-    axes.set_title(model)
+    axes.set_title(written(model))
     axes.set_xlabel("requests finished a second")
     axes.set_ylabel("normalized latency, ms a token")
 

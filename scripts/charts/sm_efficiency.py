@@ -1,12 +1,13 @@
 """SM efficiency by model and system, from counters or estimated: never both in one chart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from results.cell import Choice
+from results.published.value import Value
 from results.record import Record, SmEfficiency
 from results.selection import NoResults, Row, Selection
 
-from .bars import Bar, draw_bars
+from .bars import Bar, Mark, draw_bars
 from .chart import Chart
 from .style import house
 
@@ -17,8 +18,18 @@ SOURCES = {
 WORDS = {"counters": "counted", "estimated": "estimated"}
 
 
-def draw(measured: Selection, source: str) -> Chart:
-    """source: "counters" or "estimated". Raises NoResults where nothing was measured that way."""
+def draw(measured: Selection, source: str, published: Sequence[Value] = (), remark: str = "") -> Chart:
+    """Bars by model and system.
+
+    Args:
+        measured: the records.
+        source: "counters" or "estimated".
+        published: shares in %, marked where they are of a cell that is shown.
+        remark: a note under the bars.
+
+    Raises:
+        NoResults: nothing was measured that way.
+    """
     (other,) = SOURCES.keys() - {source}
 
     def why(row: Row, system: Choice) -> str:
@@ -35,12 +46,17 @@ def draw(measured: Selection, source: str) -> Chart:
     if not rows:
         raise NoResults(f"no record holds an SM efficiency that was {WORDS[source]}")
     rows.sort(key=lambda row: (row[1], -max(share.value for s in systems if (share := bar(row, s)) is not None), row[0]))
+    marks: dict[tuple[Row, Choice], list[Mark]] = {}
+    for value in published:
+        if value.metric == "sm_efficiency" and value.zoo_model and value.batch.isdigit() and value.our_system:
+            cell = (value.zoo_model, int(value.batch)), value.our_system
+            marks.setdefault(cell, []).append(Mark(value.value, value.paper, f"{value.paper} paper, {value.device}"))
     with house():
         figure = draw_bars(
-            *(measured, rows, systems, bar, why, {}),
+            *(measured, rows, systems, bar, why, marks),
             "SM efficiency, %",
             f"{measured.title_of(rows)}; {WORDS[source]}",
-            top=100.0,
+            remark=remark,
         )
     caption = (
         f"SM efficiency, the share of time in which an SM has an active warp: {SOURCES[source]}. Counted and estimated "

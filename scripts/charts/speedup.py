@@ -6,20 +6,30 @@ from results.cell import Choice, named
 from results.published.value import Value
 from results.selection import NoResults, Row, Selection, latency_of
 
-from .bars import Bar, Mark, draw_bars
+from .bars import Band, Bar, Mark, draw_bars
 from .chart import Chart
-from .style import house, short
+from .style import house, label, short
 
 EAGER = named("system", "eager")
+NEAR = 0.7, 1.6  # ratios that all lie within are drawn from 1: bars from 0 would all look alike
+SMALLEST, LARGEST = "speedup_min", "speedup_max"
 
 
-def draw(measured: Selection, baseline: Choice = EAGER, published: Sequence[Value] = ()) -> Chart:
+def draw(
+    measured: Selection,
+    baseline: Choice = EAGER,
+    published: Sequence[Value] = (),
+    bands: Sequence[Band] = (),
+    remark: str = "",
+) -> Chart:
     """Batches stand in their order, models in that of their largest speedup.
 
     Args:
         measured: the records.
         baseline: the system that speedups are over.
         published: speedups, marked where they are over this baseline and of a cell that is shown.
+        bands: published ranges of speedups over this baseline.
+        remark: a note under the bars.
 
     Raises:
         NoResults: no system shares rounds with the baseline.
@@ -47,11 +57,17 @@ def draw(measured: Selection, baseline: Choice = EAGER, published: Sequence[Valu
     title = measured.title_of(rows) + (f"; {'* ' if starred else ''}measured alone" if rows_alone else "")
     if left_out:
         title += f"; {len(left_out)} without {short(baseline)} left out"
+    ends = [end for r in ratios.values() for end in (r.low, r.high)]
+    ends += [mark.value for of_cell in marks.values() for mark in of_cell] + [end for b in bands for end in (b.low, b.high)]
+    is_near = min(ends) > NEAR[0] and max(ends) < NEAR[1]
     with house():
         figure = draw_bars(
-            *(measured, rows, systems, bar, why, marks, f"speedup over {short(baseline)}", title),
+            *(measured, rows, systems, bar, why, marks, f"speedup over {label(baseline)}", title),
             line=1.0,
             starred=starred,
+            base=1.0 if is_near else 0.0,
+            bands=bands,
+            remark=" ".join(filter(None, ["Bars begin at 1." if is_near else "", remark])),
         )
     in_turn = "systems measured in turn on one machine, in interleaved rounds. A bar is the median over rounds"
     not_in_turn = (

@@ -1,8 +1,10 @@
 """How every chart looks: a colour, a marker and a hatch fixed for each system, type that is legible in print, files."""
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,21 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from results.cell import Choice
 
-WIDTH = 7.2  # inches: the text of a two-column paper, or a screen
+from .names import written
+
+PAGE, COLUMN = 7.2, 3.35  # inches: the text of a two-column paper or a screen, and one of its columns
+_width = ContextVar("width", default=PAGE)
 FONT, SMALL, TINY = 8, 7, 6  # points
 DOTS = 200  # an inch, in a PNG
-ENTRY, LETTER = 0.5, 0.062  # inches of an entry of a legend beside its words, and of a letter
+ENTRY = 0.5  # inches of an entry of a legend beside its words
 ROW, ROWS = 0.16, 3  # inches of a legend's line, and lines that every figure has room for
 FORMATS = ("png", "svg")
 POINTS = 72  # in an inch
+_COORDINATE = re.compile(r"(\d\.\d\d)\d+")  # hundredths of a point are seen by nobody
+_PATCH = r'<g id="patch_\d+">\n<path d="[^"]*" clip-path="{}" style="{}"/>\n</g>\n'
+_PATCHES = re.compile(
+    _PATCH.format(r'(?P<clip>[^"]*)', r'(?P<style>[^"]*)') + "(?:" + _PATCH.format("(?P=clip)", "(?P=style)") + ")+"
+)
 # Where a text may be broken: between what a claim is about and its two sides, between words, within a label.
 SIDES, WORDS, PARTS = map(re.compile, (r"(?<=: )|(?=\bover )", r"(?<= )", r"(?<=[=,/@_])"))
 
@@ -44,48 +54,48 @@ class Look:
 _HUES = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc")  # of seaborn's palette "colorblind"
 LOOKS = {
     "eager": Look(_HUES[0], "o"),
-    "torchscript": Look(_HUES[1], "s"),
-    "torch_compile": Look(_HUES[2], "^"),
-    "torch_compile_channels_last": Look(_HUES[2], (3, 1, 90), "..."),
+    "torchscript": Look(_HUES[1], "s", "\\\\\\"),
+    "torch_compile": Look(_HUES[2], "^", "---"),
+    "torch_compile_channels_last": Look(_HUES[2], (3, 1, 90), "--//"),
     "torch_compile_best": Look(_HUES[2], (5, 1, 72), "/////"),
     "onnxruntime": Look("#b9b9b9", "v"),
     "onnxruntime_parallel": Look("#b9b9b9", (5, 1, 36), "/////"),
-    "onnxruntime_cuda_graph": Look("#b9b9b9", (3, 1, 60), "..."),
-    "tvm": Look("#3cdc54", "<"),
-    "tvm_cuda_graph": Look("#3cdc54", (4, 1, 22), "..."),
+    "onnxruntime_cuda_graph": Look("#b9b9b9", (3, 1, 60), "||//"),
+    "tvm": Look("#3cdc54", "<", "xx"),
+    "tvm_cuda_graph": Look("#3cdc54", (4, 1, 22), "++"),
     "tvm_tuned": Look("#3cdc54", (3, 1, 270), "/////"),
     "tvm_tuned_cuda_graph": Look("#3cdc54", (6, 1, 0), "xxxxx"),
-    "xla": Look("#1a5d7a", (8, 1, 11), "xx.."),
+    "xla": Look("#1a5d7a", (8, 1, 11), "xx--"),
     "tensorrt": Look("#ece133", ">"),
-    "cuda_graph": Look(_HUES[3], "D"),
+    "cuda_graph": Look(_HUES[3], "D", "|||"),
     "sequential": Look("#000000", "d"),
-    "greedy": Look("#000000", "h", "/////"),
+    "greedy": Look("#000000", "h", "+++++"),
     "nimble_single_stream": Look(_HUES[4], (4, 1, 45), "/////"),
     "nimble": Look(_HUES[4], "P"),
-    "nimble_paper": Look(_HUES[4], (5, 1, 54), "xxxxx"),
+    "nimble_paper": Look(_HUES[4], (5, 1, 54), "|||||"),
     "nimble_released": Look(_HUES[4], (6, 2, 15), "-----"),
-    "nimble_fused": Look(_HUES[4], "*", "..."),
+    "nimble_fused": Look(_HUES[4], "*", "xxx"),
     "ios_merge": Look("#6c2400", (3, 1, 0), "/////"),
-    "ios_parallel": Look("#6c2400", (3, 1, 180), "..."),
+    "ios_parallel": Look("#6c2400", (3, 1, 180), "\\\\\\\\\\"),
     "ios": Look("#6c2400", "p"),
     "ios_fused": Look("#6c2400", (5, 1, 0), "xxxxx"),
-    "opara": Look("#3b0f8f", "X"),
-    "opara_paper": Look("#3b0f8f", (9, 1, 0), "oo//"),
-    "opara_shared_memory": Look("#3b0f8f", (3, 2, 45), "--.."),
-    "opara_fused": Look("#3b0f8f", (4, 1, 0), "..."),
-    "weave": Look("#9900ff", (8, 1, 0)),
-    "weave_or_peers": Look("#9900ff", (10, 1, 18), "..."),
-    "request_level": Look("#8c6d00", (7, 1, 13), "ooo"),
+    "opara": Look("#3b0f8f", "X", "++"),
+    "opara_paper": Look("#3b0f8f", (9, 1, 0), "++\\\\"),
+    "opara_shared_memory": Look("#3b0f8f", (3, 2, 45), "++--"),
+    "opara_fused": Look("#3b0f8f", (4, 1, 0), "++//"),
+    "weave": Look("#9900ff", (8, 1, 0), "\\\\"),
+    "weave_or_peers": Look("#9900ff", (10, 1, 18), "\\\\//"),
+    "request_level": Look("#8c6d00", (7, 1, 13), "//||"),
     "request_level_padded": Look("#8c6d00", (4, 2, 0), "+++++"),
     "request_level_ragged": Look("#8c6d00", (4, 2, 45), "-----"),
     "request_level_early": Look("#8c6d00", (5, 2, 0), "\\\\\\\\\\"),
-    "request_level_microbatches": Look("#8c6d00", (7, 2, 20), "oo++"),
+    "request_level_microbatches": Look("#8c6d00", (7, 2, 20), "++\\\\"),
     "orca": Look("#8c6d00", (7, 0, 0), "|||||"),
-    "orca_paged": Look("#8c6d00", (5, 0, 36), "**"),
-    "orca_chunked": Look("#8c6d00", (3, 2, 0), "OO"),
-    "orca_prefixes": Look("#8c6d00", (3, 2, 180), "..//"),
+    "orca_paged": Look("#8c6d00", (5, 0, 36), "xx||"),
+    "orca_chunked": Look("#8c6d00", (3, 2, 0), "--||//"),
+    "orca_prefixes": Look("#8c6d00", (3, 2, 180), "--\\\\"),
     "orca_preempting": Look("#8c6d00", (6, 2, 0), "||--"),
-    "orca_asynchronous": Look("#8c6d00", (8, 2, 0), "xx.."),
+    "orca_asynchronous": Look("#8c6d00", (8, 2, 0), "xx++"),
     "transformers_continuous_batching": Look(_HUES[0], (6, 1, 30), "-----"),
     "transformers_generate": Look(_HUES[0], (8, 1, 22), "+++++"),
     "vllm": Look(_HUES[2], (7, 1, 7), "-----"),
@@ -94,18 +104,18 @@ LOOKS = {
     "pipeline": Look("#000000", (5, 1, 18), "xxxxx"),
     "windtunnel": Look("#3b0f8f", (7, 1, 0), "/////"),
     "windtunnel_cold": Look("#3b0f8f", (3, 0, 30), "xxxxx"),
-    "gbdt2nn": Look(_HUES[1], (4, 0, 20), "ooo"),
-    "lightgbm": Look("#3cdc54", (9, 1, 20), "ooo"),
-    "tabm": Look("#6c2400", (7, 2, 0), "ooo"),
+    "gbdt2nn": Look(_HUES[1], (4, 0, 20), "//"),
+    "lightgbm": Look("#3cdc54", (9, 1, 20), "++++"),
+    "tabm": Look("#6c2400", (7, 2, 0), "//--"),
     "ft_transformer": Look("#ece133", (9, 2, 0), "/////"),
     "translation": Look("#3b0f8f", (9, 1, 13), "|||||"),
-    "hummingbird": Look("#9900ff", (9, 2, 10), "ooo"),
-    "deepgbm": Look("#8c6d00", (9, 2, 20), "..."),
+    "hummingbird": Look("#9900ff", (9, 2, 10), "||\\\\"),
+    "deepgbm": Look("#8c6d00", (9, 2, 20), "xxxx"),
 }
 # Of the lines of a chart whose systems differ in little, in turn.
 LINES = (*_HUES, "#000000", "#6c2400")
 # Of a system's labels with options, in turn.
-HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "ooo", "|||||", "-----")
+HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "//--", "|||||", "-----")
 _SHAPES = (  # unlike each other, and unlike what LOOKS has, at the size of a marker
     ((-1, -1), (1, -1), (-1, 1), (1, 1)),  # an hourglass
     ((-1, -1), (0, 0.2), (1, -1), (1, -0.2), (0, 1), (-1, -0.2)),  # a roof
@@ -123,7 +133,8 @@ INK, FAINT = "0.2", "0.45"
 PLAIN: dict[str, Any] = {
     **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color", "axes.edgecolor"), ".15"),
     "axes.axisbelow": True,
-    "font.sans-serif": ["Arial", "DejaVu Sans", "Liberation Sans", "Bitstream Vera Sans", "sans-serif"],
+    # Matplotlib has the first everywhere, so that a layout is the same on each machine; the others are no wider.
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Bitstream Vera Sans", "Liberation Sans", "Arial", "sans-serif"],
     "lines.solid_capstyle": "round",
     "patch.edgecolor": "w",
     "patch.force_edgecolor": True,
@@ -164,17 +175,50 @@ def stem(path: str) -> str:
     return Path(path).name.removesuffix(".json").removesuffix(".schedule")
 
 
+def label(system: Choice) -> str:
+    """A system's label as people write it."""
+    return written(short(system))
+
+
 def short(system: Choice) -> str:
     """A label that holds the name alone of a schedule file: "ios (schedule=inception_v3@ios@b32)"."""
     names = tuple((key, stem(str(value)) if key == FILE else value) for key, value in system.values)
     return replace(system, values=names).label
 
 
+def width() -> float:
+    """Inches of a figure: PAGE, or COLUMN within `column`."""
+    return _width.get()
+
+
+@contextmanager
+def column() -> Iterator[None]:
+    """Figures as wide as a column of a two-column paper."""
+    with _wide(COLUMN):
+        yield
+
+
+@contextmanager
+def page() -> Iterator[None]:
+    """Figures as wide as a page, within `column` too."""
+    with _wide(PAGE):
+        yield
+
+
+@contextmanager
+def _wide(inches_wide: float) -> Iterator[None]:
+    token = _width.set(inches_wide)
+    try:
+        yield
+    finally:
+        _width.reset(token)
+
+
 @contextmanager
 def house() -> Iterator[None]:
     """The settings that every chart is drawn and saved under."""
     settings: Any = GRID | {
-        "svg.fonttype": "path",  # looks the same on a machine without this font
+        "svg.fonttype": "none",  # text: small files, which can be searched
         "font.size": FONT,
         "axes.titlesize": FONT,
         "axes.labelsize": FONT,
@@ -262,16 +306,16 @@ def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
     """The chart's title and under it the legend, over the panels, where neither covers any of them; a figure grows by what
     a legend of many lines takes.
     """
-    widths = [ENTRY + LETTER * len(str(handle.get_label())) for handle in handles]
+    widths = [ENTRY + inches(str(handle.get_label()), SMALL) for handle in handles]
     for lines in range(1, len(handles) + 1):
         columns = -(-len(handles) // lines)
         # matplotlib fills one column after another, the first ones with one entry more.
-        if sum(max(column) for column in np.array_split(widths, columns)) < WIDTH:
+        if sum(max(part) for part in np.array_split(widths, columns)) < width():
             break
     figure.set_figheight(figure.get_figheight() + ROW * max(0, lines - ROWS))
     figure.legend(
         handles=handles,
-        title=title,
+        title=written(title),
         title_fontsize=FONT,
         loc="outside upper center",
         ncols=columns,
@@ -279,6 +323,49 @@ def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
         columnspacing=1.4,
         handletextpad=0.5,
     )
+
+
+def head(figure: Figure, title: str) -> None:
+    """Put a title over a chart's setting, each in as many lines as it needs."""
+    (legend,) = figure.legends or (None,)
+    setting = legend.get_title().get_text() if legend is not None else figure.get_suptitle()
+    lines = [
+        line
+        for text in (title, setting)
+        if text
+        for line in broken(written(text), figure.get_figwidth() - 0.2, FONT, (WORDS,))
+    ]
+    figure.set_figheight(figure.get_figheight() + ROW * (len(lines) - bool(setting)))
+    if legend is not None:
+        legend.set_title("\n".join(lines))
+        legend.get_title().set_multialignment("center")
+    else:
+        figure.suptitle("\n".join(lines), fontsize=FONT)
+
+
+def foot(figure: Figure, text: str) -> None:
+    """A note under a figure, which grows by its lines."""
+    if not text:
+        return
+    lines = broken(text, 0.92 * figure.get_figwidth(), TINY, (WORDS,))
+    figure.set_figheight(figure.get_figheight() + 0.115 * len(lines) + 0.06)
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=TINY, color=INK)
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG, the same each time, without spaces that carry nothing."""
+    out = io.StringIO()
+    with house():
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = re.sub(r"^ +| +$|(?<=\n)\n", "", out.getvalue(), flags=re.M)
+    text = re.sub(r' d="[^"]*"', lambda match: _COORDINATE.sub(r"\1", match[0]).replace("\n", ""), text)
+    return _PATCHES.sub(_as_one, text)
+
+
+def _as_one(patches: re.Match[str]) -> str:
+    """One path of several that look the same: a timeline has thousands."""
+    paths = "".join(re.findall(r' d="([^"]*)"', patches[0]))
+    return f'<path d="{paths}" clip-path="{patches["clip"]}" style="{patches["style"]}"/>\n'
 
 
 def save(figure: Figure, path: Path) -> None:

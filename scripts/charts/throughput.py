@@ -15,17 +15,16 @@ from results.statistics import Statistics
 from results.words import counted
 
 from .chart import Chart
+from .names import written
 from .places import FEW, NOT_MEASURED
-from .style import WIDTH, above, house, look, note, set_log, short
+from .style import PAGE, above, house, label, look, note, set_log, width
 
-ACROSS = 3  # panels
+ACROSS, ACROSS_COLUMN = 3, 1  # panels
 PANEL = 2.0  # inches of height
 LINE = 36  # letters of a note on one of so many
 LEADING = 0.105  # inches of a line of it
 AXES = 1.25  # inches of a panel's height that its axes have
 Points: TypeAlias = dict[tuple[int, Choice], Statistics]  # by batch and system
-APART = 0.08  # of a factor two, between the points of two systems at one batch
-FARTHEST = 0.5  # and between the first and the last of many
 MOST = 6  # lines of notes, if they can do with so few
 
 
@@ -52,11 +51,14 @@ def draw(measured: Selection) -> Chart:
     # A system without a point in any panel, and without a reason why, stands in no legend and in no note.
     named = [s for s in systems if any(_known(measured, model, panels[model][0], s) for model in models)]
     with house():
-        across = min(ACROSS, len(models))
+        across = min(ACROSS if width() == PAGE else ACROSS_COLUMN, len(models))
         down = -(-len(models) // across)
-        notes = {model: _notes(measured, model, *panels[model], named, LINE * ACROSS // across) for model in models}
+        notes = {
+            model: _notes(measured, model, *panels[model], named, int(LINE * ACROSS / across * width() / PAGE))
+            for model in models
+        }
         tall = LEADING * max(map(len, notes.values()))
-        size = WIDTH, (PANEL + tall) * down + 0.7
+        size = width(), (PANEL + tall) * down + 0.7
         figure, grid = plt.subplots(*(down, across), figsize=size, squeeze=False, layout="constrained")
         for axes, model in zip(grid.flat, models, strict=False):
             _panel(axes, measured, model, *panels[model], notes[model], LEADING * len(notes[model]) / (AXES + tall))
@@ -68,15 +70,15 @@ def draw(measured: Selection) -> Chart:
             if number < len(models) and number + across >= len(models):
                 axes.set_xlabel("batch")
         handles = []
-        for system in named:
+        for system in [s for s in named if any((b, s) in points for _, points in panels.values() for b, _ in points)]:
             style = look(system, measured.among)
             handles.append(
-                Line2D([], [], color=style.colour, marker=style.marker, markersize=4.5, linewidth=1, label=short(system))
+                Line2D([], [], color=style.colour, marker=style.marker, markersize=4.5, linewidth=1, label=label(system))
             )
         above(figure, handles, measured.setting.label)
     caption = (
         "Throughput: calls back to back, without a synchronisation between them. A point is the median of five runs, the "
-        "line on it the bootstrap 95 % interval. Points of one batch are set a little apart."
+        "line on it the bootstrap 95 % interval."
     )
     return Chart("throughput", "Throughput over batch sizes", caption, figure)
 
@@ -105,7 +107,7 @@ def _panel(
 ) -> None:
     """notes: lines that stand below all points. room: the share of the axes' height that they take."""
     systems = [s for s in measured.systems if any((batch, s) in points for batch in batches)]
-    axes.set_title(model, pad=3)
+    axes.set_title(written(model), pad=3)
     ends = [end for statistics in points.values() for end in statistics.ci95]
     low, high = min(ends) / 1.3, max(ends) * 1.3
     set_log(axes, "y", low * (low / high) ** (room / (1 - room)), high, most=6)
@@ -114,10 +116,8 @@ def _panel(
     axes.xaxis.set_major_locator(FixedLocator(batches))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels([str(batch) for batch in batches])
-    step = min(APART, FARTHEST / max(1, len(systems) - 1))
-    for place, system in enumerate(systems):
+    for system in systems:
         style = look(system, measured.among)
-        shift = 2.0 ** (step * (place - (len(systems) - 1) / 2))
         xs: list[float] = []
         ys: list[float] = []
         for batch in batches:
@@ -125,10 +125,10 @@ def _panel(
                 xs.append(batch)
                 ys.append(float("nan"))
                 continue
-            xs.append(batch * shift)
+            xs.append(batch)
             ys.append(statistics.median)
             low, high = statistics.ci95
-            axes.vlines(batch * shift, low, high, color=style.colour, linewidth=1.0, zorder=2.5)
+            axes.vlines(batch, low, high, color=style.colour, linewidth=1.0, zorder=2.5)
         line: Any = {"linewidth": 0.9, "markersize": 3.6, "markeredgecolor": "white", "markeredgewidth": 0.3}
         axes.plot(xs, ys, color=style.colour, marker=style.marker, zorder=3, **line)
     if notes:
@@ -159,7 +159,7 @@ def _notes(
         for (at, word), names in sorted(gaps.items(), key=lambda gap: gap[0]):
             which = f"batch{'es' * (len(at) > 1)} {', '.join(map(str, at))} " if len(at) < len(batches) else ""
             few = len(names) <= most or word != NOT_MEASURED  # what did not run is always named
-            lines += wrap(f"{which}{word}: {', '.join(map(short, names)) if few else counted(len(names), 'system')}", line)
+            lines += wrap(f"{which}{word}: {', '.join(map(label, names)) if few else counted(len(names), 'system')}", line)
         if len(lines) <= MOST:
             break
     return lines

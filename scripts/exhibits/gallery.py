@@ -1,6 +1,5 @@
 """The exhibits that committed records can tell of, for a page: a picture, the verdict, the command."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ NEEDS_FILES = "needs files of yours"
 
 
 def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
-    """A table of all exhibits, and of each paper those with a measured figure: the first chart, one a batch.
+    """A table of all exhibits, and of each paper those with a measured figure: the charts that its preset
+    names, or else its first.
 
     Args:
         folder: where the pictures belong.
@@ -44,9 +44,10 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
         first = next(iter(charts)).partition("-")[0]
         shown = []
         for key, chart in charts.items():
-            if key.partition("-")[0] == first:
-                file = folder / f"{name.replace('/', '-')}{key.removeprefix(first)}.svg"
-                files[file] = _svg(chart.figure)
+            if (kind := key.partition("-")[0]) in (first, *preset.charts):
+                ending = key.removeprefix(kind) if kind == first else f"-{key}"
+                file = folder / f"{name.replace('/', '-')}{ending}.svg"
+                files[file] = style.svg(chart.figure)
                 shown.append(f"![{chart.title}]({file.relative_to(page).as_posix()})")
             plt.close(chart.figure)
         sections.setdefault(paper, []).extend(
@@ -93,10 +94,3 @@ def _verdicts(rows: Sequence[_Row]) -> Table:
 
 def _place(preset: Preset) -> str:
     return ", which takes no GPU" if preset.needs == "nothing" else ""
-
-
-def _svg(figure: plt.Figure) -> str:
-    out = io.StringIO()
-    with style.house():
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()

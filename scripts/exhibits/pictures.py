@@ -1,56 +1,182 @@
-"""The charts of an exhibit."""
+"""The charts of an exhibit, each as wide as a column of a paper."""
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
+from results.cell import Choice
 from results.finding import Finding
-from results.selection import NoResults, Place
-from scripts.charts import active_warps, blocks, claims, search, shares
+from results.published.value import Value
+from results.selection import NoResults, Place, Row, Selection, latency_of
+from scripts.charts import active_warps, blocks, claims, matrix, search, shares, sm_efficiency, speedup, style, tradeoff
 from scripts.charts.chart import Chart
-from scripts.plot import CHARTS, draw_all
+from scripts.plot import CHARTS, Drawing, draw_all
 from scripts.timeline import draw as draw_timelines
 
 from .evidence import Evidence, place_in
 from .findings import published_speedups
 from .judgement import stands
+from .marks import remark, share_bands, speedup_bands
 from .preset import Preset
 
-OWN: dict[str, Callable[..., Chart]] = {
-    "idle": shares.draw_idle,
-    "critical_path": shares.draw_critical_path,
-    "blocks": blocks.draw,
-    "active_warps": active_warps.draw,
-}
+TRADEOFF, MATRIX, CLAIMS = "tradeoff", "matrix", "claims"
+MANY = 16  # figures side by side, over which they are as wide as a page
+OWN = ("idle", "critical_path", "blocks", "active_warps", TRADEOFF, MATRIX, CLAIMS)  # beside those of plot.py
+FOR_BATCH = re.compile(r"optimized_for_batch=(\d+)")  # of a paper's name of a schedule
 
 
 def pictures(preset: Preset, evidence: Evidence, judged: Sequence[Finding]) -> tuple[dict[str, Chart], dict[str, str]]:
     """The charts by file name, the preset's own first, and why some of them are not there."""
     charts: dict[str, Chart] = {}
     refused: dict[str, str] = {}
-    if evidence.measured is not None:
-        own = OWN | ({"search": partial(search.draw, cold=_searched(evidence))} if preset.cold else {})
-        of_plot = [name for name in preset.charts if (name in CHARTS or "." in name) and name not in own]
-        charts, refused = draw_all(evidence.measured, of_plot, preset.baseline, published_speedups(preset))
-        for name in preset.charts:
-            if name in own:
-                try:
-                    charts[name] = own[name](evidence.measured)
-                except NoResults as error:
-                    refused[name] = str(error)
-        charts = dict(sorted(charts.items(), key=lambda drawn: preset.charts.index(drawn[0].partition("-")[0])))
-    if evidence.timelines:
-        caption = "Each stream a row, each operator a bar: red where it is bound by arithmetic, blue by memory."
-        charts["timeline"] = Chart("timeline", preset.title, caption, draw_timelines(evidence.timelines))
-    try:
-        charts["claims"] = claims.draw(
-            judged, preset.name.partition("/")[0], f"{preset.title}; {evidence.place}", stands(preset, evidence)
-        )
-    except NoResults as error:
-        refused["claims"] = str(error)
+    with style.column():
+        if evidence.measured is not None:
+            own = _own(preset, evidence, evidence.measured)
+            for name in preset.charts:
+                if name in own:
+                    drawn, why = _drawn(name, own[name])
+                elif name == "speedup" or name in CHARTS or "." in name:
+                    drawn, why = _of_plot(name, preset, evidence.measured)
+                else:
+                    continue
+                charts |= drawn
+                refused |= why
+        if evidence.timelines:
+            caption = "Each stream a row, each operator a bar: dark where it is bound by arithmetic, light by memory."
+            charts["timeline"] = Chart("timeline", preset.title, caption, draw_timelines(evidence.timelines))
+        paper = preset.name.partition("/")[0]
+        many = style.page() if len(judged) > MANY else nullcontext()
+        with many:
+            drawn, why = _drawn(CLAIMS, lambda: claims.draw(judged, paper, evidence.place, stands(preset, evidence)))
+        charts |= drawn
+        refused |= why
+        for name, chart in charts.items():
+            style.head(
+                chart.figure, preset.title + ("; the figures side by side" if name == CLAIMS and len(charts) > 1 else "")
+            )
     return charts, refused
+
+
+def _own(preset: Preset, evidence: Evidence, measured: Selection) -> dict[str, Callable[[], Chart]]:
+    """The charts that know the paper's values, by name."""
+    bands = share_bands(preset, measured)
+    own: dict[str, Callable[[], Chart]] = {
+        "idle": lambda: shares.draw_idle(measured, bands, remark(preset, measured, bands)),
+        "critical_path": lambda: shares.draw_critical_path(measured, bands),
+        "blocks": lambda: blocks.draw(measured, _block_words(preset)),
+        "active_warps": lambda: active_warps.draw(measured),
+        TRADEOFF: lambda: _tradeoff(preset, evidence, measured),
+        MATRIX: lambda: _matrix(preset, measured),
+    }
+    if preset.cold:
+        own["search"] = lambda: search.draw(measured, cold=_searched(evidence))
+    return own
+
+
+def _drawn(name: str, draw: Callable[[], Chart]) -> tuple[dict[str, Chart], dict[str, str]]:
+    try:
+        return {name: draw()}, {}
+    except NoResults as error:
+        return {}, {name: str(error)}
+
+
+def _of_plot(name: str, preset: Preset, measured: Selection) -> tuple[dict[str, Chart], dict[str, str]]:
+    """Charts that plot.py draws of anybody's records, with what the paper prints beside them."""
+    published = published_speedups(preset)
+    if name == "speedup":
+        if preset.shown:
+            labels = [system.label for system in measured.systems]
+            shown = [label for label in preset.shown if label in labels]
+            measured = measured.only(systems=shown, always=[preset.baseline.label])
+        bands = speedup_bands(preset, measured)
+
+        def speedups(part: Selection, baseline: Choice, values: Sequence[Value]) -> list[Drawing]:
+            return [partial(speedup.draw, part, baseline, values, bands, remark(preset, part, bands))]
+
+        return draw_all(measured, [name], preset.baseline, published, {name: speedups})
+    if name == "sm_efficiency":
+        values = [value for value, _ in preset.figures]
+        words = _without_mark(values, measured)
+
+        def efficiencies(part: Selection, *_: object) -> list[Drawing]:
+            return [partial(sm_efficiency.draw, part, source, values, words) for source in sm_efficiency.SOURCES]
+
+        return draw_all(measured, [name], preset.baseline, published, {name: efficiencies})
+    return draw_all(measured, [name], preset.baseline, published)
+
+
+def _without_mark(values: Sequence[Value], measured: Selection) -> str:
+    """Which shares of SM efficiency the paper prints and the chart has no bar of."""
+    rows = {(v.zoo_model, v.batch) for v in values if v.metric == "sm_efficiency" and v.zoo_model}
+    lacking = sorted(f"{model}, batch {batch}" for model, batch in rows if (model, int(batch)) not in measured.rows)
+    return f"In the paper and not measured here: {'; '.join(map(style.written, lacking))}." if lacking else ""
+
+
+def _block_words(preset: Preset) -> str:
+    """What the paper says of its fastest block."""
+    values = [value for value, _ in preset.figures if value.metric == "block_speedup"]
+    return " ".join(f"The paper, {v.device}: its fastest block is {v.value:g} times as fast." for v in values)
 
 
 def _searched(evidence: Evidence) -> dict[Place, float]:
     """Seconds of each search that left a schedule file."""
     files = evidence.schedules.items()
     return {place_in(cell): file.search.seconds for cell, file in files if file.search.seconds is not None}
+
+
+def _tradeoff(preset: Preset, evidence: Evidence, measured: Selection) -> Chart:
+    """Of the searches that the preset's ratio compares: what each takes and what its schedule takes."""
+    (unpruned,) = preset.ratio.values()
+    seconds = _searched(evidence)
+    here: dict[str, list[tradeoff.Search]] = {}
+    published: dict[str, list[tradeoff.Search]] = {}
+    for row in measured.rows:
+        points: dict[str, tuple[float, float]] = {}
+        for name, system in preset.systems.items():
+            latency = measured.part(row, system, latency_of)
+            if latency is not None and (*row, system) in seconds:
+                points[name] = seconds[*row, system], latency.host.median
+        theirs = {name: point for name in preset.systems if (point := _published(preset, row, name)) is not None}
+        for into, of in ((here, points), (published, theirs)):
+            if unpruned in of:
+                cost, ms = of[unpruned]
+                into[row[0]] = [
+                    tradeoff.Search(
+                        ", ".join(re.findall(r"\d+", name)),
+                        seconds_taken / cost,
+                        latency_ms / ms,
+                        f"{name}: {seconds_taken:.1f} s, {latency_ms:.2f} ms",
+                    )
+                    for name, (seconds_taken, latency_ms) in of.items()
+                ]
+    return tradeoff.draw(here, published, preset.name.partition("/")[0], measured.title_of(measured.rows))
+
+
+def _published(preset: Preset, row: Row, name: str) -> tuple[float, float] | None:
+    """The cost in s and the latency in ms that the paper has of a search."""
+    values = [v for v, _ in preset.figures if v.system == name and preset.model_of(v) == row[0]]
+    by_metric = {v.metric: v.value for v in values}
+    return (by_metric["optimization_cost"], by_metric["latency"]) if len(by_metric) == 2 else None
+
+
+def _matrix(preset: Preset, measured: Selection) -> Chart:
+    """Of schedules that were each searched for a batch size."""
+    of_batch = {int(match[1]): name for name in preset.systems if (match := FOR_BATCH.search(name))}
+    (model,) = measured.models
+    here = {
+        (batch, of): latency.host.median
+        for batch in measured.batches
+        for of, name in of_batch.items()
+        if (latency := measured.part((model, batch), preset.systems[name], latency_of)) is not None
+    }
+    theirs = {
+        (int(value.batch), int(match[1])): value.value
+        for value, _ in preset.figures
+        if value.metric == "latency" and (match := FOR_BATCH.search(value.system)) and value.device not in preset.absent
+    }
+    devices = sorted({value.device for value, _ in preset.figures} - preset.absent.keys())
+    matrices = [matrix.Matrix("here", here), matrix.Matrix(f"the paper, {', '.join(filter(None, devices))}", theirs)]
+    absent = sorted(set(preset.absent.values()))
+    words = f"Not here: {'; '.join(absent)}." if absent else ""
+    return matrix.draw(matrices, style.written(f"{measured.setting.label}, {model}"), words)

@@ -86,8 +86,9 @@ class Preset:
         absent: why a model, system or device of the paper's is not here.
         incomparable: why what is measured beside a system or device of the paper's is not what the paper compared with.
         optional: the same of systems whose library may be missing; where they were measured they are judged.
-        charts: of scripts/plot.py, and idle, critical_path, blocks, active_warps.
+        charts: of scripts/plot.py, and those of scripts/exhibits/pictures.py's OWN, in their order.
         baseline: what the chart of speedups is over.
+        shown: labels of the systems of that chart; all where none is named.
         remark: in what ours differs from the paper's.
         small: what +size=small changes of `sweep`, and of the others where they have the key.
     """
@@ -113,6 +114,7 @@ class Preset:
     optional: dict[str, str] = field(default_factory=dict)
     charts: list[str] = field(default_factory=list)
     baseline: Choice = EAGER
+    shown: list[str] = field(default_factory=list)
     remark: str = ""
     small: Parameters = field(default_factory=dict)
 

@@ -1,0 +1,106 @@
+"""What a cheaper search costs: the latency of its schedule over the time of the search, both over those of one search."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from results.selection import NoResults
+
+from .chart import Chart
+from .names import written
+from .style import FAINT, INK, PAPERS, above, house, note, set_log, width
+
+HEIGHT = 1.75  # inches, a panel
+OURS = "#6c2400"
+NEAR = 26, 9  # pixels at 100 an inch: names nearer than that lie on each other
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search.
+
+    Args:
+        name: its pruning: "3, 8".
+        cost: its time over that of the search without pruning.
+        latency: of its schedule, over that of the schedule of the search without pruning.
+        text: both as they were measured.
+    """
+
+    name: str
+    cost: float
+    latency: float
+    text: str
+
+
+def draw(here: Mapping[str, Sequence[Search]], published: Mapping[str, Sequence[Search]], paper: str, setting: str) -> Chart:
+    """A panel for each model.
+
+    Args:
+        here, published: by model.
+        paper: whose the published ones are.
+        setting: words of the machine.
+
+    Raises:
+        NoResults: nothing was measured.
+    """
+    if not here:
+        raise NoResults("no search has both a time and a latency")
+    searches = [one for by_model in (here, published) for of in by_model.values() for one in of]
+    costs, latencies = [one.cost for one in searches], [one.latency for one in searches]
+    span = max(latencies) - min(latencies) or 0.1
+    with house():
+        figure, grid = plt.subplots(
+            *(len(here), 1), figsize=(width(), HEIGHT * len(here) + 0.7), squeeze=False, sharex=True, layout="constrained"
+        )
+        for axes, model in zip(grid[:, 0], here, strict=True):
+            axes.set_title(written(model), pad=3)
+            set_log(axes, "x", min(costs) / 1.5, max(costs) * 1.5)
+            axes.set_ylim(min(latencies) - 0.12 * span, max(latencies) + 0.25 * span)
+            of_paper = published.get(model, ())
+            axes.plot(*_points(of_paper), marker=PAPERS[paper], linestyle="none", markerfacecolor="white", **_line("black"))
+            axes.plot(*_points(here[model]), marker="o", linestyle="none", **_line(OURS))
+            _names(axes, here[model], "bottom", INK)
+            _names(axes, of_paper, "top", FAINT)
+            axes.set_ylabel("latency / that of\nr=3, s=8")
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+        grid[-1, 0].set_xlabel("time of the search / that of r=3, s=8")
+        theirs = f"{written(paper)} paper, V100, costs ≈ by eye (r, s)"
+        handles = [
+            Line2D([], [], marker="o", linestyle="none", label="here (r, s)", **_line(OURS)),
+            Line2D([], [], marker=PAPERS[paper], linestyle="none", markerfacecolor="white", label=theirs, **_line("black")),
+        ]
+        above(figure, handles, setting)
+    texts = "; ".join(f"{model}: {', '.join(one.text for one in of)}" for model, of in here.items())
+    caption = (
+        "Each mark is a search that a smaller r (units a group) or s (groups a stage) cuts short: what it takes, and what "
+        f"its schedule takes, over those of r=3, s=8. Here: {texts}."
+    )
+    return Chart("tradeoff", "Latency over the cost of the search", caption, figure)
+
+
+def _line(colour: str) -> dict[str, Any]:
+    return {"color": colour, "linewidth": 0.7, "markersize": 4.5, "markeredgecolor": colour, "markeredgewidth": 0.8}
+
+
+def _points(searches: Sequence[Search]) -> tuple[list[float], list[float]]:
+    in_order = sorted(searches, key=lambda one: one.cost)
+    return [one.cost for one in in_order], [one.latency for one in in_order]
+
+
+def _names(axes: Axes, searches: Sequence[Search], side: str, colour: str) -> None:
+    """Below or above each mark, and farther where a neighbour's would lie on it."""
+    away = -1 if side == "bottom" else 1
+    places: list[tuple[float, float]] = []
+    for one in sorted(searches, key=lambda one: one.cost):
+        x, y = axes.transData.transform((one.cost, one.latency))
+        level = 0
+        while any(abs(x - other) < NEAR[0] and abs(y + away * level * NEAR[1] - taken) < NEAR[1] for other, taken in places):
+            level += 1
+        places.append((x, y + away * level * NEAR[1]))
+        offset = (0, away * (5 + level * 6))
+        note(axes, one.name, (one.cost, one.latency), offset, ha="center", va="center", color=colour, bbox=None)

@@ -1,0 +1,165 @@
+"""Every chart of the committed exhibits: what a paper would print, in a column's width and without colour."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib
+
+matplotlib.use("agg")
+
+import pytest
+from conftest import ROOT
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from test_plot import check_words, texts
+
+from scripts.charts import style
+from scripts.charts.chart import Chart
+from scripts.charts.names import WRITTEN, written
+from scripts.exhibits.marks import paper_systems
+from scripts.exhibits.pictures import MANY, pictures
+from scripts.exhibits.preset import Preset, names
+from scripts.exhibits.recorded import recorded
+
+PICTURES = ROOT / "results" / "reference" / "h200" / "exhibits"
+IDENTIFIER = re.compile(r"(?<![\w.])(?:" + "|".join(map(re.escape, sorted(WRITTEN))) + r")(?![\w.])")
+SAME_IN_WORDS = {"pipeline", "sequential", "greedy", "eager"}
+SMALLEST = 6  # points, in a column of 85 mm
+APART = 12  # of a lightness of 100, between bars without a hatch that differs
+BARS = ("speedup", "sm_efficiency", "idle", "critical_path")
+
+
+@cache
+def exhibit(name: str) -> tuple[Preset, dict[str, Chart]]:
+    preset = Preset.read(name)
+    best = recorded(preset)[0]
+    return preset, pictures(preset, best.evidence, best.findings)[0] if best.tells else {}
+
+
+EXHIBITS = [name for name in names() if exhibit(name)[1]]
+
+
+def charts(name: str, *kinds: str) -> list[tuple[str, Figure]]:
+    """The figures of an exhibit by their keys, of some kinds or of all."""
+    return [(key, c.figure) for key, c in exhibit(name)[1].items() if not kinds or key.partition("-")[0] in kinds]
+
+
+def words(figure: Figure) -> str:
+    with style.house():  # the ticks of an axis depend on the size of its words
+        return " ".join(" ".join(text.get_text() for text in texts(figure)).split())
+
+
+def lightness(colour: object) -> float:
+    """CIE L*, from 0 (black) to 100."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]  # type: ignore[arg-type]
+    y = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return float(116 * y ** (1 / 3) - 16) if y > 0.008856 else float(903.3 * y)
+
+
+def alike(patches: Sequence[Patch]) -> list[tuple[str, str]]:
+    """Which entries of a legend look the same in print without colour."""
+    return [
+        (str(a.get_label()), str(b.get_label()))
+        for a, b in combinations(patches, 2)
+        if a.get_hatch() == b.get_hatch() and abs(lightness(a.get_facecolor()) - lightness(b.get_facecolor())) < APART
+    ]
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_a_title_names_the_exhibit_and_the_setting(name: str) -> None:
+    preset, drawn = exhibit(name)
+    paper, number = name.split("/")
+    for key, chart in drawn.items():
+        shown = words(chart.figure)
+        assert written(preset.title) in shown, key
+        assert paper.lower() in preset.title.lower()
+        measured = recorded(preset)[0].evidence.measured
+        if measured is not None and key not in ("claims", "timeline"):
+            assert measured.setting.place in shown and measured.setting.precision in shown, key
+    if match := re.match(r"(figure|table)([\d.]+)", number):
+        assert f"{match[1]} {match[2]}" in preset.title
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_names_are_written_as_people_write_them(name: str) -> None:
+    for key, figure in charts(name):
+        identifiers = set(IDENTIFIER.findall(words(figure))) - SAME_IN_WORDS
+        assert not identifiers, key
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
+    for key, figure in charts(name):
+        with style.house():
+            wide = key == "claims" and len(recorded(exhibit(name)[0])[0].findings) > MANY
+            assert figure.get_figwidth() == (style.PAGE if wide else style.COLUMN) and figure.get_figheight() < 11, key
+            assert min(text.get_fontsize() for text in texts(figure)) >= SMALLEST, key
+            if key.partition("-")[0] != "tradeoff":  # marks of two sides with their numbers, some of which touch
+                check_words(figure)
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) -> None:
+    for key, figure in charts(name, *BARS):
+        assert len({axes.get_ylim() for axes in figure.axes}) == 1, key
+        numbers = [
+            text.get_text() for axes in figure.axes for text in axes.texts if re.fullmatch(r"[\d.]+", text.get_text())
+        ]
+        cells = {(axes, round(p.get_x(), 3)) for axes in figure.axes for p in axes.patches if p.get_width() < 1}  # type: ignore[attr-defined]
+        assert len(numbers) >= len(cells) > 0, key
+        patches = [handle for legend in figure.legends for handle in legend.legend_handles if isinstance(handle, Patch)]
+        assert not alike(patches), key
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_each_of_the_papers_systems_has_a_mark_or_a_note(name: str) -> None:
+    preset, _ = exhibit(name)
+    for key, figure in charts(name, "speedup", "idle"):
+        shown = words(figure)
+        for system in paper_systems(preset):
+            stand_ins = [preset.system_of(v) for v, _ in preset.figures if v.system == system]
+            stand_ins += [preset.baseline_of(v) for v, _ in preset.figures if v.baseline == system]
+            named = {written(system), *(written(choice.label) for choice in stand_ins if choice is not None)}
+            assert any(one in shown for one in named), f"{key}: {system}"
+        if any(line.get_marker() in style.PAPERS.values() for axes in figure.axes for line in axes.lines):
+            assert "paper" in " ".join(text.get_text() for legend in figure.legends for text in legend.get_texts()), key
+
+
+@pytest.mark.parametrize(
+    ("name", "words_of_claim"),
+    [
+        ("opara/figure9", ("speedup over Nimble", "1.08 to 1.15")),
+        ("ios/pruning", ("time of the search", "latency", "3, 8")),
+        ("ios/specialization", ("searched for batch", "executed at batch", "the paper, V100")),
+        ("nimble/figure2a", ("idle: no kernel runs", "idle for up to 91 %")),
+        ("nimble/figure2c", ("critical path", "the rest")),
+        ("ios/blockwise", ("what the search measured of each block", "2.3 times as fast")),
+    ],
+)
+def test_a_chart_shows_its_claim(name: str, words_of_claim: tuple[str, ...]) -> None:
+    (_, first), *_ = charts(name)
+    shown = words(first)
+    for one in words_of_claim:
+        assert one in shown
+
+
+def test_points_of_one_batch_stand_over_it() -> None:
+    for name in ("opara/figure8", "ios/batch_sizes"):
+        ((_, figure),) = charts(name, "throughput")
+        batches = {text.get_text() for text in figure.axes[0].get_xticklabels()}
+        places = {f"{x:g}" for line in figure.axes[0].lines for x in line.get_xdata()}  # type: ignore[union-attr]
+        assert places <= batches
+
+
+@pytest.mark.parametrize("file", sorted(PICTURES.glob("*.svg")), ids=lambda file: file.stem)
+def test_a_picture_is_small_and_has_its_text_as_text(file: Path) -> None:
+    root = ElementTree.parse(file).getroot()
+    assert file.stat().st_size < 300_000
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 5
+    hatches = [ElementTree.tostring(one) for one in root.findall(".//{http://www.w3.org/2000/svg}pattern")]
+    assert all(len(hatch) < 15_000 for hatch in hatches)
