@@ -33,6 +33,8 @@ FORMATS = ("png", "svg")
 POINTS = 72  # in an inch
 _COORDINATE = re.compile(r"(\d\.\d\d)\d+")  # hundredths of a point are seen by nobody
 _PATCH = r'<g id="patch_\d+">\n<path d="[^"]*" clip-path="{}" style="{}"/>\n</g>\n'
+_DECIMALS = re.compile(r"\d+\.\d{3,}")
+_NAME = re.compile(r"\b([a-z])[0-9a-f]{10}\b")  # of a path, a mark or a hatch that others refer to
 _PATCHES = re.compile(
     _PATCH.format(r'(?P<clip>[^"]*)', r'(?P<style>[^"]*)') + "(?:" + _PATCH.format("(?P=clip)", "(?P=style)") + ")+"
 )
@@ -359,6 +361,9 @@ def svg(figure: Figure) -> str:
         figure.savefig(out, format="svg", metadata={"Date": None})
     text = re.sub(r"^ +| +$|(?<=\n)\n", "", out.getvalue(), flags=re.M)
     text = re.sub(r' d="[^"]*"', lambda match: _COORDINATE.sub(r"\1", match[0]).replace("\n", ""), text)
+    text = re.sub(r' (?:x|y|transform)="[^"]*"', lambda match: _DECIMALS.sub(lambda n: f"{float(n[0]):.2f}", match[0]), text)
+    names: dict[str, str] = {}  # in the order of coming; matplotlib's hold the last digits of a layout, which vary
+    text = _NAME.sub(lambda match: names.setdefault(match[0], f"{match[1]}{len(names)}"), text)
     return _PATCHES.sub(_as_one, text)
 
 
