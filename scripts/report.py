@@ -134,7 +134,7 @@ class Report:
 
 
 def inlined(chart: Chart, number: int) -> str:
-    """A chart as an SVG element whose ids are the page's own, its paths to a hundredth of a point.
+    """A chart as an SVG element whose ids are the page's own, its paths to a tenth of a point.
 
     number: of the chart on the page.
     """
@@ -145,11 +145,11 @@ def inlined(chart: Chart, number: int) -> str:
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].strip()  # without the declarations of a file
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|(?<=>)\n\s*(?=<)", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda path: re.sub(r"(?<=\d\.\d\d)\d+| ?\n", "", path[0]), svg)
+    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda path: re.sub(r"(?<=\d\.\d)\d+| ?\n", "", path[0]), svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)  # a text that stands upright
     svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # the whole picture's
     svg = re.sub(r'(?<=<g) id="[^"]*"', "", svg)  # which nothing refers to
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1c{number}-", svg)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1c{number}-", style.with_short_names(svg))
     return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" font-family="{FONTS}" ', 1)
 
 

@@ -133,8 +133,8 @@ def test_each_of_the_papers_systems_has_a_mark_or_a_note(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words_of_claim"),
     [
-        ("opara/figure9", ("speedup over Nimble", "1.08 to 1.15")),
-        ("ios/pruning", ("time of the search", "latency", "3, 8")),
+        ("opara/figure9", ("speedup over Nimble",)),
+        ("ios/pruning", ("time of the search", "latency", "3, 8", "in another setting")),
         ("ios/specialization", ("searched for batch", "executed at batch", "the paper, V100")),
         ("nimble/figure2a", ("idle: no kernel runs", "idle for up to 91 %")),
         ("nimble/figure2c", ("critical path", "the rest")),

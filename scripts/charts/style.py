@@ -362,9 +362,13 @@ def svg(figure: Figure) -> str:
     text = re.sub(r"^ +| +$|(?<=\n)\n", "", out.getvalue(), flags=re.M)
     text = re.sub(r' d="[^"]*"', lambda match: _COORDINATE.sub(r"\1", match[0]).replace("\n", ""), text)
     text = re.sub(r' (?:x|y|transform)="[^"]*"', lambda match: _DECIMALS.sub(lambda n: f"{float(n[0]):.2f}", match[0]), text)
-    names: dict[str, str] = {}  # in the order of coming; matplotlib's hold the last digits of a layout, which vary
-    text = _NAME.sub(lambda match: names.setdefault(match[0], f"{match[1]}{len(names)}"), text)
-    return _PATCHES.sub(_as_one, text)
+    return _PATCHES.sub(_as_one, with_short_names(text))
+
+
+def with_short_names(text: str) -> str:
+    """An SVG whose paths, marks and hatches are named in their order: matplotlib's vary with a layout's last digits."""
+    names: dict[str, str] = {}
+    return _NAME.sub(lambda match: names.setdefault(match[0], f"{match[1]}{len(names)}"), text)
 
 
 def _as_one(patches: re.Match[str]) -> str:

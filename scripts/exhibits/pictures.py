@@ -126,17 +126,23 @@ def _searched(evidence: Evidence) -> dict[Place, float]:
 
 
 def _tradeoff(preset: Preset, evidence: Evidence, measured: Selection) -> Chart:
-    """Of the searches that the preset's ratio compares: what each takes and what its schedule takes."""
+    """Of the searches that the preset's ratio compares, or of those beside: what each takes and what its schedule takes."""
     (unpruned,) = preset.ratio.values()
     seconds = _searched(evidence)
     here: dict[str, list[tradeoff.Search]] = {}
     published: dict[str, list[tradeoff.Search]] = {}
+    setting = measured.title_of(measured.rows)
     for row in measured.rows:
         points: dict[str, tuple[float, float]] = {}
-        for name, system in preset.systems.items():
-            latency = measured.part(row, system, latency_of)
-            if latency is not None and (*row, system) in seconds:
-                points[name] = seconds[*row, system], latency.host.median
+        for systems in (preset.systems, preset.beside):
+            if points:
+                break
+            for name, system in systems.items():
+                latency = measured.part(row, system, latency_of)
+                if latency is not None and (*row, system) in seconds:
+                    points[name] = seconds[*row, system], latency.host.median
+            if points and systems is preset.beside:
+                setting = f"{measured.title_of(measured.rows)}; ours in another setting than the paper's"
         theirs = {name: point for name in preset.systems if (point := _published(preset, row, name)) is not None}
         for into, of in ((here, points), (published, theirs)):
             if unpruned in of:
@@ -150,7 +156,7 @@ def _tradeoff(preset: Preset, evidence: Evidence, measured: Selection) -> Chart:
                     )
                     for name, (seconds_taken, latency_ms) in of.items()
                 ]
-    return tradeoff.draw(here, published, preset.name.partition("/")[0], measured.title_of(measured.rows))
+    return tradeoff.draw(here, published, preset.name.partition("/")[0], setting)
 
 
 def _published(preset: Preset, row: Row, name: str) -> tuple[float, float] | None:
