@@ -140,7 +140,7 @@ class Simulate(Showing):
         if self.options.profile and not self.options.timeline:
             return []  # committed ones are of the GPU of the committed profiles
         files = (
-            [Path(self.options.timeline).expanduser()] if self.options.timeline else sorted(TRACES.glob("*/*.trace.json"))
+            [Path(self.options.timeline).expanduser()] if self.options.timeline else sorted(TRACES.glob("*/*.trace.json*"))
         )
         timelines: list[CellTimeline] = []
         for file in files:
