@@ -131,12 +131,12 @@ def level_draws() -> list[tuple[Tensor, ...]]:
     """Draws of which eager chooses as the reference does, also with the one disturbance that every check makes."""
     router = Router()
     one, other = router.scores.float().unbind(1)
-    apart = one - other
+    score_difference = one - other
     for seed in range(100):
         data = []
         for draw in range(3):
             x = torch.randn(64, 64, generator=torch.Generator().manual_seed(3 * seed + draw))
-            clear = (x @ apart)[:, None] * apart / apart.square().sum()
+            clear = (x @ score_difference)[:, None] * score_difference / score_difference.square().sum()
             x = x + clear  # of every row twice as much
             x[7] -= 2 * clear[7]
             data.append((x.half(),))

@@ -53,14 +53,14 @@ def folder_of(tmp_path: Path) -> Path:
 def test_any_line_is_read_as_a_file_of_its_own(tmp_path: Path, records: list[Record]) -> None:
     """Also what no run writes, which is told in the same words."""
     lines = read_pack(pack(tmp_path / "a.jsonl.gz", *records))
-    alone: list[Record] = []
+    records_of_files: list[Record] = []
     reasons = {}
     for number, one in enumerate(records, start=1):
         try:
-            alone.append(read_record(write_json(tmp_path / "one.json", to_json(one))))
+            records_of_files.append(read_record(write_json(tmp_path / "one.json", to_json(one))))
         except NotARecord as error:
             reasons[number] = str(error)
-    assert lines.records == alone and lines.reasons_by_line == reasons
+    assert lines.records == records_of_files and lines.reasons_by_line == reasons
 
 
 def test_a_folder_and_its_pack_are_read_alike_and_back(tmp_path: Path) -> None:
