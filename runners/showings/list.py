@@ -97,7 +97,7 @@ def _row(name: str, cell: Cell) -> ModelRow:
     from systems.base import Unsupported
     from systems.scheduling.graph.capture import capture
 
-    model = shape_of(choose("model", name), replace(cell.conditions, batch=1))
+    model = shape_of(choose("model", name), replace(cell.conditions, batch=1), runs=False)
     counts = models.count(model.module, model.inputs)
     shapes = tuple(tuple(x.shape) for x in model.inputs)
     row = ModelRow(name, counts.parameters, counts.macs, shapes)
