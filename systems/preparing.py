@@ -5,6 +5,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
+from conf.text import first_line
+
+from .base import Unsupported
+
 # Held by whoever traces a module, or captures on a GPU. Neither torch.export nor torch's pools of memory serve two threads.
 one_at_a_time = threading.RLock()
 
@@ -24,3 +30,10 @@ def collector_off() -> Iterator[None]:
         finally:
             if was_on:
                 gc.enable()
+
+
+def uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:
+    """Why a run under capture failed; memory that ran out is no such reason."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return error
+    return Unsupported(f"{what} cannot be captured into a CUDA Graph: {first_line(error)}")

@@ -96,6 +96,20 @@ def test_work_is_counted_in_operations_and_bytes() -> None:
     assert all(v == (0, 0) for (name, _), v in work.items() if name == "view")
 
 
+def test_work_of_attention_whose_keys_have_fewer_heads_is_that_of_repeated_ones() -> None:
+    class Attention(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    def operations(num_heads: int) -> int:
+        keys = torch.randn(2, num_heads, 6, 16)
+        program = capture(Attention().eval(), (torch.randn(2, 8, 6, 16), keys, keys.clone()))
+        (v,) = (o.id for o in program.graph.operators if "scaled_dot_product" in o.name)
+        return intensity.work(program, v)[0]
+
+    assert operations(2) == operations(8) == 2 * 2 * (2 * 8 * 6 * 6 * 16)
+
+
 def test_work_of_expanded_repeated_and_whole_numbers() -> None:
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -160,8 +160,20 @@ def test_equal_groups_share_a_kernel() -> None:
     program, _ = fuse_elementwise(capture(module, (image(),)), COUNTING)
     fused = [c.function for c in program.calls if isinstance(c.function, FusedKernel)]
     agrees(module, program, image())
-    assert len(fused) == 2 and fused[0].kernel is fused[1].kernel and fused[0].kernel is not None
+    first, second = (function.latest for function in fused)
+    assert first is not None and second is not None and first.kernel is second.kernel
     assert program.signature(1) == program.signature(3) != program.signature(0)
+
+
+def test_a_kernel_takes_what_lies_otherwise_in_memory() -> None:
+    """As a part that is measured alone may read, and then the whole."""
+    x = torch.randn(2, 4, 8, 8)
+    module = Function(lambda p, x: p["conv"](x).relu().neg(), conv=nn.Conv2d(4, 4, 1)).eval()
+    program, _ = fuse_elementwise(capture(module, (x,)), COUNTING)
+    (kernel,) = (c.function for c in program.calls if isinstance(c.function, FusedKernel))
+    for layout in (torch.contiguous_format, torch.channels_last, torch.contiguous_format):
+        laid = x.contiguous(memory_format=layout)
+        torch.testing.assert_close(kernel(laid), x.relu().neg())
 
 
 # Vendor kernels

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from systems.base import Unsupported
 from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.fused_kernel import FusedKernel
-from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.program import Call, Program
 
 from .measurements import Measurements
 
@@ -123,13 +124,25 @@ def _counted(program: Program, v: int) -> int:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
     with FakeTensorMode():
-        call = program.calls[v].map(fake)
+        call = _with_equal_heads(program.calls[v].map(fake))
         with FlopCounterMode(display=False) as counter:
             try:
                 call.function(*call.args, **call.kwargs)
             except UnsupportedOperatorException:  # it runs on tensors with data alone
                 return 0
     return int(counter.get_total_flops())
+
+
+def _with_equal_heads(call: Call) -> Call:
+    """A call of attention [B, heads, S, D] whose keys and values have as many heads as its queries.
+
+    The counter of torch 2.11 takes no other, and grouped heads are computed as if they were repeated.
+    """
+    if "scaled_dot_product" not in str(call.function):
+        return call
+    query, *keys_and_values = call.args[:3]
+    repeated = [x[:, :1].expand(-1, query.shape[1], -1, -1) for x in keys_and_values]
+    return replace(call, args=(query, *repeated, *call.args[3:]))
 
 
 def _num_elements(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from systems.preparing import one_at_a_time
+from systems.preparing import one_at_a_time, uncapturable
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
@@ -100,7 +100,8 @@ def milliseconds(
             costs time.
 
     Raises:
-        RuntimeError: An operator fails or cannot be captured.
+        RuntimeError: An operator fails.
+        Unsupported: It cannot be captured.
     """
     if groups is None:
         groups = [range(len(program.graph))]
@@ -140,6 +141,8 @@ def _replayed(program: Program, groups: Groups, seconds: float, copies: int) -> 
             graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
             try:
                 outputs = [_launched(program, groups, sides) for _ in range(copies)]
+            except RuntimeError as error:
+                raise uncapturable(error, "a part of it") from error
             finally:
                 graph.capture_end()
     # The first launch uploads the graph: its time is too long, and the number of samples that follows from it too small.

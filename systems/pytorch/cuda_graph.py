@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from conf.text import first_line
-from systems.base import Loss, Prepared, System, Unsupported
-from systems.preparing import one_at_a_time
+from systems.base import Loss, Prepared, System
+from systems.preparing import one_at_a_time, uncapturable
 from systems.scheduling.graph.examples import check_dense
 from systems.scheduling.graph.program import check_inputs
 from systems.training.optimizers import StaticOptimizer
@@ -75,9 +74,7 @@ class CapturedModule(Prepared):
                 with torch.cuda.graph(self.graph, stream=side.torch, capture_error_mode="thread_local"):
                     self.outputs = module(*self.inputs)
             except RuntimeError as error:
-                if isinstance(error, torch.cuda.OutOfMemoryError):
-                    raise
-                raise Unsupported(f"it cannot be captured: {first_line(error)}") from error
+                raise uncapturable(error) from error
             switch_contexts(self.device)
 
     @property

@@ -10,9 +10,8 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
-from conf.text import first_line
 from systems.base import Unsupported
-from systems.preparing import collector_off, one_at_a_time
+from systems.preparing import collector_off, one_at_a_time, uncapturable
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.stateful_program import StatefulProgram
 from systems.scheduling.plans.schedule import Schedule, sequential
@@ -160,7 +159,7 @@ class CudaExecutor(Scheduled):
                 try:
                     return record_requests(self.program, self.inputs, allocator, side)
                 except RuntimeError as error:
-                    raise _uncapturable(error) from error
+                    raise _reason(error) from error
                 finally:
                     discard()
 
@@ -281,7 +280,7 @@ class CudaExecutor(Scheduled):
         except torch.cuda.OutOfMemoryError:  # how the planned allocator refuses
             raise
         except RuntimeError as error:
-            raise _uncapturable(error, f"operator {self.program.graph.label(v)}") from error
+            raise _reason(error, f"operator {self.program.graph.label(v)}") from error
 
     def _in_arena(self, address: int) -> bool:
         return self.arena is not None and 0 <= address - self.arena.data_ptr() < self.arena.numel()
@@ -296,11 +295,9 @@ class CudaExecutor(Scheduled):
         return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())
 
 
-def _uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:
-    """The reason why a run under capture failed; memory that ran out, or was asked for otherwise, is no such reason."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | AllocationMismatch):
-        return error
-    return Unsupported(f"{what} cannot be captured into a CUDA Graph: {first_line(error)}")
+def _reason(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:
+    """As `uncapturable` says; memory that was asked for otherwise is no reason either."""
+    return error if isinstance(error, AllocationMismatch) else uncapturable(error, what)
 
 
 def _arithmetic() -> tuple[bool, ...]:

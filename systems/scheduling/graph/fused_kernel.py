@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -16,11 +17,27 @@ from .rewrite import Replacement
 MAX_INPUTS = 16  # tensors that a fused operator reads; with more it gains little and compiles slowly
 
 
-class FusedKernel:
-    """A group of operators as a function of tensors; the first call compiles it, for tensors like its own.
+@dataclass(frozen=True)
+class Compiled:
+    """A group for tensors that lie in one way.
 
-    A call returns the one output, or a tuple of several. None lies in the memory of an argument: where nothing is to be
-    computed, TorchInductor returns an argument itself, and that is copied.
+    Attributes:
+        strides: of its inputs.
+        kernel: the inputs -> the outputs.
+        is_argument: of each output, does it lie in the memory of an input?
+    """
+
+    strides: tuple[tuple[int, ...], ...]
+    kernel: Callable[..., Any]
+    is_argument: tuple[bool, ...]
+
+
+class FusedKernel:
+    """A group of operators as a function of tensors; a call compiles it for tensors that lie as no call's did before.
+
+    A part of a program that is measured alone can read what lies otherwise in memory than in the whole. A call returns the
+    one output, or a tuple of several. None lies in the memory of an argument: where nothing is to be computed,
+    TorchInductor returns an argument itself, and that is copied.
 
     Args:
         module: the group; it returns a tuple.
@@ -35,17 +52,20 @@ class FusedKernel:
 
     def __init__(self, module: fx.GraphModule, target: str):
         self.module, self.target = module, target
-        self.kernel: Callable[..., Any] | None = None
-        self.is_argument: list[bool] | None = None  # for each output whether it lies in the memory of an argument
+        self.latest: Compiled | None = None  # one reference, which streams of a CPU may replace at once
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        kernel = self.kernel or self._compile(inputs)
-        outputs = tuple(kernel(*inputs))
-        if self.is_argument is None:
+        latest, strides = self.latest, tuple(x.stride() for x in inputs)
+        if latest is not None and latest.strides == strides:
+            outputs = tuple(latest.kernel(*inputs))
+        else:
+            kernel = self._compile(inputs)
+            outputs = tuple(kernel(*inputs))
             addresses = {x.untyped_storage().data_ptr() for x in inputs}
-            self.is_argument = [x.untyped_storage().data_ptr() in addresses for x in outputs]
-        if any(self.is_argument):
-            outputs = tuple(x.clone() if copied else x for x, copied in zip(outputs, self.is_argument, strict=True))
+            latest = Compiled(strides, kernel, tuple(x.untyped_storage().data_ptr() in addresses for x in outputs))
+            self.latest = latest
+        if any(latest.is_argument):
+            outputs = tuple(x.clone() if copied else x for x, copied in zip(outputs, latest.is_argument, strict=True))
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _compile(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
@@ -55,8 +75,7 @@ class FusedKernel:
             if key not in self.compiled:
                 with torch.no_grad():
                     self.compiled[key] = torch._inductor.compile(self.module, list(inputs))
-        self.kernel = self.compiled[key]
-        return self.kernel
+        return self.compiled[key]
 
 
 def fuse(
