@@ -15,7 +15,9 @@ from modules import Lambda
 from torch import Tensor, nn
 from torchvision.models import squeezenet1_1
 
+import systems
 from systems.base import Unsupported
+from systems.preparing import uncapturable
 from systems.scheduling.execution import cuda_executor, stream_executor
 from systems.scheduling.execution.cpu_executor import CpuExecutor, MissingDependency
 from systems.scheduling.execution.execute import execute
@@ -244,6 +246,34 @@ def test_switching_contexts_leaves_everything_as_it_was() -> None:
     assert int(driver.cuCtxGetCurrent()[1]) == int(before)
     graph.replay()
     assert torch.equal(y.cpu(), torch.arange(1024.0) * 2)
+
+
+@torch.library.custom_op("opweave_tests::add_from_host", mutates_args=())
+def add_from_host(x: Tensor) -> Tensor:
+    """It copies from ordinary memory of the host, which no capture can hold."""
+    return x + torch.ones(x.shape[-1]).to(x.device)
+
+
+@add_from_host.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("system", ["nimble", "ios", "cuda_graph"])
+def test_what_copies_from_the_host_is_unsupported_by_name(system: str) -> None:
+    module = Lambda(lambda x: add_from_host(x.relu()))
+    with pytest.raises(Unsupported, match="cannot be captured into a CUDA Graph"):
+        systems.load(system).prepare(module.eval(), (torch.randn(2, 8, device="cuda"),))
+    torch.testing.assert_close(torch.ones(3, device="cuda").relu().sum().item(), 3.0)  # the process goes on
+
+
+def test_a_lack_of_memory_is_no_reason_against_a_capture() -> None:
+    lacking = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    assert uncapturable(lacking) is lacking
+    other = uncapturable(RuntimeError("cannot copy\nmore"), "operator 3")
+    assert isinstance(other, Unsupported) and str(other) == "operator 3 cannot be captured into a CUDA Graph: cannot copy"
 
 
 class Device:

@@ -10,8 +10,7 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
-from systems.base import Unsupported
-from systems.preparing import collector_off, one_at_a_time, uncapturable
+from systems.preparing import collector_off, one_at_a_time
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.stateful_program import StatefulProgram
 from systems.scheduling.plans.schedule import Schedule, sequential
@@ -26,6 +25,7 @@ from .cuda_memory import (
     PoolAllocator,
     Recorded,
     record_requests,
+    refusal,
     storages,
 )
 from .cuda_random import GraphRandomness
@@ -159,7 +159,7 @@ class CudaExecutor(Scheduled):
                 try:
                     return record_requests(self.program, self.inputs, allocator, side)
                 except RuntimeError as error:
-                    raise _reason(error) from error
+                    raise refusal(error) from error
                 finally:
                     discard()
 
@@ -280,7 +280,7 @@ class CudaExecutor(Scheduled):
         except torch.cuda.OutOfMemoryError:  # how the planned allocator refuses
             raise
         except RuntimeError as error:
-            raise _reason(error, f"operator {self.program.graph.label(v)}") from error
+            raise refusal(error, f"operator {self.program.graph.label(v)}") from error
 
     def _in_arena(self, address: int) -> bool:
         return self.arena is not None and 0 <= address - self.arena.data_ptr() < self.arena.numel()
@@ -293,11 +293,6 @@ class CudaExecutor(Scheduled):
         storage = self.arena.untyped_storage()
         start = offset // output.element_size()
         return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())
-
-
-def _reason(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:
-    """As `uncapturable` says; memory that was asked for otherwise is no reason either."""
-    return error if isinstance(error, AllocationMismatch) else uncapturable(error, what)
 
 
 def _arithmetic() -> tuple[bool, ...]:

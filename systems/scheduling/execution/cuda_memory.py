@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from systems.base import Unsupported
+from systems.preparing import uncapturable
 from systems.scheduling.graph.program import Program
 
 from .cuda_streams import ProductWatch, Stream
@@ -32,6 +34,11 @@ SPARE = 128 << 20  # bytes of scratch beyond a whole run's: an operator may ask 
 
 class AllocationMismatch(RuntimeError):
     """An operator asked for other memory than in the recorded run."""
+
+
+def refusal(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:
+    """As `uncapturable`; memory that was asked for otherwise is no reason either."""
+    return error if isinstance(error, AllocationMismatch) else uncapturable(error, what)
 
 
 class PoolAllocator:
@@ -160,6 +167,7 @@ def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolA
 
     Raises:
         AllocationMismatch: The scratch memory is too small.
+        Unsupported: An operator cannot be captured.
     """
     device, n = inputs[0].device, len(program.graph)
     values: list[Any] = [None] * n
@@ -173,7 +181,10 @@ def record_requests(program: Program, inputs: Sequence[Tensor], allocator: PoolA
         for v in range(n):
             watch.begin()
             with allocator.operator(program.graph.label(v)) as segments:
-                values[v] = program.execute(v, values, inputs)
+                try:
+                    values[v] = program.execute(v, values, inputs)
+                except RuntimeError as error:
+                    raise refusal(error, f"operator {program.graph.label(v)}") from error
             has_product.append(watch.has_product())
             for size, address in segments:
                 if not address:  # also where the operator made do without: cuDNN takes another algorithm then

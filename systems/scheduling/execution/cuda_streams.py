@@ -21,8 +21,15 @@ from cuda.bindings import runtime as cudart
 
 
 def checked(result: tuple[Any, ...]) -> Any:
-    """Unpack a cuda.bindings result; raises RuntimeError with CUDA's own name of the error."""
+    """Unpack a cuda.bindings result.
+
+    Raises:
+        OutOfMemoryError: as PyTorch raises it.
+        RuntimeError: any other error, with CUDA's own name of it.
+    """
     status, *values = result
+    if status == cudart.cudaError_t.cudaErrorMemoryAllocation:
+        raise torch.cuda.OutOfMemoryError(f"CUDA out of memory: {status.name}")
     if status != cudart.cudaError_t.cudaSuccess:
         raise RuntimeError(f"CUDA: {status.name}")
     return values[0] if len(values) == 1 else tuple(values)
