@@ -17,7 +17,9 @@ from runners.cell import reference
 from runners.cell.measuring import measured
 from runners.cell.session import Session
 from runners.measurements.correctness import NEAR, accepted, measure
+from systems.scheduling.graph.capture import capture
 from systems.tolerance import FLOOR, MULTIPLE, distance
+from systems.weave.reference import Reference
 
 GENERATOR = torch.Generator().manual_seed(0)
 WEIGHT = torch.randn(64, 64, generator=GENERATOR) / 8
@@ -162,6 +164,14 @@ def test_a_model_that_chooses_is_held_to_what_eagers_outcomes_span(name: str) ->
     part = measure(Router(), lambda x: mutant(other(x)), level_draws(), "fp16")
     assert part.is_correct == is_right and part.is_checked and part.jumps, part.reason
     assert 32 <= part.jumps <= 3 * 64  # elements of row 7 in three draws, those near zero aside
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_a_search_holds_its_candidates_to_the_same_outcomes(name: str) -> None:
+    row, mutant, is_right = ROUTED[name]
+    (x,), *_ = level_draws()
+    captured = capture(Router().eval(), (x,))
+    assert (Reference(captured).excess([mutant(Router(row)(x))]) <= 1) == is_right
 
 
 def test_a_model_that_does_not_choose_has_no_element_that_jumps() -> None:

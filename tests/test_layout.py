@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.tolerance": set(),
     "systems.base": {"conf"},
     "systems.notice": set(),
-    "systems.preparing": set(),
+    "systems.preparing": {"conf", "systems.base"},
     "systems.cache": {"systems.base", "systems.notice"},
     "systems.registry": {"conf", "systems.base"},
     "systems.training": {"systems.base"},

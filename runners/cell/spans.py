@@ -1,4 +1,4 @@
-"""Where a model chooses, as a router chooses experts, rounding decides: what eager's own outcomes span there."""
+"""What eager may come out as where its model chooses, since rounding decides there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from systems.arithmetic import disturb, epsilon
+from systems.tolerance import OUTCOMES
 
 from .reference import SECONDS, Inputs, state
-
-OUTCOMES = 16  # of eager with other weights, at most
 
 
 def outcomes(module: object, inputs: Inputs, precision: str) -> Iterator[Any]:
@@ -39,28 +38,3 @@ def outcomes(module: object, inputs: Inputs, precision: str) -> Iterator[Any]:
         yield made
         if perf_counter() - begin > SECONDS:
             return
-
-
-class Span:
-    """The least and the largest outcome of each element of a real tensor.
-
-    Args:
-        outcome: the first.
-    """
-
-    def __init__(self, outcome: Tensor):
-        self.low = self.high = outcome.double()
-
-    def widen(self, outcome: Tensor) -> None:
-        """By one of the same shape; one of another is no outcome of the same elements."""
-        if outcome.shape == self.low.shape:
-            self.low, self.high = torch.minimum(self.low, outcome.double()), torch.maximum(self.high, outcome.double())
-
-    def num_beyond(self, width: float) -> int:
-        """How many elements span more."""
-        return int((self.high - self.low > width).sum())
-
-    def held(self, out: Tensor, reference: Tensor) -> Tensor:
-        """A tensor as far from `reference` as `out` is from the span."""
-        wide = out.double()
-        return reference.double() + (wide - wide.clamp(self.low, self.high))

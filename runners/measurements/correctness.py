@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from models.model import TF32
 from results.record import Correctness as CorrectnessPart
 from results.record import Record
-from systems.tolerance import FLOOR, MULTIPLE, NONE, Distance, distance, is_whole
+from systems.tolerance import FLOOR, MULTIPLE, NONE, Distance, Span, distance, is_whole, jump
 
 from .base import Column, Measurement, Part, Row, number_or_dash
 from .subject import Subject
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEAR = 0.5  # of what other inputs do to the output: with a smaller error it is not the output of other inputs
-JUMP = 4.0  # times eager's own error: what eager's outcomes of an element span only where the model chooses
 DRAWS = 3
 
 ANY = Distance(inf, inf)
@@ -191,7 +190,7 @@ class _Trial:
         Returns:
             The number of elements that jump, of all draws.
         """
-        from runners.cell.spans import Span, outcomes
+        from runners.cell.spans import outcomes
 
         jumps, systems = 0, dict.fromkeys(self.errors, NONE)
         for inputs, (out, own, expected, disturbed) in zip(draws, self.leaves, strict=False):
@@ -202,8 +201,8 @@ class _Trial:
                     span = Span(expected[place])
                     for outcome in others:
                         span.widen(outcome[place])
-                    jump = max(errors.tolerance.element, JUMP * errors.eager.element) * expected[place].abs().max().item()
-                    if num_jumps := span.num_beyond(jump):
+                    usual = jump(errors.eager.element, errors.tolerance.element, expected[place])
+                    if num_jumps := span.num_beyond(usual):
                         jumps, tensor = jumps + num_jumps, span.held(tensor, expected[place])
                 systems[place] = systems[place].or_more(distance(tensor, expected[place]))
         for place, errors in self.errors.items():

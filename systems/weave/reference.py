@@ -1,6 +1,7 @@
 """What a program's outputs are in higher precision, and how far from that an execution of it may be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from systems.arithmetic import disturb, epsilon, without_tf32
 from systems.scheduling.graph.program import Program
-from systems.tolerance import FLOOR, MULTIPLE, Distance, distance, is_whole
+from systems.tolerance import FLOOR, MULTIPLE, OUTCOMES, Distance, Span, distance, is_whole, jump
 
 WIDE = {torch.complex64: torch.complex128}  # other floating-point types become float64
 
@@ -17,7 +18,8 @@ WIDE = {torch.complex64: torch.complex128}  # other floating-point types become 
 class Reference:
     """The program in fp64. An execution may be a multiple as far from it as the program is as it was captured.
 
-    The multiple and the measure are those by which a cell is judged (`runners.measurements.correctness`).
+    The multiple and the measure are those by which a cell is judged (`runners.measurements.correctness`), and so is what
+    follows where a model chooses: it is held to what the program's outcomes span.
 
     Args:
         captured: the program before any pass.
@@ -27,22 +29,44 @@ class Reference:
     """
 
     def __init__(self, captured: Program):
-        precision = precision_of(captured)
-        own = tensors(captured.run(captured.examples))
-        self.outputs, disturbed = _wide_outputs(captured, None), _wide_outputs(captured, precision)
-        self.tolerances = [_tolerance(MULTIPLE[precision], *each) for each in zip(own, disturbed, self.outputs, strict=True)]
+        self.captured, self.precision = captured, precision_of(captured)
+        self.own = tensors(captured.run(captured.examples))
+        self.outputs, self.disturbed = _wide_outputs(captured, None), _wide_outputs(captured, self.precision)
+        cases = zip(self.own, self.disturbed, self.outputs, strict=True)
+        self.eager = [distance(own, reference).or_more(distance(moved, reference)) for own, moved, reference in cases]
+        multiple = MULTIPLE[self.precision]
+        self.tolerances = [_tolerance(multiple, own, error) for own, error in zip(self.own, self.eager, strict=True)]
 
     def excess(self, outputs: Sequence[Tensor]) -> float:
         """The largest error over its tolerance: up to 1 is precise enough. Infinite where there should be a number."""
+        share = self._share(outputs)
+        if share <= 1 or not any(self._spans):
+            return share
+        pairs = zip(outputs, self.outputs, self._spans, strict=True)
+        return self._share([span.held(out, reference) if span else out for out, reference, span in pairs])
+
+    def _share(self, outputs: Sequence[Tensor]) -> float:
+        compared = zip(outputs, self.outputs, self.tolerances, strict=True)
         return max(
-            (_excess(distance(out, reference), tolerance) for out, reference, tolerance in self._compared(outputs)),
+            (_excess(distance(out, wide), most) for out, wide, most in compared if bool(torch.isfinite(wide).all())),
             default=0.0,
         )
 
-    def _compared(self, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Distance]]:
-        return [
-            each for each in zip(outputs, self.outputs, self.tolerances, strict=True) if bool(torch.isfinite(each[1]).all())
-        ]
+    @cached_property
+    def _spans(self) -> list[Span | None]:
+        """Of each output what its outcomes span; None where it does not depend on a choice."""
+        runs = (rounded(self.captured, self.precision, seed) for seed in range(OUTCOMES))
+        others = [self.own, self.disturbed, *(tensors(run.run(run.examples)) for run in runs)]
+        spans: list[Span | None] = []
+        for i, (reference, eager, most) in enumerate(zip(self.outputs, self.eager, self.tolerances, strict=True)):
+            span = Span(reference) if reference.is_floating_point() else None
+            if span is not None:
+                for outcome in others:
+                    span.widen(outcome[i])
+                if not span.num_beyond(jump(eager.element, most.element, reference)):
+                    span = None
+            spans.append(span)
+        return spans
 
 
 def precision_of(program: Program) -> str:
@@ -62,22 +86,54 @@ def widened(program: Program, disturbed_as: str | None = None) -> Program:
     Args:
         disturbed_as: a precision; weights and inputs are then half a unit of its rounding away, as eager's may be.
     """
-    wide_by_id: dict[int, Tensor] = {}
 
-    def wide(leaf: Any) -> Any:
+    def wide(tensor: Tensor, number: int) -> Tensor:
+        copied = tensor.detach().to(_wide_dtype(tensor.dtype), copy=True)
+        if disturbed_as is not None:
+            disturb(copied, number, epsilon(tensor, disturbed_as) / 2)
+        return copied
+
+    return _with_tensors(program, wide, _wide_dtype)
+
+
+def rounded(program: Program, precision: str, seed: int) -> Program:
+    """The program with its weights half a unit of rounding away, each seed another way."""
+    inputs = {id(x) for x in program.examples}
+
+    def moved(tensor: Tensor, number: int) -> Tensor:
+        if id(tensor) in inputs:
+            return tensor
+        copied = tensor.detach().clone()
+        disturb(copied, OUTCOMES * number + seed, epsilon(tensor, precision) / 2)
+        return copied
+
+    return _with_tensors(program, moved)
+
+
+def _with_tensors(
+    program: Program,
+    tensor_of: Callable[[Tensor, int], Tensor],
+    dtype_of: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
+) -> Program:
+    """The program with another tensor in the place of each that is not of whole numbers.
+
+    Args:
+        tensor_of: makes it of the program's, and of how many were made before.
+        dtype_of: the type in the place of one that the program converts to.
+    """
+    made_by_id: dict[int, Tensor] = {}
+
+    def changed(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype):
-            return _wide_dtype(leaf)
+            return dtype_of(leaf)
         if not isinstance(leaf, Tensor) or is_whole(leaf):
             return leaf
-        if id(leaf) not in wide_by_id:
-            copied = leaf.detach().to(_wide_dtype(leaf.dtype), copy=True)
-            if disturbed_as is not None:
-                disturb(copied, len(wide_by_id), epsilon(leaf, disturbed_as) / 2)
-            wide_by_id[id(leaf)] = copied
-        return wide_by_id[id(leaf)]
+        if id(leaf) not in made_by_id:
+            made_by_id[id(leaf)] = tensor_of(leaf, len(made_by_id))
+        return made_by_id[id(leaf)]
 
-    calls = [call.map(wide) for call in program.calls]
-    outputs, examples = [wide(o) for o in program.outputs], tuple(wide(x) for x in program.examples)
+    calls = [call.map(changed) for call in program.calls]
+    outputs, examples = [changed(o) for o in program.outputs], tuple(changed(x) for x in program.examples)
     return Program(program.graph, calls, outputs, program.output_spec, examples)
 
 
@@ -95,8 +151,7 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return WIDE.get(dtype, torch.float64 if dtype.is_floating_point else dtype)
 
 
-def _tolerance(multiple: float, own: Tensor, disturbed: Tensor, reference: Tensor) -> Distance:
-    eager = distance(own, reference).or_more(distance(disturbed, reference))
+def _tolerance(multiple: float, own: Tensor, eager: Distance) -> Distance:
     least = 0.0 if is_whole(own) else FLOOR * torch.finfo(own.dtype).eps
     return Distance(*(max(least, multiple * error) for error in eager))
 
