@@ -139,7 +139,7 @@ def test_busy_loops_beside_a_sweep_cost_its_ratio(run: Run, folder: Path) -> Non
         "results=r",
     )
     with burning(2 * NUM_CORES):
-        done = run("-m", *arguments, "system=eager,nimble", "rounds=20")
+        done = run("-m", *arguments, "system=eager,nimble")
     assert done.returncode == 0, done.stderr
     assert "other processes took" in done.stdout and "x [" not in done.stdout
     read = {name: from_json(document) for name, document in records(folder / "r").items()}

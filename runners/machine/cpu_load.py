@@ -1,11 +1,11 @@
 """How busy other processes keep the CPU cores that a sweep may use."""
 
 import os
-from time import monotonic
+from time import monotonic, sleep
 
 import psutil
 
-TICK_S = 0.01  # in which the kernel counts
+LEAST_S = 0.5  # to count over, since the kernel counts in ticks of 10 ms
 MOST_OTHER_LOAD = 0.1  # of the cores; more makes a CPU's times doubtful
 
 
@@ -25,8 +25,9 @@ class CpuLoad:
         self.busy_s, self.own_s = _busy_seconds(), _tree_seconds(root)
 
     def share_of_others(self) -> float:
-        """The mean since the making, as a share of the cores' time, 0 to 1."""
-        elapsed_s = max(monotonic() - self.begin, TICK_S)
+        """The mean since the making, as a share of the cores' time, 0 to 1. It may wait, until LEAST_S have passed."""
+        sleep(max(0.0, self.begin + LEAST_S - monotonic()))
+        elapsed_s = monotonic() - self.begin
         others_s = _busy_seconds() - self.busy_s - (_tree_seconds(self.root) - self.own_s)
         return min(max(others_s / (elapsed_s * len(_cores())), 0.0), 1.0)
 
