@@ -22,7 +22,7 @@ from results.pack import SUFFIX, sweep_of
 from results.selection import Selection
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import cells, tables
+from scripts import cells, pipeline_tables, tables
 from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
@@ -101,9 +101,9 @@ def parts() -> dict[str, str]:
         "tuned": tables.tuned([*zoo, *read(TUNED)]),
         "algorithms": tables.algorithms([everything(sweep) for sweep in CHOSEN]),
         "training": tables.training(trained),
-        "pipelines": tables.tuned_pipelines(everything(LEARNED)),
-        "tuning": tables.tuning(everything(SPEED)),
-        "predictions": tables.predictions(everything(SPEED)),
+        "pipelines": pipeline_tables.tuned_pipelines(everything(LEARNED)),
+        "tuning": pipeline_tables.tuning(everything(SPEED)),
+        "predictions": pipeline_tables.predictions(everything(SPEED)),
         "schedulers": tables.side_by_side(schedulers),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "launch orders": tables.launch_orders(launched),
