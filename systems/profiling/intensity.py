@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -16,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from systems.base import Unsupported
 from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.fused_kernel import FusedKernel
-from systems.scheduling.graph.program import Call, Program
+from systems.scheduling.graph.program import Program
 
 from .measurements import Measurements
 
@@ -116,6 +115,8 @@ def _moved(program: Program, v: int) -> tuple[list[Tensor], list[Tensor]]:
 def _counted(program: Program, v: int) -> int:
     """What torch's counter says, on tensors without data; 0 of an operator that it does not know."""
     device = program.device
+    if "scaled_dot_product" in str(program.calls[v].function):
+        return _attention(*(program.value(argument) for argument in program.calls[v].args[:3]))
 
     def fake(argument: Any) -> Any:
         value = program.value(argument)
@@ -124,7 +125,7 @@ def _counted(program: Program, v: int) -> int:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
     with FakeTensorMode():
-        call = _with_equal_heads(program.calls[v].map(fake))
+        call = program.calls[v].map(fake)
         with FlopCounterMode(display=False) as counter:
             try:
                 call.function(*call.args, **call.kwargs)
@@ -133,16 +134,13 @@ def _counted(program: Program, v: int) -> int:
     return int(counter.get_total_flops())
 
 
-def _with_equal_heads(call: Call) -> Call:
-    """A call of attention [B, heads, S, D] whose keys and values have as many heads as its queries.
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Operations of both products of attention, [B, heads, S, D] each; keys and values may have fewer heads.
 
-    The counter of torch 2.11 takes no other, and grouped heads are computed as if they were repeated.
+    torch 2.11 counts no attention on a CPU, and none whose keys have fewer heads.
     """
-    if "scaled_dot_product" not in str(call.function):
-        return call
-    query, *keys_and_values = call.args[:3]
-    repeated = [x[:, :1].expand(-1, query.shape[1], -1, -1) for x in keys_and_values]
-    return replace(call, args=(query, *repeated, *call.args[3:]))
+    num_scores = query[..., 0].numel() * key.shape[-2]
+    return 2 * num_scores * (query.shape[-1] + value.shape[-1])
 
 
 def _num_elements(tensor: Tensor) -> int:
