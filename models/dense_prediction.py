@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.resnet import Bottleneck
 from torchvision.models.segmentation import deeplabv3_resnet50 as torchvision_deeplab
+from torchvision.models.segmentation.deeplabv3 import ASPPPooling
 
 from models.registry import Input, is_small, register
 
@@ -18,6 +20,8 @@ class Segmentation(nn.Module):
     def __init__(self, training: bool):
         super().__init__()
         self.deeplab = torchvision_deeplab(weights=None, weights_backbone=None, num_classes=21, aux_loss=training)
+        _damp_branches(self.deeplab.backbone)
+        _fix_variance_of_means(self.deeplab.classifier)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         output = self.deeplab(images)
@@ -41,7 +45,10 @@ class Detection(nn.Module):
 
 @register(lambda size: (Input((3, 97, 97) if is_small(size) else (3, 520, 520)),))
 def deeplabv3_resnet50(training: bool, *, size: str = "full") -> nn.Module:
-    """DeepLabv3 on ResNet-50 (Chen et al. 2017), at torchvision's 520 pixels. `size` is that of the image."""
+    """DeepLabv3 on ResNet-50 (Chen et al. 2017), at torchvision's 520 pixels. `size` is that of the image.
+
+    Its random weights are torchvision's but for the scale of residual branches; one batch norm has a fixed variance.
+    """
     is_small(size)
     return Segmentation(training)
 
@@ -51,3 +58,29 @@ def retinanet_heads(training: bool, *, size: str = "full") -> nn.Module:
     """RetinaNet's class and box heads (Lin et al. 2017) on five levels, up to the anchors' values. `size` is the image's."""
     is_small(size)
     return Detection()
+
+
+def _damp_branches(backbone: nn.Module) -> None:
+    """Scale what a residual branch adds by 1 / sqrt(number of blocks), so that a block is near the identity.
+
+    De and Smith (2020) find that deep residual networks learn where blocks begin so.
+    On random weights differences grow with every normalized layer, as gradients do (Yang et al. 2019), and rounding with
+    them. A classifier's mean over positions averages that out. Here every position is an output: undamped, most of it would
+    be rounding in bf16.
+    """
+    blocks = [block for block in backbone.modules() if isinstance(block, Bottleneck)]
+    for block in blocks:
+        nn.init.constant_(block.bn3.weight, len(blocks) ** -0.5)
+
+
+def _fix_variance_of_means(classifier: nn.Module) -> None:
+    """Keep calibration from the batch norm behind a mean over the image, [B, C, 1, 1].
+
+    A channel has one value an image there, and images on random weights have nearly the same: by so small a deviation
+    rounding would be multiplied.
+    """
+    for pooling in classifier.modules():
+        if isinstance(pooling, ASPPPooling):
+            (norm,) = (layer for layer in pooling if isinstance(layer, nn.BatchNorm2d))
+            assert norm.running_var is not None
+            norm.running_var.fill_(1 / 3)  # what its convolution's uniform weights make of features of mean square 1

@@ -8,10 +8,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.models.resnet import Bottleneck
+from torchvision.models.segmentation.deeplabv3 import ASPPPooling
 
 import models
 from models.nasnet import REDUCTION, NASNet, Separable
 from models.randwire import NODES, wiring
+from runners.measurements.correctness import relative_error
 
 TODAY = (
     *("clip_vit_b32", "convnext_t", "deepfm", "deeplabv3_resnet50", "dlrm", "gptj_6b", "gptj_6b_decode", "mobilenet_v4"),
@@ -57,6 +60,49 @@ def test_eval_outputs_are_finite_and_depend_on_the_input(name: str) -> None:
         assert a.isfinite().all()
         assert (a - b).norm() > 1e-2 * a.norm()
         assert 1e-4 < a.abs().max() < 1e4
+
+
+@torch.no_grad()
+def rounding_and_effect(name: str) -> tuple[float, float]:
+    """Of a small form's outputs, by the norm: what bf16 changes at most, and what other inputs change at least."""
+    model = models.load(name, 1, **CHEAP[name])
+    expected = outputs(model.module(*model.inputs))
+    others = outputs(model.module(*model.fresh_inputs(7)))
+    halved = models.place(model, device="cpu", precision="bf16", layout="contiguous")
+    rounded = outputs(halved.module(*halved.inputs))
+    errors, effects = ([relative_error(o, e) for o, e in zip(x, expected, strict=True)] for x in (rounded, others))
+    return max(errors), min(effects)
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_rounding_in_bf16_is_far_below_what_inputs_do(name: str) -> None:
+    """Else no wrong execution could be told from rounding."""
+    rounding, effect = rounding_and_effect(name)
+    assert rounding < 0.2 * effect
+
+
+@torch.no_grad()
+def test_each_damped_branch_of_deeplab_shows_beside_rounding() -> None:
+    rounding, _ = rounding_and_effect("deeplabv3_resnet50")
+    model = models.load("deeplabv3_resnet50", 1, size="small")
+    expected = model.module(*model.inputs)
+    branches = [block.bn3 for block in model.module.modules() if isinstance(block, Bottleneck)]
+    pooling = [branch for branch in model.module.modules() if isinstance(branch, ASPPPooling)]
+    assert len(branches) == 16 and len(pooling) == 1
+    for branch in (*branches[::5], *pooling):
+        hook = branch.register_forward_hook(lambda _module, _inputs, output: torch.zeros_like(output))
+        assert relative_error(model.module(*model.inputs), expected) > 2 * rounding
+        hook.remove()
+
+
+@torch.no_grad()
+def test_deeplabs_mean_over_the_image_enlarges_no_rounding() -> None:
+    """Its batch norm sees one value an image and channel, of which two images give no deviation to divide by."""
+    model = models.load("deeplabv3_resnet50", 1, size="small")
+    (pooling,) = (branch for branch in model.module.modules() if isinstance(branch, ASPPPooling))
+    features = model.module.deeplab.backbone(*model.inputs)["out"]
+    expected = pooling(features)
+    assert relative_error(pooling.bfloat16()(features.bfloat16()), expected) < torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("name", sorted(set(CHEAP) - {"bert", "t5"}))
