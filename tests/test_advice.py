@@ -20,7 +20,10 @@ from torch.nn.functional import embedding_bag
 
 from results.advice import WORTH, Advice, Forecast
 from results.cell import Cell, Conditions, choose
-from results.document import part_from_json
+from results.document import part_from_json, part_to_json
+from runners.cell.messages import Failed, Shown
+from runners.request.request import Request, SweepOptions
+from runners.showings import advise
 from runners.showings.advise import known_sets
 from systems.advice import Outlook, outlook
 from systems.scheduling.graph.capture import capture
@@ -81,6 +84,18 @@ def test_a_convolution_is_a_product_of_each_group(groups: int) -> None:
     assert demand.kind == "matrix"  # by TF32, torch's default for convolutions
     assert demand.arithmetic_us == pytest.approx(operations / tiles / (494.7e6 / 132))
     assert tiles <= 132
+
+
+@pytest.mark.parametrize("name", ["bmm", "baddbmm"])
+def test_a_batch_of_products_has_tiles_of_each(name: str) -> None:
+    """Of 5 products of 10 x 70, each of which fills 2 tiles of 64 x 64 in part."""
+    x, weight, addend = torch.zeros(5, 10, 40), torch.zeros(5, 40, 70), torch.zeros(5, 10, 70)
+    product = torch.bmm if name == "bmm" else lambda x, weight: torch.baddbmm(addend, x, weight)
+    program = one(Lambda(product), x, weight)
+    demand = demand_of(program, place(program, name), GPU)
+    of_a_tile = 2 * 5 * 10 * 70 * 40 / 10
+    assert (demand.kind, demand.blocks) == ("product", 10)
+    assert demand.arithmetic_us == pytest.approx(of_a_tile / (66.9e6 / 132))
 
 
 def test_each_kind_is_told_from_the_others() -> None:
@@ -325,6 +340,25 @@ def test_a_custom_model_is_estimated(run: Run) -> None:
 def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
     done = run("runner=advise", "model=squeezenet", "device=cpu", *arguments)
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("status", "code"), [("unsupported", 0), ("failed", 1), ("timeout", 1)])
+def test_a_model_without_advice_is_a_line_and_the_next_has_its_own(
+    status: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What cannot be is no failure; whatever fails else is, wherever it stands among the cells."""
+    cannot = Failed("unsupported", "it cannot be")
+    answers = {1: Failed(status, "no such thing"), 2: cannot, 3: Shown(part_to_json(made(1.5)))}
+    monkeypatch.setattr(advise, "ask", lambda cell, options: answers[cell.batch])
+    output = tmp_path / "a.json"
+    cells = tuple(replace(CELL, conditions=Conditions(batch, "cpu")) for batch in answers)
+    for order in (cells, cells[::-1]):
+        request = Request(order, SweepOptions(tmp_path, False, 1.0, None, 0, 1.0, None, output))
+        assert advise.Advise(CELL.runner).run(request) == code
+        shown = capsys.readouterr()
+        assert f"opweave: squeezenet b1: {status}: no such thing" in shown.err.splitlines() and shown.err.count("\n") == 2
+        assert "1.50 times as fast" in shown.out
+        assert len(json.loads(output.read_text())) == 1
 
 
 @pytest.mark.gpu

@@ -203,31 +203,38 @@ def test_a_model_with_every_place_merged(model: str, num_merged: int, batch: int
 
 
 class Inception(nn.Module):
-    """A branch that is concatenated as it is, and two that go on; what the last returns may be seen by the caller."""
+    """A branch that is concatenated as it is, and two that go on; what the last returns may be seen by the caller.
 
-    def __init__(self, is_returned: bool) -> None:
+    Or one that goes on too is concatenated, whose channels are not the merged convolution's last.
+    """
+
+    def __init__(self, form: str) -> None:
         super().__init__()
         self.first, self.second, self.third = (nn.Conv2d(4, k, 1) for k in (3, 5, 6))
         self.fourth, self.fifth, self.last = nn.Conv2d(5, 2, 3, padding=1), nn.Conv2d(6, 2, 3, padding=1), nn.Conv2d(7, 4, 1)
-        self.is_returned = is_returned
+        self.form = form
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         first, second, third = self.first(x).relu(), self.second(x).relu(), self.third(x).relu()
+        if self.form == "first":
+            return self.last(torch.cat([second, self.fourth(second)], 1)), self.fifth(third)
         y = self.last(torch.cat([first, self.fourth(second), self.fifth(third)], 1))
-        return (y, third.flatten(1)) if self.is_returned else (y,)
+        return (y, third.flatten(1)) if self.form == "returned" else (y,)
 
 
-@pytest.mark.parametrize(("batch", "is_returned", "num_copies"), [(1, False, 0), (2, False, 1), (1, True, 1)])
+@pytest.mark.parametrize(
+    ("batch", "form", "num_copies"), [(1, "last", 0), (2, "last", 1), (1, "returned", 1), (1, "first", 1)]
+)
 def test_a_merged_convolution_writes_where_a_concatenation_is_read(
-    monkeypatch: pytest.MonkeyPatch, batch: int, is_returned: bool, num_copies: int
+    monkeypatch: pytest.MonkeyPatch, batch: int, form: str, num_copies: int
 ) -> None:
-    """In Triton's interpreter. Of several images, and of what the caller sees, the slice is copied."""
+    """In Triton's interpreter. Of several images, of what the caller sees, and where others follow, the slice is copied."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     for module in ("tile", "separable", "dense", "placed"):
         monkeypatch.delitem(sys.modules, f"systems.kernels.{module}", raising=False)
     torch.manual_seed(0)
-    network, x = Inception(is_returned).eval(), torch.randn(batch, 4, 5, 5)
+    network, x = Inception(form).eval(), torch.randn(batch, 4, 5, 5)
 
     def favour(program: Program) -> float:
         return float("opweave" not in program.graph.operators[-1].target)

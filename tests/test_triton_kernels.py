@@ -14,11 +14,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from rewriting import Function
 from torch import Tensor, nn
 from torch.nn import functional
 
 from systems.scheduling.decision import Decision
-from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.capture import capture, on_meta
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as replace_operators
@@ -528,6 +529,28 @@ def test_a_concatenation_names_the_places_that_would_let_it_gain(device: str) ->
         torch.testing.assert_close(tuple(rewritten.run((x,))), module(x), rtol=1e-3, atol=1e-3)
 
 
+class Doubled(nn.Module):
+    """A concatenation of a convolution, an activation and a sum, each twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.first(x), x.cos().relu(), x.cos() + x.sin()
+        return torch.cat([*parts, *parts], 1).exp()
+
+
+def test_what_is_concatenated_twice_is_written_once_and_copied(device: str) -> None:
+    module, x = Doubled().eval().to(device), torch.randn(1, 8, 5, 5, device=device)
+    program, (decision,) = joined(module, x, lambda program: float("aten.cat" in program.graph.operators[-1].target))
+    assert decision.chosen == "written by its parts" and "3 of them copied" in decision.pattern
+    targets = [o.target for o in program.graph.operators]
+    assert "aten.relu.default" not in targets and "aten.add.Tensor" not in targets
+    with torch.no_grad():
+        torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-3, atol=1e-3)
+
+
 class Returned(nn.Module):
     """Concatenations that a caller sees: one as a vector, one as it is, and one that is of no channels."""
 
@@ -620,7 +643,8 @@ class Cell(nn.Module):
         )
         divided = functional.avg_pool2d(x, 3, 1, 1, divisor_override=2) + y
         others = self.dilated(x) + self.dilated(y), torch.add(self.average(x), y, alpha=2), divided
-        halves = functional.avg_pool2d(x, 2) + functional.avg_pool2d(y, 2)  # one after the other, where no stride is given
+        # By default windows stand one after the other, and an average counts the padding.
+        halves = functional.avg_pool2d(x, 2, padding=1) + functional.avg_pool2d(y, 2, padding=1)
         return joined, pooled + pooled.cos(), *others, halves
 
 
@@ -681,3 +705,24 @@ def test_a_sum_becomes_part_of_the_kernel_of_its_deeper_addend(device: str, is_l
         for out, expected in zip(fused.run((x,)), module(x), strict=True):
             assert out.stride() == expected.stride()
             torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_sum_in_a_kernel_lies_as_pytorchs_does(device: str, is_last: bool, size: int) -> None:
+    """Of channels_last tensors of one pixel a convolution returns other strides than a sum."""
+    parts = (nn.Conv2d(4, 4, 1).eval().to(device, memory_format=LAYOUTS[is_last]) for _ in range(2))
+    module = Function(lambda p, x: p["a"](x) + p["b"](x), **dict(zip("ab", parts, strict=True)))
+    x = torch.randn(2, 4, size, size, device=device).contiguous(memory_format=LAYOUTS[is_last])
+    with torch.no_grad():
+        expected, captured = module(x), capture(module, (x,))
+    values: dict[int, Tensor] = {}  # as they are returned, which capture looks at on a GPU alone
+    captured.run((x,), lambda v, out: values.update({v: on_meta(out)}))
+    calls = [replace(call, produces=values[v]) for v, call in enumerate(captured.calls)]
+    observed = Program(captured.graph, calls, captured.outputs, captured.output_spec, captured.examples)
+    program, _ = fuse_in_triton.fuse_in_triton(observed, Context(favour("opweave"), favour("opweave")))
+    fused, _ = fuse_sums.fuse_sums(program, Context(lambda p: float(len(p.graph)), favour("opweave")))
+    (out,) = fused.run((x,))
+    assert len(fused.graph) == 2 and out.stride() == fused.calls[-1].produces.stride() == expected.stride()
+    tolerance = 1e-2 if device == "cuda" else 1e-4  # TF32
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)

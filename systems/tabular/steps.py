@@ -55,7 +55,7 @@ class Steps:
             self.prepared = load(system).prepare_training(network, optimizer, loss, inputs, target)
 
     def epoch(self) -> float:
-        """All rows once in a random order; returns the mean loss, when the device has it."""
+        """All rows once in a random order; returns the mean loss over rows, when the device has it."""
         device = self.training.target.device
         total = torch.zeros((), device=device)
         for rows in torch.randperm(len(self.training), device=device).split(self.batch_size):

@@ -115,7 +115,7 @@ def joined(out: Tensor, *parts: Tensor) -> Tensor:
 
 def _join(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> _Joined | None:
     """Operator v as a concatenation whose parts are written where it is read, or None."""
-    references, operators = _references(program, readers, v, taken)
+    references, operators = _references(program, readers, v)
     if not references or v in returned_operators(program):
         return None
     value = program.calls[v].produces
@@ -166,9 +166,7 @@ def _leading(
     return (v, sum(sizes[:-1])) if is_written and is_last and is_one_piece and not is_seen else None
 
 
-def _references(
-    program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]
-) -> tuple[list[Output | Input], tuple[int, ...]]:
+def _references(program: Program, readers: Sequence[list[int]], v: int) -> tuple[list[Output | Input], tuple[int, ...]]:
     """What concatenation v puts together, and the concatenations that it alone reads, itself the last; nothing where v is
     none of channels."""
     call = program.calls[v]
@@ -183,8 +181,8 @@ def _references(
             return [], ()
         inner: list[Output | Input] = []
         u = reference.operator if isinstance(reference, Output) and reference.index is None else None
-        if u is not None and u not in taken and only_user(readers[u]) == v:
-            inner, own = _references(program, readers, u, taken)
+        if u is not None and only_user(readers[u]) == v:
+            inner, own = _references(program, readers, u)
             operators += own
         references += inner or [reference]
     return references, (*sorted(operators), v)

@@ -7,7 +7,7 @@ from systems.kernels.kernel import Kernel
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.patterns import ADDITION, only_user, users
-from systems.scheduling.graph.program import Call, Output, Program
+from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as rewrite
 
@@ -92,8 +92,7 @@ def _place(program: Program, readers: Sequence[list[int]], levels: Sequence[int]
         arguments[ADDEND[type(kernel).__name__]] = addend
         produces = program.calls[operators[-1]].produces
         call = Call(replace(kernel, after=after), tuple(arguments), {}, produces)  # type: ignore[type-var]
-        if produces.stride() == program.value(Output(u)).stride():
-            return _Sum(tuple(operators), call)
+        return _Sum(tuple(operators), call)
     return None
 
 
