@@ -1,17 +1,27 @@
 """XLA by torchax: against eager where both import, and its reasons where they do not."""
 
-import os
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
+from conftest import ROOT
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 import models
 import systems
 from systems.base import Unsupported
+from systems.compilers.exported import Exported
 from systems.xla import system as xla
+from systems.xla.translation import translated
 
 REASON = systems.load("xla").unsupported("cpu")
 RUNS = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -53,39 +63,192 @@ def test_types_and_structure_are_eagers() -> None:
     assert all(out[key].equal(expected[key]) for key in expected)
 
 
+@dataclass
+class Pair:
+    """Its like torch.export can return, and not save."""
+
+    first: Tensor
+    second: int
+
+
+torch.export.register_dataclass(Pair)
+
+
+class Weights(nn.Module):
+    """They are tied, in other layouts, empty, no parameters, or part of no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.tied = self.linear.weight
+        self.plain = torch.randn(3, 4).t()
+        self.register_buffer("added", torch.randn(4, 3), persistent=False)
+        self.register_buffer("pairs", torch.randn(3, 2))
+        self.register_buffer("empty", torch.randn(0, 3))
+
+    def forward(self, x: Tensor) -> Pair:
+        product = self.linear(x) @ self.tied + self.plain.t().view(12)[:3]
+        steps = torch.arange(3, device=x.device)[None] + torch.view_as_complex(self.pairs).abs()
+        return Pair(torch.cat([product, self.added, self.empty, steps]), 3)
+
+
+@RUNS
+def test_weights_are_those_of_the_module_also_after_they_change() -> None:
+    module, x = Weights().eval(), torch.randn(2, 3)
+    prepared = systems.load("xla").prepare(module, (x,))
+    for _ in range(2):
+        out = prepared(x)
+        assert out.second == 3
+        torch.testing.assert_close(out.first, module(x).first)
+        with torch.no_grad():
+            module.linear.weight.mul_(2)
+            module.added.add_(1)
+
+
+@RUNS
+def test_a_program_for_a_gpu_is_translated_without_one() -> None:
+    """Its tensors are fake. The function is that for a CPU."""
+    import jax.export
+
+    def function(device: str) -> Any:
+        with FakeTensorMode(), torch.device(device):
+            exported = Exported(Weights().eval(), (torch.randn(2, 3),))
+        return jax.export.deserialize(translated(exported).function)
+
+    on_gpu, on_cpu = function("cuda"), function("cpu")
+    assert (on_gpu.platforms, on_cpu.platforms) == (("cuda",), ("cpu",))
+    assert on_gpu.in_avals == on_cpu.in_avals and on_gpu.out_avals == on_cpu.out_avals
+
+
+@RUNS
+def test_products_have_the_precision_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax.export
+
+    precisions = []
+    for allow_tf32 in (False, True):
+        monkeypatch.setattr(Exported, "allow_tf32", allow_tf32)
+        function = translated(Exported(nn.Linear(3, 2).eval(), (torch.randn(4, 3),))).function
+        text = jax.export.deserialize(function).mlir_module()
+        precisions.append({word for word in ("HIGHEST", "HIGH") if f"[{word}, {word}]" in text})
+    assert precisions == [{"HIGHEST"}, {"HIGH"}]
+
+
+@torch.library.custom_op("opweave_test::own", mutates_args=())
+def own_operator(x: Tensor) -> Tensor:
+    return x + 1
+
+
+own_operator.register_fake(torch.empty_like)
+
+
+class Own(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return own_operator(x)
+
+
 @RUNS
 def test_what_it_cannot_compile_has_a_reason() -> None:
     class Rare(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.special.airy_ai(x)
 
-    with pytest.raises(Unsupported, match=r"torchax cannot translate it|XLA cannot compile it"):
+    with pytest.raises(Unsupported, match=r"^torchax cannot translate it: [^\n]*airy_ai[^\n]*$"):
         systems.load("xla").prepare(Rare().eval(), (torch.randn(3),))
+    with pytest.raises(
+        Unsupported, match=r"^torchax cannot translate it: LookupError: opweave_test::own is no operator of torch$"
+    ):
+        systems.load("xla").prepare(Own().eval(), (torch.randn(3),))
     with pytest.raises(Unsupported, match="JAX would round float64 to 32 bits"):
         systems.load("xla").prepare(nn.ReLU(), (torch.randn(3, dtype=torch.float64),))
 
 
+STATE = """
+import os, sys
+import torch
+from torch import nn
+import systems
+
+VARIABLES = ("XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_PLATFORMS", "PYTHONPATH")
+for variable in VARIABLES:
+    os.environ.pop(variable, None)
+
+def state():
+    name = torch._C._get_privateuse1_backend_name()
+    return name, hasattr(torch, "jax"), torch.backends.mha.get_fastpath_enabled(), [v for v in VARIABLES if v in os.environ]
+
+before, ready = state(), systems.load("xla")
+device = "cuda" if torch.cuda.is_available() and ready.unsupported("cuda") is None else "cpu"
+assert ready.unsupported(device) is None
+x = torch.randn(4, 3, device=device)
+ready.prepare(nn.Linear(3, 2).eval().to(device), (x,))(x)
+torch.ones(1, device=device).requires_grad_().mul(2).sum().backward()
+if device == "cuda":
+    torch.ones(1).pin_memory()
+    torch.accelerator.current_stream()
+assert state() == before, (before, state())
+assert not [name for name in sys.modules if name.partition(".")[0] == "torchax"]
+"""
+
+
 @RUNS
 def test_the_process_keeps_its_state() -> None:
-    before = torch.backends.mha.get_fastpath_enabled(), dict(os.environ)
-    systems.load("xla").prepare(nn.ReLU(), (torch.randn(3),))
-    assert (torch.backends.mha.get_fastpath_enabled(), dict(os.environ)) == before
+    """That which importing torchax changes."""
+    done = subprocess.run([sys.executable, "-c", STATE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     xla._missing.cache_clear()
     monkeypatch.setattr(xla, "find_spec", lambda name: None)
-    assert systems.load("xla").unsupported("cpu") == f"jax and torchax not installed: pip install {xla.PACKAGES}"
+    expected = f"jax and torchax and flatbuffers not installed: pip install {xla.PACKAGES}"
+    assert systems.load("xla").unsupported("cpu") == expected
     xla._missing.cache_clear()
 
 
-def test_a_torchax_that_does_not_import_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As beside a newer torch. What it has set before it failed is set back."""
-    xla._missing.cache_clear()
-    fast_path = torch.backends.mha.get_fastpath_enabled()
+@pytest.fixture
+def torchax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The file of a module in the place of torchax."""
     monkeypatch.setattr(xla, "find_spec", lambda name: name)
-    monkeypatch.setitem(sys.modules, "torchax", None)
-    reason = systems.load("xla").unsupported("cpu")
-    assert reason is not None and reason.startswith(f"torchax does not import beside torch {torch.__version__}: ")
-    assert torch.backends.mha.get_fastpath_enabled() == fast_path and xla.PREALLOCATION not in os.environ
+    monkeypatch.syspath_prepend(tmp_path)
     xla._missing.cache_clear()
+    yield tmp_path / "torchax.py"
+    xla._missing.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise AttributeError('no such\\nbackend')", "AttributeError: no such backend"),
+        ("import os; os.kill(os.getpid(), 9)", "the process of torchax ended by SIGKILL"),
+        ("import os; os.write(2, b'it broke\\n\\n'); os._exit(3)", "the process of torchax ended with status 3: it broke"),
+    ],
+)
+def test_a_torchax_that_does_not_import_is_a_reason(torchax: Path, source: str, reason: str) -> None:
+    """As beside a newer torch."""
+    torchax.write_text(source)
+    assert systems.load("xla").unsupported("cpu") == f"torchax does not import beside torch {torch.__version__}: {reason}"
+
+
+def test_a_program_whose_translation_dies_is_no_unsupported_one(torchax: Path) -> None:
+    torchax.write_text("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(ChildProcessError, match=r"^the process of torchax ended by SIGKILL$"):
+        systems.load("xla").prepare(Weights().eval(), (torch.randn(2, 3),))
+
+
+def soon(is_so: Callable[[], bool], within: float) -> bool:
+    end = time.monotonic() + within
+    while not (answer := is_so()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return answer
+
+
+def test_the_process_of_torchax_ends_with_its_parent(torchax: Path) -> None:
+    number = torchax.parent / "number"
+    torchax.write_text(f"import os, time; open({str(number)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from systems.xla import translation as t; t.why_no_torchax()"
+    parent = subprocess.Popen([sys.executable, "-c", code, str(torchax.parent)], cwd=ROOT)
+    assert soon(lambda: number.exists() and number.read_text() != "", within=120)
+    child = psutil.Process(int(number.read_text()))
+    parent.kill()
+    parent.wait()
+    assert soon(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within=20)

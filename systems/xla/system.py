@@ -1,9 +1,8 @@
-"""XLA: a module is exported, torchax says it in JAX's operators, and `jax.jit` compiles it."""
+"""XLA: a module is exported, another process translates it by torchax, and `jax.jit` compiles that."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,10 +18,11 @@ from systems.base import Compilation, Prepared, System, Unsupported
 from systems.compilers.compiled import Compiled, bytes_outside_torch
 from systems.compilers.exported import Exported
 
-PACKAGES = "'jax[cuda13]' torchax"
+from .translation import NARROW, translated, why_no_torchax
+
+PACKAGES = "'jax[cuda13]' torchax flatbuffers"
 # XLA would take most of the GPU's memory at once, and torch has its own there.
 PREALLOCATION = "XLA_PYTHON_CLIENT_PREALLOCATE"
-NARROW = {torch.int64: torch.int32}  # JAX computes with integers of 32 bits
 REFUSED = (torch.float64, torch.complex128)  # it would round them to 32 bits
 
 
@@ -39,18 +39,26 @@ class Xla(System):
         return _missing() or (None if device in _platforms() else f"this JAX has no {device}: pip install {PACKAGES}")
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        """Raises Unsupported where torch.export cannot capture the module, or torchax or XLA lacks an operator of it."""
+        """As `System.prepare`.
+
+        Raises:
+            Unsupported: torch.export cannot capture the module, or torchax or XLA lacks an operator of it.
+            ChildProcessError: the process that translates it ended before it had said more.
+        """
         begin = perf_counter()
         exported = Exported(module, inputs)
         bytes_before = bytes_outside_torch(exported.device)
         tensors = [*exported.program.state_dict.values(), *exported.program.constants.values(), *exported.arguments]
         if wide := next((t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype in REFUSED), None):
             raise Unsupported(f"JAX would round {str(wide).removeprefix('torch.')} to 32 bits")
-        weights, function, export_s = _in_jax(exported, begin)
+        translation = translated(exported)
+        export_s = perf_counter() - begin
         begin = perf_counter()
+        by_name = {**exported.program.state_dict, **exported.program.constants}
+        weights = [_array(by_name[name]) for name in translation.weights]
         try:
-            executable = _compiled(exported, weights, function)
-        except Exception as error:  # whatever torchax or XLA raises of an operator it lacks
+            executable = _compiled(exported, weights, translation.function)
+        except Exception as error:  # whatever XLA raises of an operator it lacks
             raise Unsupported(f"XLA cannot compile it: {named_line(error)}") from error
         seconds = perf_counter() - begin
         compilation = Compilation(export_s=export_s, is_exported_now=True, compile_s=seconds, is_compiled_now=True)
@@ -87,27 +95,12 @@ class PreparedXla(Compiled):
         self.executable, self.weights = None, []
 
 
-def _in_jax(exported: Exported, begin: float) -> tuple[list[Any], Any, float]:
-    """The weights as JAX's arrays, the model as a function of JAX, and the seconds since `begin`."""
-    from torchax.export import exported_program_to_jax
-
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _, weights, function = exported_program_to_jax(exported.program, export_raw=True)
-    except Exception as error:  # a decomposition that fails
-        raise Unsupported(f"torchax cannot translate it: {named_line(error)}") from error
-    return [_array(w) for w in weights], function, perf_counter() - begin
-
-
-def _compiled(exported: Exported, weights: list[Any], function: Any) -> Any:
+def _compiled(exported: Exported, weights: list[Any], function: bytearray) -> Any:
     import jax
+    import jax.export
 
     inputs = [_array(x) for x in exported.arguments]
-    precision = "tensorfloat32" if exported.allow_tf32 else "float32"
-    with jax.default_matmul_precision(precision), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of integers that have 32 bits
-        return jax.jit(lambda weights, inputs: function(weights, tuple(inputs))).lower(weights, inputs).compile()
+    return jax.jit(jax.export.deserialize(function).call).lower(weights, inputs).compile()
 
 
 def _array(tensor: Tensor) -> Any:
@@ -123,20 +116,11 @@ def _array(tensor: Tensor) -> Any:
 @cache
 def _missing() -> str | None:
     """Why torchax or JAX cannot be imported, or None."""
-    lacking = [name for name in ("jax", "torchax") if find_spec(name) is None]
+    lacking = [name for name in ("jax", "torchax", "flatbuffers") if find_spec(name) is None]
     if lacking:
         return f"{' and '.join(lacking)} not installed: pip install {PACKAGES}"
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        with _devices_open(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import torchax.export
-            import torchax.ops.jaten  # noqa: F401 - operators come into its registry by their import
-    except Exception as error:  # torchax 0.0.13 does not import beside torch 2.15
-        return f"torchax does not import beside torch {torch.__version__}: {named_line(error)}"
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)  # which torchax turns off, for every module of the process
-    return None
+    reason = why_no_torchax()  # torchax 0.0.13 does not import beside torch 2.15
+    return reason and f"torchax does not import beside torch {torch.__version__}: {reason}"
 
 
 @cache
