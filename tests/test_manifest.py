@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_records import cell
 
-from runners.machine import manifest
+from runners.machine import environment, manifest
 from runners.machine.manifest import State
 
 FILES = {
@@ -108,3 +109,12 @@ def test_a_manifest_needs_a_checkout(copy: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(copy.parent))
     with pytest.raises(SystemExit, match="is no checkout"):
         written(copy, monkeypatch)
+
+
+def test_what_a_sweep_knows_before_a_cell_runs_names_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does the record of a cell that never ran, and no result is measured anew for it."""
+    before = environment.identity(cell(), (), "0")
+    monkeypatch.setattr(environment, "code_state", lambda: State("0" * 40, True))
+    after = environment.identity(cell(), (), "0")
+    assert (after.commit, after.modified) == ("0" * 40, True) and after.os
+    assert after.identity == before.identity

@@ -29,7 +29,8 @@ SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "TORCH
 def identity(cell: Cell, roots: tuple[str, ...], visible_device: str, sources: str | None = None) -> Environment:
     """What must be the same for a result to stand for a new run: machine, libraries, and the code that measures.
 
-    The sweep's own process asks, which never imports torch.
+    With them the operating system and the git commit, which stand in the record of a cell that fails too. The sweep's own
+    process asks, which never imports torch.
 
     Args:
         cell: what runs.
@@ -38,6 +39,7 @@ def identity(cell: Cell, roots: tuple[str, ...], visible_device: str, sources: s
         sources: digests of the files of a custom model and a custom scheduler.
     """
     gpu, driver = card.identity(visible_device) if cell.device == "cuda" else (None, None)
+    state = code_state()
     return Environment(
         host=socket.gethostname(),
         cpu=cpu_name(),
@@ -49,17 +51,17 @@ def identity(cell: Cell, roots: tuple[str, ...], visible_device: str, sources: s
         sources=sources,
         gpu=gpu,
         driver=driver,
+        os=platform.platform(),
+        commit=state.commit,
+        modified=state.modified,
     )
 
 
 def described(environment: Environment, device: str, visible_device: str) -> Environment:
-    """With what else stands in a record, asked in the cell's own process: CUDA, cuDNN, threads, clocks, git commit."""
+    """With what else stands in a record, asked in the cell's own process: CUDA, cuDNN, threads, clocks."""
     import torch
 
-    code = code_state()
-    environment = replace(
-        environment, os=platform.platform(), threads=torch.get_num_threads(), commit=code.commit, modified=code.modified
-    )
+    environment = replace(environment, threads=torch.get_num_threads())
     if device != "cuda":
         return environment
     properties = torch.cuda.get_device_properties(0)
