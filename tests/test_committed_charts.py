@@ -163,3 +163,8 @@ def test_a_picture_is_small_and_has_its_text_as_text(file: Path) -> None:
     assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 5
     hatches = [ElementTree.tostring(one) for one in root.findall(".//{http://www.w3.org/2000/svg}pattern")]
     assert all(len(hatch) < 15_000 for hatch in hatches)
+
+
+@pytest.mark.parametrize(("share", "shown"), [("0.1", "10 %"), ("0.01", "1 %"), ("0.125", "12.5 %")])
+def test_a_share_of_the_rows_is_written_as_percent(share: str, shown: str) -> None:
+    assert written(f"pre 2 (training_share={share})") == f"pre 2 ({shown} of the rows)"
