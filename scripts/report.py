@@ -45,6 +45,7 @@ from scripts.table import DASH, Entry, Made, Table, escaped, made, table
 
 PAGE = Path(__file__).resolve().parent / "page"
 FONTS = "Arial, DejaVu Sans, sans-serif"  # of a chart's words
+CHART = re.compile(r'<svg role="img".*?</svg>', re.DOTALL)  # as `inlined` makes it, whose elements have no class
 LONG_PATH = 100  # characters, from which on charts share a path
 SHARED = '<svg class="shared" width="0" height="0" aria-hidden="true"><defs></defs></svg>'  # of page.html.j2
 VERDICTS = Path("results") / "exhibits" / "verdicts.json"  # of scripts/reproduce.py
@@ -113,7 +114,7 @@ class Report:
         parts = {"style": "page.css", "script": "page.js"}
         inlined = {name: (PAGE / file).read_text(encoding="utf-8") for name, file in parts.items()}
         safe = {name: jinja2.filters.Markup(text) for name, text in inlined.items()}
-        return with_shared_paths(environment.get_template("page.html.j2").render(report=self, **safe))
+        return with_shared_paths(with_shared_styles(environment.get_template("page.html.j2").render(report=self, **safe)))
 
     def markdown(self) -> str:
         """The page for Markdown, whose pictures are files of their own (write_pictures)."""
@@ -151,6 +152,20 @@ def inlined(chart: Chart, number: int) -> str:
     svg = re.sub(r'(?<=<g) id="[^"]*"', "", svg)  # which nothing refers to
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1c{number}-", style.with_short_names(svg))
     return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" font-family="{FONTS}" ', 1)
+
+
+def with_shared_styles(html: str) -> str:
+    """The page with each style that its charts repeat as a class, which its style sheet defines."""
+    in_tag = re.compile(r' style="([^"]*)"')
+    charts = CHART.findall(html)
+    counts = Counter(style for chart in charts for style in in_tag.findall(chart))
+    names = {style: f"s{number}" for number, style in enumerate((s for s, count in counts.items() if count > 1), start=1)}
+
+    def classed(chart: re.Match[str]) -> str:
+        return in_tag.sub(lambda match: f' class="{names[match[1]]}"' if match[1] in names else match[0], chart[0])
+
+    rules = "".join(f".{name} {{{style}}}\n" for style, name in names.items())
+    return CHART.sub(classed, html).replace("</style>", f"{rules}</style>", 1)
 
 
 def with_shared_paths(html: str) -> str:

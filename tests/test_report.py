@@ -22,7 +22,7 @@ from scripts import report
 from scripts.charts.style import order
 from scripts.page import content
 from scripts.page.answer import answer, fastest
-from scripts.report import SHARED, with_shared_paths
+from scripts.report import SHARED, with_shared_paths, with_shared_styles
 from scripts.table import DASH
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
@@ -310,3 +310,15 @@ def test_charts_share_the_paths_that_they_have_in_common() -> None:
         '<use id="a" xlink:href="#path-1" style="fill: red"/><use xlink:href="#path-1"/><path d="M 1 1"/>'
     )
     assert with_shared_paths(shared) == shared
+
+
+def test_charts_share_the_styles_that_they_repeat() -> None:
+    chart = '<svg role="img"><g style="fill: red"/><g style="fill: blue"/><g style="fill: red"/></svg>'
+    page = f'<style>\np {{}}\n</style><p style="fill: red"/>{chart}<svg class="schedule"><g style="fill: red"/></svg>'
+    shared = with_shared_styles(page)
+    assert shared == (
+        '<style>\np {}\n.s1 {fill: red}\n</style><p style="fill: red"/>'
+        '<svg role="img"><g class="s1"/><g style="fill: blue"/><g class="s1"/></svg>'
+        '<svg class="schedule"><g style="fill: red"/></svg>'
+    )
+    assert with_shared_styles(shared) == shared
