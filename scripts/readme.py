@@ -25,6 +25,7 @@ from results.store import Store
 from scripts import cells, pipeline_tables, tables
 from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
+from scripts.precision_table import half_precision
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +42,7 @@ TUNED = RESULTS / "tuned.jsonl.gz"  # TVM before and after tuning, beside some o
 CHOSEN = [RESULTS / f"{name}.jsonl.gz" for name in ("algorithms", "algorithms-again")]
 FIGURE5 = RESULTS / "figure5.jsonl.gz"  # Opara's, with counters
 LEARNED = RESULTS / "windtunnel.jsonl.gz"  # pipelines over New York's flights
+HALF = RESULTS / "half-precision.jsonl.gz"  # the zoo in fp16 and bf16 under each fused system
 SPEED = RESULTS / "windtunnel-speed.jsonl.gz"  # of their tuning and predicting
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
@@ -101,6 +103,7 @@ def parts() -> dict[str, str]:
         "tuned": tables.tuned([*zoo, *read(TUNED)]),
         "algorithms": tables.algorithms([everything(sweep) for sweep in CHOSEN]),
         "training": tables.training(trained),
+        "half precision": half_precision(everything(HALF)),
         "pipelines": pipeline_tables.tuned_pipelines(everything(LEARNED)),
         "tuning": pipeline_tables.tuning(everything(SPEED)),
         "predictions": pipeline_tables.predictions(everything(SPEED)),
