@@ -63,10 +63,9 @@ def retinanet_heads(training: bool, *, size: str = "full") -> nn.Module:
 def _damp_branches(backbone: nn.Module) -> None:
     """Scale what a residual branch adds by 1 / sqrt(number of blocks), so that a block is near the identity.
 
-    De and Smith (2020) find that deep residual networks learn where blocks begin so.
-    On random weights differences grow with every normalized layer, as gradients do (Yang et al. 2019), and rounding with
-    them. A classifier's mean over positions averages that out. Here every position is an output: undamped, most of it would
-    be rounding in bf16.
+    Deep residual networks learn from such a beginning (De and Smith 2020). Without it, differences grow with every
+    normalized layer of random weights, as gradients do (Yang et al. 2019), and so does rounding. A classifier's mean over
+    positions averages rounding out. Here every position is an output, and in bf16 most of it would be rounding.
     """
     blocks = [block for block in backbone.modules() if isinstance(block, Bottleneck)]
     for block in blocks:
@@ -76,8 +75,8 @@ def _damp_branches(backbone: nn.Module) -> None:
 def _fix_variance_of_means(classifier: nn.Module) -> None:
     """Keep calibration from the batch norm behind a mean over the image, [B, C, 1, 1].
 
-    A channel has one value an image there, and images on random weights have nearly the same: by so small a deviation
-    rounding would be multiplied.
+    A channel has one value for each image there, which random weights make nearly equal for all images. Dividing by so small
+    a deviation would multiply rounding.
     """
     for pooling in classifier.modules():
         if isinstance(pooling, ASPPPooling):

@@ -84,6 +84,18 @@ def test_every_kind_of_time_of_its_own_cores_counts_and_no_share_is_beyond_all(m
     assert load.share_of_others() == 0.0
 
 
+def test_rounds_shorter_than_a_tick_are_watched_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mocks of the clock and of the counters: half of the cores' time is another's, counted 0.01 s late."""
+    now = [100.0]
+    monkeypatch.setattr("runners.machine.cpu_load.monotonic", lambda: now[0])
+    monkeypatch.setattr("runners.machine.cpu_load.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("runners.machine.cpu_load._busy_seconds", lambda: 0.5 * NUM_CORES * max(now[0] - 100.01, 0.0))
+    monkeypatch.setattr("runners.machine.cpu_load._tree_seconds", lambda _: 0.0)
+    load = CpuLoad(1)
+    now[0] += 0.005  # as long as the rounds take
+    assert load.share_of_others() == pytest.approx(0.49)
+
+
 def measured(device: str) -> dict[Cell, Record]:
     """Two cells that took 4 and 1 ms alone."""
     cells = {system: cell(system, device=device) for system in ("eager", "nimble")}

@@ -31,6 +31,7 @@ from systems.compilers.exported import Exported
 NARROW = {torch.int64: torch.int32}  # JAX computes with integers of 32 bits
 # Files of one translation.
 PROGRAM, OPERATORS, FUNCTION, WEIGHTS, REASON = "program.pt2", "operators.json", "function.jax", "weights.json", "reason"
+LACKS = (OSError, MemoryError)  # of room or memory, which say nothing of the program
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}  # translating needs none
 
 
@@ -61,7 +62,7 @@ def translated(exported: Exported) -> Translation:
 
     Raises:
         Unsupported: torch.export cannot save it, or torchax lacks an operator of it.
-        ChildProcessError: the process that translates it ended before it had said more.
+        ChildProcessError: the process that translates it ended before it had said more, for want of memory or room, say.
     """
     with TemporaryDirectory(prefix="opweave-") as name:  # which nobody else can write: loading a program unpickles
         folder = Path(name)
@@ -69,7 +70,9 @@ def translated(exported: Exported) -> Translation:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of tensors that share one element
                 torch.export.save(_bare(exported.program), folder / PROGRAM)
-        except Exception as error:
+        except LACKS:
+            raise
+        except Exception as error:  # saving raises whatever it finds in a program
             raise Unsupported(f"torch.export cannot save it: {named_line(error)}") from error
         targets = {node.target for node in exported.program.graph.nodes}
         operators = sorted(target.name() for target in targets if isinstance(target, torch._ops.OpOverload))
@@ -199,6 +202,8 @@ def main(task: str, folder: str, *arguments: str) -> None:
 
         if task == "translate":
             _translate(Path(folder), *arguments)
+    except LACKS:  # with which this process ends
+        raise
     except Exception as error:  # whatever torchax or JAX raises of an operator that it lacks
         (Path(folder) / REASON).write_text(named_line(error))
 
