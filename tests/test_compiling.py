@@ -61,6 +61,22 @@ def test_a_kernel_stays_the_same_when_torchinductor_sets_its_library(
     assert cubins(tmp_path) == ["_dense.cubin"]
 
 
+def test_a_kernel_stays_the_same_when_torchinductor_sets_its_ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does when it first compiles. This process has compiled before, and keeps its keys."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    compile_for(H100, [dense_job(16)])
+    assert cubins(tmp_path) == ["_dense.cubin"]
+    for name in ("ptxas", "ptxas-blackwell"):
+        own = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+        other = tmp_path / name
+        other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo another\nexec {own} "$@"\n')
+        other.chmod(0o755)
+        monkeypatch.setenv(f"TRITON_{name.upper().replace('-', '_')}_PATH", str(other))
+    compile_for(H100, [dense_job(16)])
+    assert cubins(tmp_path) == ["_dense.cubin"]
+
+
 def test_a_job_travels_as_json() -> None:
     jobs = [dense_job(16), dense_job(3, "ieee", torch.bfloat16), separable_job()]
     converter = compiling._converter()

@@ -108,6 +108,18 @@ def test_weights_are_those_of_the_module_also_after_they_change() -> None:
             module.added.add_(1)
 
 
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor(0.5)
+
+
+@RUNS
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_constant_may_be_on_the_cpu(device: str) -> None:
+    x = torch.randn(2, 3, device=device)
+    assert systems.load("xla").prepare(Halved(), (x,))(x).equal(x * 0.5)
+
+
 @RUNS
 def test_a_program_for_a_gpu_is_translated_without_one() -> None:
     """Its tensors are fake. The function is that for a CPU."""

@@ -180,7 +180,10 @@ class _Stateless(nn.Module):
         self.names, self.written = names, written
         for name in names:  # their values are no part of the model
             owner, _, last = name.rpartition(".")
-            self.module.get_submodule(owner)._buffers[last] = torch.empty(0)
+            buffers = self.module.get_submodule(owner)._buffers
+            value = buffers[last]
+            assert value is not None
+            buffers[last] = torch.empty(0, device=value.device)
 
     def forward(self, *tensors: Tensor) -> Any:
         own = len(tensors) - len(self.names)

@@ -95,7 +95,13 @@ def compile_for(target: Any, jobs: Sequence[Job]) -> None:
 
 
 def _start(target: Any, jobs: Sequence[Job], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    document = {"target": [target.backend, target.arch, target.warp_size], "jobs": _converter().unstructure(jobs)}
+    from triton.compiler.compiler import make_backend
+
+    document = {
+        "target": [target.backend, target.arch, target.warp_size],
+        "compiler": make_backend(target).hash(),
+        "jobs": _converter().unstructure(jobs),
+    }
     with TemporaryFile() as file:
         file.write(json.dumps(document).encode())
         file.seek(0)
@@ -143,12 +149,19 @@ class _Driver:
 
 
 def main() -> None:
-    """Compile the jobs that stand on the standard input."""
+    """Compile the jobs that stand on the standard input, under the keys that they have in the process that wants them.
+
+    TorchInductor sets another ptxas for its process and those that it starts. A process that has compiled keeps the keys of
+    the one before.
+    """
     from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
     from triton.runtime import driver
 
     document = json.load(sys.stdin)
-    driver.set_active(_Driver(GPUTarget(*document["target"])))
+    target = GPUTarget(*document["target"])
+    driver.set_active(_Driver(target))
+    type(make_backend(target)).hash = lambda _: document["compiler"]
     for job in _converter().structure(document["jobs"], list[Job]):
         with suppress(Exception):  # whoever launches it learns why
             job.compile()

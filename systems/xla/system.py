@@ -54,7 +54,11 @@ class Xla(System):
         translation = translated(exported)
         export_s = perf_counter() - begin
         begin = perf_counter()
-        by_name = {**exported.program.state_dict, **exported.program.constants}
+        constants = {  # those of no dimensions may be on the CPU, and XLA takes one device
+            name: value.to(exported.device) if isinstance(value, Tensor) else value
+            for name, value in exported.program.constants.items()
+        }
+        by_name = {**exported.program.state_dict, **constants}
         weights = [_array(by_name[name]) for name in translation.weights]
         try:
             executable = _compiled(exported, weights, translation.function)
