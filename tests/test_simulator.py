@@ -141,18 +141,24 @@ def test_work_is_conserved(case: tuple[Schedule, Simulator]) -> None:
     moments = sorted({moment for batch in batches for moment in (batch.begin_us, batch.end_us)})
     for now, then in pairwise(moments):
         present = [i for i, batch in enumerate(batches) if batch.begin_us <= now and batch.end_us >= then]
-        wants: dict[int, tuple[float, float]] = {}  # of each kernel, of memory and of the multiprocessors
+        resident, memory = dict[int, int](), dict[int, float]()  # of each kernel: blocks that run, what they want of memory
         for v in {batches[i].node for i in present}:
-            resident, node = sum(batches[i].blocks for i in present if batches[i].node == v), nodes[v]
-            memory = node.bandwidth * resident / node.most_blocks if node.most_blocks else node.bandwidth
-            wants[v] = memory, on.sharing * min(1.0, resident / on.multiprocessors)
-        begun = dict.fromkeys(wants, 0)
+            node = nodes[v]
+            resident[v] = sum(batches[i].blocks for i in present if batches[i].node == v)
+            memory[v] = node.bandwidth * resident[v] / node.most_blocks if node.most_blocks else node.bandwidth
+        begun = dict.fromkeys(resident, 0)
         for batch in batches:
             if batch.node in begun and batch.begin_us <= now:
                 begun[batch.node] += batch.blocks * batch.waves
-        for v, own in wants.items():
-            others = [want for u, want in wants.items() if u != v and begun[u] == nodes[u].blocks]
-            slowdown = max(1.0, *(1 + own[k] * (own[k] + sum(want[k] for want in others) - 1) for k in (0, 1)))
+        for v in resident:
+            others = [u for u in resident if u != v and begun[u] == nodes[u].blocks]
+            slowdown = max(1.0, 1 + memory[v] * (memory[v] + sum(memory[u] for u in others) - 1))
+            if resident[v]:
+                levels = [
+                    math.ceil(b / on.multiprocessors) for b in (resident[v] + sum(resident[u] for u in others), resident[v])
+                ]
+                by_levels = 1 + on.sharing * (levels[0] / levels[1] - 1)
+                slowdown = max(slowdown, min(by_levels, 1 + len(others)))
             for i in present:
                 if batches[i].node == v:
                     done_us[i] += (then - now) / slowdown
@@ -312,11 +318,19 @@ def test_two_that_use_all_bandwidth_take_turns() -> None:
     assert two_beside_each_other(busy, operator(kernel(10, 60, 128, 32, 0)), gpu()).latency_us == pytest.approx(10)
 
 
-@pytest.mark.parametrize(("sharing", "latency_us"), [(0.0, 10), (0.5, 10), (0.75, 13.75), (1.0, 20)])
-def test_two_on_the_same_multiprocessors_share_them(sharing: float, latency_us: float) -> None:
-    """Each wants the share `sharing` of all: beyond 1 both are slowed down by that share of what is too much."""
-    both = operator(kernel(10, 132, 128, 32, 0))
-    assert two_beside_each_other(both, both, gpu(sharing=sharing)).latency_us == pytest.approx(latency_us)
+@pytest.mark.parametrize(
+    ("blocks", "others", "slowdown"),
+    [(66, 66, 1), (66, 67, 1.5), (132, 132, 1.5), (132, 133, 2), (133, 132, 1.25), (264, 264, 1.5), (1, 1320, 2)],
+)
+def test_two_on_the_same_multiprocessors_share_them(blocks: int, others: int, slowdown: float) -> None:
+    """By the blocks of the fullest of 132 multiprocessors over those of the kernel alone, with a sharing of a half.
+
+    None of two takes more than twice as long.
+    """
+    timeline = two_beside_each_other(
+        operator(kernel(1, blocks, 64, 16, 0)), operator(kernel(10, others, 64, 16, 0)), gpu(sharing=0.5)
+    )
+    assert timeline.ends_us[0] == pytest.approx(slowdown)
 
 
 def test_kernels_are_dispatched_one_after_the_other() -> None:

@@ -61,10 +61,9 @@ def compiled() -> Callable[..., Replayed] | None:
         return njit(loop)  # type: ignore[no-any-return]
 
 
-def demand(node: Node, resident: int, sms: int, sharing: float) -> tuple[float, float]:
-    """What blocks of one kernel that run want: of memory's bandwidth and of the SMs, in shares of what there is."""
-    bandwidth = node.bandwidth * resident / node.most_blocks if node.most_blocks else node.bandwidth
-    return bandwidth, sharing * (resident / sms if resident < sms else 1.0)
+def demand(node: Node, resident: int) -> float:
+    """What blocks of one kernel that run want of memory's bandwidth, as a share."""
+    return node.bandwidth * resident / node.most_blocks if node.most_blocks else node.bandwidth
 
 
 def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int], costs: Costs) -> Replayed:
@@ -73,9 +72,9 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
     The blocks of a kernel run at one pace, so a batch has its end on the kernel's own clock. That clock shows the time
     that the blocks would have taken alone, and goes slower than time by the kernel's slowdown.
 
-    Invariants of contention: a share is at most 1, so n kernels want at most n times what there is, and together make at
-    least as much progress as one alone. A kernel with blocks that found no room slows no other down: else those would
-    wait for room that its own slower blocks hold, and both would lose.
+    Invariants of contention: none of n kernels takes more than n times as long as alone, so together they make at least as
+    much progress as one alone. A kernel with blocks that found no room slows no other down: else those would wait for room
+    that its own slower blocks hold, and both would lose.
 
     Args:
         nodes: The kernels; the rows of `Kernels.numbers` where the loop is compiled.
@@ -107,7 +106,7 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
     clock_us = [0.0] * n  # what its clock shows when its first batch ends
     end_us = [inf] * n  # when that is, unless its slowdown changes before
     slowdown = [1.0] * n
-    memory, share = [0.0] * n, [0.0] * n  # of bandwidth and of the SMs, that its blocks want
+    memory = [0.0] * n  # share of bandwidth that its blocks want
     head = [-1] * n  # its batch that ends first; `following` leads on to the next one
 
     # Of each batch: lists that are empty, but typed.
@@ -118,7 +117,7 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
     queue, first = [0][:0], 0  # kernels in the order of their dispatch; of these the first with unplaced blocks
     running = [0][:0]
     free = sms
-    memory_wanted = sms_wanted = 0.0  # by all that run but `waiting`
+    memory_wanted = 0.0  # by all that run but `waiting`
     waiting, is_slow = -1, False  # the kernel that runs and has blocks without room; is any kernel slowed down?
     dispatcher_free_us, next_end_us = 0.0, inf
 
@@ -152,15 +151,13 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
                         waiting = -1
                     else:
                         memory_wanted -= memory[v]
-                        sms_wanted -= share[v]
-                    memory[v] = share[v] = 0.0
+                    memory[v] = 0.0
                     if head[v] >= 0:
-                        memory[v], share[v] = demand(nodes[v], resident[v], sms, costs.sharing)
+                        memory[v] = demand(nodes[v], resident[v])
                         if unplaced[v]:
                             waiting = v
                         else:
                             memory_wanted += memory[v]
-                            sms_wanted += share[v]
                     elif not unplaced[v]:
                         ends_us[v] = now
                         for s in after[first_after[v] : first_after[v + 1]]:
@@ -223,29 +220,35 @@ def loop(nodes: Sequence[Node], num_before: Sequence[int], before: Sequence[int]
                 waiting = -1
             else:
                 memory_wanted -= memory[v]
-                sms_wanted -= share[v]
-            memory[v], share[v] = demand(node, resident[v], sms, costs.sharing)
+            memory[v] = demand(node, resident[v])
             has_changed = True
             if unplaced[v]:
                 waiting = v
                 break
             memory_wanted += memory[v]
-            sms_wanted += share[v]
             first += 1
-        # 3. Each of those that run together is slowed down by its own share of what all want beyond what there is.
+        # 3. Each of those that run together is slowed down by its own share of what all want of memory beyond what there is,
+        #    and by the levels of all blocks over its own.
         if has_changed:
             next_end_us = inf
             if not len(running):
-                memory_wanted = sms_wanted = 0.0  # without what rounding leaves
+                memory_wanted = 0.0  # without what rounding leaves
+            num_kernels, num_blocks = 0, 0  # of all that run but `waiting`
+            for v in running:
+                if v != waiting:
+                    num_kernels += 1
+                    num_blocks += resident[v]
             was_slow = is_slow
-            is_slow = memory_wanted > 1 or sms_wanted > 1 or waiting >= 0
+            is_slow = memory_wanted > 1 or num_blocks > sms or waiting >= 0
             for v in running:
                 if is_slow or was_slow:
-                    beyond_memory, beyond_sms = memory_wanted - 1, sms_wanted - 1
+                    beyond_memory, others, all_blocks = memory_wanted - 1, num_kernels - 1, num_blocks
                     if v == waiting:
-                        beyond_memory += memory[v]
-                        beyond_sms += share[v]
-                    pace = 1 + max(0.0, memory[v] * beyond_memory, share[v] * beyond_sms)
+                        beyond_memory, others, all_blocks = beyond_memory + memory[v], others + 1, all_blocks + resident[v]
+                    beyond_level = 0.0
+                    if resident[v]:
+                        beyond_level = costs.sharing * (-(-all_blocks // sms) / -(-resident[v] // sms) - 1)
+                    pace = 1 + max(0.0, memory[v] * beyond_memory, min(float(others), beyond_level))
                     if pace != slowdown[v]:
                         end_us[v] = now + (end_us[v] - now) * (pace / slowdown[v])
                         slowdown[v] = pace

@@ -5,13 +5,13 @@
 2. Dispatched kernels stand in one queue. Blocks of the first one go to the multiprocessors (SMs) as far as registers, shared
    memory, threads and slots allow; the next one's turn comes when it has none left. A kernel alone runs in waves of equal
    length, whose sum is its time alone. Room is counted in SMs: a kernel takes as many as its blocks fill.
-3. Kernels that run together slow each other down where they want more than there is, of memory's bandwidth or of the
-   multiprocessors: each one by its own share of it.
+3. Kernels that run together slow each other down: each one by its own share of what they want of memory's bandwidth beyond
+   what there is, and where their blocks, spread over all SMs, are more on the fullest one than its own would be.
 
 Invariants: nothing is faster than alone, so no schedule takes less than its critical path. Kernels together make as much
 progress as one of them would alone, so no schedule takes more than the sum of its kernels, launches and edges. Every block
-runs once, for no less than a wave of its kernel takes alone. Each SM holds blocks of one kernel, as many as its limits
-allow: where GPUs mix them instead, rule 3 makes up for it.
+runs once, for no less than a wave of its kernel takes alone. Room is what its limits allow, each SM for one kernel: that
+GPUs spread and mix blocks instead is what rule 3 counts.
 """
 
 from collections.abc import Sequence
