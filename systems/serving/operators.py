@@ -1,7 +1,7 @@
 """A GPT block's operators by kernels of our own, where a library's take longer: norms, and products of one token.
 
-The addition to the residual stream and the norm after it are one kernel. A single token's products take norm, activation and
-addition with them (`gemv.py`).
+The addition to the residual stream and the norm after it are one kernel. A library's product takes the activation with it. A
+single token's products take norm, activation and addition with them (`gemv.py`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class KernelOperators:
         x, normed = self.norm(x, addend, norm)
         if len(x) == 1:
             return x, product(normed, linear, None, None, is_gelu, self.is_early)
+        if is_gelu and x.is_cuda and linear.bias is not None and not linear._forward_hooks:  # there it is the tanh form
+            return x, torch._addmm_activation(linear.bias, normed, linear.weight.t(), use_gelu=True)
         output = linear(normed)
         return x, functional.gelu(output, approximate="tanh") if is_gelu else output
 
