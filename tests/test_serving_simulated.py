@@ -25,7 +25,7 @@ from systems.base import BadOption
 from systems.serving import costs
 from systems.serving.batch import Batch, Row
 from systems.serving.costs import CostTable
-from systems.serving.engine import LocalEngine
+from systems.serving.engine import LocalEngine, Returned
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Course, Listed, RealClock, serve
 from systems.serving.parts import Parts
@@ -203,6 +203,34 @@ def test_batches_return_in_the_order_of_their_submission() -> None:
         engine.submit(rows_of(num_tokens))
     returned = [(len(engine.collect().tokens), clock.now()) for _ in range(2)]
     assert returned == [(2, 11.0), (1, 11.0)]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20))
+def test_more_tokens_cost_no_less_and_the_nearest_such_costs_are_taken(sixteenths: list[int]) -> None:
+    isotonic = pytest.importorskip("sklearn.isotonic", reason="pip install '.[windtunnel]'")
+    values = [count / 16 for count in sixteenths]
+    expected = isotonic.IsotonicRegression().fit_transform(range(len(values)), values)
+    assert costs._ascending(values) == pytest.approx(tuple(expected))
+
+
+def test_clients_have_their_tokens_while_the_next_iteration_runs() -> None:
+    """Each token goes out once, in order, after the next batch went to the device, and before the loop waits."""
+    done: list[str] = []
+
+    class Logged(SimulatedEngine):
+        def submit(self, batch: Batch) -> None:
+            done.append("submit")
+            super().submit(batch)
+
+        def collect(self) -> Returned:
+            done.append("collect")
+            return super().collect()
+
+    clock = VirtualClock()
+    requests = [Request(0, (1,), 3, 0.0), Request(1, (1,), 1, 9.0)]
+    serve(SCHEDULERS["orca"](1), Logged(clock, LinearCost(1.0)), Listed(requests), lambda d, at: done.append(f"{at}"), clock)
+    assert done == [*("submit", "collect", "submit", "1.0", "collect", "submit", "2.0", "collect", "3.0", "submit"),
+                    *("collect", "10.0")]  # fmt: skip
 
 
 def test_iterations_of_a_real_engine_have_a_cost() -> None:

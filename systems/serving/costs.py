@@ -20,8 +20,9 @@ from .request import Sampling
 from .slots import Region
 
 LITTLE, MUCH = 16, 512  # places that an increment attends to, for the cost of a token and for that of a place
-PROMPT = 256  # tokens of each prompt of an iteration of prompts
-MOST_PROMPTS = 16
+PROMPT = 256  # tokens of each prompt of an iteration of several
+NUMS_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16)
+PROMPTS = (100, 150, 200, 300, 350, 400, 450)  # tokens of one, between those: products take time by tiles, not by tokens
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
 
 
@@ -76,22 +77,19 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
     rows = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_batch_size] + [max_batch_size]
     longest = min(MUCH, num_positions, num_slots)
     mixes = [[(LITTLE - 1, 1)] * count for count in rows]
-    prompt = min(PROMPT, longest)
-    prompts = [[(0, prompt)] * count for count in (1, 2, 4, 8, MOST_PROMPTS) if count <= max_batch_size]
-    kinds = [mix for mix in (*mixes, *prompts) if sum(a + b for a, b in mix) + len(mix) * block_size <= num_slots]
+    prompts = [[(0, min(PROMPT, longest))] * count for count in NUMS_PROMPTS if count <= max_batch_size]
+    prompts += [[(0, length)] for length in PROMPTS if length <= longest]
+    kinds = {sum(count for _, count in mix): mix for mix in (*prompts, *mixes) if _slots_of(mix, block_size) <= num_slots}
+    # The largest first: what a GPU's clocks are under load, they are for all.
+    batches = {num_tokens: _batch(kinds[num_tokens], block_size) for num_tokens in sorted(kinds, reverse=True)}
+    seconds = {num_tokens: seconds_of(engine, batch) for num_tokens, batch in batches.items()}
     count = max((n for n in rows if n * (longest + block_size) <= num_slots), default=1)
     long, short = (_batch([(length - 1, 1)] * count, block_size) for length in (longest, min(LITTLE, longest)))
     slope = (seconds_of(engine, long).stage - seconds_of(engine, short).stage) / max(places_of(long) - places_of(short), 1)
     place_s = max(slope, 0.0)
-    by_tokens: dict[int, Seconds] = {}
-    for mix in kinds:
-        batch = _batch(mix, block_size)
-        if batch.num_tokens not in by_tokens:
-            of_batch = seconds_of(engine, batch)
-            by_tokens[batch.num_tokens] = Seconds(max(of_batch.stage - place_s * places_of(batch), 0.0), of_batch.delay)
-    tokens = tuple(sorted(by_tokens))
-    seconds = _ascending([by_tokens[count].stage for count in tokens])
-    return CostTable(tokens, seconds, place_s, tuple(by_tokens[count].delay for count in tokens))
+    tokens = tuple(sorted(kinds))
+    stages = [max(seconds[n].stage - place_s * places_of(batches[n]), 0.0) for n in tokens]
+    return CostTable(tokens, _ascending(stages), place_s, tuple(seconds[n].delay for n in tokens))
 
 
 class Seconds(NamedTuple):
@@ -131,11 +129,20 @@ def _alone(engine: Engine, batch: Batch) -> float:
 
 
 def _ascending(values: Sequence[float]) -> tuple[float, ...]:
-    """More tokens cost no less: what was disturbed less than a smaller one gives way."""
-    ascending = list(values)
-    for at, (before, after) in enumerate(pairwise(values), 1):
-        ascending[at] = max(before, after, ascending[at - 1])
-    return tuple(ascending)
+    """The nearest values of which none is below one before it: more tokens cost no less (isotonic regression)."""
+    pools: list[tuple[float, int]] = []  # a mean, and how many values have it
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, num_before = pools.pop()
+            mean, count = (before * num_before + mean * count) / (num_before + count), num_before + count
+        pools.append((mean, count))
+    return tuple(mean for mean, count in pools for _ in range(count))
+
+
+def _slots_of(mix: Sequence[tuple[int, int]], block_size: int) -> int:
+    """Slots that rows of (places filled before, tokens now) take at most."""
+    return sum(before + now + block_size for before, now in mix)
 
 
 def _batch(mix: Sequence[tuple[int, int]], block_size: int) -> Batch:

@@ -140,23 +140,33 @@ def serve(
     """
     course = course or Course()
     submitted: deque[tuple[float, int]] = deque()
+    held: tuple[Sequence[Delivery], float] = (), 0.0  # what goes to clients once the device has its next batch
+
+    def hand_out() -> None:
+        nonlocal held
+        if held[0]:
+            deliver(*held)
+        held = (), 0.0
+
     while True:
         for request in inbox.arrived(clock.now()):
             scheduler.add(request)
         for request_id in inbox.cancelled():
             if deliveries := scheduler.cancel(request_id):
+                hand_out()
                 deliver(deliveries, clock.now())
-        if (batch := scheduler.next_batch()) is not None:
+        batch = scheduler.next_batch()
+        if batch is not None:
             submitted.append((clock.now(), scheduler.num_reserved))
             engine.submit(batch)
-        elif engine.num_in_flight and (scheduler.is_full or engine.has_returned()):
+        hand_out()
+        if batch is not None:
+            continue
+        if engine.num_in_flight and (scheduler.is_full or engine.has_returned()):
             returned = engine.collect()
             begin_s, num_reserved = submitted.popleft()
-            deliveries = scheduler.take_back(returned.batch, returned.tokens)
-            now_s = clock.now()
-            if deliveries:
-                deliver(deliveries, now_s)
-            course.add(_iteration(returned, begin_s, now_s, num_reserved))
+            held = scheduler.take_back(returned.batch, returned.tokens), clock.now()
+            course.add(_iteration(returned, begin_s, held[1], num_reserved))
         elif engine.num_in_flight or not inbox.is_closed:
             clock.wait(engine, inbox)
         else:

@@ -51,7 +51,7 @@ class Cut:
 # By K/V heads of all rows, up to so many: what fills a GPU needs no splits. Measured on an H200 (benchmark_serving.py).
 CUTS = ((64, Cut(64, 4, 4, 3, True)),)
 FULL = Cut(64, 1, 4, 3, True)  # beyond the table
-PROMPT = Cut(64, 1, 4, 2, True)  # of the launches that have prompts
+PROMPT = Cut(64, 1, 4, 3, True)  # of the launches that have prompts
 
 
 def cut_of(num_blocks: int, has_prompts: bool) -> Cut:
