@@ -285,6 +285,8 @@ def test_what_is_built_ahead_is_for_the_runner_of_the_cell() -> None:
         assert models.load("squeezenet", 1, training=runner == "training").module is built
     ahead("latency", "squeezenet", bypass="long")  # told when it is loaded
     ahead("latency", "custom", factory="a:b")
+    for runner in ("serving", "capacity", "engine", "simulation", "simulated"):  # made on the device
+        ahead(runner, "gpt")
     assert not loading._ahead and torch.get_num_threads() == threads
     torch.set_num_threads(before)
 

@@ -202,7 +202,7 @@ def build_ahead(cell: Cell) -> None:
 
     import models
 
-    if cell.model.name not in models.names():
+    if cell.model.name not in models.names() or not plan(cell.runner).composition.builds_on_cpu:
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

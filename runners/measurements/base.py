@@ -132,6 +132,7 @@ class Composition:
     possible: names of the measurements that it can make; none where they are all that its options suffice for.
     shown_first: headings of columns that every table of it shows.
     learns: may its systems learn, in a process of their own, before it measures?
+    builds_on_cpu: is the network built there first, so that the next cell's may be built while one is measured?
     """
 
     name: ClassVar[str] = ""
@@ -140,6 +141,7 @@ class Composition:
     possible: ClassVar[tuple[str, ...]] = ()
     shown_first: ClassVar[tuple[str, ...]] = ()
     learns: ClassVar[bool] = True
+    builds_on_cpu: ClassVar[bool] = True
 
 
 def names_of(kind: type) -> set[str]:

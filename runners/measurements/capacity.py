@@ -37,6 +37,7 @@ class CapacityRun(Composition):
     Options = ServingOptions
     session = "runners.serving.session:ServingSession"
     learns = False
+    builds_on_cpu = False
 
 
 def _text(record: Record) -> str:

@@ -47,6 +47,7 @@ class EngineRun(Composition):
     Options = EngineOptions
     session = "runners.serving.session:EngineSession"
     learns = False
+    builds_on_cpu = False
 
 
 def _text(record: Record, name: str) -> str:

@@ -29,6 +29,7 @@ class ServingRun(Composition):
     session = "runners.serving.session:ServingSession"
     shown_first = ("req/s", "tokens/s", "normalized ms")
     learns = False
+    builds_on_cpu = False
 
 
 def _quantity(record: Record, name: str) -> Quantity | None:

@@ -16,3 +16,4 @@ class SimulatedRun(Composition):
     possible = ("serving", "capacity")
     shown_first = ("req/s", "tokens/s", "normalized ms", "req/s at SLO")
     learns = False
+    builds_on_cpu = False

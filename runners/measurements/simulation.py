@@ -47,6 +47,7 @@ class SimulationRun(Composition):
     Options = SimulationOptions
     session = "runners.serving.session:ServingSession"
     learns = False
+    builds_on_cpu = False
 
 
 def _ratio(record: Record, name: str) -> str:
