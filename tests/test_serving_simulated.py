@@ -27,7 +27,7 @@ from systems.serving.batch import Batch, Row
 from systems.serving.costs import CostTable
 from systems.serving.engine import LocalEngine, Returned
 from systems.serving.iteration_level import IterationLevel
-from systems.serving.loop import Course, Listed, RealClock, serve
+from systems.serving.loop import Course, Inbox, Iteration, Listed, RealClock, serve
 from systems.serving.parts import Parts
 from systems.serving.reductions import Reductions
 from systems.serving.request import Delivery, Request, Sampling
@@ -36,6 +36,7 @@ from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
 from systems.serving.slots import ContiguousSlots, PagedSlots, Region
 from systems.serving.stage_costs import StageCosts
+from systems.serving.system import Server
 
 SCHEDULERS: dict[str, Callable[[int], Scheduler]] = {
     "orca": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, workers),
@@ -205,6 +206,28 @@ def test_batches_return_in_the_order_of_their_submission() -> None:
     assert returned == [(2, 11.0), (1, 11.0)]
 
 
+def test_what_the_loop_takes_between_iterations_is_measured_by_rows() -> None:
+    """Of a loop that takes 2 s between iterations and a quarter for each request; or submits before a return."""
+
+    def course(inbox: Inbox, between_s: float, row_s: float) -> Course:
+        requests = inbox.arrived(0.0)
+        assert {len(request.prompt) + request.max_new_tokens for request in requests} == {9}
+        period_s = 5.0 + between_s + row_s * len(requests)
+        batch = Batch(0, ())
+        return Course([Iteration(i * period_s, i * period_s + 5.0, 1, 1, 1, 0, batch) for i in range(4)])
+
+    table = CostTable((1, 3), (1.0, 1.0), 0.0, (0.5, 1.5))
+    looped = costs.looped(table, lambda inbox: course(inbox, 2.0, 0.25), 5, 9)
+    assert (looped.loop_s, looped.loop_row_s) == pytest.approx((2.0, 0.25))
+    assert looped.delay(rows_of(3)) == pytest.approx(1.5 + 2.0 + 0.75) and looped(rows_of(3)) == table(rows_of(3))
+    hidden = costs.looped(table, lambda inbox: course(inbox, -3.0, 0.0), 5, 9)
+    assert hidden == table
+    real = LocalEngine(MODULE, NUM_SLOTS)
+    server = Server(SCHEDULERS["orca"](1), real, (NUM_SLOTS, SHAPE.positions, SHAPE.vocabulary))
+    measured = costs.looped(table, lambda inbox: server.serve(inbox, lambda d, at: None, RealClock()), 3, 9)
+    assert measured.loop_s + measured.loop_row_s > 0 and server.scheduler.num_unfinished == 0
+
+
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20))
 def test_more_tokens_cost_no_less_and_the_nearest_such_costs_are_taken(sixteenths: list[int]) -> None:
     isotonic = pytest.importorskip("sklearn.isotonic", reason="pip install '.[windtunnel]'")
@@ -243,7 +266,14 @@ def test_iterations_of_a_real_engine_have_a_cost() -> None:
 
 SUMS = Reductions(2, (1000, 3000, 5000), (1.0, 2.0, 4.0))
 COSTS = StageCosts(
-    "H", 2**40, "fp32", (4, 128, 8, 2048, 512), Parts(2, 8), 512, CostTable((1, 4), (1.0, 4.0), 0.0, (0.5, 2.0)), SUMS
+    "H",
+    2**40,
+    "fp32",
+    (4, 128, 8, 2048, 512),
+    Parts(2, 8),
+    512,
+    CostTable((1, 4), (1.0, 4.0), 0.0, (0.5, 2.0)),
+    SUMS,
 )
 
 
@@ -266,7 +296,8 @@ def test_a_stage_costs_its_part_and_two_sums_a_layer() -> None:
 
 
 def test_costs_are_read_as_they_were_written() -> None:
-    for costs_of_stage in (COSTS, replace(COSTS, reductions=None)):
+    with_loop = replace(COSTS, table=replace(COSTS.table, loop_s=0.25, loop_row_s=0.5))
+    for costs_of_stage in (COSTS, with_loop, replace(COSTS, reductions=None)):
         assert StageCosts.from_json(costs_of_stage.to_json()) == costs_of_stage
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -29,7 +29,7 @@ from systems.serving.engine import LocalEngine
 from systems.serving.loop import Course, Listed, RealClock
 from systems.serving.parts import Parts
 from systems.serving.peer import PeerServer
-from systems.serving.request import Request
+from systems.serving.request import Delivery, Request
 from systems.serving.system import AnyServingSystem, Server, ServingSystem
 
 from . import metrics, traffic
@@ -71,11 +71,15 @@ def decoder_of(cell: Cell, parts: Parts) -> AnyDecoder | Parted:
     return load_decoder(cell.model.name, cell.device, cell.conditions.precision, **cell.model.options)
 
 
+def discard(deliveries: Sequence[Delivery], now_s: float) -> None:
+    """Deliver to nobody."""
+
+
 def warm_up(server: Server | PeerServer, longest_prompt: int) -> None:
     """A few requests, so that kernels are compiled and libraries have chosen theirs."""
     length = min(longest_prompt, server.bounds[1] - WARM_NEW, server.num_slots - WARM_NEW)
     requests = [Request(i, (i,) * length, WARM_NEW) for i in range(NUM_WARM)]
-    server.serve(Listed(requests), lambda deliveries, now_s: None, RealClock())
+    server.serve(Listed(requests), discard, RealClock())
 
 
 def server_of(cell: Cell) -> Server:
@@ -207,7 +211,10 @@ class ServingSession(Session):
         if not isinstance(server, Server):
             raise BadOption(f"runner=simulation has our schedulers alone: system={self.cell.system.choice} has its own")
         block_size = int(self.cell.system.options.get("block_size") or 0)
-        table = costs.measured(server.engine, *server.bounds[:2], self.serving_system.max_batch_size, block_size)
+        most = self.serving_system.max_batch_size
+        table = costs.measured(server.engine, *server.bounds[:2], most, block_size)
+        longest = min(server.bounds[:2])
+        table = costs.looped(table, lambda inbox: server.serve(inbox, discard, RealClock()), most, longest)
         clocked = []
         for rate in options.all_rates:
             for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):

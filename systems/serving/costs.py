@@ -1,14 +1,15 @@
 """What an engine's iterations cost, measured: all that a simulated engine knows of it.
 
 Two numbers tell an iteration: how long a stage is taken by it, measured with another waiting behind it, and how much later
-its tokens are there. What a host does before and after kernels is in the second, so it is hidden where iterations overlap.
+the next one may go. What a host does before and after kernels is in the second, and what the loop does between iterations
+(selection, tokens taken back), so it is hidden where iterations overlap.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -16,13 +17,15 @@ from typing import NamedTuple
 
 from .batch import Batch, Row
 from .engine import Engine
-from .request import Sampling
+from .loop import Course, Inbox, Listed
+from .request import Request, Sampling
 from .slots import Region
 
 LITTLE, MUCH = 16, 512  # places that an increment attends to, for the cost of a token and for that of a place
 PROMPT = 256  # tokens of each prompt of an iteration of several
 NUMS_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPTS = (100, 150, 200, 300, 350, 400, 450)  # tokens of one, between those: products take time by tiles, not by tokens
+LOOPS = 24  # tokens of each request that the loop is timed with
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
 
 
@@ -35,20 +38,24 @@ class CostTable:
         seconds: that each takes a stage, without the part of its places.
         place_s: of each filled place of each row.
         delays: seconds of each from the last stage's end to its tokens; () where there are none.
+        loop_s, loop_row_s: between an iteration's return and the next submission, and a part of it for each row.
     """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     place_s: float
     delays: tuple[float, ...] = ()
+    loop_s: float = 0.0
+    loop_row_s: float = 0.0
 
     def __call__(self, batch: Batch) -> float:
         """Seconds that an iteration takes a stage."""
         return self._between(self.seconds, batch.num_tokens) + self.place_s * places_of(batch)
 
     def delay(self, batch: Batch) -> float:
-        """Seconds from the last stage's end to an iteration's tokens, while which the next one may run."""
-        return max(self._between(self.delays, batch.num_tokens), 0.0) if self.delays else 0.0
+        """Seconds from the last stage's end to where the loop may submit again; one in flight runs meanwhile."""
+        delay_s = max(self._between(self.delays, batch.num_tokens), 0.0) if self.delays else 0.0
+        return delay_s + self.loop_s + self.loop_row_s * len(batch.rows)
 
     def _between(self, values: Sequence[float], count: int) -> float:
         """On the line through the two measured values beside a number of tokens; beyond the last on the last two's."""
@@ -90,6 +97,28 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
     tokens = tuple(sorted(kinds))
     stages = [max(seconds[n].stage - place_s * places_of(batches[n]), 0.0) for n in tokens]
     return CostTable(tokens, _ascending(stages), place_s, tuple(seconds[n].delay for n in tokens))
+
+
+def looped(table: CostTable, serve: Callable[[Inbox], Course], most_requests: int, longest: int) -> CostTable:
+    """The table with what the loop takes between iterations, measured with one request and with as many as may run.
+
+    Args:
+        table: of the engine.
+        serve: requests through a server of it that has nothing to do. Keys and values are overwritten.
+        most_requests: at once.
+        longest: tokens of a request, at most.
+    """
+
+    def between_s(num_requests: int) -> float:
+        """From the return of an iteration to the next submission, the median; 0 where that comes before."""
+        prompt = min(LITTLE, longest // 2)
+        requests = [Request(i, (0,) * prompt, min(LOOPS, longest - prompt)) for i in range(num_requests)]
+        gaps_s = [after.begin_s - before.end_s for before, after in pairwise(serve(Listed(requests)).iterations)]
+        return max(median(gaps_s or [0.0]), 0.0)
+
+    one_s, most_s = between_s(1), between_s(most_requests)
+    row_s = max(most_s - one_s, 0.0) / max(most_requests - 1, 1)
+    return replace(table, loop_s=max(one_s - row_s, 0.0), loop_row_s=row_s)
 
 
 class Seconds(NamedTuple):

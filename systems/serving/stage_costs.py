@@ -53,7 +53,7 @@ class StageCosts:
         return seconds
 
     def delay(self, batch: Batch) -> float:
-        """Seconds from the last stage's end to an iteration's tokens: those of the part."""
+        """As the table's: that of the part."""
         return self.table.delay(batch)
 
     def to_json(self) -> str:
@@ -64,9 +64,8 @@ class StageCosts:
         """Raises ValueError, KeyError, TypeError for something else."""
         fields = json.loads(text)
         table, sums = fields["table"], fields["reductions"]
-        fields["table"] = CostTable(
-            tuple(table["tokens"]), tuple(table["seconds"]), table["place_s"], tuple(table["delays"])
-        )
+        tuples = {name: tuple(table[name]) for name in ("tokens", "seconds", "delays")}
+        fields["table"] = CostTable(**table | tuples)
         fields["reductions"] = sums and Reductions(sums["degree"], tuple(sums["num_bytes"]), tuple(sums["seconds"]))
         return cls(**fields | {"parts": Parts(**fields["parts"]), "shape": tuple(fields["shape"])})
 
