@@ -257,6 +257,15 @@ def test_bars_are_the_speedups_and_their_intervals(monkeypatch: pytest.MonkeyPat
     assert ("nasnet", "cuda_graph") not in bars_by_cell
 
 
+def test_bars_that_are_all_zero_have_an_axis() -> None:
+    """As the share of tokens computed in vain where there are none."""
+    shown = measured()
+    figure = bars.draw_bars(
+        shown, shown.rows, shown.systems, lambda row, s: bars.Bar(0.0), lambda row, s: "", {}, "share", ""
+    )
+    assert all(low == 0 < high for low, high in (axes.get_ylim() for axes in figure.axes))
+
+
 def test_what_has_no_baseline_is_named() -> None:
     records = [r for r in measured().records if name_of(r) != ("bert", "eager")]
     chart = speedup.draw(Selection(records))

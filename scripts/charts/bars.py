@@ -156,6 +156,7 @@ def draw_bars(
         high *= 1.15  # a row of marks at the edge, over all numbers
     if base:
         low, high = min(low, base - 0.2 * (high - base)), max(high, base + 0.35 * (base - low))
+    high = high if high > low else low + 1.0  # all are zero
     size = width(), panel_height * len(panels) + 0.75
     figure, grid = plt.subplots(len(panels), 1, figsize=size, squeeze=False, layout="constrained")
     for panel, axes in zip(panels, grid[:, 0], strict=True):
