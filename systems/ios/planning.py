@@ -15,14 +15,14 @@ from systems.scheduling.plans.stages import Stage, greedy
 from .blocks import find_blocks, subgraph, unit_graph
 from .endings import MAX_TRANSITIONS, TooManyTransitions
 from .merges import first_input
-from .search import Groups, find_schedule
+from .search import Estimates, Groups, find_schedule
 from .stage_simulator import StageSimulator
 from .stage_timer import StageTimer, Unit
 from .units import find_units
 from .windows import WINDOW_TRANSITIONS, UnitStage, improve
 
 KIND = "ios"  # of its decisions
-MARGIN = 0.1  # by which a simulated stage may take longer than what wins, and is still measured (costs=both)
+MARGIN = 0.1  # by which a simulated stage, rid of its bias, may lie above what wins, and is still measured (costs=both)
 IN_TURN, CONCURRENT, MERGED = "in turn", "concurrent", "merged"  # alternatives of a decision
 
 
@@ -132,6 +132,7 @@ class _Planner:
             else StageTimer(program, timer, lambda count: report(f"scheduling: {count} stages measured"))
         )
         self.estimator = simulator if options.costs == "both" else None
+        self.ratios: list[float] = []  # measured over simulated, of stages of both
         self.solutions: dict[Hashable, BlockPlan] = {}  # by what a part of the units computes: cells of a network repeat
 
     def plan(self) -> StagePlan:
@@ -276,7 +277,10 @@ class _Planner:
     ) -> BlockPlan:
         """The best stages of units, which are numbered by their places in `units`."""
         costs = _StageCosts(self, self.timer, units, inputs)
-        estimates = None if self.estimator is None else _StageCosts(self, self.estimator, units, inputs)
+        estimates = None
+        if self.estimator is not None:
+            simulated = _StageCosts(self, self.estimator, units, inputs)
+            estimates = Estimates(lambda groups: simulated.of(groups).milliseconds, MARGIN, self.ratios)
         best = find_schedule(
             inner,
             lambda _, groups: costs.of(groups).milliseconds,
@@ -285,7 +289,7 @@ class _Planner:
             costs.measure_eagerly if self.options.runs_groups_at_once and not self.options.exhaustive else None,
             costs.cost_class,
             max_transitions,
-            None if estimates is None else lambda groups: (1 - MARGIN) * estimates.of(groups).milliseconds,
+            estimates,
             self.options.groups == "one_head",
         )
         stages = [UnitStage(tuple(map(_members, groups)), costs.of(groups).is_merged) for groups in best.stages]

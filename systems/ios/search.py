@@ -4,11 +4,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
+from statistics import median
 
 import numpy as np
 
 from .endings import MAX_TRANSITIONS, Array, Endings, enumerate_endings
 
+LEAST_RATIOS = 16  # stages measured, before bounds follow them
 Groups = tuple[int, ...]  # of a stage, each a bit mask of operators
 StageCost = Callable[[int, Groups], float]
 
@@ -43,6 +45,27 @@ class BlockSchedule:
     counts: Counts = field(default_factory=Counts)
 
 
+@dataclass
+class Estimates:
+    """What stages cost by what measures none of them.
+
+    Args:
+        of: a stage, by its groups.
+        margin: share of an estimate by which it may lie above the cost.
+        ratios: cost over estimate of stages that were measured. Estimates that are too low, or too high, are so alike, so
+            bounds follow the median; searches of one model share the list.
+    """
+
+    of: Callable[[Groups], float]
+    margin: float = 0.0
+    ratios: list[float] = field(default_factory=list)
+
+    @property
+    def factor(self) -> float:
+        """Of an estimate, that makes it a bound."""
+        return (1 - self.margin) * (median(self.ratios) if len(self.ratios) >= LEAST_RATIOS else 1.0)
+
+
 def find_schedule(
     predecessors: Sequence[Sequence[int]],
     cost: StageCost,
@@ -51,7 +74,7 @@ def find_schedule(
     measure_eagerly: Callable[[Groups], bool] | None = None,
     cost_class: Callable[[Groups], Hashable] = lambda groups: groups,
     max_transitions: int = MAX_TRANSITIONS,
-    estimate: Callable[[Groups], float] | None = None,
+    estimates: Estimates | None = None,
     one_head: bool = False,
 ) -> BlockSchedule:
     """The stages of least total cost, exactly: cost[S] = min over endings S' of S of cost[S - S'] + cost(S').
@@ -70,8 +93,9 @@ def find_schedule(
             merged convolutions. The result does not change. None: every stage is measured.
         cost_class: equal for stages of equal cost, of which one is measured.
         max_transitions: of a block that is searched.
-        estimate: of a stage's cost, which stands in the place of a lower bound until the stage is measured. Nothing is
-            measured eagerly then, and the result is exact only where no estimate is above the cost.
+        estimates: of stages' costs, which stand in the place of lower bounds until stages are measured. Nothing is measured
+            eagerly then, and the result is too long by no more than the share by which an estimate, times the factor at the
+            end, exceeds its cost.
         one_head: only stages whose groups each start from one operator (`enumerate_endings`).
 
     Raises:
@@ -80,9 +104,9 @@ def find_schedule(
     """
     endings = enumerate_endings(tuple(tuple(p) for p in predecessors), r, s, max_transitions, one_head)
     costs = _Costs(endings, cost)
-    if estimate is not None:
+    if estimates is not None:
         costs.classify(cost_class)
-        costs.estimate(estimate)
+        costs.estimate(estimates)
     elif measure_eagerly is None:
         costs.measure_all()
     else:
@@ -108,7 +132,8 @@ class _Costs:
         self.least = np.zeros(len(endings.groups))
         self.is_measured = np.zeros(len(endings.groups), dtype=bool)
         self.class_members: list[list[int]] = []  # of each ending, the endings of equal cost
-        self.is_estimated = False
+        self.estimates: Estimates | None = None
+        self.estimated = self.least  # by `estimates`, unscaled
 
     def measure_all(self) -> None:
         stages = zip(self.endings.endings.tolist(), self.endings.groups, strict=True)
@@ -121,10 +146,11 @@ class _Costs:
         for i, members in enumerate(self.class_members):
             members.append(i)
 
-    def estimate(self, of: Callable[[Groups], float]) -> None:
+    def estimate(self, estimates: Estimates) -> None:
         """Take estimates for lower bounds."""
-        self.least[:] = [of(groups) for groups in self.endings.groups]
-        self.is_estimated = True
+        self.estimates = estimates
+        self.estimated = np.array([estimates.of(groups) for groups in self.endings.groups])
+        self.least = self.estimated * estimates.factor
 
     def measure(self, places: Iterable[int]) -> None:
         """Measure some endings, and raise the bounds of all endings that hold one of them."""
@@ -134,11 +160,15 @@ class _Costs:
             measured = self.cost(int(self.endings.endings[i]), self.endings.groups[i])
             equal = self.class_members[i]
             self.least[equal], self.is_measured[equal] = measured, True
-            if self.is_estimated:
+            if self.estimates is not None:
+                if 0 < self.estimated[i] < inf and measured < inf:
+                    self.estimates.ratios.append(measured / float(self.estimated[i]))
                 continue
             for ending in self.endings.endings[equal]:
                 holding = ((self.endings.endings & ending) == ending) & ~self.is_measured
                 self.least[holding] = np.maximum(self.least[holding], measured)
+        if self.estimates is not None:
+            self.least[~self.is_measured] = self.estimated[~self.is_measured] * self.estimates.factor
 
 
 def _best(endings: Endings, costs: Array) -> tuple[list[int], float]:
