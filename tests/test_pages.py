@@ -27,8 +27,9 @@ from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.findings import findings
 from scripts.exhibits.preset import Preset
 
-PAGES = "results/FORMAT.md", "results/README.md", "scripts/README.md", "systems/serving/README.md"
-FORMAT, RESULTS, SCRIPTS, SERVING = (ROOT / page for page in PAGES)
+ROOMS = "results", "scripts", "systems/serving", "systems/scheduling/simulate"
+FORMAT = ROOT / "results" / "FORMAT.md"
+RESULTS, SCRIPTS, SERVING, SIMULATOR = (ROOT / room / "README.md" for room in ROOMS)
 # Types whose file has other keys than their fields.
 KEYS = {Choice: {"choice", "name", "options", "changed"}, Course: {"ms", "warps"}}
 
@@ -73,7 +74,7 @@ def test_optional_fields_are_those_that_a_file_may_lack() -> None:
                 assert field.default in (None, ()) or field.default_factory is dict, (kind, field.name)
 
 
-@pytest.mark.parametrize("page", [RESULTS, SCRIPTS, SERVING], ids=["results", "scripts", "serving"])
+@pytest.mark.parametrize("page", [RESULTS, SCRIPTS, SERVING, SIMULATOR], ids=["results", "scripts", "serving", "simulator"])
 def test_a_page_is_short_and_names_files_that_exist(page: Any) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120

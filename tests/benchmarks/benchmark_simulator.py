@@ -5,6 +5,8 @@ python tests/benchmarks/benchmark_simulator.py [SET.json.gz ...] [--fit] [--spee
 Sets are files of `python run.py runner=profile`, by default those that are committed. --fit looks for the constants of
 conf/gpu that predict the training models best, by coordinate descent, and prints them. --speed prints speed alone.
 
+What IOS loses by simulated costs is of the committed records of `python run.py experiment=reference/ios_costs`.
+
 Speed is of random graphs and of two models: minimum and median of some rounds, in time of this thread, which other
 processes slow down nevertheless. So the load of the machine stands beside it.
 """
@@ -26,7 +28,10 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
+from results.comparison import speedup
+from results.siblings import siblings
 from results.statistics import interval, resampled_medians
+from results.store import Store
 from scripts.arguments import Parser
 from systems.profiling.profile import Kernel, OperatorProfile, Profile
 from systems.scheduling.graph.operator_graph import OperatorGraph
@@ -40,7 +45,9 @@ from systems.scheduling.simulate.measured_set import MeasuredSet
 from systems.scheduling.simulate.simulator import Simulator
 from systems.weave.search import SLOW
 
-SETS = Path(__file__).resolve().parent.parent.parent / "results" / "reference" / "simulation"
+REFERENCE = Path(__file__).resolve().parent.parent.parent / "results" / "reference"
+SETS = REFERENCE / "simulation"
+IOS_COSTS = REFERENCE / "h200" / "ios-costs.jsonl.gz"  # of experiment=reference/ios_costs
 TRAINING = ("googlenet", "nasnet", "bert", "resnet50", "mobilenet_v2")
 # Constants that are fitted, and how finely.
 STEPS = {"sharing": 0.05, "branch_us": 0.05, "edge_us": 0.02, "dispatch_us": 0.05, "join_us": 0.01}
@@ -207,6 +214,17 @@ def searches(measured: MeasuredSet) -> list[str]:
     return lines
 
 
+def costs_in_turn(pack: Path = IOS_COSTS) -> list[str]:
+    """What IOS's schedules by simulated costs take over those by measured ones, in shared rounds; a line a model."""
+    lines = []
+    for group in siblings(Store(pack).read().records.values()):
+        by_costs = {str(record.cell.system.options["costs"]): record for record in group.records.values()}
+        if (ratio := speedup(by_costs["measured"], by_costs["simulated"])) is not None:
+            numbers = f"{ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+            lines.append(f"{group.group.model.name}: IOS by simulated over measured costs {numbers}")
+    return lines
+
+
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("sets", nargs="*", type=Path, metavar="SET.json.gz")
@@ -277,6 +295,8 @@ def main() -> None:
     for measured in sets:
         for line in searches(measured):
             console.print(line)
+    for line in costs_in_turn():
+        console.print(line)
     console.print(speed(sets))
 
 
