@@ -232,7 +232,7 @@ def test_a_long_chain_and_a_wide_block_beyond_a_machine_word() -> None:
     assert len(schedule.stages) == 100 and schedule.counts.states == 300
 
 
-@settings(max_examples=40)
+@settings(max_examples=200)
 @given(dags(max_nodes=7, max_edges=14), LIMITS, st.integers(0, 99), st.floats(0, 1), st.sampled_from([0.25, 1.0, 3.0]))
 def test_estimates_lose_no_more_than_they_exceed_the_costs_by(
     graph: OperatorGraph, limits: tuple[int | None, int | None], seed: int, least_share: float, bias: float

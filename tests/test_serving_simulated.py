@@ -224,8 +224,9 @@ def test_what_the_loop_takes_between_iterations_is_measured_by_rows() -> None:
     assert hidden == table
     real = LocalEngine(MODULE, NUM_SLOTS)
     server = Server(SCHEDULERS["orca"](1), real, (NUM_SLOTS, SHAPE.positions, SHAPE.vocabulary))
-    measured = costs.looped(table, lambda inbox: server.serve(inbox, lambda d, at: None, RealClock()), 3, 9)
-    assert measured.loop_s + measured.loop_row_s > 0 and server.scheduler.num_unfinished == 0
+    of_server = costs.of_server(server, 3)
+    assert of_server.loop_s + of_server.loop_row_s > 0 and server.scheduler.num_unfinished == 0
+    assert of_server.tokens[:3] == (1, 2, 3) and max(of_server.seconds) > 0
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20))
@@ -254,6 +255,24 @@ def test_clients_have_their_tokens_while_the_next_iteration_runs() -> None:
     serve(SCHEDULERS["orca"](1), Logged(clock, LinearCost(1.0)), Listed(requests), lambda d, at: done.append(f"{at}"), clock)
     assert done == [*("submit", "collect", "submit", "1.0", "collect", "submit", "2.0", "collect", "3.0", "submit"),
                     *("collect", "10.0")]  # fmt: skip
+
+
+def test_tokens_that_are_there_go_out_though_the_engine_fails() -> None:
+    delivered: list[Delivery] = []
+
+    class Failing(SimulatedEngine):
+        def submit(self, batch: Batch) -> None:
+            if self.clock.now() > 0:
+                raise RuntimeError("the GPU is gone")
+            super().submit(batch)
+
+    clock = VirtualClock()
+    requests = [Request(0, (1,), 1, 0.0), Request(1, (1,), 9, 0.0)]
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
+        serve(
+            SCHEDULERS["orca"](1), Failing(clock, LinearCost(1.0)), Listed(requests), lambda d, _: delivered.extend(d), clock
+        )
+    assert [(d.request_id, d.is_last) for d in delivered] == [(0, True), (1, False)]
 
 
 def test_iterations_of_a_real_engine_have_a_cost() -> None:

@@ -144,6 +144,13 @@ class Composition:
     builds_on_cpu: ClassVar[bool] = True
 
 
+class ServingComposition(Composition):
+    """A runner of cells that serve: their models are made on the device, and their systems learn nothing beforehand."""
+
+    learns = False
+    builds_on_cpu = False
+
+
 def names_of(kind: type) -> set[str]:
     """The names of an options' dataclass."""
     return {field.name for field in fields(kind)}

@@ -11,7 +11,7 @@ from results.record import Measured, Quantity, Record, now
 from runners.serving.capacity import Tried, largest_rate
 from runners.serving.options import CapacityOptions, ServingOptions
 
-from .base import DASH, Column, Composition, Measurement, Part
+from .base import DASH, Column, Measurement, Part, ServingComposition
 from .subject import Subject
 
 ALONE = 128, 32  # prompt tokens and new tokens of the request whose latency is the measure (figure 4.7's "orca(128)")
@@ -30,14 +30,12 @@ class CapacitySubject(Subject, Protocol):
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float: ...
 
 
-class CapacityRun(Composition):
+class CapacityRun(ServingComposition):
     """A cell that serves, at several rates."""
 
     name = "capacity"
     Options = ServingOptions
     session = "runners.serving.session:ServingSession"
-    learns = False
-    builds_on_cpu = False
 
 
 def _text(record: Record) -> str:

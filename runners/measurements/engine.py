@@ -13,7 +13,7 @@ from results.record import Measured, Quantity, Record, now
 from results.statistics import describe
 from runners.serving.options import EngineOptions
 
-from .base import DASH, Column, Composition, Measurement, Part, Row
+from .base import DASH, Column, Measurement, Part, Row, ServingComposition
 from .subject import Subject
 
 ONE_TOKEN = "requests of one token have no increments"
@@ -40,14 +40,12 @@ class EngineSubject(Subject, Protocol):
     def prompt_flops(self) -> float | None: ...
 
 
-class EngineRun(Composition):
+class EngineRun(ServingComposition):
     """A cell whose calls are batches of requests."""
 
     name = "engine"
     Options = EngineOptions
     session = "runners.serving.session:EngineSession"
-    learns = False
-    builds_on_cpu = False
 
 
 def _text(record: Record, name: str) -> str:

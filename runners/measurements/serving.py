@@ -8,7 +8,7 @@ from results.record import Quantity, Record, Serving
 from results.warning import Warning
 from runners.serving.options import ServingOptions
 
-from .base import DASH, Column, Composition, Measurement, Part, Row
+from .base import DASH, Column, Measurement, Part, Row, ServingComposition
 from .subject import Subject
 
 MOST_LAG_MS = 2.0  # of the load generator, beyond which a trace is not the one that was asked for
@@ -21,15 +21,13 @@ class ServingSubject(Subject, Protocol):
         """Every trace through the server."""
 
 
-class ServingRun(Composition):
+class ServingRun(ServingComposition):
     """A cell that serves."""
 
     name = "serving"
     Options = ServingOptions
     session = "runners.serving.session:ServingSession"
     shown_first = ("req/s", "tokens/s", "normalized ms")
-    learns = False
-    builds_on_cpu = False
 
 
 def _quantity(record: Record, name: str) -> Quantity | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from runners.serving.options import SimulatedOptions
 
-from .base import Composition
+from .base import ServingComposition
 
 
-class SimulatedRun(Composition):
+class SimulatedRun(ServingComposition):
     """A cell that serves under a virtual clock."""
 
     name = "simulated"
@@ -15,5 +15,3 @@ class SimulatedRun(Composition):
     session = "runners.serving.simulated_session:SimulatedSession"
     possible = ("serving", "capacity")
     shown_first = ("req/s", "tokens/s", "normalized ms", "req/s at SLO")
-    learns = False
-    builds_on_cpu = False

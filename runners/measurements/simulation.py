@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from results.record import Measured, Quantity, Record, now
 from runners.serving.options import SimulationOptions
 
-from .base import DASH, Column, Composition, Measurement, Part
+from .base import DASH, Column, Measurement, Part, ServingComposition
 from .subject import Subject
 
 SOURCE = "virtual clock, with measured costs of iterations"
@@ -40,14 +40,12 @@ class SimulationSubject(Subject, Protocol):
     def both_clocks(self) -> Sequence[ClockedTrace]: ...
 
 
-class SimulationRun(Composition):
+class SimulationRun(ServingComposition):
     """A cell that serves, under two clocks."""
 
     name = "simulation"
     Options = SimulationOptions
     session = "runners.serving.session:ServingSession"
-    learns = False
-    builds_on_cpu = False
 
 
 def _ratio(record: Record, name: str) -> str:

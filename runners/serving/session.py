@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -26,10 +26,10 @@ from systems.base import BadOption, Unsupported
 from systems.serving import costs
 from systems.serving.batch import Batch
 from systems.serving.engine import LocalEngine
-from systems.serving.loop import Course, Listed, RealClock
+from systems.serving.loop import Course, Listed, RealClock, discard
 from systems.serving.parts import Parts
 from systems.serving.peer import PeerServer
-from systems.serving.request import Delivery, Request
+from systems.serving.request import Request
 from systems.serving.system import AnyServingSystem, Server, ServingSystem
 
 from . import metrics, traffic
@@ -69,10 +69,6 @@ def decoder_of(cell: Cell, parts: Parts) -> AnyDecoder | Parted:
     if parts.num_ranks > 1:
         return parted(cell, parts)
     return load_decoder(cell.model.name, cell.device, cell.conditions.precision, **cell.model.options)
-
-
-def discard(deliveries: Sequence[Delivery], now_s: float) -> None:
-    """Deliver to nobody."""
 
 
 def warm_up(server: Server | PeerServer, longest_prompt: int) -> None:
@@ -211,10 +207,7 @@ class ServingSession(Session):
         if not isinstance(server, Server):
             raise BadOption(f"runner=simulation has our schedulers alone: system={self.cell.system.choice} has its own")
         block_size = int(self.cell.system.options.get("block_size") or 0)
-        most = self.serving_system.max_batch_size
-        table = costs.measured(server.engine, *server.bounds[:2], most, block_size)
-        longest = min(server.bounds[:2])
-        table = costs.looped(table, lambda inbox: server.serve(inbox, discard, RealClock()), most, longest)
+        table = costs.of_server(server, self.serving_system.max_batch_size, block_size)
         clocked = []
         for rate in options.all_rates:
             for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):

@@ -50,10 +50,9 @@ class IterationCosts(Showing):
         from models.gpt_part import Part, made_part
         from runners.cell.arithmetic import set_arithmetic
         from runners.serving.parted import parted
-        from runners.serving.session import discard, system_of
+        from runners.serving.session import system_of
         from systems.base import Unsupported
         from systems.serving import costs, reductions
-        from systems.serving.loop import RealClock
         from systems.serving.stage_costs import Alone, StageCosts
         from systems.serving.system import ServingSystem
 
@@ -74,10 +73,7 @@ class IterationCosts(Showing):
         block_size = int(cell.system.options.get("block_size") or 0)
         engine, num_slots = system.local_engine(part, block_size)
         report("measuring iterations")
-        table = costs.measured(engine, num_slots, model.shape.positions, system.max_batch_size, block_size)
-        server, most = system.server_of(engine, num_slots, model.shape), system.max_batch_size
-        longest = min(server.bounds[:2])
-        table = costs.looped(table, lambda inbox: server.serve(inbox, discard, RealClock()), most, longest)
+        table = costs.of_server(system.server_of(engine, num_slots, model.shape), system.max_batch_size, block_size)
         shape = model.shape
         document = StageCosts(
             device=torch.cuda.get_device_name() if on_gpu else "cpu",

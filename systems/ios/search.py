@@ -47,13 +47,13 @@ class BlockSchedule:
 
 @dataclass
 class Estimates:
-    """What stages cost by what measures none of them.
+    """What stages cost by something that measures none of them.
 
     Args:
-        of: a stage, by its groups.
+        of: gives the estimate of a stage, by its groups.
         margin: share of an estimate by which it may lie above the cost.
-        ratios: cost over estimate of stages that were measured. Estimates that are too low, or too high, are so alike, so
-            bounds follow the median; searches of one model share the list.
+        ratios: cost over estimate of each stage that was measured, over all searches of a model. Estimates err alike: bounds
+            follow the median.
     """
 
     of: Callable[[Groups], float]
@@ -62,7 +62,7 @@ class Estimates:
 
     @property
     def factor(self) -> float:
-        """Of an estimate, that makes it a bound."""
+        """That makes a bound of an estimate."""
         return (1 - self.margin) * (median(self.ratios) if len(self.ratios) >= LEAST_RATIOS else 1.0)
 
 
@@ -93,9 +93,8 @@ def find_schedule(
             merged convolutions. The result does not change. None: every stage is measured.
         cost_class: equal for stages of equal cost, of which one is measured.
         max_transitions: of a block that is searched.
-        estimates: of stages' costs, which stand in the place of lower bounds until stages are measured. Nothing is measured
-            eagerly then, and the result is too long by no more than the share by which an estimate, times the factor at the
-            end, exceeds its cost.
+        estimates: of stages' costs. Each, times the factor, stands for a lower bound until its stage is measured. Nothing is
+            measured eagerly then, and the result is too long by no more than the share by which a bound exceeds its cost.
         one_head: only stages whose groups each start from one operator (`enumerate_endings`).
 
     Raises:
@@ -133,7 +132,7 @@ class _Costs:
         self.is_measured = np.zeros(len(endings.groups), dtype=bool)
         self.class_members: list[list[int]] = []  # of each ending, the endings of equal cost
         self.estimates: Estimates | None = None
-        self.estimated = self.least  # by `estimates`, unscaled
+        self.estimated = np.zeros(0)  # what they give, of each ending
 
     def measure_all(self) -> None:
         stages = zip(self.endings.endings.tolist(), self.endings.groups, strict=True)

@@ -17,15 +17,16 @@ from typing import NamedTuple
 
 from .batch import Batch, Row
 from .engine import Engine
-from .loop import Course, Inbox, Listed
+from .loop import Course, Inbox, Listed, RealClock, discard
 from .request import Request, Sampling
 from .slots import Region
+from .system import Server
 
 LITTLE, MUCH = 16, 512  # places that an increment attends to, for the cost of a token and for that of a place
 PROMPT = 256  # tokens of each prompt of an iteration of several
-NUMS_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16)
+NUMS_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of an iteration
 PROMPTS = (100, 150, 200, 300, 350, 400, 450)  # tokens of one, between those: products take time by tiles, not by tokens
-LOOPS = 24  # tokens of each request that the loop is timed with
+LOOP_TOKENS = 24  # that each request generates, for the time of the loop
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
 
 
@@ -99,6 +100,22 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
     return CostTable(tokens, _ascending(stages), place_s, tuple(seconds[n].delay for n in tokens))
 
 
+def of_server(server: Server, most_requests: int, block_size: int = 0) -> CostTable:
+    """The costs of a server that has nothing to do: its engine's iterations, and what its loop takes between them.
+
+    Args:
+        most_requests: of a batch.
+        block_size: of its K/V manager.
+    """
+    num_slots, num_positions, _ = server.bounds
+    table = measured(server.engine, num_slots, num_positions, most_requests, block_size)
+
+    def serve(inbox: Inbox) -> Course:
+        return server.serve(inbox, discard, RealClock())
+
+    return looped(table, serve, most_requests, min(num_slots, num_positions))
+
+
 def looped(table: CostTable, serve: Callable[[Inbox], Course], most_requests: int, longest: int) -> CostTable:
     """The table with what the loop takes between iterations, measured with one request and with as many as may run.
 
@@ -112,7 +129,7 @@ def looped(table: CostTable, serve: Callable[[Inbox], Course], most_requests: in
     def between_s(num_requests: int) -> float:
         """From the return of an iteration to the next submission, the median; 0 where that comes before."""
         prompt = min(LITTLE, longest // 2)
-        requests = [Request(i, (0,) * prompt, min(LOOPS, longest - prompt)) for i in range(num_requests)]
+        requests = [Request(i, (0,) * prompt, min(LOOP_TOKENS, longest - prompt)) for i in range(num_requests)]
         gaps_s = [after.begin_s - before.end_s for before, after in pairwise(serve(Listed(requests)).iterations)]
         return max(median(gaps_s or [0.0]), 0.0)
 

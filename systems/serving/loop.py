@@ -140,38 +140,45 @@ def serve(
     """
     course = course or Course()
     submitted: deque[tuple[float, int]] = deque()
-    held: tuple[Sequence[Delivery], float] = (), 0.0  # what goes to clients once the device has its next batch
+    returned_s = 0.0  # when the last iteration returned
+    undelivered: Sequence[Delivery] = ()  # what it has for clients, who get it once the device has its next batch
 
-    def hand_out() -> None:
-        nonlocal held
-        if held[0]:
-            deliver(*held)
-        held = (), 0.0
+    def deliver_rest() -> None:
+        nonlocal undelivered
+        if undelivered:
+            deliver(undelivered, returned_s)
+        undelivered = ()
 
     while True:
         for request in inbox.arrived(clock.now()):
             scheduler.add(request)
         for request_id in inbox.cancelled():
             if deliveries := scheduler.cancel(request_id):
-                hand_out()
+                deliver_rest()
                 deliver(deliveries, clock.now())
         batch = scheduler.next_batch()
-        if batch is not None:
-            submitted.append((clock.now(), scheduler.num_reserved))
-            engine.submit(batch)
-        hand_out()
+        try:
+            if batch is not None:
+                submitted.append((clock.now(), scheduler.num_reserved))
+                engine.submit(batch)
+        finally:  # tokens that are there go out even where the engine has failed
+            deliver_rest()
         if batch is not None:
             continue
         if engine.num_in_flight and (scheduler.is_full or engine.has_returned()):
             returned = engine.collect()
             begin_s, num_reserved = submitted.popleft()
-            held = scheduler.take_back(returned.batch, returned.tokens), clock.now()
-            course.add(_iteration(returned, begin_s, held[1], num_reserved))
+            undelivered, returned_s = scheduler.take_back(returned.batch, returned.tokens), clock.now()
+            course.add(_iteration(returned, begin_s, returned_s, num_reserved))
         elif engine.num_in_flight or not inbox.is_closed:
             clock.wait(engine, inbox)
         else:
             assert scheduler.num_unfinished == 0, "an idle engine has nothing to select, and requests are unfinished"
             return course
+
+
+def discard(deliveries: Sequence[Delivery], now_s: float) -> None:
+    """Deliver to nobody."""
 
 
 def _iteration(returned: Returned, begin_s: float, end_s: float, num_reserved: int) -> Iteration:
