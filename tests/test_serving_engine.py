@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections import deque
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,9 +18,9 @@ from hypothesis import strategies as st
 
 from models.gpt import GPT, Shape, made
 from systems.serving.batch import Batch, Row, row_of
-from systems.serving.engine import LocalEngine
+from systems.serving.engine import LocalEngine, unbeaten
 from systems.serving.iteration_level import IterationLevel
-from systems.serving.layout import TILE, LayoutBuffer
+from systems.serving.layout import TILE, LayoutBuffer, Room
 from systems.serving.request import Request, Sampling
 from systems.serving.request_level import RequestLevel
 from systems.serving.sampling import sampled
@@ -210,6 +212,42 @@ def test_a_layout_of_increments_takes_another_batch(block_size: int, data: st.Da
     assert numbers.tolist() == layouts.packed(after, 5)[0].tolist()
 
 
+@pytest.mark.parametrize("block_size", [0, 8])
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_layout_is_filled_up_to_a_room(block_size: int, data: st.DataObject) -> None:
+    """What the batch has is as in a layout of its own; the other tokens are stored where nobody reads, and in no tile."""
+    layouts = LayoutBuffer(torch.device("cpu"), 200, 200 // block_size if block_size else 1, block_size)
+    batch = data.draw(batches(block_size, 100))
+    num_tokens, num_rows = batch.num_tokens, len(batch.rows)
+    most_tokens, most_rows = num_tokens + data.draw(st.integers(0, 70)), num_rows + data.draw(st.integers(0, 4))
+    room = Room.of(most_tokens, most_rows)
+    assert room.takes(batch) and not Room.of(num_tokens - 1, most_rows).takes(batch)
+    if num_rows > 1:
+        assert not Room.of(most_tokens, num_rows - 1).takes(batch)
+    own, filled = (
+        layouts.layout(torch.from_numpy(numbers), sizes)
+        for numbers, sizes in (layouts.packed(batch, num_rows), layouts.filled_up(batch, room))
+    )
+    for name, count in {"tokens": num_tokens, "places": num_tokens, "slots": num_tokens, "lasts": num_rows}.items():
+        assert torch.equal(getattr(filled, name)[:count], getattr(own, name)), name
+    for name in ("num_contexts", "num_paddings", "blocks"):
+        assert torch.equal(getattr(filled, name)[:num_rows], getattr(own, name)), name
+    assert filled.slots[num_tokens:].tolist() == [200] * (most_tokens - num_tokens)
+    begins = filled.row_begins.tolist()
+    assert begins[: num_rows + 1] == own.row_begins.tolist() and set(begins[num_rows:]) == {num_tokens}
+    assert len(begins) == len(filled.lasts) + 1 and len(filled.lasts) > num_rows
+    num_tiles = len(own.tile_rows)
+    tiles, own_tiles = ([*zip(each.tile_rows.tolist(), each.tile_begins.tolist(), strict=True)] for each in (filled, own))
+    assert tiles[:num_tiles] == own_tiles and all(begins[row] == begins[row + 1] for row, _ in tiles[num_tiles:])
+
+
+@given(st.lists(st.integers(1, 9), max_size=12))
+def test_no_graph_is_kept_that_a_larger_one_is_as_fast_as(seconds: list[int]) -> None:
+    expected = [i for i, own in enumerate(seconds) if all(own < other for other in seconds[i + 1 :])]
+    assert unbeaten(seconds) == expected
+
+
 FUSED = """
 import json, sys, torch
 sys.path.insert(0, "tests")
@@ -217,6 +255,10 @@ from test_serving_engine import fused_differs, operators_differ, product_differs
 float32 = torch.float32
 print(json.dumps([fused_differs("cpu", float32), product_differs("cpu", float32), operators_differ("cpu", float32, False)]))
 """
+
+
+def poisoned(*size: int, **options: Any) -> torch.Tensor:
+    return torch.full(size, float("nan"), **options)
 
 
 def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
@@ -244,7 +286,11 @@ def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
             region = Region(tuple(reversed(blocks)), block_size or num, num)
             rows.append(Row(0, region, before, (0,) * count, padding, count, 0, Sampling()))
             begin += num
-        layout = LayoutBuffer(torch.device(device), num_slots, 50 if block_size else 1, block_size).of(Batch(0, tuple(rows)))
+        layouts_of = LayoutBuffer(torch.device(device), num_slots, 50 if block_size else 1, block_size)
+        batch = Batch(0, tuple(rows))
+        layout = layouts_of.of(batch)
+        numbers, sizes = layouts_of.filled_up(batch, Room.of(batch.num_tokens + 9, len(rows) + 1))
+        filled_up = layouts_of.layout(torch.from_numpy(numbers).to(device), sizes, has_prompts=True)
         num_tokens = sum(count for _, count, _ in mix)
         k, v = draw(num_tokens, kv_heads, 2, size).unbind(-2)
         q = draw(num_tokens, group * kv_heads, size)
@@ -257,6 +303,11 @@ def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
         for cut in (cuts[number % 2], *cuts[2:][: number in (2, 5)]):  # the second needs the tickets that the first leaves
             differences.append(float((expected - fused.attend(q, caches[0], layout, cut)).abs().max()))
             assert not layout.tickets.any()
+        q = torch.cat([q, q[:1].expand(9, -1, -1)])  # of no row
+        with patch.object(torch, "empty", poisoned):
+            output = fused.attend(q, caches[0], filled_up)
+        differences.append(float((expected - output[:num_tokens]).abs().max()))
+        assert output[num_tokens:].isnan().all()  # written by nobody
     return differences
 
 
@@ -310,7 +361,7 @@ def test_kernels_are_what_pytorch_computes_in_tritons_interpreter() -> None:
     )
     assert done.returncode == 0, done.stderr
     attention, products, operators = json.loads(done.stdout)
-    assert len(attention) == 10 and max(attention) < 1e-5, attention
+    assert len(attention) == 18 and max(attention) < 1e-5, attention
     assert len(products) == 3 and max(products) < 1e-5, products
     assert len(operators) == 2 and 0 < max(operators) < 1e-4, operators
 
@@ -341,6 +392,7 @@ def test_a_gpu_gives_each_request_its_own_tokens(kind: str, uses_graphs: bool) -
     scheduler, block_size = KINDS[kind][0](), KINDS[kind][1]
     sizes = [(5, 6), (12, 3), (2, 6), (7, 5)]
     engine = LocalEngine(module, NUM_SLOTS, block_size, "fused", uses_graphs, max_batch_size=4)
+    assert bool(engine.prompt_graphs) == bool(engine.graphs) == uses_graphs
     tokens = served(scheduler, engine, requests_of(sizes), 1)
     assert tokens == {request.id: alone(module, request) for request in requests_of(sizes)}
 

@@ -132,5 +132,5 @@ def test_what_executes_increments_is_a_system_of_modules() -> None:
     nimble = systems.load("orca", increments_by="nimble", slots=100, max_batch_size=2)
     assert isinstance(nimble, ServingSystem)
     engine = nimble.prepare_serving(MODULE).engine
-    assert isinstance(engine, LocalEngine) and sorted(engine.graphs) == [1, 2]
+    assert isinstance(engine, LocalEngine) and [graph.num_tokens for graph in engine.graphs] == [1, 2]
     engine.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -22,14 +22,16 @@ from .attention import split
 from .attention.cross import CrossAttention
 from .batch import Batch
 from .increments import Caches, Increments
-from .layout import Layout, LayoutBuffer
+from .layout import Layout, LayoutBuffer, Room
 from .sampling import sampled
 
 ATTENTIONS = ("split", "fused")
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+PROMPT_SIZES = (64, 128, *range(144, 513, 16), *range(544, 769, 32))  # tokens; beyond, a GPU takes longer than its host
 EXECUTED_SIZES = (1, 4, 16, 64, 256)  # fewer: a system may take minutes for each
 NUM_COPIES = 3  # of a batch's numbers on the host: two batches in flight, and the next
 REPLAYS = 20  # back to back, for the time of one
+FEW_REPLAYS = 3  # for the time of each of many
 
 Executor: TypeAlias = Callable[[nn.Module, tuple[Tensor, ...]], Prepared]  # as System.prepare
 
@@ -126,17 +128,24 @@ class Copy:
 
 @dataclass(frozen=True)
 class Graph:
-    """An iteration of R increments that is prepared.
+    """An iteration that is prepared.
 
     Args:
-        buffer: on the device, what its layout lies in.
+        buffer: on the device, what its layout of N tokens lies in.
+        num_tokens: N.
         copies: on the host, filled in turn: one may be on its way while the next is filled.
-        run: computes what lies in the buffer; logits [R, vocabulary].
+        run: computes what lies in the buffer; logits of its R rows, [R, vocabulary].
+        room: for any batch; None where each row is an increment.
     """
 
     buffer: Tensor
+    num_tokens: int
     copies: deque[Copy]
     run: Callable[[], Tensor]
+    room: Room | None = None
+
+    def takes(self, batch: Batch) -> bool:
+        return len(batch.rows) <= self.num_tokens if self.room is None else self.room.takes(batch)
 
     def take(self, layouts: LayoutBuffer, batch: Batch) -> None:
         """Bring a batch to the device."""
@@ -144,7 +153,10 @@ class Graph:
         self.copies.rotate(-1)
         if copy.ended is not None:
             copy.ended.synchronize()
-        layouts.refill(copy.layout, batch)
+        if self.room is None:
+            layouts.refill(copy.layout, batch)
+        else:
+            copy.numbers.numpy()[:] = layouts.filled_up(batch, self.room)[0]
         self.buffer.copy_(copy.numbers, non_blocking=True)
         if copy.ended is not None:
             copy.ended.record()
@@ -158,9 +170,11 @@ class LocalEngine(Engine):
         num_slots: of the K/V cache, which is allocated here.
         block_size: slots of a block of the K/V manager; 0 where it reserves runs.
         attention: one of ATTENTIONS.
-        uses_graphs: iterations of increments alone are CUDA graphs, one for each of GRAPH_SIZES up to `max_batch_size`.
+        uses_graphs: iterations are CUDA graphs: of increments alone for each of GRAPH_SIZES up to `max_batch_size`, with
+            prompts for those of PROMPT_SIZES that no larger one is as fast as.
         max_batch_size: rows of the largest graph.
-        executor: prepares those iterations in the place of a CUDA graph, for each of EXECUTED_SIZES.
+        executor: prepares iterations of increments in the place of a CUDA graph, for each of EXECUTED_SIZES.
+        agree: brings seconds, [n] on the device, to what every part of the model takes them for.
     """
 
     def __init__(
@@ -172,6 +186,7 @@ class LocalEngine(Engine):
         uses_graphs: bool = False,
         max_batch_size: int = 0,
         executor: Executor | None = None,
+        agree: Callable[[Tensor], Tensor] | None = None,
     ):
         assert isinstance(decoder, nn.Module)
         weight = next(decoder.parameters())
@@ -191,13 +206,14 @@ class LocalEngine(Engine):
         self.flights: deque[Flight] = deque()
         self.logits: Tensor | None = None  # of the batch submitted last, [R, vocabulary]
         self.sampled: Tensor | None = None  # from them, [R]
-        self.graphs: dict[int, Graph] = {}
+        self.graphs: list[Graph] = []  # of increments, the smallest first
+        self.prompt_graphs: list[Graph] = []  # of any batches, the smallest first
         self.prepared: list[Prepared] = []
         self.caches: list[Caches] = []  # of what is prepared, which knows them by number
         if executor is not None:
             self._execute_by(executor, [*(size for size in EXECUTED_SIZES if size < max_batch_size), max_batch_size])
-        elif uses_graphs and self.device.type == "cuda":
-            self._capture([*(size for size in GRAPH_SIZES if size < max_batch_size), max_batch_size])
+        if uses_graphs and self.device.type == "cuda":
+            self._capture(max_batch_size, agree or (lambda seconds: seconds))
 
     @property
     def num_in_flight(self) -> int:
@@ -239,19 +255,15 @@ class LocalEngine(Engine):
 
         batch: of increments; its keys and values are overwritten. None where no graph is for it.
         """
-        if self.device.type != "cuda" or self._replayed(batch) is None:
+        if self.device.type != "cuda" or (graph := self._graph_of(batch)) is None:
             return None
-        run = self.graphs[self._graph_size(batch)].run
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(REPLAYS):
-            run()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / REPLAYS
+        graph.take(self.layouts, batch)
+        self._fill(graph.buffer[: graph.num_tokens], batch)
+        return _replay_ms(graph.run, REPLAYS)
 
     def close(self) -> None:
         self.graphs.clear()
+        self.prompt_graphs.clear()
         for prepared in self.prepared:
             prepared.close()
         self.prepared.clear()
@@ -277,20 +289,18 @@ class LocalEngine(Engine):
         hidden = self.decoder.hidden(layout.tokens, layout.places, attending, *self.operators)
         return self.decoder.logits(hidden[layout.lasts])
 
-    def _graph_size(self, batch: Batch) -> int:
-        """Rows of the smallest graph that takes a batch; 0 where there is none."""
-        if batch.num_tokens > len(batch.rows):
-            return 0
-        return next((size for size in self.graphs if size >= len(batch.rows)), 0)
+    def _graph_of(self, batch: Batch) -> Graph | None:
+        """The smallest that takes a batch."""
+        graphs = self.graphs if batch.num_tokens == len(batch.rows) else self.prompt_graphs
+        return next((graph for graph in graphs if graph.takes(batch)), None)
 
     def _replayed(self, batch: Batch) -> Tensor | None:
         """The logits by a CUDA graph; None where no graph is for such a batch."""
-        if not (size := self._graph_size(batch)):
+        if (graph := self._graph_of(batch)) is None:
             return None
-        captured = self.graphs[size]
-        captured.take(self.layouts, batch)
-        self._fill(captured.buffer[:size], batch)
-        return captured.run()[: len(batch.rows)]
+        graph.take(self.layouts, batch)
+        self._fill(graph.buffer[: graph.num_tokens], batch)
+        return graph.run()[: len(batch.rows)]
 
     def _execute_by(self, executor: Executor, sizes: list[int]) -> None:
         """Iterations of each size, as a system that executes modules has them. Raises Unsupported."""
@@ -301,31 +311,40 @@ class LocalEngine(Engine):
             self.caches.append(Caches(self.cache, self.attention, self.layouts, parts))
             module = Increments(self.decoder, self.caches[-1]).eval()
             self.prepared.append(executor(module, (buffer,)))
-            self.graphs[size] = Graph(buffer, copies, partial(self.prepared[-1], buffer))
+            self.graphs.append(Graph(buffer, size, copies, partial(self.prepared[-1], buffer)))
 
     @torch.inference_mode()
-    def _capture(self, sizes: list[int]) -> None:
-        """A graph for each size, the largest first: all share one pool of memory."""
+    def _capture(self, most_rows: int, agree: Callable[[Tensor], Tensor]) -> None:
+        """The largest first: all share one pool of memory."""
         pool = torch.cuda.graph_pool_handle()
-        made = {}
-        for size in sorted(sizes, reverse=True):
-            buffer, parts, copies = self._dead(size)
-            layout = self.layouts.layout(buffer, parts)
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    self._iteration(layout)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits = self._iteration(layout)
-            made[size] = Graph(buffer, copies, partial(_replay, graph, logits))
-        self.graphs = {size: made[size] for size in sizes}
+        rooms = [Room.of(size, most_rows) for size in PROMPT_SIZES]
+        graphs = [self._captured(room.tokens, room, pool) for room in reversed(rooms)][::-1]
+        seconds = [_replay_ms(graph.run, FEW_REPLAYS) / 1e3 for graph in graphs]
+        kept = unbeaten(agree(torch.tensor(seconds, device=self.device)).tolist())
+        self.prompt_graphs = [graphs[i] for i in kept]
+        if not self.graphs:
+            sizes = [*(size for size in GRAPH_SIZES if size < most_rows), most_rows]
+            self.graphs = [self._captured(size, None, pool) for size in reversed(sizes)][::-1]
 
-    def _dead(self, size: int) -> tuple[Tensor, tuple[int, ...], deque[Copy]]:
+    def _captured(self, num_tokens: int, room: Room | None, pool: Any) -> Graph:
+        """A graph of so many tokens."""
+        buffer, parts, copies = self._dead(num_tokens, room)
+        layout = self.layouts.layout(buffer, parts, has_prompts=room is not None)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._iteration(layout)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            logits = self._iteration(layout)
+        return Graph(buffer, num_tokens, copies, partial(_replay, graph, logits), room)
+
+    def _dead(self, size: int, room: Room | None = None) -> tuple[Tensor, tuple[int, ...], deque[Copy]]:
         """What rows for nobody lie in: on the device, how much each part of a layout takes, and on the host."""
-        numbers, parts = self.layouts.packed(Batch(-1, (self.layouts.dead_row,)), size)
+        dead = Batch(-1, (self.layouts.dead_row,))
+        numbers, parts = self.layouts.packed(dead, size) if room is None else self.layouts.filled_up(dead, room)
         copies: deque[Copy] = deque()
         for _ in range(NUM_COPIES):
             host, ended = torch.from_numpy(numbers.copy()), None
@@ -333,6 +352,27 @@ class LocalEngine(Engine):
                 host, ended = host.pin_memory(), torch.cuda.Event()
             copies.append(Copy(host, self.layouts.layout(host, parts), ended))
         return torch.from_numpy(numbers).to(self.device), parts, copies
+
+
+def unbeaten(seconds: Sequence[float]) -> list[int]:
+    """Of what takes ascending sizes, the numbers of those that no larger one is as fast as."""
+    kept: list[int] = []
+    for at in reversed(range(len(seconds))):
+        if not kept or seconds[at] < seconds[kept[-1]]:
+            kept.append(at)
+    return kept[::-1]
+
+
+def _replay_ms(run: Callable[[], object], count: int) -> float:
+    """Milliseconds of one of several replays back to back, by the device alone."""
+    run()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / count
 
 
 def _replay(graph: torch.cuda.CUDAGraph, logits: Tensor) -> Tensor:

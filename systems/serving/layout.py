@@ -6,6 +6,7 @@ them as they are (selective batching, section 4.2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,6 +24,30 @@ NUM_TICKETS = 4096  # rows, each of a K/V head, that several thread blocks may s
 
 
 @dataclass(frozen=True)
+class Room:
+    """What a layout has place for, where batches of several sizes are filled up to one.
+
+    Args:
+        tokens: of all rows.
+        rows: one more than a batch may have: the rows after the last have no token.
+        tiles: of any so many rows with so many tokens, at most.
+    """
+
+    tokens: int
+    rows: int
+    tiles: int
+
+    @classmethod
+    def of(cls, num_tokens: int, most_rows: int) -> Room:
+        """For batches of so many tokens and rows, at most."""
+        rows = min(num_tokens, most_rows)
+        return cls(num_tokens, rows + 1, (num_tokens + (TILE - 1) * rows) // TILE)  # the last tile of each may have one
+
+    def takes(self, batch: Batch) -> bool:
+        return batch.num_tokens <= self.tokens and len(batch.rows) < self.rows
+
+
+@dataclass(frozen=True)
 class Layout:
     """One iteration's tensors, all int32 on the device, and what the host knows of them.
 
@@ -37,6 +62,7 @@ class Layout:
         lasts: each row's last token, [R].
         tickets: zeros, [NUM_TICKETS]: how many of the blocks that share a row have ended. Each launch leaves zeros.
         block_size: slots of a block; 0 where every region is one run.
+        has_prompts: a row may have more than one token.
         rows: as the batch has them; none in a layout that a CUDA graph was captured on.
     """
 
@@ -52,6 +78,7 @@ class Layout:
     lasts: Tensor
     tickets: Tensor
     block_size: int
+    has_prompts: bool
     rows: tuple[Row, ...] = ()
 
 
@@ -79,33 +106,45 @@ class LayoutBuffer:
 
         num_rows: with rows to fill up, which compute one token each for nobody.
         """
-        rows = batch.rows + (self.dead_row,) * (num_rows - len(batch.rows))
+        return _joined(self._parts(batch.rows + (self.dead_row,) * (num_rows - len(batch.rows))))
+
+    def filled_up(self, batch: Batch, room: Room) -> tuple[np.ndarray, tuple[int, ...]]:
+        """As `packed`, for a room that takes the batch: its other tokens are of no row, and its other rows of no token."""
+        parts, num_rows = self._parts(batch.rows), len(batch.rows)
+        dead_slot = self.dead_row.region.blocks[0]
+        tokens, rows, tiles = room.tokens, room.rows, room.tiles
+        fillings = (
+            *((tokens, 0), (tokens, 0), (tokens, dead_slot), (rows + 1, batch.num_tokens), (rows, 0), (rows, 0)),
+            *((rows * self.max_blocks, dead_slot), (tiles, num_rows), (tiles, 0), (rows, 0)),
+        )
+        return _joined(
+            tuple(
+                np.concatenate([part, np.full(count - len(part), filler)])
+                for part, (count, filler) in zip(parts, fillings, strict=True)
+            )
+        )
+
+    def _parts(self, rows: tuple[Row, ...]) -> tuple[Sequence[int] | np.ndarray, ...]:
+        """The numbers of each tensor of a layout."""
         counts = np.array([len(row.tokens) for row in rows])
         begins = np.array([row.begin for row in rows])
         paddings = np.array([row.num_padding for row in rows])
         ends = np.cumsum(counts)
         blocks = self._blocks(rows)
-        of_token = np.repeat(np.arange(num_rows), counts)  # the row of each token, [N]
+        of_token = np.repeat(np.arange(len(rows)), counts)  # the row of each token, [N]
         places = np.arange(ends[-1]) - (ends - counts - begins)[of_token]  # in its region
         if self.block_size:
             slots = blocks[of_token, places // self.block_size] + places % self.block_size
         else:
             slots = blocks[of_token, 0] + places
         num_tiles = -(-counts // TILE)
-        tile_rows = np.repeat(np.arange(num_rows), num_tiles)
+        tile_rows = np.repeat(np.arange(len(rows)), num_tiles)
         tile_begins = (np.arange(len(tile_rows)) - (np.cumsum(num_tiles) - num_tiles)[tile_rows]) * TILE
         tokens = [token for row in rows for token in row.tokens]
-        parts = (
+        return (
             *(tokens, np.maximum(places - paddings[of_token], 0), slots, (0, *ends), begins + counts, paddings),
             *(blocks.ravel(), tile_rows, tile_begins, ends - 1),
         )
-        sizes = tuple(map(len, parts))
-        numbers = np.zeros(sum(map(_aligned, sizes)), dtype=np.int32)
-        begin = 0
-        for size, part in zip(sizes, parts, strict=True):
-            numbers[begin : begin + size] = part
-            begin += _aligned(size)
-        return numbers, sizes
 
     def refill(self, layout: Layout, batch: Batch) -> None:
         """Put increments into a layout that has others: what differs between `packed` of the two, and no more.
@@ -139,8 +178,10 @@ class LayoutBuffer:
             blocks[at, : len(table)] = table[: self.max_blocks]
         return blocks
 
-    def layout(self, buffer: Tensor, sizes: tuple[int, ...], rows: tuple[Row, ...] = ()) -> Layout:
-        """The tensors within a buffer that holds what `packed` gave."""
+    def layout(
+        self, buffer: Tensor, sizes: tuple[int, ...], has_prompts: bool = False, rows: tuple[Row, ...] = ()
+    ) -> Layout:
+        """The tensors within a buffer that holds what `packed` or `filled_up` gave."""
         ends = [0, *accumulate(map(_aligned, sizes))]
         tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts = (
             buffer[begin : begin + size] for begin, size in zip(ends[:-1], sizes, strict=True)
@@ -149,6 +190,7 @@ class LayoutBuffer:
         return Layout(
             *(tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts, self.tickets),
             block_size=self.block_size,
+            has_prompts=has_prompts,
             rows=rows,
         )
 
@@ -157,8 +199,19 @@ class LayoutBuffer:
         numbers, sizes = self.packed(batch, len(batch.rows))
         host = torch.from_numpy(numbers)
         if self.device.type == "cuda":
-            return self.layout(host.pin_memory().to(self.device, non_blocking=True), sizes, batch.rows)
-        return self.layout(host, sizes, batch.rows)
+            host = host.pin_memory().to(self.device, non_blocking=True)
+        return self.layout(host, sizes, batch.num_tokens > len(batch.rows), batch.rows)
+
+
+def _joined(parts: tuple[Sequence[int] | np.ndarray, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """One tensor's numbers after another's, each aligned; and how many each has."""
+    sizes = tuple(map(len, parts))
+    numbers = np.zeros(sum(map(_aligned, sizes)), dtype=np.int32)
+    begin = 0
+    for size, part in zip(sizes, parts, strict=True):
+        numbers[begin : begin + size] = part
+        begin += _aligned(size)
+    return numbers, sizes
 
 
 def _aligned(size: int) -> int:

@@ -99,7 +99,7 @@ class ServingSystem(AnyServingSystem):
 
     Args:
         attention: auto (fused on a GPU, split on a CPU), or one of ATTENTIONS.
-        cuda_graphs: iterations of increments alone are CUDA graphs.
+        cuda_graphs: iterations are CUDA graphs, but for those of very many tokens.
         slots: of the K/V manager; 0 is all that there is room for.
         max_batch_size: requests of a batch.
         parts: of the model, each in a process of its own.

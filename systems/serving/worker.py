@@ -247,9 +247,8 @@ class Worker:
         decoder = getattr(import_module(module), function)(spec.arguments, spec.rank, spec.parts, self.device)
         decoder.join(Link(spec.parts, spec.rank, tensors))
         self.num_slots = spec.num_slots or self._slots_that_fit(decoder)
-        self.engine = LocalEngine(
-            decoder, self.num_slots, spec.block_size, spec.attention, spec.uses_graphs, spec.max_batch_size
-        )
+        settings = spec.block_size, spec.attention, spec.uses_graphs, spec.max_batch_size
+        self.engine = LocalEngine(decoder, self.num_slots, *settings, agree=_most)
         self.unanswered: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
 
     def _stage_group(self) -> dist.ProcessGroup:
@@ -308,6 +307,12 @@ class Worker:
         self.answers.send_bytes(array("q", [self.num_slots]).tobytes())
         while (answer := self.unanswered.get()) is not None:
             self.answers.send_bytes(answer.to_bytes())
+
+
+def _most(seconds: Tensor) -> Tensor:
+    """Of all workers, each number's most."""
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds
 
 
 def end_with_engine() -> None:

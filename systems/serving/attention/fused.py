@@ -230,8 +230,7 @@ def attend(q: Tensor, cache: Tensor, layout: Layout, cut: Cut | None = None) -> 
     cut: that of the table by default.
     """
     num_tokens, heads, size = q.shape
-    num_tiles, kv_heads = len(layout.tile_rows), cache.shape[2]
-    has_prompts = num_tokens > len(layout.num_contexts)
+    num_tiles, kv_heads, has_prompts = len(layout.tile_rows), cache.shape[2], layout.has_prompts
     cut = cut or cut_of(num_tiles * kv_heads, has_prompts)
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(size))
     is_by_products = cut.is_by_products or group > 1
