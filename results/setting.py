@@ -7,7 +7,9 @@ from .cell import Conditions
 from .record import Record
 
 CALL = "inference"  # the kind of every runner that measures a call
-OTHER_KINDS = ("training",)  # runners that measure something else, each a kind of its own
+SIMULATED = "simulated"  # the runner whose numbers are of no machine that it ran on
+OTHER_KINDS = ("training", SIMULATED)  # runners that measure something else, each a kind of its own
+VIRTUAL = "a virtual clock"
 
 
 @dataclass(frozen=True, order=True)
@@ -15,7 +17,7 @@ class Setting:
     """One machine, one torch, one arithmetic and one kind of run.
 
     Args:
-        place: the GPU, or the CPU where there is none.
+        place: the GPU, or the CPU where there is none; VIRTUAL where the numbers are of neither.
         host: the machine's name.
         device: "cpu" or "cuda".
         torch: its version.
@@ -36,7 +38,7 @@ class Setting:
     def of(cls, record: Record) -> "Setting":
         conditions, environment, runner = record.cell.conditions, record.environment, record.cell.runner.name
         return cls(
-            place=environment.place,
+            place=VIRTUAL if runner == SIMULATED else environment.place,
             host=environment.host,
             device=conditions.device,
             torch=environment.libraries.get("torch", "?"),

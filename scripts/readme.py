@@ -22,7 +22,7 @@ from results.pack import SUFFIX, sweep_of
 from results.selection import Selection
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import cells, pipeline_tables, tables
+from scripts import cells, pipeline_tables, serving_tables, tables
 from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
@@ -44,6 +44,7 @@ FIGURE5 = RESULTS / "figure5.jsonl.gz"  # Opara's, with counters
 LEARNED = RESULTS / "windtunnel.jsonl.gz"  # pipelines over New York's flights
 HALF = RESULTS / "half-precision.jsonl.gz"  # the zoo in fp16 and bf16 under each fused system
 SPEED = RESULTS / "windtunnel-speed.jsonl.gz"  # of their tuning and predicting
+SERVED = [RESULTS / f"{name}.jsonl.gz" for name in ("serving", "serving-transformers")]  # 13B on one GPU
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
 LAUNCHED = RESULTS / "opara.jsonl.gz"
@@ -86,6 +87,7 @@ def parts() -> dict[str, str]:
     launched = [*read(ORDERED), *read(LAUNCHED), *schedulers, *turned, *read(FIGURE5), *read(TUNED), *zoo]
     graphs = {system for pair in GRAPHS for system in pair}
     same_kernels = set(SIDE_BY_SIDE) - {TORCH_COMPILE}
+    served = [record for sweep in SERVED for record in Store(sweep).read().records.values()]
     beneath = {  # a table's own sentences
         "in turn": [tables.measured_alone(turned, graphs)],
         "schedulers": [tables.measured_alone(schedulers, same_kernels), tables.equal_to_eager(schedulers)],
@@ -109,6 +111,9 @@ def parts() -> dict[str, str]:
         "predictions": pipeline_tables.predictions(everything(SPEED)),
         "schedulers": tables.side_by_side(schedulers),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
+        "iterations": serving_tables.iterations(served),
+        "requests at once": serving_tables.at_once(served),
+        "both clocks": serving_tables.both_clocks(served),
         "launch orders": tables.launch_orders(launched),
     }
     return {name: "\n\n".join([table.markdown(), *beneath.get(name, [])]) for name, table in shown.items()}

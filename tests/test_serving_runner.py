@@ -527,6 +527,7 @@ def test_both_clocks_serve_the_same_traces() -> None:
     part = measurement.measure(session)
     assert isinstance(part, Measured) and part.samples["rate"] == (20.0, 20.0, 30.0, 30.0)
     assert len(part.samples["throughput_real"]) == len(part.samples["throughput_simulated"]) == 4
+    assert part.samples["cost_tokens"][0] == 1.0 and len(part.samples["cost_tokens"]) == len(part.samples["cost_ms"]) > 3
     assert all(quantity.source for quantity in part.quantities if "real_at" not in quantity.name)
 
 
@@ -543,9 +544,9 @@ def test_a_simulation_is_as_near_as_its_farthest_ratio() -> None:
     """Of medians at each rate; a latency that one clock does not have is compared with nothing."""
 
     class Session:
-        def both_clocks(self) -> list[Clocked]:
+        def both_clocks(self) -> tuple[list[Clocked], dict[str, tuple[float, ...]]]:
             slow = [Clocked(5.0, 4.0, 4.4, 10.0, 9.0), Clocked(5.0, 2.0, 2.2, 10.0, 9.0)]
-            return [*slow, Clocked(9.0, 8.0, 7.9, None, 3.0)]
+            return [*slow, Clocked(9.0, 8.0, 7.9, None, 3.0)], {"cost_ms": (1.0,)}
 
     (measurement,) = (m for m in plan(choose("runner", "simulation")).measurements if m.name == "simulation")
     part = measurement.measure(Session())  # type: ignore[arg-type]
@@ -553,6 +554,7 @@ def test_a_simulation_is_as_near_as_its_farthest_ratio() -> None:
     values = {quantity.name: quantity.value for quantity in part.quantities}
     assert values["throughput_ratio"] == pytest.approx(1.1) and values["normalized_ratio"] == pytest.approx(0.9)
     assert values["throughput_real_at_5"] == 3.0 and values["throughput_simulated_at_9"] == 7.9
+    assert part.samples["cost_ms"] == (1.0,)
     assert values["normalized_real_at_9"] is None and len(part.samples["normalized_real"]) == 2
 
 

@@ -5,7 +5,7 @@ How near the two are says how far a simulation of this engine may be trusted: no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Protocol, cast
 
@@ -35,9 +35,9 @@ class ClockedTrace(Protocol):
 
 
 class SimulationSubject(Subject, Protocol):
-    """A session that serves its traces under both clocks."""
+    """A session that serves its traces under both clocks, and says what costs the virtual one goes by."""
 
-    def both_clocks(self) -> Sequence[ClockedTrace]: ...
+    def both_clocks(self) -> tuple[Sequence[ClockedTrace], Mapping[str, tuple[float, ...]]]: ...
 
 
 class SimulationRun(ServingComposition):
@@ -69,11 +69,11 @@ class Simulation(Measurement):
 
     def measure(self, session: Subject) -> Part:
         """The ratios that are farthest from 1 over all rates, and the numbers of each rate."""
-        traces = cast(SimulationSubject, session).both_clocks()
+        traces, costs = cast(SimulationSubject, session).both_clocks()
         rates = sorted({trace.rate for trace in traces})
         throughput = _Pairs("throughput", "req/s", traces, lambda t: (t.real_throughput, t.virtual_throughput))
         normalized = _Pairs("normalized", "ms", traces, lambda t: (t.real_ms, t.virtual_ms))
-        quantities, samples = [], {"rate": tuple(trace.rate for trace in traces)}
+        quantities, samples = [], {"rate": tuple(trace.rate for trace in traces), **costs}
         for pairs in (throughput, normalized):
             quantities.append(pairs.farthest(rates))
             for rate in rates:

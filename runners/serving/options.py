@@ -9,6 +9,8 @@ from runners.checks import BadRequest, at_least, is_positive, not_negative, posi
 
 from .workload import Arrival, drawn, read, span_of
 
+COSTS = Path(__file__).resolve().parents[2] / "results" / "reference" / "simulation" / "serving"  # of runner=iteration_costs
+
 
 @dataclass(frozen=True)
 class ServingOptions:
@@ -128,9 +130,20 @@ class SimulationOptions(ServingOptions):
         return tuple(sorted({self.rate, *map(float, self._rate_texts)}))
 
 
+def costs_file(name: str) -> Path:
+    """A file of costs by its path, or by the name of one that is committed."""
+    path = Path(name).expanduser()
+    return path if path.is_file() else COSTS / f"{name}.json"
+
+
 @dataclass(frozen=True)
 class SimulatedOptions(ServingOptions):
-    """costs: a file of runner=iteration_costs, which is needed. reductions: another, of two GPUs, for sums; or None."""
+    """What is simulated.
+
+    Args:
+        costs: a file of runner=iteration_costs, or the name of one that is committed; it is needed.
+        reductions: another, of two GPUs, for sums; or None.
+    """
 
     costs: str | None
     reductions: str | None
@@ -140,5 +153,9 @@ class SimulatedOptions(ServingOptions):
         if self.concurrency:
             raise BadRequest("runner=simulated knows when requests come: it takes no runner.concurrency")
         for key in ("costs", "reductions"):
-            if (path := getattr(self, key)) is not None and not Path(path).expanduser().is_file():
-                raise BadRequest(f"runner.{key}={path} is not a file: runner=iteration_costs output=FILE writes one")
+            if (name := getattr(self, key)) is not None and not costs_file(name).is_file():
+                known = ", ".join(sorted(file.stem for file in COSTS.glob("*.json")))
+                raise BadRequest(
+                    f"runner.{key}={name} is not a file: runner=iteration_costs output=FILE writes one"
+                    + f"; committed are {known}" * bool(known)
+                )

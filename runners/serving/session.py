@@ -198,8 +198,8 @@ class ServingSession(Session):
         seen = traffic.run(self.server, trace, seed, 0, self.options.shared_tokens)
         return Tried.of(rate, seen)
 
-    def both_clocks(self) -> tuple[ClockedTrace, ...]:
-        """Every trace of each rate for real, and under a virtual clock with the costs of this engine's iterations."""
+    def both_clocks(self) -> tuple[tuple[ClockedTrace, ...], dict[str, tuple[float, ...]]]:
+        """Every trace of each rate for real, and under a virtual clock with the costs of this engine's iterations; these."""
         options = options_of(SimulationOptions, self.cell.runner)
         assert isinstance(options, SimulationOptions)
         self.phase("measuring iterations")
@@ -217,7 +217,7 @@ class ServingSession(Session):
                 virtual = simulated(server.scheduler, table, trace, server.engine.num_workers)
                 throughputs = metrics.request_throughput(real), metrics.request_throughput(virtual)
                 clocked.append(ClockedTrace(rate, *throughputs, _normalized_ms(real), _normalized_ms(virtual)))
-        return tuple(clocked)
+        return tuple(clocked), table.samples()
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         """Normalized latency of one request alone, the median of a few.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 from results.cell import Cell
@@ -21,7 +20,7 @@ from systems.serving.system import Server, ServingSystem
 
 from . import metrics
 from .capacity import Tried
-from .options import SimulatedOptions
+from .options import SimulatedOptions, costs_file
 from .parted import parted
 from .session import NUM_ALONE, ServingSession, system_of
 from .simulation import simulated
@@ -35,11 +34,11 @@ def costs_of(options: SimulatedOptions) -> StageCosts:
     """From the files. Raises BadOption for files of something else."""
     read = {}
     for key in ("costs", "reductions"):
-        if (path := getattr(options, key)) is not None:
+        if (name := getattr(options, key)) is not None:
             try:
-                read[key] = StageCosts.from_json(Path(path).expanduser().read_text())
+                read[key] = StageCosts.from_json(costs_file(name).read_text())
             except (ValueError, KeyError, TypeError):
-                raise BadOption(f"runner.{key}={path} is not a file of runner=iteration_costs") from None
+                raise BadOption(f"runner.{key}={name} is not a file of runner=iteration_costs") from None
     if "costs" not in read:
         raise BadOption("runner=simulated needs runner.costs: runner=iteration_costs output=FILE writes it")
     costs = read["costs"]

