@@ -78,7 +78,7 @@ ISSUED = {
             "figure4.8c",
             "figure4.9",
         ),
-        *("batching_ladder", "extensions", "azure_trace"),
+        *("batching_ladder", "extensions", "azure_trace", "figure4.8_simulated"),
     ],
     "opara": [
         "figure1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,12 +15,16 @@ from hypothesis import strategies as st
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
 
 from results.cell import Cell, Conditions, choose
+from results.files import read_json
 from results.record import Measured, Serving
 from results.store import Store
 from results.timeline import Timeline
+from runners.checks import BadRequest
 from runners.measurements.capacity import Capacity
+from runners.measurements.registry import plan
 from runners.measurements.serving import ServingMeasurement
 from runners.serving import timeline
+from runners.serving.options import costs_file
 from runners.serving.simulated_session import SimulatedSession
 from systems.base import BadOption
 from systems.serving import costs
@@ -317,7 +322,16 @@ def test_a_stage_costs_its_part_and_two_sums_a_layer() -> None:
 def test_costs_are_read_as_they_were_written() -> None:
     with_loop = replace(COSTS, table=replace(COSTS.table, loop_s=0.25, loop_row_s=0.5))
     for costs_of_stage in (COSTS, with_loop, replace(COSTS, reductions=None)):
-        assert StageCosts.from_json(costs_of_stage.to_json()) == costs_of_stage
+        assert StageCosts.of_document(json.loads(costs_of_stage.to_json())) == costs_of_stage
+
+
+def test_committed_costs_are_named(tmp_path: Path) -> None:
+    """A file of that name wins over a committed one."""
+    assert "NVIDIA H200" in StageCosts.of_document(read_json(costs_file("gpt_13b-h200"))).device
+    (tmp_path / "gpt_13b-h200").write_text("{}")
+    assert costs_file(str(tmp_path / "gpt_13b-h200")) == tmp_path / "gpt_13b-h200"
+    with pytest.raises(BadRequest, match=r"runner.costs=gpt_31b-h200 is not a file.*committed are .*gpt_13b-h200"):
+        plan(choose("runner", "simulated", costs="gpt_31b-h200"))
 
 
 def simulated_session(folder: Path, costs_of_stage: StageCosts, **options: object) -> SimulatedSession:
@@ -387,7 +401,7 @@ def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) ->
     ]
     done = run("runner=iteration_costs", *options, f"output={tmp_path / 'costs.json'}")
     assert done.returncode == 0, done.stderr
-    costs_of_stage = StageCosts.from_json((tmp_path / "costs.json").read_text())
+    costs_of_stage = StageCosts.of_document(read_json(tmp_path / "costs.json"))
     assert costs_of_stage.parts == Parts(1, 4) and costs_of_stage.reductions is not None and costs_of_stage.device == "cpu"
     assert max(costs_of_stage.table.seconds) > 0 and min(costs_of_stage.reductions.seconds) > 0
     load = [

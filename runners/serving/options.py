@@ -10,6 +10,7 @@ from runners.checks import BadRequest, at_least, is_positive, not_negative, posi
 from .workload import Arrival, drawn, read, span_of
 
 COSTS = Path(__file__).resolve().parents[2] / "results" / "reference" / "simulation" / "serving"  # of runner=iteration_costs
+SUFFIX = ".json.gz"
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class SimulationOptions(ServingOptions):
 def costs_file(name: str) -> Path:
     """A file of costs by its path, or by the name of one that is committed."""
     path = Path(name).expanduser()
-    return path if path.is_file() else COSTS / f"{name}.json"
+    return path if path.is_file() else COSTS / f"{name}{SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class SimulatedOptions(ServingOptions):
             raise BadRequest("runner=simulated knows when requests come: it takes no runner.concurrency")
         for key in ("costs", "reductions"):
             if (name := getattr(self, key)) is not None and not costs_file(name).is_file():
-                known = ", ".join(sorted(file.stem for file in COSTS.glob("*.json")))
+                known = ", ".join(sorted(file.name.removesuffix(SUFFIX) for file in COSTS.glob(f"*{SUFFIX}")))
                 raise BadRequest(
                     f"runner.{key}={name} is not a file: runner=iteration_costs output=FILE writes one"
                     + f"; committed are {known}" * bool(known)

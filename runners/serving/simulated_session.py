@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from results.cell import Cell
+from results.files import read_json
 from results.record import Correctness, ServedTrace, Serving, now
 from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
@@ -36,7 +37,7 @@ def costs_of(options: SimulatedOptions) -> StageCosts:
     for key in ("costs", "reductions"):
         if (name := getattr(options, key)) is not None:
             try:
-                read[key] = StageCosts.from_json(costs_file(name).read_text())
+                read[key] = StageCosts.of_document(read_json(costs_file(name)))
             except (ValueError, KeyError, TypeError):
                 raise BadOption(f"runner.{key}={name} is not a file of runner=iteration_costs") from None
     if "costs" not in read:

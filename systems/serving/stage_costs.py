@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,9 +61,9 @@ class StageCosts:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> StageCosts:
-        """Raises ValueError, KeyError, TypeError for something else."""
-        fields = json.loads(text)
+    def of_document(cls, document: Any) -> StageCosts:
+        """From what `to_json` wrote. Raises ValueError, KeyError, TypeError for something else."""
+        fields = dict(document)
         table, sums = fields["table"], fields["reductions"]
         tuples = {name: tuple(table[name]) for name in ("tokens", "seconds", "delays")}
         fields["table"] = CostTable(**table | tuples)
