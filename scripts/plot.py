@@ -90,6 +90,7 @@ DRAW: dict[str, Drawings] = {
 CHARTS = tuple(DRAW)
 OF_TABLES = ("accuracy", "gain")  # of what learns, which has no speed
 OF_REQUESTS = ("serving",)  # of what serves
+MEDIAN, TAILS = "_p50", ("_p90", "_p99")  # in the names of quantities
 
 
 def usual(measured: Selection) -> list[str]:
@@ -97,7 +98,27 @@ def usual(measured: Selection) -> list[str]:
     learned = {record.accuracy is not None for record in measured.records}
     is_served = any(record.serving is not None or "capacity" in record.measured for record in measured.records)
     names = [name for name in CHARTS if (name in OF_TABLES) in learned and (is_served or name not in OF_REQUESTS)]
-    return [*names, *measured.quantities()]
+    quantities = measured.quantities()
+    medians = {name for name in quantities if MEDIAN in name}
+    tails = {name.replace(MEDIAN, tail) for name in medians for tail in TAILS}  # a report's tables have them
+    return [*names, *(name for name in quantities if name not in tails and _is_compared(measured, name))]
+
+
+def _is_compared(measured: Selection, name: str) -> bool:
+    """Do several cells have a quantity, or is there one cell alone? A single bar among many cells says nothing."""
+    return _num_bars(measured, name) > 1 or len({record.cell for record in measured.records}) == 1
+
+
+def _num_bars(measured: Selection, name: str) -> int:
+    """Cells that have a quantity."""
+    measurement, _, key = name.partition(".")
+    return len(
+        {
+            record.cell
+            for record in measured.records
+            if (part := record.described.get(measurement)) is not None and any(q.name == key for q in part.quantities)
+        }
+    )
 
 
 def drawings(name: str, measured: Selection, baseline: Choice, published: Sequence[Value]) -> list[Drawing]:
@@ -108,11 +129,15 @@ def drawings(name: str, measured: Selection, baseline: Choice, published: Sequen
 
 def per_batch(name: str, measured: Selection) -> list[tuple[str, Selection]]:
     """The measured, by a suffix for the name of the file. A chart shows one batch, unless it is about several, or of the
-    speedups of one model, whose batches stand beside each other.
+    speedups of one model, whose batches stand beside each other. A batch of which one cell has a quantity is left out where
+    another has several.
     """
     if name == "throughput" or len(measured.batches) == 1 or (name == "speedup" and len(measured.models) == 1):
         return [("", measured)]
-    return [(f"-b{batch}", measured.only(batches=[batch])) for batch in measured.batches]
+    parts = [(f"-b{batch}", measured.only(batches=[batch])) for batch in measured.batches]
+    if name in DRAW or "." not in name:
+        return parts
+    return [(suffix, part) for suffix, part in parts if _num_bars(part, name) > 1] or parts
 
 
 def draw_all(

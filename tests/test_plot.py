@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from test_active_warps_chart import pictured_warps
 
-from results.cell import Choice, choose, named
+from results.cell import Cell, Choice, Conditions, choose, named
 from results.finding import Finding
 from results.published.values import exhibit
 from results.record import Measured, Quantity, Record, Serving
@@ -534,6 +534,32 @@ def test_a_quantity_without_a_unit_is_drawn_with_none() -> None:
     share = Quantity("idle_share", "share of time", "", 0.25)
     chart = quantity.draw(Selection([record(measured={"engine": Measured((share,))})]), "engine.idle_share")
     assert "share of time" in drawn(chart.figure) and chart.caption.startswith("Share of time; less is better")
+
+
+def test_bars_compare_cells_and_medians() -> None:
+    """What one cell of several has is in no chart, nor is a distribution's tail; a cell that is alone has all but tails."""
+    here = cell()
+    there = replace(here, system=chosen("system", "eager"))
+
+    def of(one: Cell, *names: str) -> Record:
+        numbers = tuple(Quantity(name, name, "ms", 1.0) for name in names)
+        return record(of=one, measured={"serving": Measured(numbers)})
+
+    many = Selection(
+        [of(here, "wait_p50_ms", "wait_p99_ms", "at_8", "use_p99"), of(there, "wait_p50_ms", "wait_p99_ms", "use_p99")]
+    )
+    assert [name for name in plot.usual(many) if "." in name] == ["serving.use_p99", "serving.wait_p50_ms"]
+    alone = Selection([of(here, "wait_p50_ms", "wait_p99_ms", "at_8")])
+    assert [name for name in plot.usual(alone) if "." in name] == ["serving.at_8", "serving.wait_p50_ms"]
+
+
+def test_a_single_bar_stands_in_no_chart_beside_other_batches() -> None:
+    here = cell()
+    there, larger = replace(here, system=chosen("system", "eager")), replace(here, conditions=Conditions(8, here.device))
+    part = Measured((Quantity("wait_ms", "wait", "ms", 1.0),))
+    records = [record(of=one, measured={"serving": part}) for one in (here, there, larger)]
+    assert [suffix for suffix, _ in plot.per_batch("serving.wait_ms", Selection(records))] == ["-b1"]
+    assert [suffix for suffix, _ in plot.per_batch("serving.wait_ms", Selection(records[1:]))] == ["-b1", "-b8"]
 
 
 def test_a_quantity_is_drawn_by_its_name_with_its_unit() -> None:

@@ -81,7 +81,7 @@ def test_an_interrupt_cancels_the_jobs(cluster: SlurmCluster, folder: Path) -> N
     with begun(folder, cluster.variables, *ASKED, "batch=1,2,3") as process:
         jobs_of_cells(folder, 2)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
         assert process.returncode == 130 and err.splitlines()[-1].startswith("opweave: interrupted"), err
         cluster.until(lambda: cluster.jobs() == {}, "no job is in the queue")
 
