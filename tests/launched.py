@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from conftest import command, environment
+from conftest import command, environment, heed_interrupts
 
 from results.comparison import speedup
 from results.document import from_json
@@ -66,7 +66,8 @@ def begun(folder: Path, shell: Mapping[str, str], *arguments: str) -> "Iterator[
     """A sweep over ASKED, which goes on meanwhile. It waits for models while there is a file `wait`, which there is now."""
     (folder / "wait").touch()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command(*ASKED, *arguments), cwd=folder, env=dict(shell), **pipes) as process:
+    asked = command(*ASKED, *arguments)
+    with subprocess.Popen(asked, cwd=folder, env=dict(shell), preexec_fn=heed_interrupts, **pipes) as process:
         try:
             yield process
         finally:
