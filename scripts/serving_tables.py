@@ -7,6 +7,8 @@ from results.record import Quantity, Record
 from .table import Made, Table, made, table
 from .tables import needed
 
+COMMIT_LETTERS = 7
+
 
 def iterations(records: Iterable[Record]) -> Table:
     """Batches of equal requests on the engine alone; a row a record of runner=engine."""
@@ -22,6 +24,7 @@ def iterations(records: Iterable[Record]) -> Table:
         made("prompts, TFLOP/s", lambda record: f"{number(record, 'prompt_tflops'):.0f}"),
         made("increment iteration ms", lambda record: f"{number(record, 'increment_ms'):.2f}"),
         made("of it the GPU idles", lambda record: f"{number(record, 'idle_share'):.1%}"),
+        made("commit", _commit, number=False),
     ]
     engines = [record for record in records if record.is_ok and "engine" in record.measured]
     return table(columns, sorted(engines, key=lambda record: (record.cell.batch, record.cell.system.label)))
@@ -52,6 +55,7 @@ def at_once(records: Iterable[Record]) -> Table:
             lambda record: ", ".join(f"{number(record, f'itl_p{n}_ms'):.0f}" for n in (50, 99)),
         ),
         made("in vain", lambda record: f"{number(record, 'vain_tokens'):.0%}"),
+        made("commit", _commit, number=False),
     ]
     served = [record for record in records if record.is_ok and record.serving and record.cell.runner.get("concurrency")]
 
@@ -81,6 +85,7 @@ def both_clocks(records: Iterable[Record]) -> Table:
         made("simulated", lambda row: simulated(row, "throughput")),
         made("normalized ms, real", lambda row: f"{number(row, 'normalized_real'):.2f}"),
         made("simulated", lambda row: simulated(row, "normalized")),
+        made("commit", lambda row: _commit(row[0]), number=False),
     ]
 
     def place(row: tuple[Record, float]) -> tuple[int, float]:
@@ -89,6 +94,11 @@ def both_clocks(records: Iterable[Record]) -> Table:
     clocked = [record for record in records if record.is_ok and "simulation" in record.measured]
     rows = [(record, rate) for record in clocked for rate in sorted({*record.measured["simulation"].samples["rate"]})]
     return table(columns, sorted(rows, key=lambda row: (row[0].cell.system.choice, *place(row))))
+
+
+def _commit(record: Record) -> str:
+    """Of the code that a record is of: rows of one commit compare."""
+    return needed(record.environment.commit)[:COMMIT_LETTERS]
 
 
 def _option(record: Record, key: str) -> str:

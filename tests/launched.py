@@ -66,8 +66,8 @@ def begun(folder: Path, shell: Mapping[str, str], *arguments: str) -> "Iterator[
     """A sweep over ASKED, which goes on meanwhile. It waits for models while there is a file `wait`, which there is now."""
     (folder / "wait").touch()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    asked = command(*ASKED, *arguments)
-    with subprocess.Popen(asked, cwd=folder, env=dict(shell), preexec_fn=heed_interrupts, **pipes) as process:
+    sweep_command = command(*ASKED, *arguments)
+    with subprocess.Popen(sweep_command, cwd=folder, env=dict(shell), preexec_fn=heed_interrupts, **pipes) as process:
         try:
             yield process
         finally:

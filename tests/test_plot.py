@@ -538,26 +538,30 @@ def test_a_quantity_without_a_unit_is_drawn_with_none() -> None:
 
 def test_bars_compare_cells_and_medians() -> None:
     """What one cell of several has is in no chart, nor is a distribution's tail; a cell that is alone has all but tails."""
-    here = cell()
-    there = replace(here, system=chosen("system", "eager"))
+    nimble_cell = cell()
+    eager_cell = replace(nimble_cell, system=chosen("system", "eager"))
 
     def of(one: Cell, *names: str) -> Record:
         numbers = tuple(Quantity(name, name, "ms", 1.0) for name in names)
         return record(of=one, measured={"serving": Measured(numbers)})
 
-    many = Selection(
-        [of(here, "wait_p50_ms", "wait_p99_ms", "at_8", "use_p99"), of(there, "wait_p50_ms", "wait_p99_ms", "use_p99")]
+    two_cells = Selection(
+        [
+            of(nimble_cell, "wait_p50_ms", "wait_p99_ms", "at_8", "use_p99"),
+            of(eager_cell, "wait_p50_ms", "wait_p99_ms", "use_p99"),
+        ]
     )
-    assert [name for name in plot.usual(many) if "." in name] == ["serving.use_p99", "serving.wait_p50_ms"]
-    alone = Selection([of(here, "wait_p50_ms", "wait_p99_ms", "at_8")])
-    assert [name for name in plot.usual(alone) if "." in name] == ["serving.at_8", "serving.wait_p50_ms"]
+    assert [name for name in plot.usual(two_cells) if "." in name] == ["serving.use_p99", "serving.wait_p50_ms"]
+    one_cell = Selection([of(nimble_cell, "wait_p50_ms", "wait_p99_ms", "at_8")])
+    assert [name for name in plot.usual(one_cell) if "." in name] == ["serving.at_8", "serving.wait_p50_ms"]
 
 
 def test_a_single_bar_stands_in_no_chart_beside_other_batches() -> None:
-    here = cell()
-    there, larger = replace(here, system=chosen("system", "eager")), replace(here, conditions=Conditions(8, here.device))
+    nimble_cell = cell()
+    eager_cell = replace(nimble_cell, system=chosen("system", "eager"))
+    larger_cell = replace(nimble_cell, conditions=Conditions(8, nimble_cell.device))
     part = Measured((Quantity("wait_ms", "wait", "ms", 1.0),))
-    records = [record(of=one, measured={"serving": part}) for one in (here, there, larger)]
+    records = [record(of=one, measured={"serving": part}) for one in (nimble_cell, eager_cell, larger_cell)]
     assert [suffix for suffix, _ in plot.per_batch("serving.wait_ms", Selection(records))] == ["-b1"]
     assert [suffix for suffix, _ in plot.per_batch("serving.wait_ms", Selection(records[1:]))] == ["-b1", "-b8"]
 

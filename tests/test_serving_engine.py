@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from models.gpt import GPT, Shape, made
 from systems.serving.batch import Batch, Row, row_of
-from systems.serving.engine import LocalEngine, unbeaten
+from systems.serving.engine import LocalEngine, indexes_faster_than_larger
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.layout import TILE, LayoutBuffer, Room
 from systems.serving.request import Request, Sampling
@@ -245,7 +245,7 @@ def test_a_layout_is_filled_up_to_a_room(block_size: int, data: st.DataObject) -
 @given(st.lists(st.integers(1, 9), max_size=12))
 def test_no_graph_is_kept_that_a_larger_one_is_as_fast_as(seconds: list[int]) -> None:
     expected = [i for i, own in enumerate(seconds) if all(own < other for other in seconds[i + 1 :])]
-    assert unbeaten(seconds) == expected
+    assert indexes_faster_than_larger(seconds) == expected
 
 
 FUSED = """

@@ -255,10 +255,8 @@ class LocalEngine(Engine):
 
         batch: of increments; its keys and values are overwritten. None where no graph is for it.
         """
-        if self.device.type != "cuda" or (graph := self._graph_of(batch)) is None:
+        if self.device.type != "cuda" or (graph := self._graph_with(batch)) is None:
             return None
-        graph.take(self.layouts, batch)
-        self._fill(graph.buffer[: graph.num_tokens], batch)
         return _replay_ms(graph.run, REPLAYS)
 
     def close(self) -> None:
@@ -289,18 +287,19 @@ class LocalEngine(Engine):
         hidden = self.decoder.hidden(layout.tokens, layout.places, attending, *self.operators)
         return self.decoder.logits(hidden[layout.lasts])
 
-    def _graph_of(self, batch: Batch) -> Graph | None:
-        """The smallest that takes a batch."""
+    def _graph_with(self, batch: Batch) -> Graph | None:
+        """The smallest graph that takes a batch, with the batch in its buffer; None where there is none."""
         graphs = self.graphs if batch.num_tokens == len(batch.rows) else self.prompt_graphs
-        return next((graph for graph in graphs if graph.takes(batch)), None)
+        graph = next((graph for graph in graphs if graph.takes(batch)), None)
+        if graph is not None:
+            graph.take(self.layouts, batch)
+            self._fill(graph.buffer[: graph.num_tokens], batch)
+        return graph
 
     def _replayed(self, batch: Batch) -> Tensor | None:
         """The logits by a CUDA graph; None where no graph is for such a batch."""
-        if (graph := self._graph_of(batch)) is None:
-            return None
-        graph.take(self.layouts, batch)
-        self._fill(graph.buffer[: graph.num_tokens], batch)
-        return graph.run()[: len(batch.rows)]
+        graph = self._graph_with(batch)
+        return None if graph is None else graph.run()[: len(batch.rows)]
 
     def _execute_by(self, executor: Executor, sizes: list[int]) -> None:
         """Iterations of each size, as a system that executes modules has them. Raises Unsupported."""
@@ -315,13 +314,16 @@ class LocalEngine(Engine):
 
     @torch.inference_mode()
     def _capture(self, most_rows: int, agree: Callable[[Tensor], Tensor]) -> None:
-        """The largest first: all share one pool of memory."""
+        """The graphs of PROMPT_SIZES, and those of increments where no executor has them.
+
+        The largest comes first: all share one pool of memory.
+        """
         pool = torch.cuda.graph_pool_handle()
         rooms = [Room.of(size, most_rows) for size in PROMPT_SIZES]
         graphs = [self._captured(room.tokens, room, pool) for room in reversed(rooms)][::-1]
         seconds = [_replay_ms(graph.run, FEW_REPLAYS) / 1e3 for graph in graphs]
-        kept = unbeaten(agree(torch.tensor(seconds, device=self.device)).tolist())
-        self.prompt_graphs = [graphs[i] for i in kept]
+        agreed_seconds = agree(torch.tensor(seconds, device=self.device)).tolist()
+        self.prompt_graphs = [graphs[i] for i in indexes_faster_than_larger(agreed_seconds)]
         if not self.graphs:
             sizes = [*(size for size in GRAPH_SIZES if size < most_rows), most_rows]
             self.graphs = [self._captured(size, None, pool) for size in reversed(sizes)][::-1]
@@ -354,13 +356,13 @@ class LocalEngine(Engine):
         return torch.from_numpy(numbers).to(self.device), parts, copies
 
 
-def unbeaten(seconds: Sequence[float]) -> list[int]:
-    """Of what takes ascending sizes, the numbers of those that no larger one is as fast as."""
-    kept: list[int] = []
-    for at in reversed(range(len(seconds))):
-        if not kept or seconds[at] < seconds[kept[-1]]:
-            kept.append(at)
-    return kept[::-1]
+def indexes_faster_than_larger(seconds: Sequence[float]) -> list[int]:
+    """The indexes, ascending, of graphs that are faster than every larger one. seconds: of graphs, the smallest first."""
+    indexes: list[int] = []
+    for i in reversed(range(len(seconds))):
+        if not indexes or seconds[i] < seconds[indexes[-1]]:
+            indexes.append(i)
+    return indexes[::-1]
 
 
 def _replay_ms(run: Callable[[], object], count: int) -> float:
