@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import socket
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,7 +42,8 @@ from systems.base import BadOption, Unsupported
 from systems.serving.attention import split
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
-from systems.serving.request import Delivery
+from systems.serving.loop import Listed, RealClock
+from systems.serving.request import Delivery, Request
 from systems.serving.simulated import LinearCost
 from systems.serving.slots import ContiguousSlots
 from systems.serving.system import Server, ServingSystem
@@ -165,6 +168,33 @@ def test_every_token_of_a_trace_comes_to_its_client() -> None:
     assert sum(seen.iterations.useful_tokens) == sum(a.max_tokens - 1 for a in trace) == sum(seen.iterations.tokens)
     assert max(seen.iterations.rows) <= 3 and max(seen.iterations.reserved_slots) <= NUM_SLOTS
     assert all(queued >= -0.001 for queued in seen.queued_s)
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """What the tests have frozen is as at the start of a process."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_no_request_waits_for_a_collection_of_all_objects() -> None:
+    num_frozen: list[int] = []
+
+    def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
+        num_frozen.append(gc.get_freeze_count())
+
+    num_alive = len(gc.get_objects())
+    for are_frozen_by_host in (False, True):
+        if are_frozen_by_host:
+            gc.freeze()
+        frozen_before = gc.get_freeze_count()
+        server().serve(Listed([Request(0, (1, 2), 3)]), deliver, RealClock())
+        assert min(num_frozen) > 0.9 * num_alive
+        assert gc.get_freeze_count() == frozen_before, "a host keeps what it has frozen, and nothing else stays frozen"
+        num_frozen.clear()
 
 
 def test_a_closed_loop_keeps_as_many_requests_as_it_was_told() -> None:

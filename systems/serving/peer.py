@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from systems.preparing import collector_spared
+
 from .loop import Clock, Course, Inbox
 from .request import Delivery, Request
 
@@ -55,6 +57,11 @@ class PeerServer:
         course: Course | None = None,
     ) -> Course:
         """As a Server's. The course is empty: a peer does not say what its iterations are."""
+        with collector_spared():
+            self._serve(inbox, deliver, clock)
+        return course or Course()
+
+    def _serve(self, inbox: Inbox, deliver: Callable[[Sequence[Delivery], float], None], clock: Clock) -> None:
         unfinished: set[int] = set()
         while True:
             for request in inbox.arrived(clock.now()):
@@ -65,6 +72,6 @@ class PeerServer:
                     deliver(deliveries, clock.now())
                     unfinished -= {delivery.request_id for delivery in deliveries if delivery.is_last}
             elif inbox.is_closed:
-                return course or Course()
+                return
             else:
                 inbox.wait()

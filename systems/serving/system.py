@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from conf import not_one_of
 from systems import registry
 from systems.base import BadOption, Prepared, System, Unsupported
+from systems.preparing import collector_spared
 
 from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
 from .loop import Clock, Course, Encoded, Inbox, serve
@@ -71,7 +72,8 @@ class Server:
         """Serve until the inbox is closed and every request is finished."""
         if self.start_token is not None:
             inbox = Encoded(inbox, self.start_token)
-        return serve(self.scheduler, self.engine, inbox, deliver, clock, course)
+        with collector_spared():
+            return serve(self.scheduler, self.engine, inbox, deliver, clock, course)
 
 
 class AnyServingSystem(System):

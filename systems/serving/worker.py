@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from systems.preparing import collector_spared
+
 from .engine import Decoder, LocalEngine
 from .message import from_bytes
 from .parts import SHARE, Parts
@@ -280,12 +282,13 @@ class Worker:
         dist.barrier()
         thread = threading.Thread(target=self._answer, name="answers")
         thread.start()
-        while message := self.control.receive():
-            self.control.forward(message)  # before anything is launched
-            batch, wants_logits = from_bytes(message)
-            logits = self.engine.launched(batch)
-            if self.answers is not None:
-                self.unanswered.put(self._answer_of(logits, batch.rows, wants_logits))
+        with collector_spared():
+            while message := self.control.receive():
+                self.control.forward(message)  # before anything is launched
+                batch, wants_logits = from_bytes(message)
+                logits = self.engine.launched(batch)
+                if self.answers is not None:
+                    self.unanswered.put(self._answer_of(logits, batch.rows, wants_logits))
         self.control.forward(END)
         self.unanswered.put(None)
         thread.join()
