@@ -13,6 +13,7 @@ from .base import Unsupported
 
 # Held by whoever traces a module, or captures on a GPU. Neither torch.export nor torch's pools of memory serve two threads.
 one_at_a_time = threading.RLock()
+FROZEN_BY_PYTHON = 1000  # objects, at most: Python 3.12 freezes some hundred when it starts
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def collector_spared() -> Iterator[None]:
     A collection of all objects takes 0.17 s once PyTorch is loaded, and requests wait for it. What a host has frozen stays
     frozen.
     """
-    is_first = gc.get_freeze_count() == 0
+    is_first = gc.get_freeze_count() < FROZEN_BY_PYTHON
     if is_first:
         gc.freeze()
     try:
