@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Run, records
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
 
@@ -295,6 +295,22 @@ def test_a_server_that_is_hardly_used_is_stable_however_short_the_trace(count: i
     if count >= 12:
         busy = seen_of(due, [(2 * moment + 0.4,) for moment in due])
         assert not metrics.is_stable(busy.requests, 0)
+
+
+@given(st.integers(100, 400), st.floats(0.3, 3.0), st.integers(0, 99), st.booleans())
+def test_what_a_queue_before_one_server_comes_to_tells_stable_from_unstable(
+    count: int, load: float, seed: int, is_rising: bool
+) -> None:
+    """The oracle: a request takes `load` seconds, one after another, and one comes a second, later ones perhaps sooner."""
+    assume(not 0.75 < load < 1.3)
+    gaps = np.random.default_rng(seed).gamma(4.0, 0.25, count)  # bursts alone pile requests up in a short trace
+    if is_rising and load < 1:
+        gaps *= np.linspace(2.0, 1.0, count)  # a day's load: fewer at first, and never more than the server takes
+    due, free, ends = np.cumsum(gaps), 0.0, []
+    for moment in due:
+        free = max(free, float(moment)) + load
+        ends.append((free,))
+    assert metrics.is_stable(seen_of([float(d) for d in due], ends).requests, 0) is (load < 1)
 
 
 # --- Correctness ---

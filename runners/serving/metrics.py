@@ -17,8 +17,8 @@ from results.statistics import describe
 
 from .traffic import Seen
 
-STEADY = (0.1, 0.9)  # of the arrivals: what is before and after does not count for stability
-STABLE = 0.95  # of the arrivals within, at least so many requests finish within, or all but one
+STEADY = (0.1, 0.9)  # of the arrivals: who comes before and after does not count for stability
+MOST_GROWTH = 0.05  # of the time that passes: latencies of a stable trace grow no more, or by a gap between two arrivals
 UNSTABLE = "requests came faster than they were finished: a latency would say how long the trace was"
 WHOLE = "no answer came in more than one piece"
 UNSEEN = "a peer does not say what its iterations are"
@@ -34,17 +34,19 @@ LATENCIES = {
 
 
 def is_stable(requests: ServedRequests, concurrency: int) -> bool:
-    """Did requests finish as fast as they came, in the steady part of the trace? In a closed loop they do.
+    """Do latencies not grow with the length of the trace? In a closed loop they do not.
 
-    Of a short trace one may be left over: whoever comes last has not been answered when the next one comes.
+    A server that finishes a share of what comes has latencies that grow by the rest of the time that passes: by the line of
+    least squares through those of the steady part. A trace whose load rises, or that ends in a burst, is no such case.
     """
-    if concurrency:
+    first, last = (int(share * (len(requests.due_s) - 1)) for share in STEADY)
+    due = np.array(requests.due_s[first : last + 1])
+    if concurrency or len(due) < 3 or due[0] == due[-1]:
         return True
-    due = requests.due_s
-    begin, end = (due[int(share * (len(due) - 1))] for share in STEADY)
-    num_come = sum(begin <= moment < end for moment in due)
-    num_finished = sum(begin <= tokens[-1] < end for tokens in requests.token_s)
-    return num_come - num_finished <= max(1.0, (1 - STABLE) * num_come)
+    end_to_end = np.array([tokens[-1] for tokens in requests.token_s[first : last + 1]]) - due
+    passed_s = due[-1] - due[0]
+    growth_s = np.polynomial.Polynomial.fit(due - due[0], end_to_end, 1).deriv()(0.0) * passed_s
+    return bool(growth_s <= max(passed_s / (last - first), MOST_GROWTH * passed_s))
 
 
 def latencies_ms(seen: Seen) -> dict[str, list[float]]:
