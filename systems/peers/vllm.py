@@ -81,8 +81,8 @@ class StepPeer(Peer):
             "max_num_seqs": options.max_batch_size,
             "enable_prefix_caching": options.prefix_caching,
             "enforce_eager": not options.cuda_graphs,
-            # what is in use counts for it: the decoder lies there too
-            "gpu_memory_utilization": 1 - (1 - options.memory_share) * free_bytes / all_bytes,
+            # of all memory, and no more than is free: the decoder lies there too
+            "gpu_memory_utilization": options.memory_share * free_bytes / all_bytes,
         }
         if options.max_num_batched_tokens:
             chosen["max_num_batched_tokens"] = options.max_num_batched_tokens
