@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 
 from results import selection
 from results.pack import SUFFIX, sweep_of
+from results.record import Record
 from results.selection import Selection
 from results.siblings import Siblings, siblings
 from results.store import Store
@@ -44,7 +45,10 @@ FIGURE5 = RESULTS / "figure5.jsonl.gz"  # Opara's, with counters
 LEARNED = RESULTS / "windtunnel.jsonl.gz"  # pipelines over New York's flights
 HALF = RESULTS / "half-precision.jsonl.gz"  # the zoo in fp16 and bf16 under each fused system
 SPEED = RESULTS / "windtunnel-speed.jsonl.gz"  # of their tuning and predicting
-SERVED = [RESULTS / f"{name}.jsonl.gz" for name in ("serving", "serving-transformers")]  # 13B on one GPU
+SERVED = [RESULTS / f"{name}.jsonl.gz" for name in ("serving", "serving-transformers", "serving-asynchronous")]  # 13B
+PEERED = RESULTS / "serving-vllm.jsonl.gz"  # vLLM and Orca, one after another on one machine
+AZURE = RESULTS / "serving-azure.jsonl.gz"  # conversations of Azure's trace
+ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
 LAUNCHED = RESULTS / "opara.jsonl.gz"
@@ -78,6 +82,11 @@ def everything(sweep: Path) -> list[Siblings]:
     return siblings(Store(sweep).read().records.values())
 
 
+def records(sweep: Path) -> list[Record]:
+    """All that a sweep has."""
+    return list(Store(sweep).read().records.values())
+
+
 def parts() -> dict[str, str]:
     """Markdown by the name of the part of a page that it fills; the exhibits are not among them."""
     zoo, schedulers = read(ZOO), read(SCHEDULERS)
@@ -87,7 +96,7 @@ def parts() -> dict[str, str]:
     launched = [*read(ORDERED), *read(LAUNCHED), *schedulers, *turned, *read(FIGURE5), *read(TUNED), *zoo]
     graphs = {system for pair in GRAPHS for system in pair}
     same_kernels = set(SIDE_BY_SIDE) - {TORCH_COMPILE}
-    served = [record for sweep in SERVED for record in Store(sweep).read().records.values()]
+    served = [record for sweep in SERVED for record in records(sweep)]
     beneath = {  # a table's own sentences
         "in turn": [tables.measured_alone(turned, graphs)],
         "schedulers": [tables.measured_alone(schedulers, same_kernels), tables.equal_to_eager(schedulers)],
@@ -113,6 +122,11 @@ def parts() -> dict[str, str]:
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "iterations": serving_tables.iterations(served),
         "requests at once": serving_tables.at_once(served),
+        "requests at once, h100": serving_tables.at_once(records(ON_H100)),
+        "vllm at once": serving_tables.at_once(records(PEERED)),
+        "vllm at a rate": serving_tables.at_a_rate(records(PEERED)),
+        "azure at once": serving_tables.at_once(records(AZURE)),
+        "azure at a rate": serving_tables.at_a_rate(records(AZURE)),
         "both clocks": serving_tables.both_clocks(served),
         "launch orders": tables.launch_orders(launched),
     }

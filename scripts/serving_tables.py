@@ -1,6 +1,9 @@
 """Tables of what serves: an engine's iterations, requests that come at once, and real traces beside simulated ones."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from results.record import Quantity, Record
 
@@ -41,13 +44,14 @@ def at_once(records: Iterable[Record]) -> Table:
 
     def ends(record: Record, name: str) -> str:
         one = quantity(record, name)
-        return f"{needed(one.value):.1f} [{needed(one.low):.1f}, {needed(one.high):.1f}]"
+        interval = "" if one.low is None or one.high is None else f" [{one.low:.1f}, {one.high:.1f}]"
+        return f"{needed(one.value):.1f}{interval}"
 
     columns: Sequence[Made[Record]] = [
         made("system", lambda record: record.cell.system.label, number=False),
         made("at once", lambda record: _option(record, "concurrency")),
         made("largest batch", lambda record: str(record.cell.system.options["max_batch_size"])),
-        made("tokens out", lambda record: _option(record, "new_tokens")),
+        made("tokens out", lambda record: _lengths(record)[1], number=False),
         made("requests a second", lambda record: ends(record, "request_throughput")),
         made("tokens a second", lambda record: f"{number(record, 'output_throughput'):,.0f}"),
         made(
@@ -64,6 +68,57 @@ def at_once(records: Iterable[Record]) -> Table:
         return -int(_option(record, "concurrency")), size, -number(record, "request_throughput")
 
     return table(columns, sorted(served, key=place))
+
+
+def at_a_rate(records: Iterable[Record]) -> Table:
+    """Requests that come one by one; a row a record of runner=serving, with percentiles of every sample."""
+
+    def percentiles(samples_ms: Sequence[float], *shares: int, digits: int = 0) -> str:
+        return ", ".join(f"{value:.{digits}f}" for value in np.percentile(samples_ms, shares))
+
+    def first_ms(record: Record) -> list[float]:
+        return [(tokens[0] - due) * 1e3 for due, tokens in _answers(record)]
+
+    def mean_gaps_ms(record: Record) -> list[float]:
+        return [(t[-1] - t[0]) / (len(t) - 1) * 1e3 for _, t in _answers(record) if len(t) > 1]
+
+    def gaps_ms(record: Record) -> list[float]:
+        return [(after - before) * 1e3 for _, tokens in _answers(record) for before, after in pairwise(tokens)]
+
+    columns: Sequence[Made[Record]] = [
+        made("system", lambda record: record.cell.system.label, number=False),
+        made("requests", lambda record: _option(record, "requests")),
+        made("tokens in, out", lambda record: ", ".join(_lengths(record)), number=False),
+        made("req/s that come", lambda record: f"{_come(record):.1f}"),
+        made("served", lambda record: f"{needed(needed(record.serving).quantities[0].value):.2f}"),
+        made("first token ms, p50, p99", lambda record: percentiles(first_ms(record), 50, 99)),
+        made("a token ms, p50", lambda record: percentiles(mean_gaps_ms(record), 50, digits=1)),
+        made("between tokens ms, p50, p99", lambda record: percentiles(gaps_ms(record), 50, 99, digits=1)),
+        made("commit", _commit, number=False),
+    ]
+    served = [record for record in records if record.is_ok and record.serving and not record.cell.runner.get("concurrency")]
+    return table(columns, sorted(served, key=lambda record: (_lengths(record), _come(record), record.cell.system.label)))
+
+
+def _answers(record: Record) -> list[tuple[float, tuple[float, ...]]]:
+    """When each request was due, and when its tokens came, in seconds."""
+    requests = [trace.requests for trace in needed(record.serving).traces]
+    return [pair for one in requests for pair in zip(one.due_s, one.token_s, strict=True)]
+
+
+def _come(record: Record) -> float:
+    """Requests a second that come, over all of the first trace."""
+    due_s = needed(record.serving).traces[0].requests.due_s
+    return len(due_s) / due_s[-1]
+
+
+def _lengths(record: Record) -> tuple[str, str]:
+    """Tokens of a prompt and of an answer: what was asked for, or what a trace file has, without its name."""
+    if _option(record, "trace") == "None":
+        return _option(record, "prompt_tokens"), _option(record, "new_tokens")
+    requests = needed(record.serving).traces[0].requests
+    ends = [(min(counts), max(counts)) for counts in (requests.prompt_tokens, requests.max_new_tokens)]
+    return f"{ends[0][0]}-{ends[0][1]}", f"{ends[1][0]}-{ends[1][1]}"
 
 
 def both_clocks(records: Iterable[Record]) -> Table:
