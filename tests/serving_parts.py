@@ -17,6 +17,11 @@ def telling_part(arguments: str, rank: int, parts: Parts, device: torch.device) 
     return module
 
 
+def telling_part_of_32_bits(arguments: str, rank: int, parts: Parts, device: torch.device) -> GPTPart:
+    """The same in fp32, which kernels take."""
+    return telling_part(arguments, rank, parts, device).to(torch.float32)
+
+
 def no_part(arguments: str, rank: int, parts: Parts, device: torch.device) -> GPTPart:
     if rank == 1:
         raise MemoryError("too large")
