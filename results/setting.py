@@ -2,19 +2,23 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from .cell import Conditions
+from .cell import Cell, Conditions
 from .record import Record
 
 CALL = "inference"  # the kind of every runner that measures a call
 SIMULATED = "simulated"  # the runner whose numbers are of no machine that it ran on
 OTHER_KINDS = ("training", SIMULATED)  # runners that measure something else, each a kind of its own
 VIRTUAL = "a virtual clock"
+SERVING = ("capacity", "engine", "serving", SIMULATED, "simulation")  # runners that requests come to
+RATES = ("rate", "rates", "trace_speed")  # options of theirs that a curve is drawn over
+NO_LOAD = (*RATES, "costs", "measurements", "reductions", "repeats", "requests", "samples", "steps")
 
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """One machine, one torch, one arithmetic and one kind of run.
+    """One machine, one torch, one arithmetic, one kind of run, and one kind of load where requests come.
 
     Args:
         place: the GPU, or the CPU where there is none; VIRTUAL where the numbers are of neither.
@@ -23,6 +27,7 @@ class Setting:
         torch: its version.
         precision, layout, algorithms: of the conditions.
         kind: CALL or one of OTHER_KINDS.
+        load: what is unusual of the requests that come, as "concurrency=512"; how fast they come is not.
     """
 
     place: str
@@ -33,6 +38,7 @@ class Setting:
     layout: str
     algorithms: str
     kind: str
+    load: str = ""
 
     @classmethod
     def of(cls, record: Record) -> "Setting":
@@ -46,6 +52,7 @@ class Setting:
             layout=conditions.layout,
             algorithms=conditions.algorithms,
             kind=runner if runner in OTHER_KINDS else CALL,
+            load=load_of(record.cell),
         )
 
     @property
@@ -54,9 +61,18 @@ class Setting:
         usual = Conditions(1, self.device)
         unusual = [self.layout] * (self.layout != usual.layout) + [self.kind] * (self.kind != CALL)
         unusual += [f"{self.algorithms} algorithms"] * (self.algorithms != usual.algorithms)
+        unusual += [self.load] * bool(self.load)
         return ", ".join([self.place, f"torch {self.torch}", self.precision, *unusual])
 
     @property
     def slug(self) -> str:
         """The label and the machine's name, as a part of a file's name."""
         return re.sub(r"[^a-z0-9.]+", "-", f"{self.label}, {self.host}".lower()).strip("-")
+
+
+def load_of(cell: Cell) -> str:
+    """The load of a cell that serves, as a Setting has it."""
+    if cell.runner.name not in SERVING:
+        return ""
+    options = [(key, cell.runner.options[key]) for key in sorted(cell.runner.changed) if key not in NO_LOAD]
+    return ", ".join(f"{key}={Path(str(value)).name if key == 'trace' else value}" for key, value in options)

@@ -47,7 +47,8 @@ HALF = RESULTS / "half-precision.jsonl.gz"  # the zoo in fp16 and bf16 under eac
 SPEED = RESULTS / "windtunnel-speed.jsonl.gz"  # of their tuning and predicting
 SERVED = [RESULTS / f"{name}.jsonl.gz" for name in ("serving", "serving-transformers", "serving-asynchronous")]  # 13B
 PEERED = RESULTS / "serving-vllm.jsonl.gz"  # vLLM and Orca, one after another on one machine
-AZURE = RESULTS / "serving-azure.jsonl.gz"  # conversations of Azure's trace
+AZURE = RESULTS / "serving-azure.jsonl.gz"  # conversations of Azure's trace, as they came
+SATURATED = RESULTS / "serving-azure-saturated.jsonl.gz"  # and as fast as they were answered
 ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
@@ -125,7 +126,7 @@ def parts() -> dict[str, str]:
         "requests at once, h100": serving_tables.at_once(records(ON_H100)),
         "vllm at once": serving_tables.at_once(records(PEERED)),
         "vllm at a rate": serving_tables.at_a_rate(records(PEERED)),
-        "azure at once": serving_tables.at_once(records(AZURE)),
+        "azure at once": serving_tables.at_once(records(SATURATED)),
         "azure at a rate": serving_tables.at_a_rate(records(AZURE)),
         "both clocks": serving_tables.both_clocks(served),
         "launch orders": tables.launch_orders(launched),

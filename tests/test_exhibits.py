@@ -523,6 +523,18 @@ def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
     assert (selection := select([*RECORDS, *other], [sweep])) is not None and selection.setting.host != "elsewhere"
 
 
+def test_systems_are_compared_under_one_load() -> None:
+    """Azure's requests as they came, and as fast as they were answered."""
+    sweep = Preset.read("orca/azure_trace").sweep
+    packs = ("serving-azure", "serving-azure-saturated")
+    came, saturated = (list(Store(H200 / f"{name}.jsonl.gz").read().records.values()) for name in packs)
+    mixed = [came[0], saturated[1], saturated[0], came[1]]
+    for records, loads in ((mixed, {0}), ([*mixed[:3]], {64}), (saturated, {64})):
+        chosen = select(records, [sweep])
+        assert chosen is not None and len(chosen.systems) == 2
+        assert {record.cell.runner.options["concurrency"] for record in chosen.records} == loads
+
+
 @pytest.mark.parametrize("name", ["nimble/figure2a", "nimble/figure2c", "nimble/table1"])
 def test_exhibits_are_drawn(name: str) -> None:
     read, evidence, exhibit_findings = judged(name)
