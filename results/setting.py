@@ -11,9 +11,8 @@ CALL = "inference"  # the kind of every runner that measures a call
 SIMULATED = "simulated"  # the runner whose numbers are of no machine that it ran on
 OTHER_KINDS = ("training", SIMULATED)  # runners that measure something else, each a kind of its own
 VIRTUAL = "a virtual clock"
-SERVING = ("capacity", "engine", "serving", SIMULATED, "simulation")  # runners that requests come to
-RATES = ("rate", "rates", "trace_speed")  # options of theirs that a curve is drawn over
-NO_LOAD = (*RATES, "costs", "measurements", "reductions", "repeats", "requests", "samples", "steps")
+# Options of runners that say what requests come. How fast they come is none of them: a curve is drawn over that.
+LOAD = ("burstiness", "concurrency", "new_tokens", "prompt_tokens", "shared_tokens", "trace")
 
 
 @dataclass(frozen=True, order=True)
@@ -71,8 +70,6 @@ class Setting:
 
 
 def load_of(cell: Cell) -> str:
-    """The load of a cell that serves, as a Setting has it."""
-    if cell.runner.name not in SERVING:
-        return ""
-    options = [(key, cell.runner.options[key]) for key in sorted(cell.runner.changed) if key not in NO_LOAD]
+    """What is unusual of the load of a cell that serves; "" of any other."""
+    options = [(key, cell.runner.options[key]) for key in LOAD if key in cell.runner.changed]
     return ", ".join(f"{key}={Path(str(value)).name if key == 'trace' else value}" for key, value in options)
