@@ -1,10 +1,10 @@
-"""Tables of what serves: an engine's iterations, requests that come at once, and real traces beside simulated ones."""
+"""Tables of what serves: an engine's iterations, requests at once and at a rate, real traces beside simulated ones."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 
+from results.latencies import latencies_ms
 from results.record import Quantity, Record
 
 from .table import Made, Table, made, table
@@ -36,14 +36,11 @@ def iterations(records: Iterable[Record]) -> Table:
 def at_once(records: Iterable[Record]) -> Table:
     """Requests that come at once; a row a record of runner=serving."""
 
-    def quantity(record: Record, name: str) -> Quantity:
-        return needed(next((q for q in needed(record.serving).quantities if q.name == name), None))
-
     def number(record: Record, name: str) -> float:
-        return needed(quantity(record, name).value)
+        return needed(_quantity(record, name).value)
 
     def ends(record: Record, name: str) -> str:
-        one = quantity(record, name)
+        one = _quantity(record, name)
         interval = "" if one.low is None or one.high is None else f" [{one.low:.1f}, {one.high:.1f}]"
         return f"{needed(one.value):.1f}{interval}"
 
@@ -73,37 +70,28 @@ def at_once(records: Iterable[Record]) -> Table:
 def at_a_rate(records: Iterable[Record]) -> Table:
     """Requests that come one by one; a row a record of runner=serving, with percentiles of every sample."""
 
-    def percentiles(samples_ms: Sequence[float], *shares: int, digits: int = 0) -> str:
+    def percentiles(record: Record, latency: str, *shares: int, digits: int = 0) -> str:
+        traces = needed(record.serving).traces
+        samples_ms = [value for trace in traces for value in latencies_ms(trace.requests)[latency]]
         return ", ".join(f"{value:.{digits}f}" for value in np.percentile(samples_ms, shares))
-
-    def first_ms(record: Record) -> list[float]:
-        return [(tokens[0] - due) * 1e3 for due, tokens in _answers(record)]
-
-    def mean_gaps_ms(record: Record) -> list[float]:
-        return [(t[-1] - t[0]) / (len(t) - 1) * 1e3 for _, t in _answers(record) if len(t) > 1]
-
-    def gaps_ms(record: Record) -> list[float]:
-        return [(after - before) * 1e3 for _, tokens in _answers(record) for before, after in pairwise(tokens)]
 
     columns: Sequence[Made[Record]] = [
         made("system", lambda record: record.cell.system.label, number=False),
         made("requests", lambda record: _option(record, "requests")),
         made("tokens in, out", lambda record: ", ".join(_lengths(record)), number=False),
         made("req/s that come", lambda record: f"{_come(record):.1f}"),
-        made("served", lambda record: f"{needed(needed(record.serving).quantities[0].value):.2f}"),
-        made("first token ms, p50, p99", lambda record: percentiles(first_ms(record), 50, 99)),
-        made("a token ms, p50", lambda record: percentiles(mean_gaps_ms(record), 50, digits=1)),
-        made("between tokens ms, p50, p99", lambda record: percentiles(gaps_ms(record), 50, 99, digits=1)),
+        made("served", lambda record: f"{needed(_quantity(record, 'request_throughput').value):.2f}"),
+        made("first token ms, p50, p99", lambda record: percentiles(record, "ttft", 50, 99)),
+        made("a token ms, p50", lambda record: percentiles(record, "tpot", 50, digits=1)),
+        made("between tokens ms, p50, p99", lambda record: percentiles(record, "itl", 50, 99, digits=1)),
         made("commit", _commit, number=False),
     ]
     served = [record for record in records if record.is_ok and record.serving and not record.cell.runner.get("concurrency")]
     return table(columns, sorted(served, key=lambda record: (_lengths(record), _come(record), record.cell.system.label)))
 
 
-def _answers(record: Record) -> list[tuple[float, tuple[float, ...]]]:
-    """When each request was due, and when its tokens came, in seconds."""
-    requests = [trace.requests for trace in needed(record.serving).traces]
-    return [pair for one in requests for pair in zip(one.due_s, one.token_s, strict=True)]
+def _quantity(record: Record, name: str) -> Quantity:
+    return needed(next((q for q in needed(record.serving).quantities if q.name == name), None))
 
 
 def _come(record: Record) -> float:
@@ -114,7 +102,7 @@ def _come(record: Record) -> float:
 
 def _lengths(record: Record) -> tuple[str, str]:
     """Tokens of a prompt and of an answer: what was asked for, or what a trace file has, without its name."""
-    if _option(record, "trace") == "None":
+    if record.cell.runner.get("trace") is None:
         return _option(record, "prompt_tokens"), _option(record, "new_tokens")
     requests = needed(record.serving).traces[0].requests
     ends = [(min(counts), max(counts)) for counts in (requests.prompt_tokens, requests.max_new_tokens)]

@@ -314,6 +314,12 @@ def test_what_a_queue_before_one_server_comes_to_tells_stable_from_unstable(
     assert metrics.is_stable(seen_of([float(d) for d in due], ends).requests, 0) is (load < 1)
 
 
+def test_a_load_that_rises_is_stable_where_latencies_stay() -> None:
+    """Azure's trace begins slowly, so more requests are unfinished at its end than at its beginning."""
+    due = [float(i) for i in range(30)] + [30 + i / 10 for i in range(300)]
+    assert metrics.is_stable(seen_of(due, [(moment + 6.0,) for moment in due]).requests, 0)
+
+
 # --- Correctness ---
 
 

@@ -1,17 +1,12 @@
-"""What a client's times come to. Names and definitions are those of vLLM's and SGLang's benchmarks, and the chapter's own.
-
-TTFT is from when a request was due to its first token, TPOT the mean gap after it, ITL every gap. An answer that comes in
-one piece has neither of the last two. End to end is from when it was due to its last token; normalized by its tokens that is
-the chapter's latency (section 4.5.2).
-"""
+"""What a client's times come to: quantities of all traces, and whether a trace is stable."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 
+from results import latencies
 from results.record import Iterations, Quantity, ServedRequests
 from results.statistics import describe
 
@@ -36,8 +31,8 @@ LATENCIES = {
 def is_stable(requests: ServedRequests, concurrency: int) -> bool:
     """Do latencies not grow with the length of the trace? In a closed loop they do not.
 
-    A server that finishes a share of what comes has latencies that grow by the rest of the time that passes: by the line of
-    least squares through those of the steady part. A trace whose load rises, or that ends in a burst, is no such case.
+    A server that finishes fewer requests than come falls behind: its latencies grow with the time that passes. The growth is
+    that of the line of least squares through the latencies of the steady part. A rising load alone adds little to it.
     """
     first, last = (int(share * (len(requests.due_s) - 1)) for share in STEADY)
     due = np.array(requests.due_s[first : last + 1])
@@ -51,19 +46,7 @@ def is_stable(requests: ServedRequests, concurrency: int) -> bool:
 
 def latencies_ms(seen: Seen) -> dict[str, list[float]]:
     """Every sample of each of LATENCIES."""
-    requests = seen.requests
-    whole = [(tokens[-1] - due, tokens) for due, tokens in zip(requests.due_s, requests.token_s, strict=True)]
-    seconds = {
-        "ttft": [tokens[0] - due for due, tokens in zip(requests.due_s, requests.token_s, strict=True)],
-        "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in requests.token_s if tokens[-1] > tokens[0]],
-        "itl": [
-            after - before for tokens in requests.token_s for before, after in pairwise(tokens) if tokens[-1] > tokens[0]
-        ],
-        "end_to_end": [latency for latency, _ in whole],
-        "normalized": [latency / len(tokens) for latency, tokens in whole],
-        "queued": list(seen.queued_s),
-    }
-    return {name: [value * 1e3 for value in values] for name, values in seconds.items()}
+    return latencies.latencies_ms(seen.requests) | {"queued": [seconds * 1e3 for seconds in seen.queued_s]}
 
 
 def quantities(seen: Sequence[Seen], stable: Sequence[bool], num_slots: int, slo_ms: float) -> tuple[Quantity, ...]:
