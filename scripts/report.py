@@ -70,7 +70,7 @@ class Section:
         title: the setting's label.
         answer: the fastest system of each model; None where no two systems compare.
         environment: names and values.
-        cells: a row for each cell.
+        cells: tables of a row for each cell, by what was measured.
         remarks: reasons and warnings.
         figures: the charts.
         refused: why a chart is not there, by its name.
@@ -79,7 +79,7 @@ class Section:
     title: str
     answer: Answer | None
     environment: Sequence[tuple[str, str]]
-    cells: Table
+    cells: dict[str, Table]
     remarks: Table
     figures: Sequence[Figure]
     refused: dict[str, str]
@@ -146,12 +146,42 @@ def inlined(chart: Chart, number: int) -> str:
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].strip()  # without the declarations of a file
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|(?<=>)\n\s*(?=<)", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda path: re.sub(r"(?<=\d\.\d)\d+| ?\n", "", path[0]), svg)
+    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda path: short_path(path[0]), svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)  # a text that stands upright
     svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # the whole picture's
-    svg = re.sub(r'(?<=<g) id="[^"]*"', "", svg)  # which nothing refers to
+    svg = without_plain_groups(re.sub(r'(?<=<g) id="[^"]*"', "", svg))  # which nothing refers to
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1c{number}-", style.with_short_names(svg))
     return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" font-family="{FONTS}" ', 1)
+
+
+def short_path(path: str) -> str:
+    """A path of absolute commands, or a number, to a tenth of a point; a line along an axis names its one new coordinate."""
+    x = y = ""
+
+    def short(match: re.Match[str]) -> str:
+        nonlocal x, y
+        command, numbers = match[1], match[2].split()
+        before, (x, y) = (x, y), numbers[-2:] if len(numbers) > 1 else ("", "")
+        if command == "L" and y == before[1]:
+            return f"H{x}"
+        if command == "L" and x == before[0]:
+            return f"V{y}"
+        return command + " ".join(numbers)
+
+    return re.sub(r"([A-Za-z])([^A-Za-z]*)", short, re.sub(r"(?<=\d\.\d)\d+", "", path))
+
+
+def without_plain_groups(svg: str) -> str:
+    """The picture without the tags of groups that have no attribute, which change nothing."""
+    is_kept: list[bool] = []
+
+    def tag(match: re.Match[str]) -> str:
+        if match[0] != "</g>":
+            is_kept.append(match[0] != "<g>")
+            return match[0] if is_kept[-1] else ""
+        return match[0] if is_kept.pop() else ""
+
+    return re.sub(r"<g>|<g [^>]*(?<!/)>|</g>", tag, svg)
 
 
 def with_shared_styles(html: str) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
+from hypothesis import given
+from hypothesis import strategies as st
 from made_records import cell, latency
 from made_records import record as made_record
 from reports import OVERVIEW, REFERENCE, VERDICT, document, made, records
@@ -22,7 +24,7 @@ from scripts import report
 from scripts.charts.style import order
 from scripts.page import content
 from scripts.page.answer import answer, fastest
-from scripts.report import SHARED, with_shared_paths, with_shared_styles
+from scripts.report import SHARED, short_path, with_shared_paths, with_shared_styles, without_plain_groups
 from scripts.table import DASH
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
@@ -77,9 +79,10 @@ def test_the_page_needs_nothing_but_itself() -> None:
 
 def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
     (section,) = made().sections
-    assert len(section.cells.rows) == len(records())
-    headings = [column.heading for column in section.cells.columns]
-    rows = {tuple(entry.text for entry in row[:3]): dict(zip(headings, row, strict=True)) for row in section.cells.rows}
+    (cells,) = section.cells.values()
+    assert len(cells.rows) == len(records())
+    headings = [column.heading for column in cells.columns]
+    rows = {tuple(entry.text for entry in row[:3]): dict(zip(headings, row, strict=True)) for row in cells.rows}
     for record in records():
         cell = record.cell
         row = rows[cell.model.label, str(cell.batch), cell.system.label]
@@ -105,14 +108,37 @@ def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
 
 def test_a_schedule_is_told_by_its_name_and_a_ratio_not_in_turn_has_a_mark() -> None:
     ios, alone = (Selection(read([REFERENCE / f"{name}.jsonl.gz"])) for name in ("ios", "overview"))
-    systems = {row[2].text: row[2].title for row in content.cells(ios, named("system", "sequential")).rows}
+    calls = content.cells(ios, named("system", "sequential"))[content.CALLS]
+    systems = {row[2].text: row[2].title for row in calls.rows}
     path = "results/exhibits/ios-specialization/inception_v3@ios@b1.schedule.json"
     assert systems["ios (schedule=inception_v3@ios@b1)"] == f"ios (schedule={path})" and systems["ios"] == ""
     for selection, baseline in ((alone, "cuda_graph"), (ios.only(systems=["sequential", "ios"]), "sequential")):
-        table = content.cells(selection, named("system", baseline))
+        table = content.cells(selection, named("system", baseline))[content.CALLS]
         (column,) = [i for i, heading in enumerate(table.columns) if heading.heading == f"over {baseline}"]
         ratios = [row[column].text for row in table.rows if not row[column].missing and row[2].text != baseline]
         assert ratios and all(text.endswith("] *") == (selection is alone) for text in ratios)
+
+
+def test_what_a_served_model_measures_has_tables_of_its_own() -> None:
+    """Every cell stands in a table with all of its quantities, and no table has a column of another's."""
+    records = read([REFERENCE / "serving.jsonl.gz"])
+    there = {
+        (record.cell.model.label, record.cell.system.label, f"{measurement}.{quantity.name}")
+        for record in records
+        for measurement, measured in record.described.items()
+        for quantity in measured.quantities
+        if quantity.value is not None
+    }
+    shown = set()
+    for selection in by_setting(records).values():
+        tables = content.cells(selection, named("system", "orca"))
+        for name, table in tables.items():
+            quantities = [column.meaning.partition(";")[0] for column in table.columns]
+            assert {q.partition(".")[0] for q in quantities if "." in q} <= {name}
+            for row in table.rows:
+                about = row[0].text, row[2].text
+                shown |= {(*about, q) for q, entry in zip(quantities, row, strict=True) if "." in q and not entry.missing}
+    assert {name.partition(".")[0] for _, _, name in there} >= {"engine", "serving"} and shown == there
 
 
 def test_the_environment_says_where() -> None:
@@ -322,3 +348,31 @@ def test_charts_share_the_styles_that_they_repeat() -> None:
         '<svg class="schedule"><g style="fill: red"/></svg>'
     )
     assert with_shared_styles(shared) == shared
+
+
+COORDINATES = st.integers(-3, 3).map(lambda tenths: tenths / 10)
+MOVES = st.tuples(st.sampled_from("ML"), COORDINATES, COORDINATES)
+CURVES = st.tuples(st.just("C"), *[COORDINATES] * 6)
+
+
+def points(path: str) -> list[tuple[str, float, float]]:
+    """What a path of M, L, H, V, C and z draws: each command's kind, and where it leads."""
+    at, out = (0.0, 0.0), []
+    for command, text in re.findall(r"([MLHVCz])([^MLHVCz]*)", path):
+        numbers = [float(number) for number in text.split()]
+        x, y = at if command == "z" else {"H": (*numbers, at[1]), "V": (at[0], *numbers)}.get(command, numbers[-2:])
+        at = x, y
+        out.append(("L" if command in "HV" else command, x, y))
+    return out
+
+
+@given(st.lists(st.one_of(MOVES, CURVES, st.just(("z",)))))
+def test_a_short_path_leads_where_the_path_leads(commands: list[tuple[str, ...]]) -> None:
+    path = " ".join(f"{command} {' '.join(f'{number:.6f}' for number in numbers)}" for command, *numbers in commands)
+    assert points(short_path(path)) == points(path) and len(short_path(path)) <= len(path)
+    assert short_path("12.3456") == "12.3"
+
+
+def test_only_groups_that_say_nothing_go() -> None:
+    picture = '<g><g class="a"><g><path/></g></g><g clip-path="url(#b)"/></g><g><g><text>1</text></g></g>'
+    assert without_plain_groups(picture) == '<g class="a"><path/></g><g clip-path="url(#b)"/><text>1</text>'

@@ -18,6 +18,8 @@ Part = TypeVar("Part")
 Place: TypeAlias = tuple[Row, Choice]
 Cells: TypeAlias = Made[Place]
 
+CALLS = "calls"  # the table of cells whose calls are timed
+
 
 def environment(measured: Selection) -> list[tuple[str, str]]:
     """Where and with what the records were measured: name and value, several values where they differ."""
@@ -63,12 +65,29 @@ def environment(measured: Selection) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def cells(measured: Selection, baseline: Choice) -> Table:
+def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
     """A row for each cell, in the order of models; an incorrect system has a status and no speed.
 
-    Quantities of measurements without a type of their own have a column each, by what they say of themselves.
+    Quantities of measurements without a type of their own have a column each, by what they say of themselves. Where cells
+    without a latency have them, as those of a served model, the measurement has a table of its own.
+
+    Returns:
+        CALLS, of the calls and what was measured beside them, and the other tables by their measurements' names. A table
+        without a row is not there.
     """
     limits = limits_by_row(measured)
+    places = [(row, s) for row in measured.rows for s in measured.systems if measured.records_of(row, s)]
+    examples = measured.quantities()
+    quantities: dict[str, list[str]] = {}
+    for name in examples:
+        quantities.setdefault(name.partition(".")[0], []).append(name)
+    called = [place for place in places if measured.part(*place, latency_of)]
+    alone = {}
+    for measurement, names in quantities.items():
+        having = [place for place in places if any(measured.part(*place, quantity_of(name)) for name in names)]
+        if not set(having) & set(called):
+            alone[measurement] = having
+    elsewhere = {place for having in alone.values() for place in having}
 
     def of(heading: str, part: Callable[[Record], Part | None], entry: Callable[[Part], Entry], meaning: str = "") -> Cells:
         """A column about a part of the newest record that has it."""
@@ -94,16 +113,30 @@ def cells(measured: Selection, baseline: Choice) -> Table:
         path, busy = limits[row].critical_path_ms, limits[row].busy_ms
         return _number(latency.host.median / path, ".2f", f"critical path {path:.3f} ms, busy time {busy:.3f} ms")
 
-    def quantity(name: str, example: Quantity) -> Cells:
-        read = quantity_of(name)
+    def quantity(name: str) -> Cells:
+        example, read = examples[name], quantity_of(name)
         meaning = f"{name}; {'more' if example.is_more_better else 'less'} is better"
         return of(example.title, read, _quantity, meaning)
 
-    columns: list[Cells] = [
+    about: list[Cells] = [
         made("model", lambda place: place[0][0], number=False),
         made("batch", lambda place: Entry(str(place[0][1]), place[0][1])),
         made("system", lambda place: _system(place[1]), number=False),
         made("status", lambda place: _status(measured.records_of(*place)[0]), number=False),
+    ]
+    error = of(
+        "error",
+        lambda record: record.correctness.relative_error if record.correctness else None,
+        lambda error: _number(error, ".1e"),
+        "largest relative error against eager",
+    )
+    preparation = of(
+        "preparation, s",
+        lambda record: record.preparation_s,
+        lambda seconds: _number(seconds, ",.2f"),
+        "from the module to what can be called",
+    )
+    calls: list[Cells] = [
         of(
             "latency, ms",
             latency_of,
@@ -142,12 +175,7 @@ def cells(measured: Selection, baseline: Choice) -> Table:
             _percent,
             "SM efficiency estimated from the kernels' timeline, %: not comparable with the counted",
         ),
-        of(
-            "error",
-            lambda record: record.correctness.relative_error if record.correctness else None,
-            lambda error: _number(error, ".1e"),
-            "largest relative error against eager",
-        ),
+        error,
         of("streams", lambda record: record.schedule, lambda schedule: _number(schedule.streams, ",d")),
         of("waits", lambda record: record.schedule, lambda schedule: _number(schedule.waits, ",d")),
         of("search, ms", _timed_search, lambda search: _number(1e3 * (search.seconds or 0), ",.2f"), "time of the search"),
@@ -157,16 +185,13 @@ def cells(measured: Selection, baseline: Choice) -> Table:
             lambda seconds: _number(seconds, ",.2f"),
             "searching, tuning, profiling and choosing, in a process of their own",
         ),
-        of(
-            "preparation, s",
-            lambda record: record.preparation_s,
-            lambda seconds: _number(seconds, ",.2f"),
-            "from the module to what can be called",
-        ),
-        *(quantity(name, example) for name, example in measured.quantities().items()),
+        preparation,
     ]
-    places = [(row, s) for row in measured.rows for s in measured.systems if measured.records_of(row, s)]
-    return table(columns, places).without_empty_columns()
+    beside = [quantity(name) for measurement, names in quantities.items() if measurement not in alone for name in names]
+    tables = {CALLS: table([*about, *calls, *beside], [place for place in places if place not in elsewhere])}
+    for measurement, having in alone.items():
+        tables[measurement] = table([*about, *map(quantity, quantities[measurement]), error, preparation], having)
+    return {name: made.without_empty_columns() for name, made in tables.items() if made.rows}
 
 
 def remarks(measured: Selection) -> Table:
