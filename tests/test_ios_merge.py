@@ -1,9 +1,12 @@
 """IOS's operator merge."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from rewriting import Function
 from torch import Tensor, nn
 
 from runners.measurements.correctness import relative_error
@@ -13,16 +16,26 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import replace
 from systems.scheduling.plans.merge import merge, mergeable
 
+READERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "returned": lambda y: y,
+    "rows of all images": lambda y: y.view(-1, y.shape[-1]) * 2,
+    "rows of pixels": lambda y: y.permute(0, 2, 3, 1).view(-1, y.shape[1]) * 2,
+    "returned pixels": lambda y: y.permute(0, 2, 3, 1),
+    "memory": lambda y: y.as_strided((2, y.numel() // 4), (y.numel() // 2, 1), 0) * 2,
+    "elementwise": lambda y: y * 2,
+    "pooled": lambda y: nn.functional.max_pool2d(y, 2),
+}
+
 
 class Parallel(nn.Module):
-    """Convolutions of one input, each with what stands after it."""
+    """Convolutions of one input, each with what stands after it; `read` is applied to the output of each."""
 
-    def __init__(self, branches: list[nn.Module]):
+    def __init__(self, branches: list[nn.Module], read: Callable[[Tensor], Tensor] = READERS["returned"]):
         super().__init__()
-        self.branches = nn.ModuleList(branches)
+        self.branches, self.read = nn.ModuleList(branches), read
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        return [branch(x) for branch in self.branches]
+        return [self.read(branch(x)) for branch in self.branches]
 
 
 def norm(channels: int) -> nn.BatchNorm2d:
@@ -67,6 +80,46 @@ def test_merged_convolutions_compute_the_same(branches: list[nn.Module]) -> None
     assert one is not None and len(one.graph) == 1 and len(program.graph) >= 2
     for got, expected in zip(one.run((x,)), module(x), strict=True):
         assert got.shape == expected.shape and relative_error(got, expected.detach()) < 1e-5
+
+
+@settings(max_examples=25)
+@given(convolutions(), st.sampled_from(list(READERS)), st.integers(1, 2), st.booleans())
+def test_who_reads_a_merged_convolution_gets_what_eager_gives(
+    branches: list[nn.Module], reader: str, batch: int, is_channels_last: bool
+) -> None:
+    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    module, x = Parallel(branches, READERS[reader]).to(memory_format=layout), torch.randn(batch, 4, 9, 8)  # type: ignore[call-overload]
+    x = x.contiguous(memory_format=layout)
+    try:
+        expected = module.eval()(x)
+    except RuntimeError:  # a view of what does not lie so
+        assume(False)
+    _, one = merged(module, x)
+    assert one is not None
+    for got, reference in zip(one.run((x,)), expected, strict=True):
+        strides = [(a, b) for n, a, b in zip(got.shape, got.stride(), reference.stride(), strict=True) if n > 1]
+        assert got.shape == reference.shape and all(a == b for a, b in strides)
+        assert relative_error(got, reference.detach()) < 1e-5
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+@pytest.mark.parametrize("which", ["bias", "gamma"])
+def test_what_is_not_the_modules_own_is_not_merged(which: str, is_computed: bool) -> None:
+    def forward(parts: nn.ModuleDict, x: Tensor, own: Tensor) -> list[Tensor]:
+        vector = own.exp() if is_computed else own
+        outputs = [nn.functional.conv2d(x, parts[name].weight, vector if which == "bias" else None) for name in "ab"]  # type: ignore[arg-type]
+        mean, variance = torch.zeros(2), torch.ones(2)
+        return [nn.functional.batch_norm(y, mean, variance, vector) if which == "gamma" else y for y in outputs]
+
+    module, x = Function(forward, a=nn.Conv2d(4, 2, 3), b=nn.Conv2d(4, 2, 3)), torch.randn(2, 4, 8, 8)
+    program = capture(module.eval(), (x, torch.rand(2)))
+    units = [u for u in find_units(program, "conv_relu") if "conv" in name(program, u)]
+    assert len(units) == 2 and merge(program, units) is None
+
+
+def test_unbatched_convolutions_are_not_merged() -> None:
+    module = Parallel([nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(4, 2, 1)])
+    assert merged(module, torch.randn(4, 12, 8))[1] is None
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,25 @@ def test_stages_that_cannot_matter_are_not_asked_for(
     assert len(measured_endings) == len(set(measured_endings)) <= all_of_them
 
 
+def test_pruning_changes_nothing_where_units_disturb_each_other() -> None:
+    """Units of different groups slow each other down, some so much that they take less in turn: as one group, with a third
+    unit between them. A stage takes at least as long as any part of it with its groups apart."""
+    for seed in range(400):
+        chance = random.Random(seed)
+        n = chance.randint(4, 7)
+        predecessors = [[u for u in range(v) if chance.random() < 0.25] for v in range(n)]
+        weight = [chance.uniform(0.5, 1.5) for _ in range(n)]
+        slower = {pair: chance.choice([0, 0, 0, 2, 8]) * weight[pair[0]] for pair in itertools.permutations(range(n), 2)}
+
+        def cost(_: int, groups: tuple[int, ...], weight: list[float] = weight, slower: dict = slower) -> float:
+            units = [members(g) for g in groups]
+            pairs = (p for one, other in itertools.permutations(units, 2) for p in itertools.product(one, other))
+            return 0.2 + max(sum(weight[v] for v in group) for group in units) + sum(slower[pair] for pair in pairs)
+
+        whole, pruned = (find_schedule(predecessors, cost, 3, 8, eagerly) for eagerly in (None, lambda _: False))
+        assert pruned.cost == pytest.approx(whole.cost), seed
+
+
 @settings(max_examples=30)
 @given(dags(max_nodes=8), LIMITS, st.integers(1, 40))
 def test_few_endings_made_larger_at_a_time_are_the_same(

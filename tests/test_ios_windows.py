@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import systems
+from systems.ios import planning
 from systems.ios.endings import TooManyTransitions
+from systems.ios.planning import Options, find_stages
 from systems.ios.search import find_schedule
+from systems.ios.stage_timer import StageTimer, Unit
 from systems.ios.windows import UnitStage, improve
+from systems.profiling.timing import Timer
+from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
 
@@ -90,3 +95,36 @@ def test_a_block_that_is_split_is_searched_across_its_parts(monkeypatch: pytest.
     alone = sum(part.sequential_milliseconds for part in searches[4].parts)
     assert took[24] <= took[4] < 0.75 * alone
     assert searches[4].blocks == searches[24].blocks == len(searches[4].parts)
+
+
+@pytest.mark.parametrize(("merged_ms", "is_merged"), [(1.6, True), (5.6, False)])
+@pytest.mark.parametrize("most", [2, 24])
+def test_a_greedy_stage_runs_by_the_way_it_is_priced_by(
+    monkeypatch: pytest.MonkeyPatch, most: int, merged_ms: float, is_merged: bool
+) -> None:
+    """Six convolutions of one input hardly overlap. Beyond a part's size the greedy stage alone has all of them."""
+
+    class Six(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([each(x) for each in self.convolutions], 1)
+
+    class Given(StageTimer):
+        def concurrent(self, groups: Sequence[Sequence[Unit]], numbers: Sequence[int]) -> float:
+            self.names.add(self.name(numbers))
+            return max(map(len, groups)) + 0.9 * (len(groups) - 1)
+
+        def merged(self, units: Sequence[Unit]) -> float:
+            return merged_ms if len(units) == 6 else 9.0
+
+        def is_known(self, numbers: Sequence[int]) -> bool:
+            return True
+
+    monkeypatch.setattr(planning, "StageTimer", Given)
+    program = capture(Six().eval(), (torch.randn(1, 4, 8, 8),))
+    plan = find_stages(program, Options("both", 3, 8, "operator", most, False), Timer(program.device), lambda _: None)
+    assert [stage.is_merged for stage in plan.stages if len(stage.operators) == 6] == [is_merged]
+    assert sum(part.milliseconds for part in plan.search.parts) == pytest.approx(1 + (1.6 if is_merged else 5.5))

@@ -1,4 +1,4 @@
-"""The merges that a search may choose, so that somebody can profile them before."""
+"""The merges that a search may choose by IOS's default units and groups, so that somebody can profile them before."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -16,7 +16,10 @@ MOST_UNITS = 8  # of a merge: as many as a stage has groups by default
 
 
 def merge_candidates(program: Program) -> Iterator[tuple[Unit, ...]]:
-    """All sets of units of convolutions that read one input and can run as one operator."""
+    """All sets of 2 to MOST_UNITS units of convolutions that read one input and can run as one operator.
+
+    A stage of more groups, as system.s=0 or one above MOST_UNITS allows, may merge others.
+    """
     by_input: dict[object, list[Unit]] = {}
     for unit in find_units(program):
         first = program.calls[unit[0]]

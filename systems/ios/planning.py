@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from systems.profiling.timing import Timer
@@ -244,17 +244,21 @@ class _Planner:
         return BlockPlan(stages, states, transitions)
 
     def _greedy(self, block: Sequence[int]) -> list[UnitStage]:
-        """The greedy stages of a block, none of more than s groups."""
+        """The greedy stages of a block, none of more than s groups, each by the better of its two ways."""
         levels = greedy(subgraph(self.graph, block))
         s = self.options.s or len(block)
-        return [
+        stages = [
             UnitStage(tuple((block[i],) for i in level[at : at + s])) for level in levels for at in range(0, len(level), s)
         ]
+        return [replace(stage, is_merged=self._cost(stage).is_merged) for stage in stages]
 
     def _total(self, stages: Sequence[UnitStage]) -> float:
         """Milliseconds of stages one after the other."""
-        staged = [[[self.units[i] for i in group] for group in stage.groups] for stage in stages]
-        return sum(self.stage_cost(groups, [self.timer.number(g) for g in groups]).milliseconds for groups in staged)
+        return sum(self._cost(stage).milliseconds for stage in stages)
+
+    def _cost(self, stage: UnitStage) -> StageCost:
+        groups = [[self.units[i] for i in group] for group in stage.groups]
+        return self.stage_cost(groups, [self.timer.number(group) for group in groups])
 
     def _solve(self, part: Sequence[int], max_transitions: int) -> BlockPlan:
         """The best stages of a part of the units; parts that compute the same are searched once."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from math import inf
 from statistics import median
@@ -88,9 +89,10 @@ def find_schedule(
         cost: of a stage, by the bit mask of its operators and its groups; infinite where the stage must not be.
         r: most operators of a group (Section 4.3); None for no limit.
         s: most groups of a stage; None for no limit.
-        measure_eagerly: enables pruning. A stage is assumed to take at least as long as any subset of its groups, so a stage
-            is measured only if its lower bound could still win. Return True for stages that break this assumption, such as
-            merged convolutions. The result does not change. None: every stage is measured.
+        measure_eagerly: enables pruning. A stage is assumed to take at least as long as any part of it whose groups lie in
+            different groups of the stage. So a stage is measured only if its lower bound could still win. Return True for
+            stages that break this assumption, such as merged convolutions. The result does not change. None: every stage is
+            measured.
         cost_class: equal for stages of equal cost, of which one is measured.
         max_transitions: of a block that is searched.
         estimates: of stages' costs. Each, times the factor, stands for a lower bound until its stage is measured. Nothing is
@@ -134,6 +136,13 @@ class _Costs:
         self.estimates: Estimates | None = None
         self.estimated = np.zeros(0)  # what they give, of each ending
 
+    @cached_property
+    def _groups(self) -> Array:
+        """A row for each ending: its groups, and 0 up to the most groups of any."""
+        most = max(map(len, self.endings.groups))
+        rows = [groups + (0,) * (most - len(groups)) for groups in self.endings.groups]
+        return np.array(rows, self.endings.endings.dtype)
+
     def measure_all(self) -> None:
         stages = zip(self.endings.endings.tolist(), self.endings.groups, strict=True)
         self.least[:] = [self.cost(ending, groups) for ending, groups in stages]
@@ -152,7 +161,7 @@ class _Costs:
         self.least = self.estimated * estimates.factor
 
     def measure(self, places: Iterable[int]) -> None:
-        """Measure some endings, and raise the bounds of all endings that hold one of them."""
+        """Measure some endings, and raise the bounds of all endings that hold one of them with its groups apart."""
         for i in places:
             if self.is_measured[i]:
                 continue
@@ -164,8 +173,10 @@ class _Costs:
                     self.estimates.ratios.append(measured / float(self.estimated[i]))
                 continue
             for ending in self.endings.endings[equal]:
-                holding = ((self.endings.endings & ending) == ending) & ~self.is_measured
-                self.least[holding] = np.maximum(self.least[holding], measured)
+                holds = ((self.endings.endings & ending) == ending) & ~self.is_measured
+                holding = np.flatnonzero(holds & (self.least < measured))
+                are_apart = ((self._groups[holding] & ending) != 0).sum(axis=1) == len(self.endings.groups[i])
+                self.least[holding[are_apart]] = measured
         if self.estimates is not None:
             self.least[~self.is_measured] = self.estimated[~self.is_measured] * self.estimates.factor
 
