@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import conf
 from systems.base import BadOption, Unsupported
 from systems.profiling.intensity import in_table
-from systems.profiling.limits import critical_path
+from systems.profiling.limits import critical_path, held_share
 from systems.profiling.profile import OperatorProfile, Profile
 from systems.registry import load
 from systems.scheduling.graph.program import Program
@@ -106,9 +106,7 @@ def outlook(
     for node in nodes:
         times_us[node.operator] += node.alone_us
         if node.blocks:
-            full, left = divmod(node.blocks, node.most_blocks)
-            num_sms = full * -(-node.most_blocks // node.on_one) + -(-left // node.on_one)
-            area_us += node.wave_us * num_sms / gpu.multiprocessors
+            area_us += node.alone_us * held_share(node.blocks, node.on_one, gpu.multiprocessors)
     forecasts = []
     for system in systems:
         report(f"scheduling by {system}")

@@ -10,6 +10,7 @@ from simulated import kernel, operator, profile_of
 
 import systems
 from runners.cell.measured_schedules import PreparedSchedules
+from systems.arithmetic import without_tf32
 from systems.base import BadOption, Unsupported
 from systems.ios import planning, stage_timer
 from systems.ios.planning import Options, find_stages
@@ -62,7 +63,7 @@ def test_a_search_measures_nothing(program: Program, file: Path, monkeypatch: py
 
 def test_a_stage_costs_what_simulating_it_says(program: Program, file: Path) -> None:
     """One group of all operators is the whole program in sequence, but for the launch of the graph."""
-    profile = StoredOperators(read_sets(str(file))).profile(program)
+    profile = StoredOperators(read_sets([file])).profile(program)
     costs = StageSimulator(program, Timer(program.device), "h200", str(file))
     everything = [tuple(range(len(program.graph)))]
     one = systems.load("sequential")
@@ -135,6 +136,28 @@ def test_another_profile_is_another_search(program: Program, file: Path, tmp_pat
         replace(measured, batch=batch).write(tmp_path / "p.json.gz")
         names.add(StoredStages(program, options).name)
     assert len(names) == 2
+
+
+def test_the_same_profile_is_the_same_search_wherever_it_lies(program: Program, file: Path, tmp_path: Path) -> None:
+    """As the profiles that runner=advise and weave write for a while; in another arithmetic it is another search."""
+    names = set()
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        MeasuredSet.read(file).write(path := tmp_path / folder / "p.json")
+        names.add(StoredStages(program, Options("both", 3, 8, "operator", 24, False, "simulated", str(path))).name)
+    assert len(names) == 1
+    with without_tf32():
+        names.add(StoredStages(program, Options("both", 3, 8, "operator", 24, False, "simulated", str(path))).name)
+    assert len(names) == 2
+
+
+def test_a_profile_of_another_arithmetic_is_unsupported(program: Program, file: Path, tmp_path: Path) -> None:
+    measured = replace(MeasuredSet.read(file), conditions={"settings": [True, False, False, False]})
+    measured.write(path := tmp_path / "p.json")
+    ios = systems.load("ios", costs="simulated", profile=str(path), units="operator")
+    assert isinstance(ios, Scheduler) and ios.plan(program).stages
+    with without_tf32(), pytest.raises(Unsupported, match="measured in fp32, but in tf32"):
+        ios.plan(program)
 
 
 def test_what_is_simulated_as_slow_is_not_measured(program: Program, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -440,13 +440,18 @@ def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_sm_area_of_kernels() -> None:
-    """HOPPER has 132 SMs: a kernel of one block holds one, of many all, of 33 resident twos 17 of them."""
+    """HOPPER has 132 SMs: a kernel of one block holds one, of 33 resident twos 17 of them. Of many a last wave, of 38, has
+    232 blocks and holds 116 SMs; of 265 the second wave has one."""
     one = Kernel("one", 2.0, (1, 1, 1), (128, 1, 1), 32, 0)
     many = Kernel("many", 3.0, (10_000, 1, 1), (1024, 1, 1), 32, 0)
     pairs = Kernel("pairs", 1.0, (33, 1, 1), (1024, 1, 1), 32, 0)
+    one_more = Kernel("one more", 2.0, (265, 1, 1), (1024, 1, 1), 32, 0)
     assert HOPPER.resident_blocks(pairs) == 2
-    area = [limits.sm_area(kernels, HOPPER) for kernels in ([one], [many], [pairs], [one, many, pairs], [])]
-    assert area == pytest.approx([2.0 / 132, 3.0, 17 / 132, 2.0 / 132 + 3.0 + 17 / 132, 0.0])
+    area = [limits.sm_area([kernel], HOPPER) for kernel in (one, many, pairs, one_more)]
+    assert area == pytest.approx([2.0 / 132, 3.0 * (37 + 116 / 132) / 38, 17 / 132, 2.0 * (1 + 1 / 132) / 2])
+    assert limits.sm_area([one, many, pairs, one_more], HOPPER) == pytest.approx(sum(area)) and not limits.sm_area(
+        [], HOPPER
+    )
 
 
 class Words(nn.Module):

@@ -21,10 +21,11 @@ from systems.base import Unsupported
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
+from systems.scheduling.simulate.baselines import baselines
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.measured_set import MeasuredSchedule, MeasuredSet, ProfiledProgram
 from systems.scheduling.simulate.simulator import Simulator, simulate
-from systems.scheduling.simulate.stored import StoredOperators
+from systems.scheduling.simulate.stored import StoredOperators, read_sets
 from systems.scheduling.simulate.what_if import on_another
 from tests.modules import Branches
 
@@ -91,6 +92,25 @@ def test_ios_by_simulated_costs_loses_at_most_three_percent(model: str) -> None:
     rounds_ms = {each.name: each.replay_ms for each in measured.schedules}
     ratios = [one / other for one, other in zip(rounds_ms["ios_simulated"], rounds_ms["ios"], strict=True)]
     assert len(ratios) >= 20 and median(ratios) <= 1.03
+
+
+@pytest.mark.parametrize("name", ["nasnet-b32", "googlenet-b1", "bert-b8"])
+def test_no_simulation_is_below_the_larger_bound(name: str) -> None:
+    measured = MeasuredSet.read(ROOT / "results" / "reference" / "simulation" / f"{name}.json.gz")
+    simulators = {name: Simulator(p.graph, p.profile, GPU) for name, p in measured.programs.items()}
+    for each in measured.schedules:
+        simulator = simulators[each.program]
+        assert simulator(each.schedule).latency_us >= baselines(each.schedule, simulator).bound_us, each.name
+
+
+def test_a_last_wave_holds_what_its_blocks_fill() -> None:
+    """Of 132 multiprocessors, each of which holds one block: 133 blocks of 200 us take 2 waves, 131 of 100 us one."""
+    graph = OperatorGraph.from_edges(2, [])
+    profile = profile_of([operator(kernel(200, 133, 1024, 64, 0)), operator(kernel(100, 131, 1024, 64, 0))])
+    simulator, schedule = Simulator(graph, profile, GPU), assign_streams(graph)
+    bound_us = baselines(schedule, simulator).bound_us
+    assert bound_us == pytest.approx(max(200.0, 200 * 133 / 264 + 100 * 131 / 132))
+    assert simulator(schedule).latency_us >= bound_us
 
 
 @pytest.fixture
@@ -219,6 +239,32 @@ def test_a_committed_timeline_is_found(run: Run, folder: Path) -> None:
 def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
     done = run("runner=simulate", "model=squeezenet", "device=cpu", *arguments)
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32_products"])
+def test_times_of_another_arithmetic_predict_nothing(run: Run, precision: str) -> None:
+    done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", f"precision={precision}")
+    assert done.returncode == 0 and " ms" not in done.stdout
+    assert f"unsupported: no profile here was measured in {precision}, but in tf32" in done.stderr
+
+
+def test_a_set_is_of_its_own_arithmetic_and_one_that_names_none_of_any(measured: MeasuredSet, tmp_path: Path) -> None:
+    files = []
+    for name, settings in (("tf32", [True, False, False, False]), ("fp32", [False, True, False, False]), ("any", None)):
+        conditions = {} if settings is None else {"settings": settings}
+        replace(measured, model=name, conditions=conditions).write(file := tmp_path / f"{name}.json")
+        files.append(file)
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    try:
+        for arithmetic, names in (((True, False), {"tf32", "any"}), ((False, False), {"fp32", "any"})):
+            convolutions.allow_tf32, products.allow_tf32 = arithmetic
+            assert {each.model for each in read_sets(files)} == names
+        convolutions.allow_tf32, products.allow_tf32 = True, True
+        with pytest.raises(Unsupported, match="measured in tf32_products, but in fp32 or tf32"):
+            read_sets(files[:2])
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
 
 
 @pytest.mark.slow

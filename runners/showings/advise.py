@@ -6,7 +6,6 @@ On a GPU each kernel is measured alone, and one stream; without one, committed p
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import conf
@@ -134,29 +133,23 @@ def _measured_here(cell: Cell, program: "Program", report: Callable[[str], None]
 
 
 def known_sets(model: str, batch: int, program: "Program", file: str = "") -> "list[MeasuredSet]":
-    """The set of a file; or the committed ones of torch's arithmetic: of this model and batch alone where those suffice."""
-    import torch
+    """The set of a file; or the committed ones of torch's arithmetic: of this model and batch alone where those suffice.
 
-    from systems.scheduling.simulate.stored import COMMITTED, StoredOperators, read_sets
+    Raises:
+        BadOption: The file cannot be read.
+        Unsupported: The file was measured in another arithmetic.
+    """
+    from systems.base import Unsupported
+    from systems.scheduling.simulate.stored import COMMITTED, StoredOperators, files_of, read_sets
 
     if file:
-        return read_sets(str(Path(file).expanduser()))
+        return read_sets(files_of(file))
     own = [f"{model}-b{batch}{part}.json.gz" for part in ("-ios", "")]
-    wanted = [torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32]
-
-    def of_this_arithmetic(paths: list[Path]) -> "list[MeasuredSet]":
-        sets = [each for path in paths for each in read_sets(str(path))]
-        return [each for each in sets if _arithmetic(each) == wanted]
-
-    sets = of_this_arithmetic([path for name in own if (path := COMMITTED / name).is_file()])
-    if sets and None not in StoredOperators(sets).operators(program):
-        return sets
     others = sorted(path for path in COMMITTED.glob("*.json.gz") if path.name not in own)
-    return [*of_this_arithmetic(others), *sets]  # of two that know an operator the last one counts
-
-
-def _arithmetic(measured: "MeasuredSet") -> list[object]:
-    """Whether convolutions and products round to TF32, as `systems.profiling.measurements.conditions` has it."""
-    settings = measured.conditions.get("settings")
-    assert isinstance(settings, list)
-    return [settings[0], settings[3]]
+    try:
+        sets = read_sets([path for name in own if (path := COMMITTED / name).is_file()])
+        if sets and None not in StoredOperators(sets).operators(program):
+            return sets
+        return [*read_sets(others), *sets]  # of two that know an operator the last one counts
+    except Unsupported:  # a roofline rule stands in
+        return []

@@ -166,9 +166,10 @@ class Simulate(Showing):
         from systems.scheduling.simulate.stored import StoredOperators, read_sets
         from systems.scheduling.simulate.what_if import on_another
 
-        stored = StoredOperators([each for file in self._files(cell) for each in read_sets(str(file))])
+        # Profiles are of one arithmetic, and some schedulers measure.
+        set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
+        stored = StoredOperators(read_sets(self._files(cell)))
         report("loading the model")
-        set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)  # some schedulers measure
         model = shape_of(cell.model, cell.conditions)
         report("scheduling")
         system = systems.load(cell.system.name, **cell.system.options)

@@ -9,7 +9,7 @@ from systems.scheduling.plans.merge import merge
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.kernels import Kernels
 from systems.scheduling.simulate.simulator import replay
-from systems.scheduling.simulate.stored import StoredOperators, read_sets
+from systems.scheduling.simulate.stored import StoredOperators, files_of, read_sets
 
 from .stage_timer import StageTimer, Unit
 
@@ -28,7 +28,7 @@ class StageSimulator(StageTimer):
 
     Raises:
         BadOption: There is no such GPU or file.
-        Unsupported: The profile lacks an operator.
+        Unsupported: The profile lacks an operator, or is of another arithmetic.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StageSimulator(StageTimer):
     ):
         super().__init__(program, timer, on_measured)
         self.gpu = load(gpu)
-        self.stored = StoredOperators(read_sets(profile))
+        self.stored = StoredOperators(read_sets(files_of(profile)))
         self.kernels = Kernels.of(program.graph, self.stored.profile(program), self.gpu)
         self.costs: dict[str, float] = {}
         self.merges: dict[str, float | None] = {}

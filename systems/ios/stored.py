@@ -1,6 +1,6 @@
 """Stages that a search has found, kept in the cache: a later preparation does not search again."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
 
@@ -27,15 +27,15 @@ class StoredStages:
     """The stages of one program under one set of options.
 
     NOTE: the name of the entry holds everything that a search depends on but its measured costs: what the operators do and
-    what each one reads, the options, the code of the search, and of simulated costs the profile. The file of the entry
-    holds the conditions of its device.
+    what each one reads, the options, the code of the search. Of simulated costs it holds what the profile says, wherever
+    that lies, and the arithmetic. The file of the entry holds the conditions of its device.
     """
 
     def __init__(self, program: Program, options: planning.Options):
         self.cache = Measurements(KIND, program.device)
         used = (Stage.__module__, merge.__module__, Timer.__module__, DecisionRow.__module__)
         code = code_of(*(module.__name__ for module in CODE), *used)
-        self.name = digest([*structure(program), asdict(options), code, *_simulated(options)])
+        self.name = digest([*structure(program), asdict(replace(options, profile="")), code, *_simulated(options)])
 
     def read(self) -> planning.StagePlan | None:
         """None where there is none."""
@@ -56,11 +56,12 @@ class StoredStages:
 
 
 def _simulated(options: planning.Options) -> list[str]:
-    """What simulated costs depend on beside the options: the simulator's code, the GPU's file and the profile."""
+    """What simulated costs depend on beside the options: the simulator's code, the GPU's file, profile and arithmetic."""
     if options.costs == "measured":
         return []
     try:
         profiles = [sha256(file.read_bytes()).hexdigest() for file in stored.files_of(options.profile)]
     except OSError as error:
         raise BadOption(f"system.profile={options.profile} cannot be read: {error.strerror or error}") from error
-    return [code_of(*(module.__name__ for module in SIMULATOR)), str(gpu.load(options.gpu)), *profiles]
+    arithmetic = str(stored.arithmetic())
+    return [code_of(*(module.__name__ for module in SIMULATOR)), str(gpu.load(options.gpu)), arithmetic, *profiles]

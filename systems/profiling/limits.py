@@ -36,7 +36,8 @@ class Limits:
         kernels: Kernels and copies of one run; 0 on a CPU.
         width: The most operators of which none depends on another.
         sm_area_ms: The sum over kernels of the share of SMs that it holds, at its own time: no schedule of these kernels is
-            faster, as far as a full SM takes no further block. None on a CPU, as the two that follow.
+            faster, as far as waves take equally long and a full SM takes no further block. None on a CPU, as the two that
+            follow.
         traffic_ms: What a call has to read from memory and write to it (`traffic`), at the bandwidth that a copy reaches.
         launch_ms: A CUDA Graph of as many kernels that do nothing, on as many streams as the operators are wide. None where
             there is no Triton.
@@ -127,13 +128,25 @@ def critical_path(graph: OperatorGraph, times: Sequence[float]) -> float:
 def sm_area(kernels: Iterable[Kernel], capacity: Capacity) -> float:
     """Milliseconds of a device whose SMs are all held, as long as these kernels hold some of them, added up.
 
-    A kernel holds as many SMs as its blocks fill, one beside the other as they fit, and all where there are more.
+    A kernel holds of them what `held_share` says.
     """
-    area_ms = 0.0
-    for kernel in kernels:
-        num_held = ceil(kernel.num_blocks / max(1, capacity.resident_blocks(kernel)))
-        area_ms += kernel.milliseconds * min(1.0, num_held / capacity.num_multiprocessors)
-    return area_ms
+    num_sms = capacity.num_multiprocessors
+    return sum(k.milliseconds * held_share(k.num_blocks, max(1, capacity.resident_blocks(k)), num_sms) for k in kernels)
+
+
+def held_share(num_blocks: int, on_one: int, num_sms: int) -> float:
+    """The share of SMs that a kernel alone holds, 0 to 1: the mean over its waves, which take equally long.
+
+    A wave holds as many SMs as its blocks fill, one beside the other as they fit: all of them but for the last wave.
+
+    Args:
+        num_blocks: Of the kernel; 0 of a copy, which holds no SM.
+        on_one: Blocks that one SM holds at once.
+        num_sms: Of the device.
+    """
+    full, left = divmod(num_blocks, on_one * num_sms)
+    held, waves = full * num_sms + ceil(left / on_one), full + (left > 0)
+    return held / (waves * num_sms) if waves else 0.0
 
 
 def _kernels(operators: Sequence[Sequence[DeviceEvent]]) -> list[Kernel]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from systems.profiling.limits import held_share
 from systems.scheduling.plans.schedule import Schedule
 
 from .edges import predecessors
@@ -16,7 +17,7 @@ class Baselines:
         sum_us: Of all kernels alone, one after the other, without launches and edges.
         critical_path_us: The longest chain of kernels along the schedule's edges, each alone.
         bound_us: The larger of the critical path and the area: the sum over kernels of the share of multiprocessors that
-            each one holds, at its time alone.
+            each one holds (`held_share`), at its time alone. No simulation is below it.
     """
 
     sum_us: float
@@ -34,10 +35,6 @@ def baselines(schedule: Schedule, simulator: Simulator) -> Baselines:
         for i in range(first[v], first[v + 1]):
             ends[i] = nodes[i].alone_us + max((ends[u] for u in before[i]), default=0.0)
     sms = simulator.gpu.multiprocessors
-    area = 0.0
-    for node in nodes:
-        if node.blocks:
-            num_sms = -(-node.blocks // node.on_one)
-            area += node.alone_us * min(1.0, num_sms / sms)
+    area = sum(node.alone_us * held_share(node.blocks, node.on_one, sms) for node in nodes if node.blocks)
     longest = max(ends, default=0.0)
     return Baselines(sum(node.alone_us for node in nodes), longest, max(longest, area))

@@ -62,7 +62,7 @@ class MeasuredSet:
         model: Its name.
         batch: Samples of a call.
         conditions: Of the profile: device, libraries, arithmetic (`measurements.conditions`).
-        programs: By name: "captured", and what passes and merges made of it; "merges" holds every merge that IOS may choose.
+        programs: By name: "captured", and what passes and merges made of it; "merges" holds every merge of at most 8 units.
         schedules: Of these programs.
         commit: Of the code that measured; None where nothing names it.
         modified: Did files differ from that commit?

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from systems.base import BadOption, Unsupported
 from systems.profiling.profile import OperatorProfile, Profile
@@ -22,17 +23,43 @@ COPY, ATTENTION = "aten.clone.default", "aten.scaled_dot_product_attention.defau
 DEVICE = re.compile(r"device\(type='\w+'(, index=\d+)?\)")  # in a signature: the only part that names where it was captured
 
 
-def read_sets(file: str) -> list[MeasuredSet]:
-    """The sets of a file; for "" all that are committed.
+def read_sets(files: Sequence[Path]) -> list[MeasuredSet]:
+    """The sets that files hold, of torch's present arithmetic alone. One that names none is of any, as a CPU's.
 
     Raises:
-        BadOption: There is none, or it cannot be read.
+        BadOption: A file cannot be read.
+        Unsupported: All were measured in another arithmetic.
     """
-    files = files_of(file)
-    try:
-        return [MeasuredSet.read(each) for each in files]
-    except (OSError, ValueError) as error:
-        raise BadOption(f"{file or COMMITTED} is no profile: {error}") from error
+    sets = []
+    for file in files:
+        try:
+            sets.append(MeasuredSet.read(file))
+        except (OSError, ValueError) as error:
+            raise BadOption(f"{file} is no profile: {error}") from error
+    own = [each for each in sets if _arithmetic_of(each) in (None, arithmetic())]
+    if sets and not own:
+        raise Unsupported(f"no profile here was measured in {_in_words(arithmetic())}, but in {_measured_in(sets)}")
+    return own
+
+
+def arithmetic() -> tuple[bool, bool]:
+    """Whether torch rounds convolutions and products to TF32."""
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+
+def _arithmetic_of(measured: MeasuredSet) -> tuple[bool, bool] | None:
+    """As `arithmetic`, out of the settings of `systems.profiling.measurements.conditions`; None where there are none."""
+    settings = measured.conditions.get("settings")
+    return (settings[0] is True, settings[3] is True) if isinstance(settings, list) and len(settings) == 4 else None
+
+
+def _measured_in(sets: Sequence[MeasuredSet]) -> str:
+    return " or ".join(sorted({_in_words(own) for own in map(_arithmetic_of, sets) if own is not None}))
+
+
+def _in_words(rounds: tuple[bool, bool]) -> str:
+    """An arithmetic by the name of its precision."""
+    return {(False, False): "fp32", (True, False): "tf32", (True, True): "tf32_products"}.get(rounds, "TF32 products alone")
 
 
 def files_of(file: str) -> list[Path]:
