@@ -340,7 +340,7 @@ def test_precision_is_looked_at_before_anything_is_tried(monkeypatch: pytest.Mon
         return times(1.01 if chosen == "new" else 1.0), [decision]
 
     searching = Search(captured, rewrite, 1e6, lambda message: None, lambda state: None)
-    monkeypatch.setattr(searching, "_try_all", lambda: None)
+    monkeypatch.setattr(searching, "_try_all", lambda: True)
     monkeypatch.setattr(searching, "_confirm", None)  # a call would fail
     state = searching.run()
     assert state.first == state.best and dict(state.best.choices) == {"kind p": "old"}
@@ -421,15 +421,86 @@ def test_gains_that_a_new_capture_does_not_show_are_given_up(monkeypatch: pytest
     searching, saved_states = space.searching(monkeypatch)
     confirm = searching._confirm
 
-    def captured_anew(first: Candidate) -> None:
+    def captured_anew() -> bool:
         assert searching.state.gains
         space.cost = lambda c: 1.0  # type: ignore[method-assign]
-        confirm(first)
+        return confirm()
 
     monkeypatch.setattr(searching, "_confirm", captured_anew)
     state = searching.run()
     assert state.best == state.first == Candidate() and state.gains == [] and state.total is None
-    assert State.from_json(saved_states[-1]) == state
+    assert State.from_json(saved_states[-1]) == state and state.is_complete
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_gains_that_are_given_up_leave_each_change_to_a_trial_alone(monkeypatch: pytest.MonkeyPatch, is_over: bool) -> None:
+    """Two changes look faster beside each other, and captured anew only the first is: within one budget, or a longer one."""
+    space = Space(0)
+    single = Candidate().choose("p", "other")
+    both = single.choose("q", "other")
+    space.cost = lambda c: {single: 0.8, both: 0.7}.get(c, 1.0)  # type: ignore[method-assign]
+    searching, saved_states = space.searching(monkeypatch)
+    confirm = searching._confirm
+
+    def captured_anew() -> bool:
+        if searching.state.best == both:
+            space.cost = lambda c: {single: 0.8}.get(c, 1.0)  # type: ignore[method-assign]
+            searching.budget_s = 0.0 if is_over else searching.budget_s
+        return confirm()
+
+    monkeypatch.setattr(searching, "_confirm", captured_anew)
+    state = searching.run()
+    if is_over:
+        assert state.best == state.first and not state.is_complete and state.ratios[both.key] == 1.0
+        state = space.searching(monkeypatch, State.from_json(saved_states[-1]))[0].run()
+    assert state.best == single and state.total is not None and state.is_complete
+    assert state.ratios[both.key] == 1.0 and all(p.is_closed for p in space.prepared)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("is_slower_anew", [False, True])
+def test_a_best_that_was_not_confirmed_is_by_the_next_search(
+    monkeypatch: pytest.MonkeyPatch, is_over: bool, is_slower_anew: bool
+) -> None:
+    """The search before was killed as it captured anew; the next one's budget may be over."""
+    space = Space(2)
+    killed, saved_states = space.searching(monkeypatch)
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(killed, "_confirm", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    state = State.from_json(saved_states[-1])
+    assert not state.is_complete and state.best != state.first and state.total is None
+    if is_slower_anew:
+        space.cost = lambda c: 1.0 if c == Candidate() else 2.0  # type: ignore[method-assign]
+    again, saved_states = space.searching(monkeypatch, state)
+    again.budget_s = 0.0 if is_over else again.budget_s
+    before = state.best
+    found = again.run()
+    assert found.best == (Candidate() if is_slower_anew else before) and (found.total is None) is is_slower_anew
+    assert found.is_complete is not is_over and State.from_json(saved_states[-1]) == found
+    space.prepared.clear()
+    last, _ = space.searching(monkeypatch, State.from_json(saved_states[-1]))
+    last.budget_s = again.budget_s
+    assert last.run().best == found.best and space.prepared == []
+
+
+def test_a_later_gain_is_held_against_the_first_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A total is of the best: one that was measured of an earlier best counts no more."""
+    space = Space(0)
+    single = Candidate().choose("p", "other")
+    better = single.choose("q", "other")
+    space.cost = lambda c: {single: 0.8, better: 0.6}.get(c, 1.0)  # type: ignore[method-assign]
+    total = search.Gain("all", 1.0, 0.8)
+    searching, saved_states = space.searching(monkeypatch, State(best=single, first=Candidate(), total=total))
+    state = searching.run()
+    assert state.best == better and state.total is not None and state.total.after_ms == 0.6
+    kept = [State.from_json(document) for document in saved_states]
+    assert {each.total for each in kept if each.best == single} == {total}
+    assert None in {each.total for each in kept if each.best == better}
 
 
 @pytest.mark.parametrize("kind", ["merge_convolutions", "fuse_sums"])
@@ -573,6 +644,46 @@ def test_what_fails_is_no_end_of_a_search(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(searching, "_prepare", failing)
     state = searching.run()
     assert state.is_complete and None in state.ratios.values() and state.best.stream_plan != "sequential"
+
+
+def test_what_fails_as_it_runs_is_no_end_of_a_search_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed, and known as what failed."""
+    space = Space(2)
+    searching, _ = space.searching(monkeypatch)
+    right = space.searching(monkeypatch)[0].run().best
+    space.prepared.clear()
+    failing = [replace(right, stream_plan="sequential"), Candidate("sequential"), Candidate("greedy stages")]
+
+    def milliseconds(prepared: Prepared, inputs: object) -> float:
+        if prepared.candidate in failing:
+            raise RuntimeError("illegal instruction")
+        return prepared.milliseconds
+
+    monkeypatch.setattr(search, "milliseconds", milliseconds)
+    state = searching.run()
+    tried = [p.candidate for p in space.prepared if p.candidate in failing]
+    assert state.is_complete and tried and all(state.ratios[candidate.key] is None for candidate in tried)
+    assert all(p.is_closed for p in space.prepared)
+
+
+def test_where_the_best_runs_no_more_nobody_else_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an illegal access, which loses the device: what did that is known, and the next search goes on after it."""
+    space = Space(2)
+    searching, saved_states = space.searching(monkeypatch)
+    lost: list[Candidate] = []
+
+    def milliseconds(prepared: Prepared, inputs: object) -> float:
+        if lost or prepared.candidate.stream_plan == "sequential":
+            lost.append(prepared.candidate)
+            raise RuntimeError("an illegal memory access was encountered")
+        return prepared.milliseconds
+
+    monkeypatch.setattr(search, "milliseconds", milliseconds)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        searching.run()
+    state = State.from_json(saved_states[-1])
+    assert [key for key, ratio in state.ratios.items() if ratio is None] == [lost[0].key] and not state.is_complete
+    assert space.searching(monkeypatch, state)[0].run().is_complete
 
 
 @pytest.mark.usefixtures("cache_folder")

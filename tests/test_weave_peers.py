@@ -92,6 +92,35 @@ def test_a_peer_that_is_wrong_or_does_not_run_is_left_out(
     made.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("backend failed: OutOfMemoryError: CUDA out of memory"), True),
+        (RuntimeError("no such operator"), False),
+    ],
+)
+def test_a_peer_that_only_lacked_memory_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, list[float]], error: Exception, passes: bool
+) -> None:
+    times["peer"] = [0.5]
+
+    def fail(peer: Peer, module: nn.Module, inputs: tuple[Tensor, ...]) -> PreparedModule:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Peer, "prepare", fail)
+        made = prepared(monkeypatch)
+        assert isinstance(made, Scheduled)
+        made.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        made = prepared(monkeypatch)
+    assert isinstance(made, Scheduled) is not passes
+    made.close()
+
+
 def test_whoever_is_fastest_of_several_executes(monkeypatch: pytest.MonkeyPatch) -> None:
     """And by another budget weave may be another one, so that all are compared again."""
     compared: list[float] = []

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 import conf
@@ -103,19 +104,22 @@ class WeaveOrPeers(System):
         name = digest(
             [structure(program), sorted(self.weave.rewriting.switches), self.peers, self.budget_s, self.costs, code]
         )
-        if name not in cache:
-            comparisons = self._compared(program, module, inputs)
-            cache.add({name: {peer: [c.own_ms, c.peer_ms] for peer, c in comparisons.items()}})
-        entry: Any = cache[name]
-        comparisons = {str(peer): Comparison(float(own_ms), float(peer_ms)) for peer, (own_ms, peer_ms) in entry.items()}
+        if name in cache:
+            entry: Any = cache[name]
+            comparisons = {str(peer): Comparison(float(own_ms), float(peer_ms)) for peer, (own_ms, peer_ms) in entry.items()}
+        else:
+            compared = self._compared(program, module, inputs)
+            comparisons = {peer: c for peer, c in compared.items() if c is not None}
+            if len(comparisons) == len(compared):
+                cache.add({name: {peer: [c.own_ms, c.peer_ms] for peer, c in comparisons.items()}})
         fastest = min(comparisons, key=lambda peer: comparisons[peer].ratio, default=None)
         if fastest is None or comparisons[fastest].ratio >= MARGIN:
             return None, None
         return fastest, comparisons[fastest]
 
-    def _compared(self, program: Program, module: nn.Module, inputs: tuple[Tensor, ...]) -> Mapping[str, Comparison]:
-        """Each peer that runs here, and precisely enough, beside weave."""
-        comparisons: dict[str, Comparison] = {}
+    def _compared(self, program: Program, module: nn.Module, inputs: tuple[Tensor, ...]) -> Mapping[str, Comparison | None]:
+        """Each peer that runs here, and precisely enough, beside weave; None of one that only lacked memory."""
+        comparisons: dict[str, Comparison | None] = {}
         with closing(self._weave().prepare_program(program)) as own:
             for peer in self.peers:
                 self.report(f"beside weave: {peer}")
@@ -132,7 +136,14 @@ class WeaveOrPeers(System):
                         comparisons[peer] = _beside(own, prepared, inputs)
                 except Exception as error:  # whatever a compiler raises: weave is there
                     self.report(f"{peer} is left out: {first_line(error)}")
+                    if _is_lack_of_memory(error):
+                        comparisons[peer] = None
         return comparisons
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Another time there may be enough. Compilers raise exceptions of their own around torch's."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
 def _beside(own: Prepared, peer: Prepared, inputs: tuple[Tensor, ...]) -> Comparison:

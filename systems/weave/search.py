@@ -1,7 +1,7 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
@@ -111,7 +111,7 @@ class State:
         total: of the best over the first, both captured anew in the end; None where that was not measured.
         dropped: decisions of the passes that cost more precision than a cell may lose, in words.
         seconds: spent so far.
-        is_complete: nothing is left to try.
+        is_complete: nothing is left to try, and the best was held against the first.
     """
 
     best: Candidate = Candidate()
@@ -163,9 +163,10 @@ class Search:
 
     Invariants:
         - It begins with what the other schedulers execute: the passes' own decisions, but for those of OWN kinds. In the end
-          the best is held against that once more, both captured anew, and goes where it is no faster.
+          the best is held against that once more, both captured anew, and goes where it is no faster: by the next search
+          where one is killed before, within its budget or not.
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
-        - No candidate is measured twice, in whatever process the search goes on.
+        - No candidate is measured twice, in whatever process the search goes on, but for one whose gain was given up.
         - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches are
           always measured, since no simulation knows them.
         - Where forecasts stand in the place of measurements, no candidate is measured, and none launches early.
@@ -208,57 +209,78 @@ class Search:
         """Search until the budget is over or nothing is left; returns the state."""
         if self.state.first is None:
             self.state.first = self.state.best = self._beginning()
-        if self.state.is_complete or self._is_over():
+        is_over = self.state.is_complete or self._is_over()
+        if is_over and self._is_confirmed:
             return self.state
         try:
-            self._search()
+            if is_over:  # a search that ended before it came to this
+                self._confirm()
+            else:
+                self._search()
         finally:  # also when it is interrupted: what a search has spent is spent
             self.state.seconds = perf_counter() - self.begin
             self.keep(self.state)
         return self.state
 
     def _search(self) -> None:
-        """Try one change after another, as long as there is time."""
+        """Try one change after another, as long as there is time; again from the first where all gains are given up."""
         self.excess = self._reference()
         if self.state.best == self.state.first and not self.state.ratios:
             self._drop_imprecise()
             self.state.first = self.state.best
-        first = self.state.first or self.state.best
-        self._try_all()
-        if self.is_measuring and self.state.best != first:
-            self._confirm(first)
+        while not self.state.is_complete:
+            are_all_tried = self._try_all()
+            self.state.is_complete = (self._is_confirmed or self._confirm()) and are_all_tried
+            if self._is_over():
+                break
+
+    @property
+    def _is_confirmed(self) -> bool:
+        """Is there nothing to hold the best against, or was that done?"""
+        return not self.is_measuring or self.state.best == self.state.first or self.state.total is not None
 
     def _beginning(self) -> Candidate:
         """The passes' own decisions, and none where no other scheduler takes one."""
         _, decisions = self._rewritten(Candidate())
         return Candidate().choose_all({d.place: d.without for d in decisions if d.kind in OWN and d.is_change})
 
-    def _confirm(self, first: Candidate) -> None:
-        """Keep the best only where it is faster than the first, both captured anew: a graph's age counts too."""
+    def _confirm(self) -> bool:
+        """Keep the best only where it is faster than the first, both captured anew: a graph's age counts too.
+
+        A best that is given up stays known as no faster. Other changes that won in turn are unknown again: each alone may
+        still gain.
+        """
+        first = self.state.first or Candidate()
         with (
             closing(_Holder(self._prepare(first))) as before,
             closing(_Holder(self._prepare(self.state.best))) as after,
         ):
             before_ms, after_ms = self._in_turn(before.executor, after.executor)
-        self.state.total = Gain("all changes, both captured anew", before_ms, after_ms)
-        if after_ms >= before_ms:
-            self.report(
-                f"{len(self.state.gains)} gains given up: captured anew, all together take {after_ms / before_ms:.3f}"
-            )
-            self.state.best, self.state.gains, self.state.total = first, [], None
+        if after_ms < before_ms:
+            self.state.total = Gain("all changes, both captured anew", before_ms, after_ms)
+            return True
+        ratio = after_ms / before_ms
+        self.report(f"{len(self.state.gains)} gains given up: captured anew, all together take {ratio:.3f}")
+        lost = {key: known for key, known in self.state.ratios.items() if known is None or known >= MARGIN}
+        self.state.ratios = lost | {self.state.best.key: ratio}
+        self.state.best, self.state.gains = first, []
+        return False
 
-    def _try_all(self) -> None:
-        """Try every change of the best so far, again after each that gained; then the stream plans that are searched for."""
+    def _try_all(self) -> bool:
+        """Try every change of the best so far, again after each that gained; then the stream plans that are searched for.
+
+        Returns False where the budget was over before all were tried.
+        """
         with closing(_Holder(self._prepare(self.state.best))) as holder:
             while self.state.best.stream_plan not in SEARCHED:
                 before = self.state.best
                 if not self._try_each(self._changes(), holder):
-                    return
+                    return False
                 if self.state.best == before:
                     break
             best = self.state.best
             last = ((f"stream plan: {name}", replace(best, stream_plan=name)) for name in SEARCHED)
-            self.state.is_complete = self._try_each(last, holder)
+            return self._try_each(last, holder)
 
     def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "_Holder") -> bool:
         """Returns False where the budget was over before all were tried."""
@@ -340,10 +362,26 @@ class Search:
             if self._is_spared(change, candidate, times):
                 return
             self.num_tried += self.is_measuring
-            prepared = self._prepare(candidate)
+            ratio = self._compared(change, candidate, holder, times)
         except Exception as error:  # whatever a kernel or a capture raises: the others are not at fault
             self.report(f"{change}: {first_line(error)}")
+        if ratio is None or self.is_measuring:
+            self.state.ratios[candidate.key] = ratio
         else:
+            self.state.simulated[candidate.key] = ratio
+        self.state.seconds = perf_counter() - self.begin
+        self.keep(self.state)
+        if ratio is None and self.is_measuring:
+            milliseconds(holder.executor, self.inputs)  # raises where the device is lost: no other candidate is at fault
+
+    def _compared(self, change: str, candidate: Candidate, holder: "_Holder", times: tuple[float, float] | None) -> float:
+        """The ratio of a candidate over the best so far. It takes that one's place where it is faster, and precise.
+
+        Args:
+            times: As forecast, which stand where nothing is measured.
+        """
+        with ExitStack() as unless_kept:
+            prepared = unless_kept.enter_context(closing(self._prepare(candidate)))
             if self.is_measuring:
                 times = self._in_turn(holder.executor, prepared)
                 if times[1] < MARGIN * times[0]:  # once more: of many that scatter one looks faster by chance
@@ -352,17 +390,11 @@ class Search:
             before_ms, after_ms = times
             ratio = after_ms / before_ms
             if ratio < MARGIN and self._is_precise(prepared, change):
+                unless_kept.pop_all()
                 holder.replace(prepared)
-                self.state.best = candidate
+                self.state.best, self.state.total = candidate, None
                 self.state.gains.append(Gain(change, before_ms, after_ms))
-            else:
-                prepared.close()
-        if ratio is None or self.is_measuring:
-            self.state.ratios[candidate.key] = ratio
-        else:
-            self.state.simulated[candidate.key] = ratio
-        self.state.seconds = perf_counter() - self.begin
-        self.keep(self.state)
+        return ratio
 
     def _forecasts(self, candidate: Candidate) -> tuple[float, float] | None:
         """Milliseconds of the best so far and of the candidate, or None where there is no forecast that knows both."""
