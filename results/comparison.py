@@ -8,7 +8,7 @@ from statistics import NormalDist, median
 import numpy as np
 
 from .record import Record
-from .statistics import ENDS, RESAMPLES, interval, resampled_medians
+from .statistics import ENDS, RESAMPLES, interval, median_interval, resampled_medians
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ def speedup(record: Record, baseline: Record) -> Speedup | None:
         low, high = interval(resampled_medians(slow, seed=0) / resampled_medians(fast, seed=1))
         return Speedup(median(slow) / median(fast), low, high, is_in_turn=False)
     ratios = round_ratios(record, baseline)
-    low, high = interval(resampled_medians(ratios))
-    return Speedup(float(np.median(ratios)), low, high)
+    return Speedup(float(np.median(ratios)), *median_interval(ratios))
 
 
 def round_ratios(record: Record, baseline: Record) -> list[float]:

@@ -1,4 +1,5 @@
-"""The latencies of served requests, with the names and definitions of vLLM's and SGLang's benchmarks and of the chapter.
+"""The latencies and the throughput of served requests. Latencies have the names and definitions of vLLM's and SGLang's
+benchmarks and of the chapter.
 
 TTFT is from when a request was due to its first token, TPOT the mean gap after it, ITL every gap. An answer that comes in
 one piece has neither of the last two. End to end is from when it was due to its last token; normalized by its tokens that is
@@ -12,10 +13,20 @@ from itertools import pairwise
 from .record import ServedRequests
 
 
+def request_throughput(requests: ServedRequests) -> float:
+    """Requests a second, from the first that was due to the last token."""
+    return len(requests.due_s) / seconds(requests)
+
+
+def seconds(requests: ServedRequests) -> float:
+    """From the first request that was due to the last token."""
+    return max(tokens[-1] for tokens in requests.token_s) - min(requests.due_s)
+
+
 def latencies_ms(requests: ServedRequests) -> dict[str, list[float]]:
     """Every sample of each latency, by its name."""
     whole = [(tokens[-1] - due, tokens) for due, tokens in zip(requests.due_s, requests.token_s, strict=True)]
-    seconds = {
+    samples_s = {
         "ttft": [tokens[0] - due for due, tokens in zip(requests.due_s, requests.token_s, strict=True)],
         "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in requests.token_s if tokens[-1] > tokens[0]],
         "itl": [
@@ -24,4 +35,4 @@ def latencies_ms(requests: ServedRequests) -> dict[str, list[float]]:
         "end_to_end": [latency for latency, _ in whole],
         "normalized": [latency / len(tokens) for latency, tokens in whole],
     }
-    return {name: [value * 1e3 for value in values] for name, values in seconds.items()}
+    return {name: [value * 1e3 for value in values] for name, values in samples_s.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import exp, log, sqrt
+from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,11 +14,13 @@ if TYPE_CHECKING:
 
 RESAMPLES = 2000
 ENDS = (0.025, 0.975)  # quantiles of a 95 % interval
+STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824}  # the upper quantile of Student's distribution, by samples
+FEW = 5
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of `n` samples, in their unit. ci95: the ends of the median's bootstrap 95 % interval (percentile method)."""
+    """Of `n` samples, in their unit. ci95: the ends of the median's 95 % interval, as `median_interval` takes it."""
 
     median: float
     ci95: tuple[float, float]
@@ -38,7 +42,7 @@ def describe(samples: Sequence[float]) -> Statistics:
     p10, p90, p99 = np.quantile(x, [0.1, 0.9, 0.99])
     return Statistics(
         median=float(np.median(x)),
-        ci95=interval(resampled_medians(x)),
+        ci95=median_interval(samples),
         min=float(x.min()),
         p10=float(p10),
         p90=float(p90),
@@ -61,6 +65,17 @@ def _resampled_medians(samples: tuple[float, ...], seed: int) -> np.ndarray:
     medians: np.ndarray = np.median(np.random.default_rng(seed).choice(x, (RESAMPLES, len(x))), axis=1)
     medians.flags.writeable = False
     return medians
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The ends of the median's 95 % interval: a bootstrap's percentiles, or Student's of the logarithms of fewer than FEW
+    positive samples, which a bootstrap cannot draw as far apart as they may lie. Of one sample it is that.
+    """
+    if not 1 < len(samples) < FEW or min(samples) <= 0:
+        return interval(resampled_medians(samples))
+    logs = [log(sample) for sample in samples]
+    half = STUDENT[len(logs)] * stdev(logs) / sqrt(len(logs))
+    return exp(mean(logs) - half), exp(mean(logs) + half)
 
 
 def interval(estimates: np.ndarray) -> tuple[float, float]:

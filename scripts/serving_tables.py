@@ -1,11 +1,13 @@
 """Tables of what serves: an engine's iterations, requests at once and at a rate, real traces beside simulated ones."""
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 import numpy as np
 
-from results.latencies import latencies_ms
+from results.latencies import latencies_ms, request_throughput
 from results.record import Quantity, Record
+from results.statistics import median_interval
 
 from .table import Made, Table, made, table
 from .tables import needed
@@ -39,17 +41,17 @@ def at_once(records: Iterable[Record]) -> Table:
     def number(record: Record, name: str) -> float:
         return needed(_quantity(record, name).value)
 
-    def ends(record: Record, name: str) -> str:
-        one = _quantity(record, name)
-        interval = "" if one.low is None or one.high is None else f" [{one.low:.1f}, {one.high:.1f}]"
-        return f"{needed(one.value):.1f}{interval}"
+    def throughput(record: Record) -> str:
+        values = [request_throughput(trace.requests) for trace in needed(record.serving).traces]
+        interval = "[{:.1f}, {:.1f}]".format(*median_interval(values)) if len(values) > 1 else ""
+        return f"{median(values):.1f} {interval}".strip()
 
     columns: Sequence[Made[Record]] = [
         made("system", lambda record: record.cell.system.label, number=False),
         made("at once", lambda record: _option(record, "concurrency")),
         made("largest batch", lambda record: str(record.cell.system.options["max_batch_size"])),
         made("tokens out", lambda record: _lengths(record)[1], number=False),
-        made("requests a second", lambda record: ends(record, "request_throughput")),
+        made("requests a second", throughput),
         made("tokens a second", lambda record: f"{number(record, 'output_throughput'):,.0f}"),
         made(
             "between tokens ms, p50, p99",

@@ -116,23 +116,17 @@ def _quantity(name: str, heading: str, unit: str, values: Sequence[float], is_mo
     return Quantity(name, heading, unit, statistics.median, low, high, is_more_better)
 
 
-def _seconds(seen: Seen) -> float:
-    """From the first request that was due to the last token."""
-    return max(tokens[-1] for tokens in seen.requests.token_s) - min(seen.requests.due_s)
-
-
 def request_throughput(seen: Seen) -> float:
-    """Requests a second, from the first that was due to the last token."""
-    return len(seen.requests.due_s) / _seconds(seen)
+    return latencies.request_throughput(seen.requests)
 
 
 def _token_throughput(seen: Seen, has_prompts: bool) -> float:
     num_tokens = sum(map(len, seen.requests.token_s)) + has_prompts * sum(seen.requests.prompt_tokens)
-    return num_tokens / _seconds(seen)
+    return num_tokens / latencies.seconds(seen.requests)
 
 
 def _goodput(seen: Seen, slo_ms: float) -> float:
-    return sum(value <= slo_ms for value in latencies_ms(seen)["normalized"]) / _seconds(seen)
+    return sum(value <= slo_ms for value in latencies_ms(seen)["normalized"]) / latencies.seconds(seen.requests)
 
 
 def _mean(of: Iterations, values: Sequence[float]) -> float:
