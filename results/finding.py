@@ -39,13 +39,13 @@ _SHARES = (
 )
 RULES = {
     "ratio": f"a ratio {_SHARES}; one whose interval reaches 1 does not hold. A published ratio within {percent(EQUAL)} "
-    f"of 1 says that there is no difference: it holds where ours is within {percent(NO_DIFFERENCE)} of 1, and else stands "
-    "as any other",
+    f"of 1 says that there is no difference: it holds where our whole interval is within {percent(NO_DIFFERENCE)} of 1, in "
+    "part where ours alone is, and else stands as any other",
     "direction": "a direction holds where the whole interval lies beyond 1",
-    "fastest": "what is the fastest holds where the whole interval lies beyond 1, in part where it reaches 1 (level), and "
-    "does not hold where all of it lies below",
+    "fastest": "what is the fastest holds where the whole interval lies beyond 1, in part where it reaches 1 and ours is "
+    f"at least {1 - EQUAL} (level), and does not hold else",
     "not_slower": f"what is not slower holds where the whole interval has {percent(1 - BEHIND)} of the other's speed, in "
-    "part where its upper end has",
+    f"part where its upper end has and ours is at least {1 - EQUAL}",
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
     "at_least": f"a lower bound that is a ratio {_SHARES}; an idle share is taken as a call over its busy time. "
@@ -151,11 +151,13 @@ class Finding:
         if self.rule == "direction":
             return HOLDS if low > 1 else DOES_NOT_HOLD
         if self.rule == "fastest":
-            return HOLDS if low > 1 else IN_PART if high >= 1 else DOES_NOT_HOLD
+            return HOLDS if low > 1 else IN_PART if high >= 1 and ours >= 1 - EQUAL else DOES_NOT_HOLD
         if self.rule == "not_slower":
-            return HOLDS if low >= 1 - BEHIND else IN_PART if high >= 1 - BEHIND else DOES_NOT_HOLD
+            is_level = high >= 1 - BEHIND and ours >= 1 - EQUAL
+            return HOLDS if low >= 1 - BEHIND else IN_PART if is_level else DOES_NOT_HOLD
         if abs(log(published)) <= log(1 + EQUAL) and abs(log(ours)) <= log(1 + NO_DIFFERENCE):
-            return HOLDS
+            is_within = low > 0 and max(-log(low), log(high)) <= log(1 + NO_DIFFERENCE)
+            return HOLDS if is_within else IN_PART
         return _by_share(log(published), *(log(value) for value in (ours, low, high)))
 
 
@@ -188,14 +190,20 @@ def half_a_digit(value: float) -> float:
 
 
 def overall(findings: Sequence[Finding]) -> str:
-    """Of an exhibit: that of its findings where all that are judged agree; no verdict where less than HALF are judged."""
-    verdicts = {finding.verdict for finding in findings if finding.is_judged}
+    """Of an exhibit: that of its findings where all that are judged agree; no verdict where less than HALF are judged.
+
+    Where more than half of them do not hold, it does not.
+    """
+    judged = [finding.verdict for finding in findings if finding.is_judged]
+    verdicts = set(judged)
     if not verdicts:
         return NOT_COMPARABLE if any(finding.ours is not None for finding in findings) else CANNOT
     if sum(finding.is_judged for finding in findings) < HALF * len(findings):
         return UNJUDGED
     if len(verdicts) == 1:
         return verdicts.pop()
+    if judged.count(DOES_NOT_HOLD) > HALF * len(judged):
+        return DOES_NOT_HOLD
     if verdicts <= {HOLDS, EXCEEDS}:
         return HOLDS
     return DIRECTION if verdicts <= {DIRECTION, DOES_NOT_HOLD} else IN_PART

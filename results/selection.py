@@ -47,7 +47,7 @@ def read(folders: Iterable[Path]) -> list[Record]:
         for part in Store(folder).parts():
             for line in part.skipped:
                 print(line, file=sys.stderr)
-            for record in part.records.values():
+            for record in (*part.earlier, *part.records.values()):
                 key = record.id, record.comparison.group if record.comparison is not None else ""
                 if key not in newest or newest[key].when <= record.when:
                     newest[key] = record
@@ -161,6 +161,8 @@ class Selection:
             if not record.is_ok:
                 break  # an incorrect system has no speed, whatever it had before
             for other in self.records_of(row, baseline):
+                if not other.is_ok:
+                    break
                 if speedup(record, other) is not None and (not pairs or _same_code(pairs[0], (record, other))):
                     pairs.append((record, other))
                     break

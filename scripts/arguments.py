@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,6 +11,8 @@ from results.pack import is_pack, sweep_of
 
 def path_argument(text: str) -> Path:
     """An argument that is a path, also of nothing yet. Raises ArgumentTypeError where the system takes no such path."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text is no path")
     try:
         os.lstat(text)
     except (FileNotFoundError, NotADirectoryError):
@@ -42,8 +45,11 @@ class Parser(argparse.ArgumentParser):
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             self.error(f"{folder} cannot be written: {existing} is not a folder")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            self.error(f"{folder} cannot be written: {existing} is not yours to write in")
+        try:
+            with tempfile.TemporaryFile(dir=existing):  # root has every permission, and cannot write everywhere
+                pass
+        except OSError as error:
+            self.error(f"{folder} cannot be written: {error.strerror or error} ({existing})")
 
     def check_file(self, file: Path) -> None:
         """The same for a file."""

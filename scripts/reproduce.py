@@ -13,13 +13,15 @@ where it stopped; force=true runs it again. --judge runs nothing and goes by wha
 committed records (results/reference), and so does `all` alone where no GPU is visible. --list shows every exhibit, and how
 it stands by the committed records or why it cannot be.
 Pictures (PNG and SVG) and each verdict go to results/exhibits/PAPER-EXHIBIT/, all verdicts to verdicts.json beside it, where
-scripts/report.py finds them.
+scripts/report.py finds them. There a whole run's verdict stands until another whole run's comes.
 
 Exit status 0 when all that was asked for ran, whatever the verdicts; 1 where an exhibit could not be run; 2 for a bad
 request, with which none can be, or for an exhibit that needs a GPU on a machine without one (`all` with KEY=VALUE runs the
 others, and says at once which it leaves out).
 """
 
+import argparse
+import shlex
 import subprocess
 import sys
 import time
@@ -46,6 +48,7 @@ from scripts.charts import style
 from scripts.exhibits import judgement
 from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.findings import findings
+from scripts.exhibits.overrides import mistake
 from scripts.exhibits.pictures import pictures
 from scripts.exhibits.preset import OUTPUT, NoPreset, Preset, names
 from scripts.exhibits.recorded import recorded
@@ -53,7 +56,6 @@ from scripts.exhibits.running import ROOT, CannotRun, Refused, Run
 from scripts.exhibits.without import WITHOUT_PRESET
 
 ALL, SMALL, SIZES = "all", "small", ("small", "full")
-SMALL_RUN = f"+size={SMALL}"
 NO_TERMINAL = 200  # columns where nobody's terminal sets a width
 INTERRUPTED = 130
 FILES = "model.path"
@@ -85,7 +87,7 @@ def reproduce(run: Run, judge_only: bool, console: Console) -> Verdict:
         run.run()
     evidence = run.evidence()
     figures = findings(run.preset, evidence)
-    verdict = judgement.judge(run.preset, evidence, figures, run.small)
+    verdict = judgement.judge(run.preset, evidence, figures, run.small, run.changes)
     tell(run.preset, evidence, figures, verdict, run.folder, console)
     return verdict
 
@@ -133,16 +135,20 @@ def show(preset: Preset, evidence: Evidence, figures: Sequence[Finding], verdict
 
 
 def keep(file: Path, verdict: Verdict) -> None:
-    """Put the verdict among those in the file, in the place of an older one of the same exhibit.
-
-    A small run says nothing of a GPU, so that its verdict does not replace that of a whole run.
-    """
+    """Put the verdict among those in the file, in the place of an older one of the same exhibit that says no more."""
     verdicts = read_verdicts(file) if file.exists() else []
-    if SMALL_RUN in verdict.command and any(v.exhibit == verdict.exhibit and SMALL_RUN not in v.command for v in verdicts):
+    if any(other.exhibit == verdict.exhibit and weight(other) > weight(verdict) for other in verdicts):
         return
     others = [other for other in verdicts if other.exhibit != verdict.exhibit]
     order = names()
     write_verdicts(file, sorted([*others, verdict], key=lambda v: order.index(v.exhibit) if v.exhibit in order else -1))
+
+
+def weight(verdict: Verdict) -> int:
+    """2 for a verdict of a whole run, 1 for one of a small run or of changed settings, 0 where nothing was measured."""
+    changes = shlex.split(verdict.command)[3:]
+    is_whole = all(word.startswith(f"{FILES}=") for word in changes)  # nobody has the same files
+    return 0 if verdict.verdict == NOT_RUN else 1 + is_whole
 
 
 def listed() -> Iterator[str]:
@@ -186,7 +192,12 @@ def request(parser: Parser) -> Request:
         presets = [Preset.read(name) for name in dict.fromkeys(wanted)]
     except (NoPreset, NoSuchValue) as error:
         parser.error(str(error))
-    results = Path(values.get("results", "results/runs"))
+    if (wrong := mistake(overrides, presets)) is not None:
+        parser.error(wrong)
+    try:
+        results = path_argument(values.get("results", "results/runs"))
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"results={values['results']}: {error}")
     parser.check_folder(arguments.output)
     if arguments.judge and "results" in values and (reason := why_no_records(results)) is not None:
         parser.error(reason)
@@ -199,6 +210,19 @@ def request(parser: Parser) -> Request:
         print(f"{parser.prog}: {notice}", file=sys.stderr)
     small = values.get("+size") == SMALL
     return Request(presets, overrides, results, arguments.output, small, arguments.judge, is_recorded)
+
+
+def writable(parser: Parser, output: Path, runs: Sequence[Run]) -> Path:
+    """The file of all verdicts. The program ends where it cannot be read, or where an exhibit has no room for its files."""
+    file = output / "verdicts.json"
+    try:
+        if file.exists():
+            read_verdicts(file)
+    except (OSError, ValueError) as error:
+        parser.unreadable(file, error)
+    for run in runs:
+        parser.check_folder(run.folder)
+    return file
 
 
 def main() -> None:
@@ -228,23 +252,22 @@ def main() -> None:
         console.width = max(console.width, NO_TERMINAL)
     begin, failed, refused = time.monotonic(), False, 0
     verdicts: list[Verdict] = []
+    runs = [Run(preset, wanted.overrides, wanted.results, wanted.output, wanted.small) for preset in presets]
+    file = writable(parser, wanted.output, runs)
     try:
-        for place, preset in enumerate(presets, start=1):
+        for place, (preset, run) in enumerate(zip(presets, runs, strict=True), start=1):
             passed = f", {time.monotonic() - begin:.0f} s so far" if place > 1 else ""
             print(f"[{place}/{len(presets)}] {preset.name}{passed}", file=sys.stderr, flush=True)
-            if wanted.recorded:
-                best = recorded(preset)[0]
-                folder = wanted.output / best.run.folder.name
-                tell(preset, best.evidence, best.findings, best.verdict, folder, console)
-                verdicts.append(best.verdict)
-                keep(wanted.output / "verdicts.json", best.verdict)
-                continue
-            run = Run(preset, wanted.overrides, wanted.results, wanted.output, wanted.small)
-            for system in run.missing_systems():
-                print(f"{parser.prog}: {preset.name}: {system} is no system here", file=sys.stderr)
             try:
-                verdicts.append(reproduce(run, wanted.judge, console))
-                keep(wanted.output / "verdicts.json", verdicts[-1])
+                if wanted.recorded:
+                    best = recorded(preset)[0]
+                    tell(preset, best.evidence, best.findings, best.verdict, run.folder, console)
+                    verdicts.append(best.verdict)
+                else:
+                    for system in run.missing_systems():
+                        print(f"{parser.prog}: {preset.name}: {system} is no system here", file=sys.stderr)
+                    verdicts.append(reproduce(run, wanted.judge, console))
+                keep(file, verdicts[-1])
             except (CannotRun, ValueError) as error:
                 print(f"{parser.prog}: {preset.name}: {error}", file=sys.stderr)
                 failed, refused = True, refused + isinstance(error, Refused)

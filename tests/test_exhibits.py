@@ -25,7 +25,7 @@ from results.pack import packed, sweep_of
 from results.published.values import everything
 from results.record import Kernels, Limits, Measured, Quantity, Record, SmEfficiency
 from results.schedule import BlockSearch
-from results.schedule_file import read_cells
+from results.schedule_file import ScheduleFile, read_cells
 from results.selection import NoResults, Selection
 from results.store import Store
 from results.timeline import COMPUTE, Bar, Timeline
@@ -33,11 +33,11 @@ from results.warning import Warning
 from scripts.charts.names import written
 from scripts.charts.speedup import published_marks
 from scripts.charts.style import PAPERS, short
-from scripts.exhibits import accuracy, findings, judgement, preset, quantities, recorded
+from scripts.exhibits import accuracy, findings, judgement, overrides, preset, quantities, recorded, running
 from scripts.exhibits.evidence import Evidence, choices, parts, select
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
-from scripts.exhibits.running import Run, cells, quoted, system_of
+from scripts.exhibits.running import CannotRun, Refused, Run, cells, quoted, system_of
 from scripts.exhibits.without import WITHOUT_PRESET
 from scripts.plot import CHARTS
 
@@ -529,10 +529,12 @@ def test_systems_are_compared_under_one_load() -> None:
     packs = ("serving-azure", "serving-azure-saturated")
     came, saturated = (list(Store(H200 / f"{name}.jsonl.gz").read().records.values()) for name in packs)
     mixed = [came[0], saturated[1], saturated[0], came[1]]
-    for records, loads in ((mixed, {0}), ([*mixed[:3]], {64}), (saturated, {64})):
-        chosen = select(records, [sweep])
+    came_on_its_own = {key: value for key, value in sweep.items() if key != "runner.concurrency"}
+    for records, asked, load in ((mixed, sweep, 64), (mixed, came_on_its_own, 0), (saturated, sweep, 64)):
+        chosen = select(records, [asked])
         assert chosen is not None and len(chosen.systems) == 2
-        assert {record.cell.runner.options["concurrency"] for record in chosen.records} == loads
+        assert {record.cell.runner.options["concurrency"] for record in chosen.records} == {load}
+    assert select(came, [sweep]) is None
 
 
 @pytest.mark.parametrize("name", ["nimble/figure2a", "nimble/figure2c", "nimble/table1"])
@@ -637,6 +639,15 @@ def test_a_preset_that_is_not_as_it_should_be_is_told(
         Preset.read("nimble/figure0")
 
 
+@pytest.mark.parametrize("name", names())
+def test_what_a_preset_asks_for_a_user_may_ask_for(name: str) -> None:
+    """And what says how its sweeps are run."""
+    read = Preset.read(name)
+    how = {"gpus": "[0,1]", "timeout": "1e4", "memory_gib": "8", "max_load": "1", "force": "True", "hydra/launcher": "ray"}
+    for sweep in (read.sweep, *(read.sweep | change for change in read.also), read.small, read.schedules, read.timeline):
+        assert overrides.mistake(sweep | how, [read]) is None
+
+
 @pytest.mark.parametrize("name", ["ios/table2", "opara/figure2"])
 def test_run_py_takes_a_preset_too(name: str) -> None:
     """As far as the first thing that is wrong with a cell that was composed from it."""
@@ -672,6 +683,83 @@ def test_schedule_files_are_known_by_their_cell_and_older_ones_by_their_name(tmp
     assert evidence.schedule(("t5", 4), OPARA) == evidence.schedule(("inception_v3", 1), named("system", "ios", r=1, s=3))
     assert len(evidence.schedules) == 2 and own in evidence.schedules
     assert evidence.schedule(("t5", 4), NIMBLE) is None
+
+
+def test_a_schedule_of_other_conditions_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the name tells, and what changes no schedule, leaves the file where it was."""
+    written: list[Path] = []
+
+    def written_by(arguments: list[str], _: object = None) -> None:
+        precision = next((word.partition("=")[2] for word in arguments if word.startswith("precision=")), "tf32")
+        (file,) = [Path(word.partition("=")[2].strip("'")) for word in arguments if word.startswith("output=")]
+        model, system = (next(w.partition("=")[2] for w in arguments if w.startswith(f"{g}=")) for g in ("model", "system"))
+        one = cell(system, model, "schedule", precision=precision)
+        document = {key: [] for key in ("operators", "edges", "waits")} | {"streams": len(written), "width": 1}
+        about = {"model": model, "system": system, "batch": 1, "device": "cpu", "cell": cell_to_json(one)}
+        file.write_text(json.dumps(document | about))
+        written.append(file)
+
+    monkeypatch.setattr(running, "_run_py", written_by)
+
+    def run(*changes: str) -> Run:
+        asked = dict(word.split("=") for word in ("model=googlenet", "system=opara", *changes))
+        one = Run(Preset.read("opara/table1"), asked, tmp_path, tmp_path / "out", small=False)
+        one.run()
+        return one
+
+    def streams(one: Run) -> list[int]:
+        return [file.streams for file in one.evidence([]).schedules.values()]
+
+    usual = run()
+    assert [file.parent for file in written] == [usual.folder] and streams(usual) == [0]
+    for same in ("device=cpu", "timeout=9", "batch=1"):
+        assert streams(run(same)) == [0] and len(written) == 1
+    half = run("precision=fp16")
+    assert streams(half) == [1] and written[1] != written[0] and streams(usual) == [0]
+    assert streams(run("model.weights=none")) == [2] and streams(run("device=cuda")) == [3]
+    both = run("precision=tf32,fp16")
+    assert streams(both) == [4, 1] and len(written) == 5
+    # The sweep that reads schedules reads those of its own request.
+    reads = Run(Preset.read("ios/specialization"), {"precision": "fp16"}, tmp_path, tmp_path / "out", small=False)
+    (folder,) = {Path(file).parent for file in parts(reads.preset.sweep["system.schedule"])}
+    assert folder == reads.folder / written[1].parent.name
+
+
+def test_the_schedule_of_a_cell_is_of_the_device_and_the_precision_of_the_records() -> None:
+    """Two of each, of which the records are of one."""
+    schedules = {}
+    for streams, (device, precision) in enumerate([("cpu", "tf32"), ("cuda", "fp16"), ("cuda", "tf32")]):
+        one = cell("opara", "nasnet", "schedule", device=device, precision=precision)
+        schedules[one] = ScheduleFile("nasnet", "opara", 1, device, (), (), (), streams, 1)
+    measured = Selection([record(of=cell("opara", "nasnet", device="cuda"))])
+    file = Evidence(measured, schedules).schedule(("nasnet", 1), OPARA)
+    assert file is not None and file.streams == 2
+    first = Evidence(schedules=schedules).schedule(("nasnet", 1), OPARA)
+    assert first is not None and first.streams == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "raised"),
+    [
+        ("sys.exit(0)", None),
+        ("sys.exit(1)", None),  # a cell failed, and its record says so
+        ("sys.exit(2)", Refused),
+        ("sys.exit(3)", CannotRun),
+        ("os.kill(os.getpid(), 9)", CannotRun),
+        ("sys.exit(130)", KeyboardInterrupt),
+    ],
+)
+def test_an_end_of_run_py_is_told_by_its_status(
+    monkeypatch: pytest.MonkeyPatch, ends: str, raised: type[BaseException] | None
+) -> None:
+    monkeypatch.setattr(running, "RUN", ("-c", f"import os, sys; {ends}"))
+    if raised is None:
+        running._run_py([])
+        return
+    with pytest.raises(raised) as error:
+        running._run_py([])
+    if raised is CannotRun:
+        assert not isinstance(error.value, Refused) and str(error.value).startswith("run.py ended with status ")
 
 
 def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> None:
@@ -718,7 +806,8 @@ def test_of_times_between_tokens_the_shorter_is_the_better() -> None:
     def between(system: str, ms: float, low: float, high: float) -> Record:
         quantity = Quantity("itl_p99_ms", "time between tokens, p99", "ms", ms, low, high, is_more_better=False)
         one = cell(system, "gpt_13b", "serving", device="cuda", precision="fp16")
-        one = replace(one, model=choose("model", "gpt_13b", positions=16384))
+        runner = choose("runner", "serving", trace="azure.csv.gz", concurrency=64)
+        one = replace(one, model=choose("model", "gpt_13b", positions=16384), runner=runner)
         return record(of=one, measured={"serving": Measured((quantity,), {}, "2026-01-01")})
 
     both = [between("orca_chunked", 10.0, 9.0, 14.0), between("orca_paged", 20.0, 19.0, 30.0)]

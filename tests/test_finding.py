@@ -56,6 +56,7 @@ def verdict(
         ("ratio", 1.09, 1.02, 1.01, 1.03, DIRECTION),
         ("ratio", 1.09, 0.98, 0.97, 0.99, DOES_NOT_HOLD),
         ("ratio", 1.0, 1.09, 1.08, 1.1, HOLDS),
+        ("ratio", 1.0, 1.0, 0.3, 3.0, IN_PART),  # so wide an interval tells of a difference neither way
         ("ratio", 1.0, 1.2, 1.1, 1.3, DOES_NOT_HOLD),  # a difference where the paper has none
         ("ratio", 0.99, 1.2, 1.15, 1.3, DOES_NOT_HOLD),
         ("ratio", 0.951, 0.88, 0.87, 0.89, EXCEEDS),  # on either side of the border of "no difference" alike
@@ -72,10 +73,12 @@ def verdict(
         ("direction", 1.0, 1.06, None, None, HOLDS),
         ("fastest", 1.0, 1.1, 1.01, 1.2, HOLDS),
         ("fastest", 1.0, 1.1, 0.99, 1.2, IN_PART),  # level
+        ("fastest", 1.0, 0.5, 0.1, 1.0, DOES_NOT_HOLD),  # half as fast is not level, however wide the interval
         ("fastest", 1.0, 0.989, 0.986, 0.99, DOES_NOT_HOLD),  # another one is
         ("not_slower", 1.0, 1.0, 0.98, 1.02, HOLDS),
         ("not_slower", 1.0, 0.98, 0.95, 0.99, IN_PART),
-        ("not_slower", 1.0, 0.75, 0.62, 1.25, IN_PART),  # so wide an interval tells of no speed
+        ("not_slower", 1.0, 0.96, 0.62, 1.25, IN_PART),  # so wide an interval tells of no speed
+        ("not_slower", 1.0, 0.75, 0.62, 1.25, DOES_NOT_HOLD),
         ("not_slower", 1.0, 0.96, 0.95, 0.97, DOES_NOT_HOLD),
         ("count", 12, 12, None, None, HOLDS),
         ("count", 12, 13, None, None, IN_PART),

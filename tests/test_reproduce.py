@@ -40,9 +40,40 @@ def test_a_small_run_takes_no_whole_runs_place(tmp_path: Path) -> None:
     file, command = tmp_path / "verdicts.json", "python scripts/reproduce.py nimble/figure7"
     whole = Verdict("nimble/figure7", "a claim", "2x", "2x", HOLDS, "a reason", command, "a GPU", 1, 2)
     small_run = replace(whole, verdict=CANNOT, command=f"{command} +size=small", place="a CPU")
-    for verdict, expected in ((small_run, small_run), (whole, whole), (small_run, whole)):
+    changed = replace(whole, command=f"{command} model=googlenet")
+    nothing, of_files = replace(whole, verdict=NOT_RUN, place=""), replace(whole, command=f"{command} 'model.path=/a b'")
+    kept = [(nothing, nothing), (small_run, small_run), (nothing, small_run), (changed, changed), (small_run, small_run)]
+    kept += [(whole, whole), *((other, whole) for other in (small_run, changed, nothing)), (of_files, of_files)]
+    for verdict, expected in kept:
         keep(file, verdict)
         assert read_verdicts(file) == [expected]
+
+
+def test_the_command_of_a_verdict_holds_what_was_changed(script: Run, tmp_path: Path) -> None:
+    """And not how its sweeps are run, or where the records are."""
+    turns = "results=results/reference/h200/turns.jsonl.gz", "--output", str(tmp_path)
+    command = "python scripts/reproduce.py nimble/figure2a"
+    for changes in ("system=eager model=resnet50", ""):
+        done = script("reproduce", "nimble/figure2a", *changes.split(), "force=true", "max_load=1", "--judge", *turns)
+        assert done.returncode == 0, done.stderr
+        (verdict,) = read_verdicts(tmp_path / "verdicts.json")
+        assert verdict.command == f"{command} {changes}".strip()
+    assert script("reproduce", "nimble/figure2a", "model=resnet50", "--judge", *turns).returncode == 0
+    assert read_verdicts(tmp_path / "verdicts.json") == [verdict]
+
+
+@pytest.mark.parametrize("how", ["--recorded", "--judge"])
+def test_what_cannot_be_kept_is_told_before_anything_is_judged(script: Run, tmp_path: Path, how: str) -> None:
+    arguments = "reproduce", "ios/frameworks", how, "--output", str(tmp_path)
+    file = tmp_path / "verdicts.json"
+    file.write_text("{")
+    done = script(*arguments)
+    assert done.returncode == 2 and done.stderr.startswith(f"reproduce.py: {file}: ") and done.stderr.count("\n") == 1
+    file.unlink()
+    (tmp_path / "ios-frameworks").touch()
+    done = script(*arguments)
+    assert done.returncode == 2 and f"{tmp_path / 'ios-frameworks'} is not a folder" in done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout and not file.exists()
 
 
 @pytest.mark.slow
@@ -130,6 +161,21 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
         ([], "name an exhibit, or all"),
         (["ios/table1", "+size=small", "--output", "README.md/x"], "README.md is not a folder"),
         (["ios/table1", "--judge", "results=nowhere"], "nowhere is not there"),
+        (["ios/table1", "--judge", "results="], "results=: an empty text is no path"),
+        (["ios/table1", "--judge", "--output", ""], "--output: an empty text is no path"),
+        (["ios/table1", "--judge", "--output", "/proc/x"], "/proc/x cannot be written"),  # not even by root
+        (["ios/table1", "--judge", "model=gpt_13c"], "no model is named 'gpt_13c': did you mean gpt_13b?"),
+        (["ios/table1", "+size=small", "system=ios,nimbel"], "no system is named 'nimbel': did you mean nimble?"),
+        (["ios/table1", "--judge", "runner="], "no runner is named ''"),
+        (["ios/table1", "--judge", "batch=abc"], "batch=abc is not an integer of at least 1"),
+        (["ios/table1", "--judge", "batch=1,0"], "batch=0 is not an integer of at least 1"),
+        (["ios/table1", "--judge", "bach=1"], "there is no key 'bach': did you mean batch?"),
+        (["ios/table1", "--judge", "precision=fp8"], "precision=fp8 is not one of fp32, tf32,"),
+        (["ios/table1", "--judge", "timeout=long"], "timeout=long is not a number"),
+        (["ios/table1", "--judge", "system.s=[1"], "system.s=[1 is no value"),
+        (["ios/table1", "--judge", "system.s=few"], "system.s=few is not an integer"),
+        (["opara/table1", "--judge", "system.ss=1"], "there is no key 'system.ss' with system=nimble_released,opara"),
+        (["opara/table1", "--judge", "system=ios", "system.rr=1"], "there is no key 'system.rr' with system=ios"),
     ],
 )
 def test_a_bad_request_is_a_line_and_status_2(script: Run, arguments: list[str], message: str) -> None:
@@ -139,8 +185,8 @@ def test_a_bad_request_is_a_line_and_status_2(script: Run, arguments: list[str],
 
 def test_what_run_py_refuses_is_told_by_it_and_the_others_go_on(tmp_path: Path) -> None:
     places = f"results={tmp_path / 'runs'}", "--output", str(tmp_path / "out")
-    done = reproduce("ios/table2", "opara/figure6", "+size=small", "batch=0", *places)
-    assert done.returncode == 2 and done.stderr.count("batch=0 is not a positive integer") == 2
+    done = reproduce("ios/table2", "opara/figure6", "+size=small", "timeout=0", *places)
+    assert done.returncode == 2 and done.stderr.count("timeout=0 is not a positive number of seconds") == 2
     assert "[2/2] opara/figure6" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -175,7 +221,7 @@ def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> No
     assert [line.partition(":")[0] for line in done.stdout.splitlines()[-len(names()) :]] == names()
     verdicts = {v.exhibit: v.verdict for v in read_verdicts(tmp_path / "out" / "verdicts.json")}
     assert verdicts.pop("orca/table4.1") == HOLDS and set(verdicts.values()) == {NOT_RUN}  # its sizes are counted
-    refused = reproduce("all", "batch=0", f"results={tmp_path / 'none'}", "--output", str(tmp_path / "out"))
+    refused = reproduce("all", "timeout=0", f"results={tmp_path / 'none'}", "--output", str(tmp_path / "out"))
     first = refused.stderr.splitlines()[0]
     assert (
         "no GPU is visible here, so these are left out" in first and "nimble/figure7" in first and "ios/table2" not in first

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import yaml
 
-from results.cell import Cell, Choice, named
+from results.cell import Cell, Choice, Conditions, named, plain
 from results.files import read_json, stored
 from results.record import Record
 from results.schedule_file import ScheduleFile
 from results.selection import Place, Row, Selection, by_setting
+from results.setting import LOAD
 from results.timeline import Timeline, from_trace
 from scripts.charts.style import order
 
-CONDITIONS = ("precision", "layout", "algorithms")
+USUAL = Conditions(1, "cuda")  # where a sweep names none
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,14 @@ class Evidence:
         return {cell.device for cell in self.schedules} | {timeline.cell.device for timeline in self.timelines}
 
     def schedule(self, row: Row, system: Choice) -> ScheduleFile | None:
-        """The schedule file of a cell."""
-        return next((file for cell, file in self.schedules.items() if place_in(cell) == (*row, system.key)), None)
+        """The schedule file of a cell, made under the device and the precision of the records where there are any."""
+
+        def suits(cell: Cell) -> bool:
+            setting = self.measured.setting if self.measured is not None else cell.conditions
+            is_alike = (cell.device, cell.conditions.precision) == (setting.device, setting.precision)
+            return is_alike and place_in(cell) == (*row, system.key)
+
+        return next((file for cell, file in self.schedules.items() if suits(cell)), None)
 
     def timeline(self, row: Row, system: Choice) -> Timeline | None:
         """The timeline of a model under a system, at any batch."""
@@ -98,11 +105,25 @@ class _Request:
             return False
         if str(cell.batch) not in parts(sweep.get("batch", "1")):
             return False
-        if any(key in sweep and getattr(cell.conditions, key) not in parts(sweep[key]) for key in CONDITIONS):
+        arithmetic = {key: sweep.get(key, getattr(USUAL, key)) for key in ("precision", "layout")}
+        if any(getattr(cell.conditions, key) not in parts(text) for key, text in arithmetic.items()):
+            return False
+        if "algorithms" in sweep and cell.conditions.algorithms not in parts(sweep["algorithms"]):
+            return False
+        if not all(self._has_load(cell.runner, key) for key in LOAD):
             return False
         if sweep.get("device", "auto") not in ("auto", cell.device):
             return False
         return cell.model.key in self.models and cell.system.key in self.systems
+
+    def _has_load(self, runner: Choice, key: str) -> bool:
+        """Whether an option of the load is as asked, or its runner's own. A trace is told by its file's name."""
+        asked = self.sweep.get(f"runner.{key}")
+        if asked is None:
+            return key not in runner.changed
+        values = {plain(yaml.safe_load(text)) for text in parts(asked)}
+        value = plain(runner.get(key))
+        return value in values or (key == "trace" and Path(value).name in {Path(one).name for one in values})
 
 
 def choices(group: str, sweep: Mapping[str, str]) -> set[Choice]:

@@ -315,8 +315,8 @@ class _Figure:
         return self.evidence.measured
 
     def _over_rows(self, of: Callable[[Row], Number]) -> Number:
-        """Of the rows of a value: the one, or as the value says their extreme or geometric mean. A mean is over all of the
-        paper's networks or it is none; an extreme is over those that are there.
+        """Of the rows of a value: the one, or as the value says their extreme or geometric mean. A mean, and what holds for
+        all, is over all of the paper's networks or it is none; an extreme is over those that are there.
         """
         numbers, reasons, rows = [], [], self._rows()
         for row in rows:
@@ -326,11 +326,12 @@ class _Figure:
                 reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
         if not numbers:
             raise Missing(reasons[0])
-        if self.value.model == "geomean":
+        if self.value.model == "geomean" or self.rule in IN_WORDS:
             if lacking := self._networks() - {row[0] for row in rows}:
                 raise Missing(f"it is over {len(self._networks())} networks, and {min(lacking)} was not measured")
             if reasons:
                 raise Missing(reasons[0])
+        if self.value.model == "geomean":
             ends = zip(*((n.value, n.low, n.high) for n in numbers), strict=True)
             value, low, high = (exp(sum(map(log, end)) / len(numbers)) for end in ends)
             fewest = min(number.processes for number in numbers)
@@ -423,12 +424,12 @@ def _speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) ->
 
 
 def _times_alone(measured: Selection, row: Row, system: Choice) -> float:
-    """How many times as long a call took in the rounds as alone, where its record doubts one for the other; else 1."""
-    for record in measured.records_of(row, system):
-        if record.is_in_rounds:
-            doubts = [warning for warning in record.warnings if warning.kind == "differs_in_rounds"]
-            return float(str(doubts[0].values["ratio"])) if doubts else 1.0
-    return 1.0
+    """How many times as long a call took in the rounds as alone: the farthest from 1 over the processes whose records doubt
+    one for the other, and 1 where none does.
+    """
+    warnings = [warning for record in measured.records_of(row, system) for warning in record.warnings if record.is_in_rounds]
+    ratios = [float(str(warning.values["ratio"])) for warning in warnings if warning.kind == "differs_in_rounds"]
+    return max(ratios, key=lambda ratio: abs(log(ratio)), default=1.0)
 
 
 assert set(NO_MODEL) >= {"geomean", "up to", "range"}

@@ -1,6 +1,7 @@
 """From findings to a verdict: computed, with the figures that explain it."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from results.cell import Choice, named
@@ -52,8 +53,22 @@ UNJUDGED_FIGURES = {NOT_COMPARABLE: "Not comparable", CANNOT: "Not measured"}
 BY_EYE = "≈"  # before a number that was read off a figure
 
 
-def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small: bool) -> Verdict:
-    """By the rules of results.finding. What is about a GPU cannot be run on a CPU, whatever a CPU gave."""
+def judge(
+    preset: Preset,
+    evidence: Evidence,
+    findings: Sequence[Finding],
+    small: bool,
+    changes: Mapping[str, str] | None = None,
+) -> Verdict:
+    """By the rules of results.finding. What is about a GPU cannot be run on a CPU, whatever a CPU gave.
+
+    Args:
+        preset: the exhibit, with the user's changes.
+        evidence: what was measured of it.
+        findings: its figures.
+        small: whether its small settings apply.
+        changes: what the user has changed of what it measures, as run.py takes it.
+    """
     verdict, reason = overall(findings), _reason(findings)
     if not stands(preset, evidence):
         settings = "a CPU with small settings" if small else "a CPU"
@@ -69,6 +84,8 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
     if preset.remark:
         reason += f". {preset.remark}"
     measured = [finding for finding in findings if finding.ours is not None]
+    words = ["python", "scripts/reproduce.py", preset.name, *(f"{key}={value}" for key, value in (changes or {}).items())]
+    words += ["+size=small"] * small
     return Verdict(
         exhibit=preset.name,
         claim=preset.claim,
@@ -76,7 +93,7 @@ def judge(preset: Preset, evidence: Evidence, findings: Sequence[Finding], small
         measured=_figures(measured, "ours") if measured else "",
         verdict=verdict,
         reason=reason,
-        command=f"python scripts/reproduce.py {preset.name}" + (" +size=small" if small else ""),
+        command=shlex.join(words),
         place=place,
         judged=sum(finding.is_judged for finding in findings),
         figures=len(findings),

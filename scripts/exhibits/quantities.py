@@ -3,12 +3,16 @@
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
+import numpy as np
+
 import conf
 from results.cell import Choice, named
-from results.record import ActiveWarps, Limits, Record, SmEfficiency
+from results.latencies import latencies_ms, request_throughput
+from results.record import ActiveWarps, Limits, Record, ServedRequests, SmEfficiency
 from results.record import Quantity as Described
 from results.schedule import BlockSearch, Search
 from results.selection import Row, Selection, quantity_of
+from results.statistics import median_interval
 
 from .evidence import Evidence
 
@@ -35,16 +39,17 @@ def why_not(measured: Selection, row: Row, system: Choice) -> str:
 
 
 def part_of(evidence: Evidence, row: Row, system: Choice | None, part: Callable[[Record], Part | None]) -> Part:
-    """A part of a cell's newest record that is ok and has it; of any system's where `system` is None."""
+    """A part of a cell's newest record that has it; of any system's where `system` is None. None of it counts where a newer
+    record is not ok.
+    """
     if evidence.measured is None:
         raise Missing("not measured")
     if row not in evidence.measured.rows:
         raise Missing(f"{row[0]} was not measured at batch {row[1]}")
     systems = [system] if system is not None else evidence.measured.systems
     for one in systems:
-        for record in evidence.measured.records_of(row, one):
-            if record.is_ok and (value := part(record)):
-                return value
+        if value := evidence.measured.part(row, one, part):
+            return value
     raise Missing(why_not(evidence.measured, row, systems[0]) or f"no record of {systems[0]} holds it")
 
 
@@ -193,9 +198,17 @@ def served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_be
 
 
 def served_ends(evidence: Evidence, row: Row, system: Choice | None, quantity: Quantity) -> tuple[float, float, float]:
-    """A quantity of SERVED between the ends of its interval, which are itself where it has none."""
+    """A quantity of SERVED between the ends of its interval, which are itself where it has none.
+
+    Of a quantity that has a value for each trace the interval is taken from these.
+    """
     one = _served(evidence, row, system, *SERVED_NAMES[quantity])
     value = one.value or 0.0
+    measured = evidence.measured
+    serving = measured.part(row, _some(system), lambda record: record.serving) if measured is not None else None
+    if quantity in OF_TRACES and serving is not None:
+        low, high = median_interval([OF_TRACES[quantity](trace.requests) for trace in serving.traces])
+        return low, value, high
     return (value if one.low is None else one.low, value, value if one.high is None else one.high)
 
 
@@ -205,9 +218,7 @@ def _served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_b
         raise Missing("not measured")
     alike = [other for other in evidence.measured.systems if other.choice == chosen.choice] if is_best else [chosen]
     read = quantity_of(name)
-    newest: list[Described] = []
-    for one in alike:
-        newest += [quantity for record in evidence.measured.records_of(row, one) if (quantity := read(record))][:1]
+    newest = [quantity for one in alike if (quantity := evidence.measured.part(row, one, read)) is not None]
     if not newest:
         reasons = [reason for one in alike if (reason := why_not(evidence.measured, row, one))]
         raise Missing(next(iter(reasons), f"no record of {chosen} holds its {name.partition('.')[2]}"))
@@ -283,6 +294,10 @@ SERVED_NAMES: dict[
     saturation: ("serving.request_throughput", False),
     itl_p99: ("serving.itl_p99_ms", False),
     batch_time: ("engine.batch_ms", False),
+}
+OF_TRACES: dict[Quantity, Callable[[ServedRequests], float]] = {
+    saturation: request_throughput,
+    itl_p99: lambda requests: float(np.percentile(latencies_ms(requests)["itl"], 99)),
 }
 RATIOS: dict[str, Quantity | None] = {
     **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction")),

@@ -12,9 +12,9 @@ from itertools import product
 from pathlib import Path
 
 import conf
-from results.cell import Choice
+from results.cell import Cell, Choice
 from results.record import Record
-from results.schedule_file import read_cells
+from results.schedule_file import ScheduleFile, read_cells
 from results.store import Store
 from scripts.charts.style import FILE
 
@@ -33,8 +33,10 @@ SMALL_OPTIONS = {
     "training": {"runner.samples": "3"},
     "sm_efficiency": {"runner.sm_efficiency": "off"},
 }
-NOT_CELLS = ("results", "force", "timeout", "memory_gib", "rounds", "gpus")
-BAD_REQUEST = 2
+HOW = ("results", "force", "timeout", "memory_gib", "max_load", "gpus")  # of a sweep, what changes nothing that it measures
+NOT_CELLS = (*HOW, "rounds")
+NAMED = ("model", "system", "batch")  # what a schedule file's name tells, with the options of the system
+FAILED_CELL, BAD_REQUEST, INTERRUPTED = 1, 2, 130  # statuses of run.py beside 0
 
 
 class CannotRun(Exception):
@@ -67,7 +69,8 @@ class Run:
             small: whether the preset's small settings apply.
             files: where schedules and timelines lie by now; `output` if None.
         """
-        self.results, self.small, self.force = results, small, overrides.get("force") == "true"
+        self.results, self.small, self.force = results, small, overrides.get("force", "").lower() == "true"
+        self.changes = {key: value for key, value in overrides.items() if key not in HOW}
         self.folder = output / (preset.name.replace("/", "-") + ("-small" if small else ""))
         self.files = self.folder if files is None else files / self.folder.name
         self.preset = self._changed(preset, overrides)
@@ -83,6 +86,7 @@ class Run:
             further = []
             for step in filter(None, (schedules, timeline)):
                 step |= {key: value for key, value in preset.small.items() if key in step} | {"device": "cpu"}
+        self._usual = schedules or sweep
         steps = [
             {key: self._relocated(preset, key, value) for key, value in {**step, **overrides}.items()}
             for step in (sweep, *further, *filter(None, (schedules, timeline)))
@@ -112,7 +116,10 @@ class Run:
     def _here(self, preset: Preset, path: str) -> str:
         """A file in the exhibit's folder under OUTPUT, as presets name it, in the folder of this run."""
         in_preset = Path(OUTPUT) / preset.name.replace("/", "-")
-        return str(self.folder / Path(path).name) if Path(path).parent == in_preset else path
+        if Path(path).parent != in_preset:
+            return path
+        first = {key: next(iter(parts(value)), "") for key, value in self.changes.items()}
+        return str(self.folder / self._subfolder(first) / Path(path).name)
 
     @property
     def sweeps(self) -> list[Parameters]:
@@ -124,15 +131,18 @@ class Run:
         return self.preset.sweep if _runner(self.preset.sweep) == "schedule" else self.preset.schedules
 
     @property
+    def _schedule_cells(self) -> list[Parameters]:
+        return list(cells(self.schedules)) if self.schedules else []
+
+    @property
     def timeline(self) -> Parameters:
         return self.preset.sweep if _runner(self.preset.sweep) == "timeline" else self.preset.timeline
 
     def run(self) -> None:
         """Raises CannotRun."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.schedules:
-            for cell in cells(self.schedules):
-                self._schedule(cell)
+        for cell in self._schedule_cells:
+            self._schedule(cell)
         for sweep in self.sweeps:
             if _any_here(sweep):
                 _run_py(["-m", *_words(sweep), f"results={quoted(self.results)}"])
@@ -140,19 +150,31 @@ class Run:
             _run_py(["-m", *_words(_without_a_record(self.timeline, "timeline")), f"output={quoted(self._trace)}"])
 
     def _schedule(self, cell: Parameters) -> None:
-        file = self.folder / f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
+        folder = self.folder / self._subfolder(cell)
+        file = folder / f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
         if file.exists() and not self.force:
             return
+        folder.mkdir(exist_ok=True)
         words = _words(_without_a_record(cell, "schedule"))
         with tempfile.TemporaryDirectory() as nothing:
             known = {"OPWEAVE_CACHE": nothing} if self.preset.cold else {}
             _run_py([*words, f"output={quoted(file)}"], known)
 
+    def _subfolder(self, cell: Parameters) -> str:
+        """Where in the folder the schedule of a cell belongs: beside the others where all is as in the preset, or where its
+        file's name tells the difference; else in a folder of its own.
+        """
+        changed = [
+            f"{key}={cell[key]}"
+            for key in sorted(self.changes.keys() & cell.keys() - {*NAMED, *NOT_CELLS, "runner"})
+            if not key.startswith(("system.", "runner.")) and cell[key] not in parts(self._usual.get(key, ""))
+        ]
+        return _digest(changed) if changed else ""
+
     @property
     def _trace(self) -> Path:
         """A file for each request, so that another's timelines are not taken for this one's."""
-        request = " ".join(sorted(_words(_without_a_record(self.timeline, "timeline"))))
-        return self.folder / f"{sha256(request.encode()).hexdigest()[:8]}.trace.json"
+        return self.folder / f"{_digest(sorted(_words(_without_a_record(self.timeline, 'timeline'))))}.trace.json"
 
     def evidence(self, records: Sequence[Record] | None = None) -> Evidence:
         """What there is by now. records: those of the folder, where they have been read."""
@@ -160,7 +182,9 @@ class Run:
             records = list(Store(self.results).read().records.values()) if self.results.exists() else []
         sweeps = [_expected(sweep) for sweep in self.sweeps]
         measured = select(records, sweeps, self.preset.beside.values()) if sweeps else None
-        schedules = read_cells(self.files) if self.schedules else {}
+        schedules: dict[Cell, ScheduleFile] = {}
+        for folder in dict.fromkeys(self.files / self._subfolder(cell) for cell in self._schedule_cells):
+            schedules |= read_cells(folder)
         return Evidence(measured, schedules, read_timelines(self.files / self._trace.name) if self.timeline else [])
 
     def missing_systems(self) -> list[str]:
@@ -203,6 +227,11 @@ def _expected(sweep: Parameters) -> Parameters:
     return {key: value for key, value in sweep.items() if key not in NOT_CELLS}
 
 
+def _digest(words: Sequence[str]) -> str:
+    """A short name for a request."""
+    return sha256(" ".join(words).encode()).hexdigest()[:8]
+
+
 def _words(parameters: Parameters) -> list[str]:
     """As run.py takes them, without the systems that are not here."""
     here = {**parameters, "system": ",".join(s for s in parts(parameters["system"]) if s in conf.choices("system"))}
@@ -217,16 +246,22 @@ def quoted(path: Path | str) -> str:
 
 
 def _run_py(arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
-    """Its progress goes on to standard error. A failed cell has a record that says so, so that only a request that was
-    refused is an error here: raises CannotRun. An interrupt goes on too.
+    """Its progress goes on to standard error. A failed cell has a record that says so, and is no error here.
+
+    Raises:
+        Refused: the request was refused.
+        CannotRun: it ended with a status that is none of a sweep.
+        KeyboardInterrupt: it was interrupted.
     """
     command = [sys.executable, *RUN, *arguments]
     with tempfile.TemporaryFile("w+") as output:  # what a person at run.py would want to see once it has ended
         done = subprocess.run(command, stdout=output, env={**os.environ, **(environment or {})}, check=False)
         output.seek(0)
-        if done.returncode not in (0, 1):
+        if done.returncode not in (0, FAILED_CELL):
             shutil.copyfileobj(output, sys.stderr)
     if done.returncode == BAD_REQUEST:
         raise Refused("run.py refused what it was asked, as it says above")
-    if done.returncode not in (0, 1):
+    if done.returncode == INTERRUPTED:
         raise KeyboardInterrupt
+    if done.returncode not in (0, FAILED_CELL):
+        raise CannotRun(f"run.py ended with status {done.returncode}")

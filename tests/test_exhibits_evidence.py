@@ -1,0 +1,148 @@
+"""What counts as evidence of an exhibit: its own conditions and loads, every network of a claim, no system that is wrong."""
+
+from dataclasses import replace
+from math import exp, log, sqrt
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from made_records import cell, latency, record, rounds
+from scipy.stats import t as student
+
+from results.cell import choose, named
+from results.record import Measured, Quantity, Record
+from results.selection import Selection
+from results.statistics import FEW, STUDENT, interval, median_interval, resampled_medians
+from results.store import Store
+from results.warning import Warning
+from scripts.exhibits import findings
+from scripts.exhibits.evidence import Evidence, select
+from scripts.exhibits.preset import Preset
+from scripts.exhibits.quantities import Missing, saturation, sm_efficiency
+
+H200 = ROOT / "results" / "reference" / "h200"
+EAGER, NIMBLE = named("system", "eager"), named("system", "nimble")
+ROW = "nasnet", 1
+
+
+def judged(name: str, records: list[Record]) -> list[findings.Finding]:
+    read = Preset.read(name)
+    sweeps = [read.sweep, *({**read.sweep, **change} for change in read.also)]
+    return findings.findings(read, Evidence(select(records, sweeps)))
+
+
+def test_a_claim_of_every_network_is_of_none_where_one_has_no_speed() -> None:
+    records = list(Store(H200 / "ios.jsonl.gz").read().records.values())
+    (before,) = [f for f in judged("ios/schedules", records) if f.what == "every network: ios over greedy"]
+    assert before.ours is not None and before.reason.startswith("the least of 4")
+    wrong = [
+        replace(r, status="incorrect", reason="wrong")
+        if (r.cell.model.name, r.cell.system.label) == ("randwire", "ios")
+        else r
+        for r in records
+    ]
+    (after,) = [f for f in judged("ios/schedules", wrong) if f.what == "every network: ios over greedy"]
+    assert after.ours is None and "incorrect" in after.reason
+
+
+@pytest.mark.parametrize("system", ["eager", "nimble"])
+def test_a_system_that_is_wrong_now_has_no_number_of_before(system: str) -> None:
+    measured = [
+        record(one, latency=latency(ms), when="2026-01-01", comparison=rounds("g", [ms]))
+        for one, ms in (("eager", 2.0), ("nimble", 1.0))
+    ]
+    assert Selection(measured).over(ROW, NIMBLE, EAGER) is not None
+    wrong = record(system, status="incorrect", reason="wrong", when="2026-01-02")
+    assert Selection([*measured, replace(wrong, id="f" * 16)]).over(ROW, NIMBLE, EAGER) is None
+
+
+def test_what_a_wrong_system_served_before_does_not_count() -> None:
+    (orca,) = [
+        r
+        for r in Store(H200 / "serving.jsonl.gz").read().records.values()
+        if r.cell.runner.get("concurrency") == 512 and r.cell.system.label == "orca (max_batch_size=128)"
+    ]
+    row, system = ("gpt_13b", 1), orca.cell.system.key
+    assert saturation(Evidence(Selection([orca])), row, system) > 40
+    wrong = replace(orca, id="f" * 16, status="incorrect", reason="wrong", serving=None, when="2030-01-01")
+    for quantity in (saturation, sm_efficiency):
+        with pytest.raises(Missing, match="incorrect"):
+            quantity(Evidence(Selection([orca, wrong])), row, system)
+
+
+def test_records_of_another_arithmetic_are_not_taken_for_an_exhibits() -> None:
+    sweep = {"model": "nasnet", "system": "eager,nimble", "batch": "1"}
+    usual, half = (record("nimble", of=cell("nimble", precision=precision)) for precision in ("tf32", "fp16"))
+    later = replace(half, when="2027-01-01")
+    for wanted, changes in ((usual, {}), (half, {"precision": "fp16"})):
+        selection = select([usual, later], [sweep | changes])
+        assert selection is not None and [r.id for r in selection.records] == [wanted.id]
+    assert select([record("nimble", of=cell("nimble", layout="channels_last"))], [sweep]) is None
+
+
+def served(**options: object) -> Record:
+    """A record of a capacity with these options of the load."""
+    base = cell("orca", "gpt_13b", precision="fp16")
+    one = replace(base, runner=choose("runner", "capacity", **options))  # type: ignore[arg-type]
+    rate = Quantity("slo_rate", "largest rate", "req/s", 10.0, is_more_better=True)
+    return record("orca", of=one, measured={"capacity": Measured((rate,), {}, "2026-01-01")})
+
+
+def test_records_of_another_load_are_not_taken_for_an_exhibits() -> None:
+    sweep = {"model": "gpt_13b", "system": "orca", "runner": "capacity", "precision": "fp16"}
+    plain, equal = served(), served(prompt_tokens="272", new_tokens="64")
+    lengths = {"runner.prompt_tokens": "272", "runner.new_tokens": "64"}
+    for wanted, changes in ((plain, {}), (equal, lengths)):
+        selection = select([plain, equal], [sweep | changes])
+        assert selection is not None and [r.id for r in selection.records] == [wanted.id]
+    assert select([plain, equal], [sweep | {"runner.new_tokens": "32"}]) is None
+
+
+def test_a_trace_is_told_by_its_files_name() -> None:
+    one = replace(cell("orca", "gpt_13b", precision="fp16"), runner=choose("runner", "serving", trace="a/azure.csv.gz"))
+    sweep = {"model": "gpt_13b", "system": "orca", "runner": "serving", "precision": "fp16"}
+    for trace, is_taken in (("/b/azure.csv.gz", True), ("burst.csv", False), ("null", False), (None, False)):
+        selection = select([record("orca", of=one)], [sweep | ({"runner.trace": trace} if trace else {})])
+        assert (selection is not None) is is_taken
+
+
+def test_what_a_host_slowed_in_any_process_widens_a_ratio() -> None:
+    def process(number: int, warnings: tuple[Warning, ...]) -> list[Record]:
+        return [
+            replace(
+                record(system, latency=latency(ms), when=f"2026-01-0{number}", comparison=rounds(f"g{number}", [ms] * 5)),
+                warnings=warnings if system == "nimble" else (),
+                id=f"{number}{len(system):015x}",
+            )
+            for system, ms in (("eager", 2.0), ("nimble", 1.0))
+        ]
+
+    doubted = process(1, (Warning("differs_in_rounds", {"ratio": 1.3}),))
+    alone = findings._speedup(Selection(doubted), ROW, NIMBLE, EAGER)
+    both = findings._speedup(Selection([*doubted, *process(2, ())]), ROW, NIMBLE, EAGER)
+    assert alone.apart == both.apart == "nimble 1.30 times as long in the rounds as alone"
+    assert alone.high == pytest.approx(2.6) and both.high >= 2.59
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=9))
+def test_the_interval_of_a_median(samples: list[float]) -> None:
+    """Of few samples Student's, by scipy; of more the bootstrap's percentiles."""
+    low, high = median_interval(samples)
+    logs = np.log(samples)
+    expected = interval(resampled_medians(samples))
+    if len(samples) < FEW:
+        ends = student.interval(0.95, len(samples) - 1, logs.mean(), logs.std(ddof=1) / sqrt(len(samples)))
+        expected = exp(ends[0]), exp(ends[1])
+    assert (low, high) == pytest.approx(expected, rel=1e-3, nan_ok=True) or np.ptp(logs) == 0
+    assert low <= np.median(samples) * (1 + 1e-12) and high >= np.median(samples) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("count", sorted(STUDENT))
+def test_few_samples_hold_the_truth_as_often_as_an_interval_says(count: int) -> None:
+    generator, trials = np.random.default_rng(count), 4000
+    draws = np.exp(0.03 * generator.standard_normal((trials, count)))
+    inside = sum(low <= 1 <= high for low, high in map(median_interval, draws.tolist()))
+    assert abs(inside / trials - 0.95) < 3 * sqrt(0.95 * 0.05 / trials)
+    assert log(median_interval([2.0, 2.0])[1]) == pytest.approx(log(2.0)) and median_interval([3.0]) == (3.0, 3.0)
