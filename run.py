@@ -2,7 +2,11 @@
 
 import os
 import signal
+import sys
+import traceback
 from types import FrameType
+
+BROKEN = 3  # the exit status; 1 says that a cell failed, 2 that the request was wrong
 
 
 def end(number: int, frame: FrameType | None) -> None:
@@ -19,10 +23,13 @@ def end_at_interrupts() -> None:
 def main() -> None:
     """Run the command line. Before and after it there is nothing that an interrupt would have to put in order."""
     end_at_interrupts()
-    from runners.command import main  # its libraries take most of a second, in which an interrupt would be a traceback
-
     try:
+        from runners.command import main  # its libraries take most of a second, in which an interrupt would be a traceback
+
         main()
+    except Exception:
+        traceback.print_exc()
+        sys.exit(BROKEN)
     finally:
         end_at_interrupts()
 

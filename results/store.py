@@ -1,5 +1,6 @@
 """A folder of records, or one sweep's in a file. Files are written whole or not at all, and only JSON is ever read back."""
 
+import glob
 import tempfile
 import time
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .comparison import has_sound_rounds
 from .document import Foreign, NotARecord, to_json
 from .files import PARTIAL, read_json, write_json
 from .pack import SUFFIX, is_pack, read_pack, sound_record
@@ -22,12 +24,14 @@ class Contents:
 
     Args:
         records: the newest of each id.
+        earlier: of the same ids, with the rounds of other sweeps.
         reasons_by_file: why a file was not taken for a record, or for a pack of them.
         foreign: the files among those that are of another kind, and not damaged.
         reasons_by_line: why a line of a pack was not taken for a record, by file and line.
     """
 
     records: dict[str, Record] = field(default_factory=dict)
+    earlier: list[Record] = field(default_factory=list)
     reasons_by_file: dict[Path, str] = field(default_factory=dict)
     foreign: set[Path] = field(default_factory=set)
     reasons_by_line: dict[tuple[Path, int], str] = field(default_factory=dict)
@@ -45,9 +49,13 @@ class Contents:
         return [f"skipped {printable(place)}: {reason}" for place, reason in reasons.items()]
 
     def add(self, record: Record) -> None:
-        """Take a record, unless a newer one of its id is there."""
-        if record.id not in self.records or self.records[record.id].when <= record.when:
-            self.records[record.id] = record
+        """Take a record as its id's, unless a newer one is there."""
+        there = self.records.get(record.id)
+        if there is not None:
+            older, record = (there, record) if there.when <= record.when else (record, there)
+            if has_other_rounds(older, record):
+                self.earlier.append(older)
+        self.records[record.id] = record
 
 
 class Store:
@@ -73,7 +81,7 @@ class Store:
         """Every record in the folder and those below it, and what should be one and is not, with the reason."""
         contents = Contents()
         for part in self.parts():
-            for record in part.records.values():
+            for record in (*part.earlier, *part.records.values()):
                 contents.add(record)
             contents.reasons_by_file |= part.reasons_by_file
             contents.reasons_by_line |= part.reasons_by_line
@@ -113,16 +121,45 @@ class Store:
                 return record
         return None
 
+    def of_measurement(self, record: Record) -> list[Record]:
+        """The same measurement's records, this one first: a record for each sweep whose rounds it took part in."""
+        others = [other for other in self._named(record.id) if other.id == record.id and other.when == record.when]
+        return [record, *(other for other in others if has_other_rounds(other, record))]
+
     def _named(self, identifier: str) -> Iterator[Record]:
-        for file in sorted(self.folder.glob(f"*-{identifier}.json")):
-            with suppress(NotARecord):
-                yield read_record(file)
+        for name in (f"*-{identifier}.json", f"*-{identifier}-*.json"):
+            for file in sorted(self.folder.glob(name)):
+                with suppress(NotARecord):
+                    yield read_record(file)
         for file in sorted(self.folder.glob(f"*{SUFFIX}")):
             yield from read_pack(file, identifier).records
 
     def write(self, record: Record) -> Path:
-        """Write `record` under its name, in place of an older one of the same id. Raises OSError."""
-        return write_json(self.folder / record.file_name, to_json(record))
+        """Write `record` under its name, in place of an older one of the same id. One of the same measurement whose rounds
+        another sweep shares is kept beside it; those of an older measurement go. Raises OSError.
+        """
+        file = self.folder / record.file_name
+        with suppress(NotARecord):
+            there = read_record(file)
+            if there.when != record.when:
+                for kept in self.folder.glob(f"{glob.escape(file.stem)}-*.json"):
+                    kept.unlink(missing_ok=True)
+            elif has_other_rounds(there, record):
+                write_json(self.folder / name_by_rounds(there), to_json(there))
+        return write_json(file, to_json(record))
+
+
+def name_by_rounds(record: Record) -> str:
+    """The name of a record's file beside one of the same measurement with other rounds."""
+    assert record.comparison is not None
+    return f"{Path(record.file_name).stem}-{record.comparison.group}.json"
+
+
+def has_other_rounds(record: Record, other: Record) -> bool:
+    """Has a record sound rounds that the other does not have?"""
+    if record.comparison is None or not has_sound_rounds(record):
+        return False
+    return other.comparison is None or other.comparison.group != record.comparison.group
 
 
 def why_no_records(path: Path) -> str | None:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 import warnings
 from contextlib import redirect_stderr
 from importlib.metadata import version
@@ -128,8 +129,9 @@ def main() -> None:
         sys.exit(run(composition))
     except BadRequest as error:
         if is_traceback_wanted:
-            raise
-        print(f"opweave: {error}", file=sys.stderr)
+            traceback.print_exc()
+        else:
+            print(f"opweave: {error}", file=sys.stderr)
         sys.exit(BAD_REQUEST)
     except KeyboardInterrupt:
         print("opweave: interrupted; the same command goes on where this one stopped", file=sys.stderr)

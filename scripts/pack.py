@@ -14,7 +14,7 @@ Exit status 2, with nothing written, where a record is damaged, two have one id,
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 if not __package__:  # run as a file: the rooms are beside its folder
@@ -23,6 +23,8 @@ if not __package__:  # run as a file: the rooms are beside its folder
 from results.document import Foreign, NotARecord
 from results.files import read_json, write_json, write_whole
 from results.pack import SUFFIX, documents_of, is_pack, packed, sound_record
+from results.record import Record
+from results.store import has_other_rounds, name_by_rounds
 from results.words import printable
 from scripts.arguments import Parser, path_argument
 
@@ -36,7 +38,9 @@ def documents_in(folder: Path, parser: Parser) -> Iterator[tuple[str, Path, obje
     for file in sorted(folder.rglob("*.json")):
         try:
             document = read_json(file)
-            yield sound_record(document).file_name, file, document
+            record = sound_record(document)
+            is_beside = record.comparison is not None and file.name == name_by_rounds(record)
+            yield file.name if is_beside else record.file_name, file, document
         except Foreign as error:
             print(f"left out {printable(str(file))}: {error}", file=sys.stderr)
         except NotARecord as error:
@@ -69,7 +73,7 @@ def unpack(source: Path, folder: Path, parser: Parser) -> None:
         parser.error(f"{folder} is not empty: name a new folder")
     try:
         documents = documents_of(source)
-        names = [sound_record(document).file_name for document in documents]
+        names = names_of([sound_record(document) for document in documents])
     except (OSError, ValueError) as error:
         parser.unreadable(source, error)
     if len(set(names)) < len(names):
@@ -78,6 +82,15 @@ def unpack(source: Path, folder: Path, parser: Parser) -> None:
     for name, document in zip(names, documents, strict=True):
         write_json(folder / name, document)
     print(f"{folder}: {len(documents)} records of {source}")
+
+
+def names_of(records: Sequence[Record]) -> list[str]:
+    """A file's name for each record: of one id the last has the id's own, and those of other rounds have names by these."""
+    last = {record.file_name: record for record in records}
+    return [
+        name_by_rounds(record) if has_other_rounds(record, last[record.file_name]) else record.file_name
+        for record in records
+    ]
 
 
 def main() -> None:

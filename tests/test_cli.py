@@ -45,6 +45,7 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("system.multi_stream=maybe", "true or false"),
     ("runner.samples=0", "positive integer"),
     ("runner.measurements=latencies", "did you mean latency?"),
+    ("runner.measurements=", "runner.measurements= names no measurement"),
     ("runner=training runner.measurements=energy", "is not one of active_warps, correctness, kernels, latency,"),
     ("runner=energy runner.energy_s=0", "above 0 and up to 20"),
     ("runner=training runner.optimizer=adam", "did you mean adamw?"),
@@ -212,7 +213,15 @@ def test_a_cache_that_can_be_no_folder_is_one_line(run: Run, folder: Path) -> No
 
 def test_the_traceback_is_there_for_who_asks(run: Run) -> None:
     done = run("batch=0", HYDRA_FULL_ERROR="1")
-    assert done.returncode != 0 and "Traceback" in done.stderr and "BadRequest" in done.stderr
+    assert done.returncode == 2 and "Traceback" in done.stderr and "BadRequest" in done.stderr
+
+
+def test_a_program_that_breaks_has_a_status_of_its_own(run: Run, folder: Path) -> None:
+    """1 would say that a cell failed."""
+    (folder / "broken").mkdir()
+    (folder / "broken" / "hydra.py").write_text("raise RuntimeError('it broke')")
+    done = run("--version", PYTHONPATH=str(folder / "broken"))
+    assert done.returncode == 3 and "Traceback" in done.stderr and done.stderr.endswith("RuntimeError: it broke\n")
 
 
 def imported(arguments: list[str], folder: Path) -> set[str]:

@@ -132,11 +132,21 @@ def test_every_kind_of_import_counts(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert Sources(tmp_path).closure(["a"]) == {"a", "a.b", "a.c", "a.d", "a.d.e", "a.f", "a.i"}
+    (tmp_path / "a" / "i.py").write_text("run([python, '-m', module_name('a.j')])\nmodule_name(__name__)\n")
+    assert Sources(tmp_path).closure(["a"]) == {"a", "a.b", "a.c", "a.d", "a.d.e", "a.f", "a.i", "a.j"}
     # As the package of a wheel the same files have another name before theirs.
     (tmp_path / "a" / "b.py").write_text("from opweave import a\nfrom opweave.a import c\nimport a.j\n")
     assert Sources(tmp_path, "opweave.").closure(["a"]) == {"a", "a.b", "a.c"}
     (tmp_path / "a" / "c.py").write_text("import opweave.a.d.e\n")
     assert Sources(tmp_path, "opweave.").closure(["a"]) == {"a", "a.b", "a.c", "a.d", "a.d.e", "a.f"}
+
+
+@pytest.mark.parametrize(
+    ("runner", "started"),
+    [("serving", "runners.serving.client"), ("bench", "runners.cell.profiled"), ("latency", "runners.cell.worker")],
+)
+def test_a_process_that_a_cell_starts_counts(runner: str, started: str) -> None:
+    assert started in Sources(ROOT).closure(roots("gpt", "orca", runner))
 
 
 def test_a_digest_imports_nothing_and_is_found_once() -> None:

@@ -19,7 +19,7 @@ from results.comparison import comparable, speedup
 from results.document import from_json
 from results.record import Record
 from runners.machine.cpu_load import CpuLoad
-from runners.sweep.rounds import compared, share_rounds
+from runners.sweep.rounds import compared, sharing_rounds
 
 NUM_CORES = len(os.sched_getaffinity(0))
 
@@ -124,7 +124,7 @@ def test_rounds_of_a_busy_cpu_give_no_ratio(
     after = compared(alone, turns, load, max_load)
     assert [warning.kind for warning in after[eager].warnings] == kinds
     is_sound = not {"busy_rounds", "apart_in_rounds"} & set(kinds)
-    assert comparable(after[nimble], after[eager]) is is_sound is share_rounds(list(after.values()))
+    assert comparable(after[nimble], after[eager]) is is_sound is bool(sharing_rounds({cell: [one] for cell, one in after.items()}))
     assert (speedup(after[nimble], after[eager]) is not None) is is_sound
     again = compared(after, {eager: [(4.0,)] * 3, nimble: [(1.0,)] * 3}, 0.0, 0.1)  # on an idle machine
     ratio = speedup(again[nimble], again[eager])
@@ -134,9 +134,14 @@ def test_rounds_of_a_busy_cpu_give_no_ratio(
 def test_only_rounds_that_all_have_shared_are_shared() -> None:
     alone = measured("cuda")
     turns = {of: [(1.0,)] * 3 for of in alone}
-    first, second = (list(compared(alone, turns, 0.0, 1.0).values()) for _ in range(2))
-    assert share_rounds(first) and share_rounds(second)
-    assert not share_rounds([first[0], second[1]]) and not share_rounds(list(alone.values()))
+    first, second = (compared(alone, turns, 0.0, 1.0) for _ in range(2))
+    eager, nimble = alone
+    assert sharing_rounds({cell: [one] for cell, one in first.items()}) == first
+    assert not sharing_rounds({eager: [first[eager]], nimble: [second[nimble]]})
+    assert not sharing_rounds({cell: [one] for cell, one in alone.items()})
+    assert sharing_rounds({eager: [second[eager], first[eager]], nimble: [first[nimble]]}) == first
+    both = {cell: [second[cell], first[cell]] for cell in alone}
+    assert sharing_rounds(both) == second  # the one that counts
 
 
 @pytest.mark.slow

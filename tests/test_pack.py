@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_records import ENVIRONMENT, arbitrary_records, latency, record, rounds
 
+from results.cell import named
 from results.document import NotARecord, to_json
 from results.files import write_json
 from results.pack import documents_of, packed, read_pack
 from results.record import Record, identity
-from results.selection import NoResults, read
+from results.selection import NoResults, Selection, read
 from results.store import Store, read_record
 from scripts import cells, readme
 
@@ -140,6 +141,31 @@ def test_of_one_id_the_newest_counts_and_those_of_other_rounds_are_read_too(tmp_
     pack(tmp_path / "a.jsonl.gz", second)
     assert Store(tmp_path).read().records == {first.id: second}
     assert sorted(one.when for one in read([tmp_path])) == [first.when, second.when]
+
+
+def test_rounds_of_another_sweep_are_kept_beside_a_cells_record_until_it_is_measured_again(tmp_path: Path) -> None:
+    """Two sweeps with one cell in common: each has its ratio, in the folder and in its pack."""
+    store = Store(tmp_path / "r")
+    store.make()
+    sweeps = {"g1": ("eager", "opara"), "g2": ("eager", "nimble"), "g3": ("eager", "opara")}
+    for group, systems in sweeps.items():
+        for system in systems:
+            store.write(replace(measured(system), comparison=rounds(group, [1.0])))
+    eager = store.find(measured("eager").id)
+    assert eager is not None and eager.comparison is not None and eager.comparison.group == "g3"
+    kept = [record.comparison.group for record in store.of_measurement(eager) if record.comparison is not None]
+    assert kept[0] == "g3" and sorted(kept) == ["g1", "g2", "g3"]
+    file, again = tmp_path / "a.jsonl.gz", tmp_path / "again"
+    assert run(store.folder, file).returncode == 0 and run(file, again).returncode == 0
+    assert {f.name for f in again.iterdir()} == {f.name for f in store.folder.iterdir()}
+    for place in (store.folder, file, again):
+        selection = Selection(read([place]))
+        for system in ("opara", "nimble"):
+            ratio = selection.over(("nasnet", 1), named("system", system), named("system", "eager"))
+            assert ratio is not None and ratio.processes == (2 if system == "opara" else 1)
+    store.write(measured("eager", when="2026-02-01"))
+    assert len(store.of_measurement(measured("eager", when="2026-02-01"))) == 1
+    assert not list(store.folder.glob("*eager*-g?.json"))
 
 
 def test_a_line_that_readers_could_not_rely_on_is_none(tmp_path: Path) -> None:

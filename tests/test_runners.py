@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,13 @@ from runners.cell.messages import Check, Checked, Failed, NoMessage, Round, Turn
 from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
 from runners.machine.device import visible
-from runners.machine.environment import identity
+from runners.machine.environment import identity, settings_of
 from runners.measurements import kernels, latency, sm_efficiency, throughput
 from runners.measurements.parts import limits_of_model
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
-from runners.sweep.checking import Tried, tried
+from runners.sweep.checking import Tried, sources_of, tried
 from runners.sweep.cores import shares
 from runners.sweep.host_memory import host_memory, out_of_memory_kills
 from runners.sweep.lane import Lane, Processes
@@ -444,6 +445,26 @@ def test_the_shells_settings_and_the_models_files_make_another_environment(monke
     machine = identity(cell(device="cpu"), (), "0", "0a1b")
     assert machine.settings["OMP_NUM_THREADS"] == "3" and "MKL_NUM_THREADS" not in machine.settings
     assert machine.sources == "0a1b" and machine.gpu is None and machine.cores == len(os.sched_getaffinity(0))
+    shell = {"CUDA_LAUNCH_BLOCKING": "1", "NCCL_ALGO": "Ring", "TORCHINDUCTOR_MAX_AUTOTUNE": "1"}
+    others = {"NCCL_VERSION": "2", "TORCHINDUCTOR_CACHE_DIR": "/a", "CUDA_HOME": "/b", "CUDA_VISIBLE_DEVICES": "1"}
+    assert settings_of(shell | others) == shell
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "choice"), [("runner", "trace", "serving"), ("system", "schedule", "ios"), ("model", "path", "hf")]
+)
+def test_a_users_file_that_changes_makes_another_cell(tmp_path: Path, group: str, key: str, choice: str) -> None:
+    place = tmp_path / "file"
+    file = place if key != "path" else place / "config.json"
+    of = replace(cell(device="cpu"), **{group: choose(group, choice, **{key: str(place)})})
+    assert sources_of(of, {}) is None  # not there
+    file.parent.mkdir(exist_ok=True)
+    seen = set()
+    for text in ("a", "bc"):
+        file.write_text(text)
+        seen.add(sources_of(of, {of.model: "0a1b"}))
+    assert len(seen) == 2 and all(str(one).startswith("0a1b+") for one in seen)
+    assert sources_of(cell(device="cpu"), {}) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")

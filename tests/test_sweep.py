@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from conftest import Run, command, environment, gone, heed_interrupts, living, s
 from results.cell import Cell, Conditions, choose
 from results.comparison import speedup
 from results.document import from_json, to_json
-from results.record import Record
+from results.record import Measured, Quantity, Record
 from results.warning import Warning
-from runners.cell.messages import Answer, Command, Failed, Learn, Learned, Measure, Round
+from runners.cell.messages import Answer, Command, Done, Failed, Learn, Learned, Measure, Round
 from runners.measurements.base import NOT_YET
 from runners.measurements.parts import owing
 from runners.request.request import Request, SweepOptions
@@ -192,6 +193,13 @@ def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> Non
     again = sweep(*arguments)
     assert again.returncode == 0 and again.stderr.count("measured before") == 3
     assert contents(folder) == before and made(folder) == 4 and f"{ratio.ratio:.2f}x" in again.stdout
+
+    assert sweep("system=eager,sequential", "rounds=3").returncode == 0
+    beside = contents(folder)
+    again = sweep(*arguments)  # whose ratio stands, though the other sweep had rounds of its own
+    assert again.returncode == 0 and contents(folder) == beside and f"{ratio.ratio:.2f}x" in again.stdout
+    for name in set(beside) - set(before):
+        (folder / "r" / name).unlink()
 
     forced = sweep("system=eager", "force=true")
     assert forced.returncode == 0, forced.stderr
@@ -404,6 +412,27 @@ def test_what_ends_learning_is_the_cells_record(
     (record,) = sweep.store.read().records.values()
     assert (record.status, record.reason, record.learning_s) == ("timeout", "no result after 60 s", None)
     assert not any(do == "Measure" for _, do, _, _ in overheard)
+
+
+def test_a_number_that_no_reader_takes_is_a_failure_with_its_reason(
+    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record that cannot be read back would leave its cell without one, and without a word."""
+
+    def infinite(command: Command) -> Answer | None:
+        if not isinstance(command, Measure):
+            return None
+        quantity = Quantity("ratio", "a ratio", "x", float("inf"), is_more_better=True)
+        measured = {"ratio": Measured((quantity,), {}, "2026-01-01")}
+        return Done(replace(command.record, status="ok", reason=None, measured=measured))
+
+    played(monkeypatch, infinite)
+    sweep = Sweep(asked_for((1,), ("eager",)))
+    assert sweep.run() == 1
+    (record,) = sweep.store.read().records.values()
+    assert (record.status, record.reason) == ("failed", "what was measured makes no record: it holds inf")
+    output = capsys.readouterr()
+    assert f"failed: {record.reason}" in output.out and "failed" in output.err.splitlines()[-1]
 
 
 def test_a_cell_that_cannot_take_part_in_rounds_is_known_by_data(

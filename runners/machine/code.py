@@ -1,8 +1,8 @@
 """The code that makes a cell's record, and a digest of it.
 
 Invariant: the digest changes if and only if a file that the cell may run changes in its syntax tree without docstrings.
-These files are the import closure of the modules that the cell starts from. The closure is read from the sources: nothing is
-imported, and imports inside functions count.
+These files are the import closure of the modules that the cell starts from, with those that it starts processes from. The
+closure is read from the sources: nothing is imported, and imports inside functions count.
 """
 
 import ast
@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from .installation import PREFIX, ROOT
@@ -77,6 +78,7 @@ class Sources:
             tree = ast.parse(file.read_bytes())
             package = self.prefix + (name if file.stem == "__init__" else name.rpartition(".")[0])
             names = {name for name in _imports(tree, package.rstrip(".")) if name.startswith(self.prefix)}
+            names |= {f"{self.prefix}{name}" for name in _started(tree)}
             imports = {module for name in names for module in self._with_packages(name.removeprefix(self.prefix))}
             self._modules[name] = Module(_digest(tree), frozenset(imports))
         return self._modules[name]
@@ -112,6 +114,15 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
             waiting += node.orelse
         elif not isinstance(node, ast.expr):
             waiting += ast.iter_child_nodes(node)
+
+
+def _started(tree: ast.AST) -> Iterator[str]:
+    """Every module that a process of its own starts from: of a command `-m module_name("a.b")`, "a.b"."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List | ast.Tuple):
+            for option, module in pairwise(node.elts):
+                if isinstance(option, ast.Constant) and option.value == "-m" and isinstance(module, ast.Call):
+                    yield from (str(name.value) for name in module.args if isinstance(name, ast.Constant))
 
 
 @cache

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,12 +19,24 @@ from .manifest import code_state
 LIBRARIES = (
     *("torch", "torchvision", "timm", "transformers", "triton", "numpy"),
     *("onnxscript", "onnxruntime", "onnxruntime-gpu", "apache-tvm", "apache-tvm-ffi", "tensorrt"),
-    *("scikit-learn", "lightgbm", "tabm", "rtdl-revisiting-models"),
+    *("scikit-learn", "lightgbm", "tabm", "rtdl-revisiting-models", "hummingbird-ml", "xgboost", "vllm"),
 )
 
 
-# Settings of the shell that change how fast PyTorch runs, or what it computes.
-SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+# Settings of the shell that change how fast PyTorch runs, or what it computes: names, and how further names begin.
+SETTINGS = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_ALLOC_CONF"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"),
+)
+BEGINNINGS = ("TORCHINDUCTOR_", "TORCH_CUDNN_", "NCCL_")
+NO_SETTINGS = ("_DIR", "_FILE", "_PATH", "_VERSION", "_DEBUG")  # ends of names that change neither
+
+
+def settings_of(shell: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a shell that are SETTINGS."""
+    names = [name for name in shell if name in SETTINGS or (name.startswith(BEGINNINGS) and not name.endswith(NO_SETTINGS))]
+    return {name: shell[name] for name in sorted(names)}
 
 
 def identity(cell: Cell, roots: tuple[str, ...], visible_device: str, sources: str | None = None) -> Environment:
@@ -47,7 +60,7 @@ def identity(cell: Cell, roots: tuple[str, ...], visible_device: str, sources: s
         python=platform.python_version(),
         libraries=libraries(),
         code=code_digest(roots),
-        settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
+        settings=settings_of(os.environ),
         sources=sources,
         gpu=gpu,
         driver=driver,

@@ -48,6 +48,8 @@ def resolve(config: DictConfig, files: Mapping[str, str]) -> Request:
     if showings.is_showing(runner):
         showings.showing(runner)
     else:
+        if (listed := runner.get("measurements")) is not None and not str(listed).split():
+            raise BadRequest("runner.measurements= names no measurement; correctness alone is runner=correctness")
         measurements.plan(runner)
         check_writable(options.results, "results")
     return Request((cell,), options)

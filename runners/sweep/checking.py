@@ -1,15 +1,21 @@
 """Has models and systems try the options that they were given, so that a wrong one ends a sweep before it measures."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import conf
+from conf import Value
 from results.cell import Cell, Choice
 from runners.cell.messages import Check, Checked, Failed, Refused
 from runners.checks import BadRequest
 from runners.request.request import Request
 
 from .cell_process import CellProcess
+
+FILES = ("path", "file", "trace", "costs", "schedule", "profile", "plan")  # options that may name a user's file
+DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,25 @@ def tried(request: Request) -> Tried:
 
 
 def sources_of(cell: Cell, sources: Mapping[Choice, str]) -> str | None:
-    """The digests of a cell's custom model and custom scheduler; None where it has neither."""
-    digests = (sources.get(choice) for choice in (cell.model, cell.system))
+    """The digests of a cell's custom model and custom scheduler, and of the user's files that its options name, if any."""
+    digests = [sources.get(choice) for choice in (cell.model, cell.system)]
+    digests += [digest_of_file(choice.get(key)) for choice in (cell.model, cell.system, cell.runner) for key in FILES]
     return "+".join(filter(None, digests)) or None
+
+
+def digest_of_file(name: Value) -> str | None:
+    """A digest of a file's content, or of the names, sizes and times of a folder's files; None where there is neither."""
+    path = Path(str(name)) if name else None
+    if path is None or not path.exists():
+        return None
+    digest = hashlib.sha256()
+    if path.is_file():
+        digest.update(path.read_bytes())
+    else:
+        for file in sorted(path.rglob("*")):
+            state = file.stat()
+            digest.update(f"{file.relative_to(path)} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:DIGITS]
 
 
 def is_as_in_conf(group: str, choice: Choice) -> bool:

@@ -4,10 +4,14 @@ Invariant: a record is written as soon as its cell is measured, and again with w
 early loses at most the cell in flight, and the next one finds what is owed.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from results.cell import Cell
+from results.document import to_json
+from results.files import parsed
+from results.pack import sound_record
 from results.record import Environment, Limits, Record, now
 from results.store import Store
 from results.warning import Warning
@@ -19,7 +23,7 @@ from runners.measurements.registry import plan
 from .cell_process import CellProcess
 from .lane import Lane
 from .parked import Parked
-from .rounds import Rounds, compared, share_rounds, taking_part, without_ratio
+from .rounds import Rounds, compared, in_shared_rounds, taking_part, without_ratio
 
 UNRUN = "failed", "it has not run"  # status and reason of a record until its cell has run
 
@@ -86,7 +90,7 @@ class GroupRun:
             self.parked.close_all()
             record = self._measure(cell)
         self._write(cell, record)
-        self.lane.progress.done(cell, record)
+        self.lane.progress.done(cell, self.records[cell])
 
     def _measure(self, cell: Cell) -> Record:
         """Learn in a process that is thrown away, where the system learns; then measure in a clean one."""
@@ -124,7 +128,10 @@ class GroupRun:
     def _compare(self) -> None:
         """Interleaved rounds over the cells that ran, unless they share some already."""
         cells = taking_part(self.records)
-        if len(cells) < 2 or not self.lane.options.rounds or share_rounds([self.records[cell] for cell in cells]):
+        if len(cells) < 2 or not self.lane.options.rounds:
+            return
+        if shared := in_shared_rounds(self.store, self.records):
+            self.records |= shared
             return
         rounds = Rounds(self.lane, self.parked)
         rounds.run(cells, self.lane.options.rounds)
@@ -152,6 +159,12 @@ class GroupRun:
             self._write(cell, record)
 
     def _write(self, cell: Cell, record: Record) -> None:
+        """Keep the record, or one that says why no reader would take it. Raises BadRequest."""
+        try:
+            sound_record(parsed(json.dumps(to_json(record)).encode()))
+        except ValueError as error:
+            reason = f"what was measured makes no record: {error}"
+            record = Record(record.id, cell, record.environment, "failed", reason, record.when, warnings=self.warnings)
         try:
             self.store.write(record)
         except OSError as error:

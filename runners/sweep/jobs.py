@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from results.store import write_json
 from runners.checks import BadRequest
-from runners.machine.environment import SETTINGS
+from runners.machine.environment import settings_of
 from runners.request.request import Request
 
 from .sweep import Sweep
@@ -54,14 +54,14 @@ class Jobs:
     def __init__(self, groups: Sequence[JobGroup], numbers: Sequence[int], folder: Path):
         self.groups, self.numbers, self.folder = list(groups), list(numbers), folder
         self.cwd = os.getcwd()  # where custom models are imported from
-        self.settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
+        self.settings = settings_of(os.environ)
 
     def __call__(self, config: DictConfig) -> None:
         """Run one group's sweep, unless that was done meanwhile by a job that was given up too early."""
         number = self.numbers[HydraConfig.get().job.num]
         # A launcher's own idea of how many threads a job has (Ray sets OMP_NUM_THREADS) would make another cell of it.
-        for name in SETTINGS:
-            os.environ.pop(name, None)
+        for name in settings_of(os.environ):
+            del os.environ[name]
         os.environ.update(self.settings)
         with FileLock(lock_file(self.folder, number)), (self.folder / f"{number}.log").open("a", encoding="utf-8") as log:
             if read_outcome(self.folder, number) is not None:

@@ -5,13 +5,14 @@ all of them.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from results.cell import Cell
 from results.comparison import UNSOUND, has_sound_rounds
 from results.record import Comparison, Record, Samples, now
+from results.store import Store
 from results.warning import Warning
 from runners.cell.messages import Answer, Failed, Turn
 from runners.machine.cpu_load import CpuLoad
@@ -78,12 +79,23 @@ def taking_part(records: Mapping[Cell, Record]) -> list[Cell]:
     ]
 
 
-def share_rounds(records: list[Record]) -> bool:
-    """Have these been compared with each other already, on a machine that did nothing else?"""
-    if not all(map(has_sound_rounds, records)):
-        return False
-    groups = {record.comparison.group if record.comparison else None for record in records}
-    return len(groups) == 1 and None not in groups
+def sharing_rounds(records: Mapping[Cell, Sequence[Record]]) -> dict[Cell, Record]:
+    """The record of each cell whose rounds all of them share, on a machine that did nothing else; {} where there are none.
+
+    records: a cell's of one measurement, the one that counts first.
+    """
+    by_group = [
+        {record.comparison.group: record for record in reversed(of_cell) if record.comparison and has_sound_rounds(record)}
+        for of_cell in records.values()
+    ]
+    shared = [group for group in reversed(by_group[0]) if all(group in groups for groups in by_group)]
+    return {cell: groups[shared[0]] for cell, groups in zip(records, by_group, strict=True)} if shared else {}
+
+
+def in_shared_rounds(store: Store, records: Mapping[Cell, Record]) -> dict[Cell, Record]:
+    """As `sharing_rounds`, of the cells that take part, with what other sweeps have kept in the store."""
+    cells = taking_part(records)
+    return sharing_rounds({cell: store.of_measurement(records[cell]) for cell in cells}) if len(cells) > 1 else {}
 
 
 def compared(

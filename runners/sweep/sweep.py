@@ -19,6 +19,7 @@ from .cores import shares
 from .group_run import GroupRun
 from .lane import Lane, Processes
 from .progress import Progress
+from .rounds import in_shared_rounds
 from .summary import print_summary
 
 BAD = ("failed", "timeout", "out_of_memory", "incorrect", "unchecked")
@@ -60,7 +61,10 @@ class Sweep:
         self.waiting = deque(groups.values())
         self._run_groups()
         records = [self.store.find(self.ids[cell]) for cells in groups.values() for cell in cells]
-        present = [record for record in records if record is not None]
+        present: list[Record] = []
+        for cells in groups.values():
+            found = {cell: record for cell in cells if (record := self.store.find(self.ids[cell])) is not None}
+            present += (found | in_shared_rounds(self.store, found)).values()
         print_summary(present, self.store.folder)
         return _exit_status(records)
 
