@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .cell import Cell
 from .comparison import comparable, is_disturbed, round_ratios
 from .record import Record
+from .setting import Setting
 from .statistics import interval, resampled_medians
 
 # What may be compared, and whether more of it is better.
@@ -54,15 +54,16 @@ class Change:
         return UNCERTAIN if self.worse > 1 + threshold or self.worse < 1 / (1 + threshold) else SAME
 
 
-def cell_key(cell: Cell) -> tuple[str, ...]:
+def cell_key(record: Record) -> tuple[str, ...]:
     """What makes a cell the same in two sets: all that was asked but what it was measured with, and not where.
 
-    Records of `bench` and of `latency` are the same cell's: the one of the two that has the metric is taken.
+    Records of `bench` and of `latency` are the same cell's: the one of the two that has the metric is taken. A step of
+    training, a virtual clock and each load of requests are cells of their own.
     """
-    c = cell.conditions
+    cell, c, setting = record.cell, record.cell.conditions, Setting.of(record)
     return (
         *(cell.model.label, str(c.batch), cell.system.label),
-        *(c.device, c.precision, c.layout, str(c.seed), c.algorithms),
+        *(c.device, c.precision, c.layout, str(c.seed), c.algorithms, setting.kind, setting.load),
     )
 
 
@@ -82,8 +83,22 @@ def changes(before: Iterable[Record], after: Iterable[Record], metric: str, base
 
 def only_in(one: Iterable[Record], other: Iterable[Record]) -> list[tuple[str, ...]]:
     """The cells of `one` that `other` lacks."""
-    present = {cell_key(record.cell) for record in other}
-    return sorted({cell_key(record.cell) for record in one} - present)
+    return sorted({cell_key(record) for record in one} - {cell_key(record) for record in other})
+
+
+def untold(before: Iterable[Record], after: Iterable[Record], metric: str, baseline: str) -> list[tuple[str, ...]]:
+    """The cells that both sets have, of which the later one does not tell the metric any more.
+
+    Args:
+        before: records of the one set.
+        after: records of the other.
+        metric: of METRICS.
+        baseline: as of `changes`.
+    """
+    before, after = list(before), list(after)
+    old, new = _newest(before, metric, baseline), _newest(after, metric, baseline)
+    told = {key for key, (_, samples) in old.items() if samples is not None}
+    return sorted(told - set(new) - set(only_in(before, after)))
 
 
 Measurement = tuple[str, Sequence[float] | None]  # a status, and the samples of a metric
@@ -96,7 +111,7 @@ def _newest(records: Iterable[Record], metric: str, baseline: str) -> dict[tuple
     for record in records:
         samples = _samples(record, records, metric, baseline)
         if not record.is_ok or samples is not None:
-            newest[cell_key(record.cell)] = record.status, samples
+            newest[cell_key(record)] = record.status, samples
     return newest
 
 

@@ -3,14 +3,14 @@
 python scripts/compare.py BEFORE AFTER [--threshold 0.05] [--metric latency|throughput|memory|preparation|speedup]
 
 BEFORE and AFTER are folders of records. Cells are matched by their request (model, batch, system with its options, device,
-precision, layout); "times worse" is the ratio of the medians with its bootstrap 95 % interval, above 1 where AFTER is worse.
-A cell is a regression where that whole interval is beyond the threshold, or where a system that ran no longer does. On two
-machines, or on two days, latencies say as much of the machine as of the code: --metric speedup compares what each set
-measured in turn, over --baseline, without rounds that a profiler slowed.
+precision, layout, seed, kind of run, load); "times worse" is the ratio of the medians with its bootstrap 95 % interval,
+above 1 where AFTER is worse. A cell is a regression where that whole interval is beyond the threshold, or where a system
+that ran no longer does. On two machines, or on two days, latencies say as much of the machine as of the code: --metric
+speedup compares what each set measured in turn, over --baseline, without rounds that a profiler slowed.
 
 Exit status 0 where nothing became worse, 1 where something did, 2 for a bad request, and where nothing became worse but a
-file cannot be read, which may have held a regression. A cell that AFTER lacks is named and is no regression, since AFTER
-may be a part of the sweep; with --complete the status is 1 then too.
+file cannot be read, which may have held a regression. A cell that AFTER lacks, or of which it does not tell the metric, is
+named and is no regression, since AFTER may be a part of the sweep; with --complete the status is 1 then too.
 """
 
 import math
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results.record import Record
-from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in
+from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in, untold
 from results.store import Contents, Store, why_no_records
 from scripts.arguments import Parser, path_argument
 
@@ -64,7 +64,8 @@ def places(records: Sequence[Record]) -> str:
 
 def table(shown_changes: Sequence[Change], metric: str, threshold: float) -> Table:
     """A row for each change. Conditions that all of them share are left out of their names."""
-    varied = [i for i in range(3, 7) if len({change.key[i] for change in shown_changes}) > 1]
+    words = enumerate(zip(*(change.key for change in shown_changes), strict=True))
+    varied = [i for i, of_each in words if i >= 3 and len(set(of_each)) > 1]
     shown = Table(box=None)
     for heading in ("model", "batch", "system", *("" for _ in varied)):
         shown.add_column(heading, no_wrap=heading != "system", overflow="fold")
@@ -109,13 +110,16 @@ def main() -> None:
     shown = [change for change, verdict in zip(compared, verdicts, strict=True) if arguments.all or verdict != SAME]
     if shown:
         console.print(table(shown, arguments.metric, threshold))
-    for folder, one, other in ((arguments.before, before, after), (arguments.after, after, before)):
-        if lacking := only_in(one, other):
-            console.print(f"only in {folder}: {len(lacking)} cells, {', '.join(lacking[0][:3])} the first", **say)  # type: ignore[arg-type]
+    lost = {
+        f"only in {arguments.before}": only_in(before, after),
+        f"no {arguments.metric} in {arguments.after}": untold(before, after, arguments.metric, arguments.baseline),
+    }
+    for where, keys in {**lost, f"only in {arguments.after}": only_in(after, before)}.items():
+        if keys:
+            console.print(f"{where}: {len(keys)} cells, {', '.join(keys[0][:3])} the first", **say)  # type: ignore[arg-type]
     counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in WORDS.items() if verdict in verdicts]
     console.print(f"{arguments.metric}, threshold {threshold:.1%}: {', '.join(counts)}", **say)  # type: ignore[arg-type]
-    lost = arguments.complete and only_in(before, after)
-    if REGRESSION in verdicts or lost:
+    if REGRESSION in verdicts or (arguments.complete and any(lost.values())):
         sys.exit(1)
     sys.exit(2 if any(one.is_damaged for one in contents) else 0)
 

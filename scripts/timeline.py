@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from results.files import COMPRESSED, read_json
-from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Timeline, from_trace
+from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace
 from results.words import counted
 from scripts.arguments import Parser, path_argument
 from scripts.charts.names import written
@@ -35,6 +35,16 @@ COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#a01c30", "#9cc4e8", "#c9c9c9")
 EDGES = dict(zip(COLOURS, ("#5c0f1b", "#4a7fae", "#7a7a7a"), strict=True))  # darker, so that the shortest bars are seen
 NAME, LETTER = 6, 0.052  # points of height and inches of width; a name is written into a bar that has room for it
 LINE = 9  # points of height of a stream's number
+INSTANT = 1.0  # milliseconds of the axis where every bar begins and ends at 0
+
+
+def shown_of(timeline: Timeline, begin: float, end: float) -> list[Bar]:
+    """The bars that have a part between two moments; one without a duration is there where it is between them."""
+
+    def is_shown(bar: Bar) -> bool:
+        return begin < bar.end and bar.start < end if bar.duration else begin <= bar.start <= end
+
+    return [bar for bar in timeline.bars if is_shown(bar)]
 
 
 def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = None) -> Figure:
@@ -44,8 +54,8 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
         timelines: from top to bottom.
         window: the milliseconds to draw; all of the longest timeline if None.
     """
-    begin, end = window or (0.0, max(bar.end for timeline in timelines for bar in timeline.bars))
-    rows = [sorted({bar.stream for bar in t.bars if bar.end > begin and bar.start < end}) for t in timelines]
+    begin, end = window or (0.0, max(bar.end for timeline in timelines for bar in timeline.bars) or INSTANT)
+    rows = [sorted({bar.stream for bar in shown_of(t, begin, end)}) for t in timelines]
     row = min(ROW, TALLEST / sum(map(len, rows)))
     heights = [row * len(streams) + 0.3 for streams in rows]
     with house():
@@ -58,7 +68,7 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
             layout="constrained",
         )
         for axes, timeline, streams in zip(panels[:, 0], timelines, rows, strict=True):
-            shown = [bar for bar in timeline.bars if bar.end > begin and bar.start < end]
+            shown = shown_of(timeline, begin, end)
             for kind in KINDS:
                 bars = [bar for bar in shown if bar.kind == kind]
                 axes.barh(
@@ -122,7 +132,7 @@ def main() -> None:
         parser.error("there is nothing to draw in them")
     if window and not -inf < window[0] < window[1] < inf:
         parser.error(f"--window {window[0]:g} {window[1]:g} is no span of time")
-    if window and not any(bar.end > window[0] and bar.start < window[1] for t in timelines for bar in t.bars):
+    if window and not any(shown_of(timeline, *window) for timeline in timelines):
         parser.error(f"--window {window[0]:g} {window[1]:g}: there is nothing to draw in it")
     figure = draw(timelines, window)
     for picture in arguments.output or [picture_of(arguments.traces[0], suffix) for suffix in (".png", ".svg")]:

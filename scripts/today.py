@@ -8,7 +8,7 @@ Exit status 2 where the folders hold no such record.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -135,6 +135,16 @@ def _draw(measured: Selection) -> object:
     return speedup.draw(measured, ONE_STREAM).figure
 
 
+def write(folder: Path, text: str, figures: Mapping[str, Callable[[], object]]) -> None:
+    """Draw the charts to a folder, and write the page beside them. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in figures.items():
+        figure = draw()
+        figure.savefig(folder / name, metadata={"Date": None})  # type: ignore[attr-defined]
+        plt.close(figure)  # type: ignore[arg-type]
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--results", nargs="+", type=path_argument, default=[RESULTS], metavar="FOLDER")
@@ -158,12 +168,10 @@ def main() -> None:
         parser.error(str(error))
     if arguments.output is not None:
         parser.check_folder(arguments.output)
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        for name, draw in figures.items():
-            figure = draw()
-            figure.savefig(arguments.output / name, metadata={"Date": None})  # type: ignore[attr-defined]
-            plt.close(figure)  # type: ignore[arg-type]
-        (arguments.output / "README.md").write_text(text, encoding="utf-8")
+        try:
+            write(arguments.output, text, figures)
+        except OSError as error:
+            parser.error(f"{error.filename or arguments.output} cannot be written: {error.strerror or error}")
     print(text, end="")
 
 

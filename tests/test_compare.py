@@ -13,12 +13,13 @@ import pytest
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_records import ENVIRONMENT, latency, memory, record, rounds, throughput
+from made_records import ENVIRONMENT, chosen, latency, memory, record, rounds, throughput
 from made_records import cell as cell_of
 
 from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, changes, only_in
 from results.store import Store
+from scripts.compare import table
 
 WHEN = "2026-01-01"
 SAMPLES = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=20)
@@ -126,6 +127,27 @@ def test_a_system_that_began_to_run_is_an_improvement_and_one_that_never_did_is_
     assert changes([broken], [cell(status="failed", reason="x")], "latency", "eager")[0].verdict(0.05) == SAME
 
 
+@pytest.mark.parametrize("runner", ["training", "simulated"])
+def test_a_record_of_another_kind_or_load_is_of_another_cell(runner: str) -> None:
+    """Three times the latency, newer, and beside the same batch of `bench`."""
+    more = {"latency": latency(3.0, 3.0, 3.0), "when": "2026-02-01"}
+    kind = record(of=cell_of("nimble", runner=runner), environment=ENVIRONMENT, **more)
+    loaded = replace(cell_of("nimble"), runner=chosen("runner", "serving", concurrency=512))
+    load = record(of=loaded, environment=ENVIRONMENT, **more)
+    (change,) = changes([cell()], [cell(), kind, load], "latency", "eager")
+    assert change.verdict(0.05) == SAME
+    assert [key[-2:] for key in only_in([cell(), kind, load], [cell()])] == [("inference", "concurrency=512"), (runner, "")]
+
+
+def test_conditions_that_differ_are_columns() -> None:
+    conditions: list[dict[str, Any]] = [{}, {"algorithms": "timed"}]
+    records = [record(of=cell_of("nimble", **one), latency=latency(1.0, 1.0)) for one in conditions]
+    records.append(record(of=cell_of("nimble", runner="training"), latency=latency(1.0, 1.0)))
+    shown = table(changes(records, records, "latency", "eager"), "latency", 0.05)
+    texts = [list(column.cells) for column in shown.columns]
+    assert sorted(texts[3]) == ["heuristic", "heuristic", "timed"] and sorted(texts[4]) == ["inference"] * 2 + ["training"]
+
+
 def test_the_newest_record_of_a_cell_counts_and_what_one_side_lacks_is_named() -> None:
     old, new = timed([9.0, 9.0, 9.0]), timed([1.0, 1.0, 1.0], host="newer", when="2026-02-01")
     (change,) = changes([old, new], [cell()], "latency", "eager")
@@ -166,6 +188,18 @@ def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
     done = compare([cell(), cell(batch=8)], [cell(host="b")])
     assert done.returncode == 0 and "1 cells, nasnet, 8, nimble the first" in done.stdout
     assert compare([cell(), cell(batch=8)], [cell(host="b")], "--complete").returncode == 1
+
+
+def test_cells_without_the_metric_on_one_side_are_told(compare: Compare) -> None:
+    """Both sets have every cell, and the later one has lost the rounds of one."""
+    systems = "eager", "nimble", "opara"
+    after = [cell("eager"), cell("nimble"), cell("opara", comparison=None)]
+    for more, status in (((), 0), (("--complete",), 1)):
+        done = compare([cell(system) for system in systems], after, "--metric", "speedup", *more)
+        assert done.returncode == status and "1 unchanged" in done.stdout, done.stdout + done.stderr
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("no speedup in ")]
+        assert line.endswith("b: 1 cells, nasnet, 1, opara the first") and "only in" not in done.stdout
+    assert "no speedup" not in compare(after, [cell(system) for system in systems], "--metric", "speedup").stdout
 
 
 @pytest.mark.parametrize(

@@ -597,7 +597,8 @@ def test_the_command_draws_a_quantity_and_names_the_nearest(tmp_path: Path, scri
 
 
 def test_a_quantity_has_a_column_in_the_report() -> None:
-    table = content.cells(Selection(energetic()), EAGER)
+    tables = content.cells(Selection(energetic()), EAGER)
+    (table,) = tables.values()
     (place,) = [i for i, column in enumerate(table.columns) if column.heading == "energy of a call, mJ"]
     texts = {row[2].text: row[place].text for row in table.rows}
     assert texts == {"eager": "5 [4.5, 5.5]", "nimble": "3.5 [3, 4]", "ios": DASH}

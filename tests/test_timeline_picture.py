@@ -143,6 +143,21 @@ def test_a_window_shows_what_runs_within_it() -> None:
     picture.plt.close(figure)
 
 
+def test_bars_without_a_duration_are_drawn() -> None:
+    """Also where all of them are at one moment, and not beside the window."""
+    first, later = (
+        Timeline(ONE, "x", tuple(Bar(s, "add", t, 0.0, MEMORY) for s, t in enumerate(at))) for at in ((0, 0), (0, 5.0))
+    )
+    for timelines, window, end, numbers in (
+        ([first], None, picture.INSTANT, [2]),
+        ([later], None, 5.0, [2]),
+        ([first, later], (5.0, 6.0), 6.0, [0, 1]),
+    ):
+        figure = picture.draw(timelines, window)
+        assert [len(axes.patches) for axes in figure.axes] == numbers and figure.axes[0].get_xlim()[1] == end
+        picture.plt.close(figure)
+
+
 def test_pictures_are_written_from_the_command_line(tmp_path: Path) -> None:
     for number, part in enumerate(EXAMPLE):
         (tmp_path / f"{number}.json").write_text(json.dumps(to_trace([part])))

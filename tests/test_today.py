@@ -70,6 +70,11 @@ def test_the_script_writes_the_page_and_a_chart_a_batch(script: Run, tmp_path: P
     assert (tmp_path / "out" / "README.md").read_text() == done.stdout
     charts = re.findall(r"\]\((.*\.svg)\)", done.stdout)
     assert len(charts) == 3 and all((tmp_path / "out" / chart).stat().st_size > 10_000 for chart in charts)
+    for place, file in (("/proc/x", "/proc/x"), (str(tmp_path / "page"), "README.md")):  # not even root writes in /proc
+        (tmp_path / "page" / "README.md").mkdir(parents=True, exist_ok=True)
+        refused = script("today", "--results", str(ZOO), "--output", place)
+        assert refused.returncode == 2 and f"{file} cannot be written: " in refused.stderr and not refused.stdout
+        assert len(refused.stderr.splitlines()) == 1
     nothing = script("today", "--results", str(tmp_path))
     assert nothing.returncode == 2 and "experiment=reference/today" in nothing.stderr
     assert len(nothing.stderr.strip().splitlines()) == 1

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from results.cell import Choice
-from results.record import Environment, Quantity, Record, SmEfficiency
+from results.record import Environment, Measured, Quantity, Record, SmEfficiency
 from results.schedule import Search
 from results.selection import Row, Selection, latency_of, quantity_of
 from results.statistics import Statistics
@@ -83,8 +84,8 @@ def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
         quantities.setdefault(name.partition(".")[0], []).append(name)
     called = [place for place in places if measured.part(*place, latency_of)]
     alone = {}
-    for measurement, names in quantities.items():
-        having = [place for place in places if any(measured.part(*place, quantity_of(name)) for name in names)]
+    for measurement in quantities:
+        having = [place for place in places if measured.part(*place, partial(_described, measurement))]
         if not set(having) & set(called):
             alone[measurement] = having
     elsewhere = {place for having in alone.values() for place in having}
@@ -209,6 +210,10 @@ def remarks(measured: Selection) -> Table:
             rows += [[*about, Entry("warning"), Entry(sentence)] for sentence in sentences]
     texts = Column("system", number=False), Column("what", number=False), Column("reason", number=False, words=True)
     return Table([Column("model", number=False), Column("batch"), *texts], rows)
+
+
+def _described(measurement: str, record: Record) -> Measured | None:
+    return record.described.get(measurement)
 
 
 def _system(system: Choice) -> Entry:
