@@ -1,7 +1,7 @@
 """Ratios between systems that were measured in turn, in interleaved rounds, on one machine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import NormalDist, median
 
@@ -67,6 +67,19 @@ def speedup(record: Record, baseline: Record) -> Speedup | None:
         return Speedup(median(slow) / median(fast), low, high, is_in_turn=False)
     ratios = round_ratios(record, baseline)
     return Speedup(float(np.median(ratios)), *median_interval(ratios))
+
+
+def margin(records: Sequence[Record]) -> Speedup | None:
+    """The A/A margin: how many times faster a second process of one system was in the same rounds, with its interval.
+
+    records: of one group of rounds, of which one has the second process. None where none has.
+    """
+    for record in records:
+        comparison = record.comparison
+        if comparison is not None and comparison.again is not None and has_sound_rounds(record):
+            one = speedup(replace(record, comparison=replace(comparison, rounds=comparison.again)), record)
+            return one if one is not None and one.is_in_turn else None
+    return None
 
 
 def round_ratios(record: Record, baseline: Record) -> list[float]:

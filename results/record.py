@@ -369,12 +369,14 @@ class Comparison:
         cells: the ids of the records that took part.
         when: the time of the rounds.
         rounds: host milliseconds of a few calls in each round.
+        again: those of a second process of the same cell, which took its turns too; None for all cells but one.
     """
 
     group: str
     cells: tuple[str, ...]
     when: str
     rounds: tuple[Samples, ...]
+    again: tuple[Samples, ...] | None = None
 
     @property
     def median_ms(self) -> float:

@@ -72,6 +72,8 @@ def _samples(record: Record) -> Iterator[tuple[str, Iterable[float]]]:
     if record.comparison is not None:
         yield "comparison.rounds", tuple(call for turn in record.comparison.rounds for call in turn)
         yield from (("comparison.rounds", turn) for turn in record.comparison.rounds)
+        if record.comparison.again is not None:
+            yield from (("comparison.again", turn) for turn in record.comparison.again)
 
 
 def _divisors(record: Record) -> Iterator[tuple[str, Iterable[float]]]:

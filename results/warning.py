@@ -14,6 +14,7 @@ SENTENCES = {
     "busy_rounds": "no ratio: other processes took {load:.0%} of the {cores} cores during the rounds",
     "apart_in_rounds": "no ratio: in the rounds it took {ratio:.2f} times as long as when it was measured alone",
     "no_ratio": "no ratio: in the interleaved rounds it ended as {status} ({reason})",
+    "no_margin": "no margin: its second process ended in the rounds as {status} ({reason})",
     "no_second_context": "the GPU has no room for another context: a CUDA Graph may be slower here than in the rounds",
     "profiled_before_timing": "a profiler was in its process before it was timed, which slows its launches",
     "late_load": "the load generator sent late, at p99 by {lag_ms:.1f} ms: the trace is not quite the one asked for",

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +16,13 @@ from conftest import Run, records
 from made_records import cell, latency, record
 
 from results.cell import Cell
-from results.comparison import comparable, speedup
+from results.comparison import comparable, margin, speedup
 from results.document import from_json
 from results.record import Record
+from results.warning import Warning
+from runners.cell.messages import Failed
 from runners.machine.cpu_load import CpuLoad
-from runners.sweep.rounds import compared, sharing_rounds
+from runners.sweep.rounds import Rounds, compared, sharing_rounds, twin_of, with_margin
 
 NUM_CORES = len(os.sched_getaffinity(0))
 
@@ -124,11 +127,36 @@ def test_rounds_of_a_busy_cpu_give_no_ratio(
     after = compared(alone, turns, load, max_load)
     assert [warning.kind for warning in after[eager].warnings] == kinds
     is_sound = not {"busy_rounds", "apart_in_rounds"} & set(kinds)
-    assert comparable(after[nimble], after[eager]) is is_sound is bool(sharing_rounds({cell: [one] for cell, one in after.items()}))
+    assert (
+        comparable(after[nimble], after[eager])
+        is is_sound
+        is bool(sharing_rounds({cell: [one] for cell, one in after.items()}))
+    )
     assert (speedup(after[nimble], after[eager]) is not None) is is_sound
     again = compared(after, {eager: [(4.0,)] * 3, nimble: [(1.0,)] * 3}, 0.0, 0.1)  # on an idle machine
     ratio = speedup(again[nimble], again[eager])
     assert ratio is not None and ratio.ratio == 4.0 and not again[eager].warnings
+
+
+def test_a_second_process_of_one_system_tells_what_two_processes_differ_by() -> None:
+    alone = measured("cuda")
+    eager, nimble = alone
+    assert twin_of(alone) == nimble  # though eager takes no time to prepare
+    slower = {cell: replace(one, preparation_s=9.0) for cell, one in alone.items()}
+    assert twin_of({eager: slower[eager]}) == eager and twin_of({}) is None
+    records = compared(alone, {eager: [(4.0,)] * 3, nimble: [(1.0,)] * 3}, 0.0, 1.0)
+    assert margin(list(records.values())) is None
+    rounds = Rounds(None, None, again=[(1.25,), (1.25,), (1.25,)])  # type: ignore[arg-type]
+    with_second = {**records, nimble: with_margin(records[nimble], rounds)}
+    one = margin(list(with_second.values()))
+    assert one is not None and (one.ratio, one.low, one.high) == (0.8, 0.8, 0.8)
+    rounds.no_margin = Failed("out_of_memory", "no room")
+    without = with_margin(records[nimble], rounds)
+    assert margin([without]) is None and [w.kind for w in without.warnings] == ["no_margin"]
+    again = compared({**alone, nimble: without}, {eager: [(4.0,)] * 3, nimble: [(1.0,)] * 3}, 0.0, 1.0)
+    assert not again[nimble].warnings  # of the next rounds the warning is no more
+    busy = replace(with_second[nimble], warnings=(Warning("busy_rounds", {"load": 0.5, "cores": 2}),))
+    assert margin([busy]) is None
 
 
 def test_only_rounds_that_all_have_shared_are_shared() -> None:

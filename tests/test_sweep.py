@@ -174,10 +174,12 @@ def made(folder: Path) -> int:
 
 
 def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> None:
-    arguments = ["system=eager,cuda_graph,nimble", "rounds=3"]
+    arguments = ["system=eager,cuda_graph,nimble", "rounds=3", "margin=true"]
     done = sweep(*arguments)
     assert done.returncode == 0, done.stderr
     first = by("system", folder)
+    assert len(first["nimble"]["comparison"]["again"]) == 3 and "again" not in first["eager"]["comparison"]
+    assert done.stdout.count("two processes of one system differ by") == 1
     assert [first[s]["status"] for s in ("eager", "cuda_graph", "nimble")] == ["ok", "unsupported", "ok"]
     assert "CUDA" in first["cuda_graph"]["reason"] and first["cuda_graph"]["reason"] in done.stdout
     assert not {"latency", "correctness", "comparison"} & set(first["cuda_graph"])
@@ -187,12 +189,12 @@ def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> Non
     assert len(first["eager"]["latency"]["host_ms"]) >= 5 and first["nimble"]["schedule"]["operators"] > 0
     ratio = speedup(record_of(first["nimble"]), record_of(first["eager"]))
     assert ratio is not None and f"{ratio.ratio:.2f}x" in done.stdout
-    assert made(folder) == 3  # once to check the factory, once a cell that runs here
+    assert made(folder) == 4  # to check the factory, for each cell that runs here, and for the second process of one
 
     before = contents(folder)
     again = sweep(*arguments)
     assert again.returncode == 0 and again.stderr.count("measured before") == 3
-    assert contents(folder) == before and made(folder) == 4 and f"{ratio.ratio:.2f}x" in again.stdout
+    assert contents(folder) == before and made(folder) == 5 and f"{ratio.ratio:.2f}x" in again.stdout
 
     assert sweep("system=eager,sequential", "rounds=3").returncode == 0
     beside = contents(folder)

@@ -25,6 +25,7 @@ class SweepOptions:
         max_load: the share of the cores that other processes may take during the rounds of a CPU, 0 to 1.
         gpus: numbers of the GPUs that the sweep is spread over; None: every GPU.
         output: the file of a runner that writes one; None: standard output.
+        margin: whether a second process of one system takes its turns in the rounds; None: on a GPU.
     """
 
     results: Path
@@ -35,6 +36,7 @@ class SweepOptions:
     max_load: float
     gpus: tuple[int, ...] | None
     output: Path | None
+    margin: bool | None = None
 
 
 @dataclass(frozen=True)

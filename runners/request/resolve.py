@@ -128,6 +128,8 @@ def _sweep_options(values: Mapping[str, object]) -> SweepOptions:
         raise BadRequest(f"max_load={load} is not a share from 0 to 1")
     if not isinstance(values["force"], bool):
         raise BadRequest(f"force={values['force']} is neither true nor false")
+    if not isinstance(values["margin"], bool | None):
+        raise BadRequest(f"margin={values['margin']} is neither true nor false nor null")
     return SweepOptions(
         results=_path("results", values["results"]),
         force=values["force"],
@@ -137,6 +139,7 @@ def _sweep_options(values: Mapping[str, object]) -> SweepOptions:
         max_load=float(values["max_load"]),  # type: ignore[arg-type]
         gpus=_gpus(values["gpus"]),
         output=None if values["output"] is None else _path("output", values["output"]),
+        margin=values["margin"],
     )
 
 

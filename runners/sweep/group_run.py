@@ -23,7 +23,7 @@ from runners.measurements.registry import plan
 from .cell_process import CellProcess
 from .lane import Lane
 from .parked import Parked
-from .rounds import Rounds, compared, in_shared_rounds, taking_part, without_ratio
+from .rounds import Rounds, compared, in_shared_rounds, taking_part, twin_of, with_margin, without_ratio
 
 UNRUN = "failed", "it has not run"  # status and reason of a record until its cell has run
 
@@ -133,13 +133,15 @@ class GroupRun:
         if shared := in_shared_rounds(self.store, self.records):
             self.records |= shared
             return
-        rounds = Rounds(self.lane, self.parked)
-        rounds.run(cells, self.lane.options.rounds)
+        rounds, options = Rounds(self.lane, self.parked), self.lane.options
+        has_margin = options.margin if options.margin is not None else cells[0].device == "cuda"
+        twin = twin_of(self.records) if has_margin else None
+        rounds.run(cells, options.rounds, twin)
         for cell, answer in rounds.left_out.items():
             self._write(cell, without_ratio(self.records[cell], answer))
         if len(rounds.turns) > 1:
-            for cell, record in compared(self.records, rounds.turns, rounds.load, self.lane.options.max_load).items():
-                self._write(cell, record)
+            for cell, record in compared(self.records, rounds.turns, rounds.load, options.max_load).items():
+                self._write(cell, with_margin(record, rounds) if cell == twin else record)
 
     def _profile(self) -> None:
         """What takes a profiler, of the cells that have waited with it, or that an earlier sweep left without it."""

@@ -24,8 +24,9 @@ from .lane import Lane
 from .parked import Parked
 
 APART = 1.25  # a cell whose time in the rounds differs by more from that alone is doubtful
-OF_ROUNDS = ("differs_in_rounds", *UNSOUND)  # warnings of the rounds, which the next ones take the place of
+OF_ROUNDS = ("differs_in_rounds", "no_margin", *UNSOUND)  # warnings of the rounds, which the next ones take the place of
 NO_RATIO = "no_ratio"  # the warning of a cell that could not take part
+NO_MARGIN = "no_margin"  # that of one whose second process could not
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Rounds:
     Attributes:
         turns: Host milliseconds of each cell's turns so far.
         left_out: What the processes of cells answered that failed.
+        again: Host milliseconds of the turns of a second process of one cell.
+        no_margin: What that process answered where it failed.
         load: The share of the cores that other processes took, on a CPU.
     """
 
@@ -42,16 +45,25 @@ class Rounds:
     parked: Parked
     turns: dict[Cell, list[Samples]] = field(default_factory=dict)
     left_out: dict[Cell, Failed] = field(default_factory=dict)
+    again: list[Samples] = field(default_factory=list)
+    no_margin: Failed | None = None
     load: float = 0.0
 
-    def run(self, cells: list[Cell], count: int) -> None:
-        """Have each cell take `count` turns. One that fails is left out from then on, with what its process answered."""
+    def run(self, cells: list[Cell], count: int, twin: Cell | None = None) -> None:
+        """Have each cell take `count` turns. One that fails is left out from then on, with what its process answered.
+
+        twin: the cell of which a second process takes its turns too.
+        """
         for cell in cells:
             ready = self.parked.ready(cell, "preparing again for the rounds")
             if isinstance(ready, CellProcess):
                 self.turns[cell] = []
             else:
                 self._leave_out(cell, ready)
+        second = Parked(self.lane)
+        if twin is not None:
+            ready = second.ready(twin, "preparing a second process for the rounds")
+            self.no_margin = ready if isinstance(ready, Failed) else None
         cpu_load = CpuLoad(os.getpid())
         for number in range(count):
             for cell in list(self.turns):
@@ -61,7 +73,15 @@ class Rounds:
                     self.turns[cell].append(answer.host_ms)
                 else:
                     self._leave_out(cell, answer)
+            if twin is not None and self.no_margin is None:
+                answer = second.turn(twin)
+                if isinstance(answer, Turn):
+                    self.again.append(answer.host_ms)
+                else:
+                    assert isinstance(answer, Failed)
+                    self.no_margin = answer
         self.load = cpu_load.share_of_others()
+        second.close_all()
 
     def _leave_out(self, cell: Cell, answer: Answer) -> None:
         assert isinstance(answer, Failed)
@@ -126,6 +146,26 @@ def compared(
             warnings.append(Warning("busy_rounds", {"load": load, "cores": cores()}))
         with_rounds[cell] = replace(records[cell], comparison=comparison, warnings=tuple(warnings))
     return with_rounds
+
+
+def twin_of(records: Mapping[Cell, Record]) -> Cell | None:
+    """Of the cells that take part the one that a second process is prepared of in the least time; eager's, whose calls are
+    the host's and vary otherwise, only where there is no other.
+    """
+    cells = taking_part(records)
+    return min(cells, key=lambda cell: (cell.system.name == "eager", records[cell].preparation_s or 0.0), default=None)
+
+
+def with_margin(record: Record, rounds: Rounds) -> Record:
+    """The record of the twin: with its second process's turns, or with why it has none."""
+    assert record.comparison is not None
+    if rounds.no_margin is None:
+        return replace(record, comparison=replace(record.comparison, again=tuple(rounds.again)))
+    values: dict[str, str | int | float | bool | None] = {
+        "status": rounds.no_margin.status,
+        "reason": rounds.no_margin.reason,
+    }
+    return replace(record, warnings=(*record.warnings, Warning(NO_MARGIN, values)))
 
 
 def without_ratio(record: Record, answer: Failed) -> Record:

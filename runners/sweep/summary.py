@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results.cell import Group, plain
-from results.comparison import speedup
+from results.comparison import Speedup, margin, speedup
 from results.record import Record
 from results.schedule import Compilation
 from results.words import counted
@@ -36,8 +36,24 @@ def print_summary(records: Sequence[Record], folder: Path, console: Console | No
         lines += [f"warning: {warning.sentence}" for warning in record.warnings]
         for line in lines:
             console.print(f"{record.cell.label}: {line}", markup=False, highlight=False, soft_wrap=True)
+    for group, alike in by_group(records).items():
+        if (one := margin(alike)) is not None:
+            console.print(f"{group.label}: {margin_text(one)}", markup=False, highlight=False, soft_wrap=True)
     where = folder / records[0].file_name if len(records) == 1 else folder
     console.print(f"{'record' if len(records) == 1 else 'records'}: {where}", highlight=False, soft_wrap=True)
+
+
+def by_group(records: Sequence[Record]) -> dict[Group, list[Record]]:
+    groups: dict[Group, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.cell.group, []).append(record)
+    return groups
+
+
+def margin_text(one: Speedup) -> str:
+    """What two processes of one system differ by."""
+    low, high = one.low - 1, one.high - 1
+    return f"two processes of one system differ by {one.ratio - 1:+.1%} [{low:+.1%}, {high:+.1%}]: less is level"
 
 
 def _print_cell(record: Record, console: Console) -> None:

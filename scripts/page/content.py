@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import TypeAlias, TypeVar
 
 from results.cell import Choice
+from results.comparison import margin
 from results.record import Environment, Measured, Quantity, Record, SmEfficiency
 from results.schedule import Search
 from results.selection import Row, Selection, latency_of, quantity_of
@@ -61,6 +63,7 @@ def environment(measured: Selection) -> list[tuple[str, str]]:
         ("precision, layout", records[0].cell.conditions.arithmetic),
         ("commit", ", ".join(sorted({_commit(place) for place in places} - {""}))),
         ("measured", when[0] if when[0] == when[-1] else f"{when[0]} to {when[-1]}"),
+        ("two processes of one system differ by", _margins(measured)),
         ("records", _counts(records)),
     ]
     return [(name, value) for name, value in rows if value]
@@ -258,6 +261,15 @@ def _timed_search(record: Record) -> Search | None:
     """The search of a schedule that says how long it took."""
     search = record.schedule.search if record.schedule is not None else None
     return search if search is not None and search.seconds is not None else None
+
+
+def _margins(measured: Selection) -> str:
+    """The A/A margins of the rows that have one."""
+    by_row = [[record for s in measured.systems for record in measured.records_of(row, s)] for row in measured.rows]
+    shares = [abs(one.ratio - 1) for records in by_row if (one := margin(records)) is not None]
+    if not shares:
+        return ""
+    return f"{median(shares):.1%}" + (f", at most {max(shares):.1%} of {len(shares)} rows" if len(shares) > 1 else "")
 
 
 def _commit(place: Environment) -> str:
