@@ -1,9 +1,19 @@
 """Random computation graphs for property tests, and the same graphs as networkx sees them."""
 
+from collections.abc import Iterable
+
 import networkx as nx
 from hypothesis import strategies as st
 
-from systems.scheduling.graph.operator_graph import OperatorGraph
+from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
+
+
+def from_edges(n: int, edges: Iterable[tuple[int, int]], name: str = "operator") -> OperatorGraph:
+    """A graph of `n` nameless operators, for algorithms that look at nothing but dependencies."""
+    predecessors: list[list[int]] = [[] for _ in range(n)]
+    for u, v in edges:
+        predecessors[v].append(u)
+    return OperatorGraph([Operator(i, name, name) for i in range(n)], predecessors)
 
 
 @st.composite
@@ -12,7 +22,7 @@ def dags(draw: st.DrawFn, max_nodes: int = 60, max_edges: int | None = None) -> 
     n = draw(st.integers(1, max_nodes))
     pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).map(lambda p: (min(p), max(p)))
     edges = draw(st.lists(pair, max_size=max_edges if max_edges is not None else 4 * n, unique=True))
-    return OperatorGraph.from_edges(n, sorted((u, v) for u, v in edges if u != v))
+    return from_edges(n, sorted((u, v) for u, v in edges if u != v))
 
 
 def as_networkx(graph: OperatorGraph) -> nx.DiGraph:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ROOT
+from dags import from_edges
 
 from results.published.values import exhibit
 from results.record import Record
@@ -57,6 +58,6 @@ def records() -> list[Record]:
 
 @cache
 def made() -> report.Report:
-    chain = OperatorGraph.from_edges(7, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 5), (5, 6), (4, 6)])
+    chain = from_edges(7, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 5), (5, 6), (4, 6)])
     graph = ScheduleGraph(ScheduleFile.from_json(document(chain, assign_streams(chain))))
     return report.make(by_setting(records(), order), "eager", exhibit("nimble/figure7"), [graph], [VERDICT], "pictures")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from benchmarks import benchmark_scheduling
 from conftest import ROOT, Run
+from dags import from_edges
 
 import models
 from systems.scheduling.graph.capture import capture
-from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_allocator import allocate_streams
 from systems.scheduling.plans.stream_assignment import assign_streams
 
@@ -21,7 +21,7 @@ def test_each_schedule_file_has_a_row(script: Run, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(benchmark_scheduling, "SIZES", ())
     rows = []
     for name, edges in (("plain", [(0, 1), (0, 2), (1, 3), (2, 3)]), ("rewritten", [(0, 2), (1, 2), (1, 3)])):
-        graph = OperatorGraph.from_edges(4, edges)
+        graph = from_edges(4, edges)
         schedule = assign_streams(graph)
         document = schedule.to_json(model="net", batch=1, device="cpu")
         (tmp_path / f"{name}.json").write_text(json.dumps(document))

@@ -159,7 +159,11 @@ def scaled(p: nn.ModuleDict, x: Tensor) -> Tensor:
     return torch.add(x, x, alpha=2) * torch.add(x, x, alpha=3)
 
 
-@pytest.mark.parametrize(("forward", "left"), [(drawn, 4), (numbers, 7), (scaled, 3)])
+def zeros(p: nn.ModuleDict, x: Tensor) -> Tensor:
+    return torch.cat([x / 0.0, x / -0.0, x / complex(1.0, 0.0), x / complex(1.0, -0.0)])
+
+
+@pytest.mark.parametrize(("forward", "left"), [(drawn, 4), (numbers, 7), (scaled, 3), (zeros, 5)])
 def test_what_differs_is_not_merged(forward: object, left: int) -> None:
     module, x = Function(forward).eval(), torch.randn(2, 3)  # type: ignore[arg-type]
     program, _ = merge_equal(capture(module, (x,)), COUNTING)

@@ -108,10 +108,10 @@ def test_what_is_not_the_modules_own_is_not_merged(which: str, is_computed: bool
     def forward(parts: nn.ModuleDict, x: Tensor, own: Tensor) -> list[Tensor]:
         vector = own.exp() if is_computed else own
         outputs = [nn.functional.conv2d(x, parts[name].weight, vector if which == "bias" else None) for name in "ab"]  # type: ignore[arg-type]
-        mean, variance = torch.zeros(2), torch.ones(2)
-        return [nn.functional.batch_norm(y, mean, variance, vector) if which == "gamma" else y for y in outputs]
+        mean, variance = parts["norm"].running_mean, parts["norm"].running_var
+        return [nn.functional.batch_norm(y, mean, variance, vector) if which == "gamma" else y for y in outputs]  # type: ignore[arg-type]
 
-    module, x = Function(forward, a=nn.Conv2d(4, 2, 3), b=nn.Conv2d(4, 2, 3)), torch.randn(2, 4, 8, 8)
+    module, x = Function(forward, a=nn.Conv2d(4, 2, 3), b=nn.Conv2d(4, 2, 3), norm=norm(2)), torch.randn(2, 4, 8, 8)
     program = capture(module.eval(), (x, torch.rand(2)))
     units = [u for u in find_units(program, "conv_relu") if "conv" in name(program, u)]
     assert len(units) == 2 and merge(program, units) is None

@@ -12,6 +12,7 @@ import networkx as nx
 import pytest
 import torch
 from conftest import gpu_environment
+from dags import from_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ def test_a_seed_draws_the_same_again(graph: OperatorGraph, seed: int) -> None:
 
 
 def test_the_last_one_is_sequential_and_schedules_differ() -> None:
-    graph = OperatorGraph.from_edges(40, [(0, v) for v in range(1, 40)])
+    graph = from_edges(40, [(0, v) for v in range(1, 40)])
     drawn = random_schedules(graph, 40, 0)
     ordered = [sum(mask.bit_count() for mask in schedule.happens_before()) for schedule in drawn]
     assert ordered[-1] == 40 * 39 / 2  # every two of 40 are ordered
@@ -79,7 +80,7 @@ def test_merges_are_those_that_an_executor_carries_out() -> None:
 
 def test_chains_of_chosen_schedules_lie_evenly() -> None:
     """No step between two of them is more than thrice the mean one, where chains from 1 to 120 can be drawn."""
-    graph = OperatorGraph.from_edges(120, [])
+    graph = from_edges(120, [])
     chains = [longest_chain(schedule) for schedule in random_schedules(graph, 12, 0)]
     steps = [b - a for a, b in pairwise(chains)]
     assert chains[-1] == 120 and min(steps) >= 0 and max(steps) <= 3 * (chains[-1] - chains[0]) / 11

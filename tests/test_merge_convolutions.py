@@ -71,6 +71,13 @@ PLACES: dict[str, tuple[Callable[..., object], dict[str, nn.Module], int, int]] 
     "of groups": (branches, {"a": conv(groups=2), "b": conv(groups=2)}, 2, 2),
     "of which one has a bias": (branches, {"a": conv(), "b": conv(bias=False)}, 2, 2),
     "of which one's output is the model's": (lambda p, x: (p["a"](x), p["b"](x).abs()), {"a": conv(), "b": conv()}, 2, 2),
+    "of no batch": (lambda p, x: p["a"](y := x[0, :, :8]).abs() * p["b"](y), {"a": conv(), "b": conv()}, 2, 2),
+    "of computed biases": (
+        lambda p, x: torch.conv2d(x, p["a"].weight, p["a"].bias * 2) * torch.conv2d(x, p["b"].weight, x[0, 0, 0, :4]),
+        {"a": conv(), "b": conv()},
+        2,
+        2,
+    ),
     "of a chain": (lambda p, x: p["b"](p["a"](x)), {"a": conv(), "b": conv()}, 2, 2),
 }
 

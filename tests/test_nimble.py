@@ -4,7 +4,7 @@ from itertools import combinations
 import networkx as nx
 import pytest
 import torch
-from dags import as_networkx, dags, matching_size
+from dags import as_networkx, dags, from_edges, matching_size
 from hypothesis import given, settings
 from modules import mixed
 
@@ -130,6 +130,6 @@ def _can_hit_all(sets: list[int], edges: int, size: int) -> bool:
 
 def test_the_walk_through_of_figure_6() -> None:
     """A diamond with a tail: one chain through it, one operator aside, two waits."""
-    graph = OperatorGraph.from_edges(5, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 3)])
+    graph = from_edges(5, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 3)])
     schedule = assign_streams(graph)
     assert (schedule.stream_count, len(schedule.waits)) == (2, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from dags import as_networkx, dags
+from dags import as_networkx, dags, from_edges
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,9 +71,9 @@ def test_the_first_successor_alone_goes_on_with_a_stream() -> None:
     """3 is the first successor of 0 and of 1 and goes on with 0's stream, the first in argument order; so 4, a later
     successor of 1, gets a stream of its own although nothing went on with 1's.
     """
-    graph = OperatorGraph.from_edges(5, [(0, 3), (1, 3), (1, 4), (2, 4)])
+    graph = from_edges(5, [(0, 3), (1, 3), (1, 4), (2, 4)])
     assert allocate_streams(graph) == (0, 1, 2, 0, 2)
-    graph = OperatorGraph.from_edges(4, [(0, 2), (1, 2), (1, 3)])
+    graph = from_edges(4, [(0, 2), (1, 2), (1, 3)])
     assert allocate_streams(graph) == (0, 1, 0, 2) and needed_waits(graph, (0, 1, 0, 2)) == ((1, 2), (1, 3))
 
 
@@ -95,7 +95,7 @@ def test_allocation_looks_at_each_dependency_once() -> None:
         def __contains__(self, _: object) -> bool:
             pytest.fail("a list was searched")
 
-    graph = OperatorGraph.from_edges(300, [(u, v) for v in range(300) for u in range(max(0, v - 7), v)])
+    graph = from_edges(300, [(u, v) for v in range(300) for u in range(max(0, v - 7), v)])
     expected = allocate_streams(graph)
     graph.__dict__["successors"] = [Seen(s) for s in graph.successors]
     graph.predecessors = tuple(Seen(p) for p in graph.predecessors)
@@ -208,10 +208,10 @@ def test_depth_first_follows_a_branch_and_breadth_first_a_generation(graph: Oper
 
 def test_orders_of_two_branches() -> None:
     """A root, two branches of two, and what joins them; then four operators that wait for nothing."""
-    graph = OperatorGraph.from_edges(6, [(0, 1), (1, 2), (0, 3), (3, 4), (2, 5), (4, 5)])
+    graph = from_edges(6, [(0, 1), (1, 2), (0, 3), (3, 4), (2, 5), (4, 5)])
     assert launch_order.depth_first(graph, [], []) == (0, 1, 2, 3, 4, 5)
     assert launch_order.breadth_first(graph, [], []) == (0, 1, 3, 2, 4, 5)
-    free, memory, demand = OperatorGraph.from_edges(4, []), [True, False, True, False], [2.0, 2.0, 1.0, 1.0]
+    free, memory, demand = from_edges(4, []), [True, False, True, False], [2.0, 2.0, 1.0, 1.0]
     assert launch_order.opara(free, memory, demand) == (2, 3, 0, 1)
     assert launch_order.reverse(free, memory, demand) == (1, 0, 3, 2)
     assert launch_order.opara(free, [True] * 4, demand) == (2, 3, 0, 1)

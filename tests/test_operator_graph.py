@@ -1,6 +1,6 @@
 import networkx as nx
 import pytest
-from dags import as_networkx, dags, matching_size
+from dags import as_networkx, dags, from_edges, matching_size
 from hypothesis import given
 
 from systems.scheduling.graph.operator_graph import Operator, OperatorGraph
@@ -37,4 +37,4 @@ def test_a_repeated_argument_is_one_edge_in_argument_order() -> None:
 @pytest.mark.parametrize("edge", [(1, 0), (1, 1), (-1, 1)])
 def test_a_dependency_that_does_not_point_back_is_refused(edge: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="not captured before it"):
-        OperatorGraph.from_edges(2, [edge])
+        from_edges(2, [edge])

@@ -2,11 +2,12 @@
 
 from dataclasses import fields
 
+from dags import from_edges
+
 from results import schedule as results_schedule
 from results.document import part_from_json
 from systems import base
 from systems.scheduling import decision
-from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans import schedule as made
 
 
@@ -25,7 +26,7 @@ def test_a_record_has_a_field_for_each_of_a_decision_and_a_search() -> None:
 
 def test_a_summary_of_a_schedule_is_read_as_a_record_holds_it() -> None:
     row = decision.DecisionRow("merge_linears", "two products", 3, 6, "merged", {"separate": 2.0, "merged": 1.0})
-    graph = OperatorGraph.from_edges(2, [(0, 1)])
+    graph = from_edges(2, [(0, 1)])
     search = made.Search(seconds=0.5, states=3, transitions=4)
     schedule = made.Schedule(graph, "ios", (0, 1), (0, 0), (), search=search, decisions=(row,))
     summary = part_from_json(schedule.summary(), results_schedule.ScheduleSummary)

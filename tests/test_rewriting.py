@@ -61,6 +61,10 @@ def test_a_batch_norm_goes_through_a_concatenation() -> None:
     agrees(module, program, image())
 
 
+def statistics(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    return norm.running_mean, norm.running_var  # type: ignore[return-value]
+
+
 NOT_FOLDED = {
     "the convolution is read elsewhere": Function(
         lambda p, x: (p["norm"](y := p["conv"](x)), y.relu()), conv=nn.Conv2d(4, 6, 3), norm=batch_norm(6)
@@ -84,6 +88,34 @@ NOT_FOLDED = {
         lambda p, x: (p["norm"](torch.cat([y := p["conv"](x), p["conv"](-x)], dim=1)), y.relu()),
         conv=nn.Conv2d(4, 3, 3),
         norm=batch_norm(6),
+    ),
+    "one convolution is joined twice": Function(
+        lambda p, x: p["norm"](torch.cat([y := p["conv"](x), y], dim=1)), conv=nn.Conv2d(4, 3, 3), norm=batch_norm(6)
+    ),
+    "the bias is computed": Function(
+        lambda p, x: p["norm"](nn.functional.conv2d(x, p["conv"].weight, p["conv"].bias.exp())),
+        conv=nn.Conv2d(4, 6, 3),
+        norm=batch_norm(6),
+    ),
+    "the bias is of the input": Function(
+        lambda p, x: p["norm"](nn.functional.conv2d(x, p["conv"].weight, x[0, 0, 0, :6])),
+        conv=nn.Conv2d(4, 6, 3),
+        norm=batch_norm(6),
+    ),
+    "the scale is computed": Function(
+        lambda p, x: nn.functional.batch_norm(p["conv"](x), *statistics(p["norm"]), p["norm"].weight.exp()),
+        conv=nn.Conv2d(4, 6, 3),
+        norm=batch_norm(6),
+    ),
+    "the shift is of the input": Function(
+        lambda p, x: nn.functional.batch_norm(p["conv"](x), *statistics(p["norm"]), p["norm"].weight, x[0, 0, 0, :6]),
+        conv=nn.Conv2d(4, 6, 3),
+        norm=batch_norm(6),
+    ),
+    "no batch is convolved": Function(
+        lambda p, x: nn.functional.batch_norm(p["conv"](x[0]), *statistics(p["norm"])),  # its channels are the rows
+        conv=nn.Conv2d(4, 6, 3),
+        norm=batch_norm(8),
     ),
 }
 
@@ -224,6 +256,7 @@ def test_the_vendors_fused_convolutions(pattern: str, channels_last: bool, devic
         lambda p, x: (p["conv"](x) + x.mean((2, 3), keepdim=True)).relu(),
         lambda p, x: torch.add(p["conv"](x), x, alpha=2).relu(),
         lambda p, x: p["conv"](x).exp(),
+        lambda p, x: p["conv"](x[0]).relu(),
     ],
 )
 def test_the_vendors_kernels_stay_away(forward: Callable[..., Tensor]) -> None:

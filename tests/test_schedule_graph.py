@@ -7,7 +7,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from dags import as_networkx, dags
+from dags import as_networkx, dags, from_edges
 from hypothesis import given
 from reports import document
 
@@ -41,7 +41,7 @@ def test_layers_and_lanes_are_those_of_the_happens_before(graph: OperatorGraph) 
 
 
 def test_stages_follow_one_another_and_merges_are_framed() -> None:
-    graph = OperatorGraph.from_edges(5, [(0, 1), (0, 2), (3, 4)])
+    graph = from_edges(5, [(0, 1), (0, 2), (3, 4)])
     schedule = document(graph, assign_streams(graph))
     schedule |= {"stages": [[[0], [3]], [[1], [2], [4]]], "merges": [[1, 2]]}
     drawn = ScheduleGraph(ScheduleFile.from_json(schedule))
@@ -63,7 +63,7 @@ def test_stages_follow_one_another_and_merges_are_framed() -> None:
     ],
 )
 def test_what_is_no_schedule_is_told(tmp_path: Path, broken: Any, message: str) -> None:
-    graph = OperatorGraph.from_edges(2, [(0, 1)])
+    graph = from_edges(2, [(0, 1)])
     file = tmp_path / "s.json"
     whole = document(graph, assign_streams(graph))
     file.write_text(broken if isinstance(broken, str) else json.dumps(whole | broken))
@@ -73,6 +73,6 @@ def test_what_is_no_schedule_is_told(tmp_path: Path, broken: Any, message: str) 
 
 
 def test_a_schedule_with_a_cycle_is_told() -> None:
-    graph = OperatorGraph.from_edges(2, [(0, 1)])
+    graph = from_edges(2, [(0, 1)])
     with pytest.raises(NoSchedule, match="has a cycle"):
         ScheduleGraph(ScheduleFile.from_json(document(graph, assign_streams(graph)) | {"waits": [[1, 0]]})).to_svg()

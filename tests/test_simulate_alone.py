@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from dags import from_edges
 from simulated import GPU, kernel, operator, profile_of
 
 from systems.profiling.profile import OperatorProfile
-from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.simulate.alone import alone_us, weight_bytes
 
-CHAIN = OperatorGraph.from_edges(3, [(0, 1), (1, 2)])
+CHAIN = from_edges(3, [(0, 1), (1, 2)])
 
 
 def measured(read: int, written: int) -> OperatorProfile:

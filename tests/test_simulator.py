@@ -10,12 +10,12 @@ from unittest import mock
 
 import networkx as nx
 import pytest
+from dags import from_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import GPU, kernel, operator, profile_of
 
 from systems.profiling.profile import Kernel, OperatorProfile
-from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.schedule import Schedule, sequential
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.simulate import events
@@ -118,7 +118,7 @@ def test_one_stream_takes_its_kernels_and_what_lies_between_them(case: tuple[Sch
 def test_all_beside_each_other_take_no_longer_than_in_turn(each: list[OperatorProfile], on: Gpu) -> None:
     """However much they want of memory and multiprocessors; nothing but kernels takes time here."""
     n, on = len(each), gpu(multiprocessors=on.multiprocessors, sharing=on.sharing)
-    beside = Schedule(OperatorGraph.from_edges(n, []), "all", tuple(range(n)), tuple(range(n)), ())
+    beside = Schedule(from_edges(n, []), "all", tuple(range(n)), tuple(range(n)), ())
     assert simulate(beside, profile_of(each), on).latency_us <= sum(o.milliseconds for o in each) * 1e3 + CLOSE
 
 
@@ -275,12 +275,12 @@ def gpu(**changed: float) -> Gpu:
 
 
 def two_beside_each_other(first: OperatorProfile, second: OperatorProfile, on: Gpu) -> Timeline:
-    graph = OperatorGraph.from_edges(2, [])
+    graph = from_edges(2, [])
     return simulate(Schedule(graph, "both", (0, 1), (0, 1), ()), profile_of([first, second]), on)
 
 
 def test_a_chain_takes_its_kernels_its_edges_and_its_launch() -> None:
-    graph = OperatorGraph.from_edges(3, [(0, 1), (1, 2)])
+    graph = from_edges(3, [(0, 1), (1, 2)])
     profile = profile_of([operator(kernel(10, 50, 128, 32, 0))] * 3)
     on = gpu(launch_us=3, finish_us=1, edge_us=0.5)
     assert simulate(sequential(graph), profile, on).latency_us == pytest.approx(3 + 10 + 0.5 + 10 + 0.5 + 10 + 1)
@@ -335,7 +335,7 @@ def test_two_on_the_same_multiprocessors_share_them(blocks: int, others: int, sl
 
 def test_kernels_are_dispatched_one_after_the_other() -> None:
     small = operator(kernel(1, 1, 32, 16, 0))
-    graph = OperatorGraph.from_edges(5, [])
+    graph = from_edges(5, [])
     beside = Schedule(graph, "all", tuple(range(5)), tuple(range(5)), ())
     assert simulate(beside, profile_of([small] * 5), gpu(dispatch_us=0.5)).latency_us == pytest.approx(1 + 4 * 0.5)
 
@@ -345,7 +345,7 @@ def test_what_waits_for_more_holds_the_dispatcher_longer(num_before: int) -> Non
     """Two kernels that come after the same ones: the second is dispatched when the first's further edges are through."""
     edges = [(u, v) for v in (num_before, num_before + 1) for u in range(num_before)]
     n = num_before + 2
-    graph = OperatorGraph.from_edges(n, edges)
+    graph = from_edges(n, edges)
     joins = Schedule(graph, "joins", tuple(range(n)), tuple(range(n)), tuple(edges))
     latency_us = simulate(joins, profile_of([operator(kernel(10, 1, 32, 16, 0))] * n), gpu(join_us=0.5)).latency_us
     assert latency_us == pytest.approx(10 + 0.5 * (num_before - 1) + 10)
@@ -353,7 +353,7 @@ def test_what_waits_for_more_holds_the_dispatcher_longer(num_before: int) -> Non
 
 def test_a_view_costs_nothing_and_hands_on_its_waits() -> None:
     """0 -> view 1 on another stream -> 2 on the view's stream."""
-    graph = OperatorGraph.from_edges(3, [(0, 1), (1, 2)])
+    graph = from_edges(3, [(0, 1), (1, 2)])
     work = operator(kernel(10, 1, 32, 16, 0))
     profile = profile_of([work, operator(), work])
     schedule = Schedule(graph, "view", (0, 1, 2), (0, 1, 1), ((0, 1),))
@@ -370,18 +370,18 @@ def test_half_the_multiprocessors_take_twice_the_waves() -> None:
 
 def test_a_cpus_profile_has_calls_alone() -> None:
     profile = replace(profile_of([OperatorProfile(0.01), OperatorProfile(0.02)]), capacity=None)
-    schedule = Schedule(OperatorGraph.from_edges(2, []), "both", (0, 1), (0, 1), ())
+    schedule = Schedule(from_edges(2, []), "both", (0, 1), (0, 1), ())
     assert simulate(schedule, profile, gpu()).latency_us == pytest.approx(20)
 
 
 def test_a_profile_of_another_program_is_refused() -> None:
     with pytest.raises(ValueError, match="a profile of 1 operators, for a program of 3"):
-        simulate(sequential(OperatorGraph.from_edges(3, [])), profile_of([operator()]), GPU)
+        simulate(sequential(from_edges(3, [])), profile_of([operator()]), GPU)
 
 
 def test_twenty_thousand_operators_are_simulated() -> None:
     n = 20_000
-    graph = OperatorGraph.from_edges(n, [(v - 8, v) for v in range(8, n)])
+    graph = from_edges(n, [(v - 8, v) for v in range(8, n)])
     schedule = Schedule(graph, "lanes", tuple(range(n)), tuple(v % 8 for v in range(n)), ())
     timeline = simulate(schedule, profile_of([operator(kernel(2, 10, 128, 32, 0))] * n), gpu(edge_us=1))
     assert timeline.latency_us == pytest.approx(n / 8 * 3 - 1) and math.isfinite(timeline.latency_us)

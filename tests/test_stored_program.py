@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import models
+import systems
 from systems.scheduling.graph import stored_program
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Call, Program
@@ -88,6 +90,35 @@ def test_what_cannot_be_stored_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_program, "LARGEST_CONSTANT", 8)
     with pytest.raises(NotStorable, match="a constant of 3 elements"):
         to_document(program, module)
+
+
+class Cache(nn.Module):
+    """Writes one place of a buffer, by an operator that changes it in place."""
+
+    rows: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2, 6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows.index_copy_(1, torch.tensor([2]), x).softmax(-1)
+
+
+def test_what_writes_a_buffer_is_captured_again(tmp_path: Path, cache_folder: Path) -> None:
+    """Its plan holds no program, and is executed all the same."""
+    module, x = Cache().eval(), torch.randn(2, 1, 4)
+    with pytest.raises(NotStorable, match="writes an argument"):
+        to_document(capture(module, (x,)), module)
+    schedule = systems.load("weave", budget_s=0.0).schedule(module, (x,))
+    assert schedule.recipe is not None and schedule.recipe["captured"] == {}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(schedule.to_json(model="cache", batch=2, device="cpu")))
+    prepared, other = systems.load("weave", plan=str(file)).prepare(module, (x,)), Cache().eval()
+    for scale in (1.0, 2.0):
+        torch.testing.assert_close(prepared(x * scale), other(x * scale))
+        assert torch.equal(module.rows, other.rows)
+    prepared.close()
 
 
 WRONG: dict[str, Callable[[list[Any]], object]] = {

@@ -3,7 +3,7 @@ import json
 
 import networkx as nx
 import pytest
-from dags import dags
+from dags import dags, from_edges
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from systems.scheduling.plans.schedule import Schedule, sequential
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.plans.verify import Buffer, InvalidSchedule, verify
 
-DIAMOND = OperatorGraph.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+DIAMOND = from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 
 
 @st.composite
@@ -108,7 +108,7 @@ def test_refuses_a_malformed_schedule(change: dict, message: str) -> None:
 
 
 def test_refuses_the_schedule_of_another_model_by_name() -> None:
-    other = OperatorGraph.from_edges(4, [(0, 1), (0, 2), (1, 3)])
+    other = from_edges(4, [(0, 1), (0, 2), (1, 3)])
     with pytest.raises(InvalidSchedule, match=r"operator 3 .* reads \[1\], this model's reads \[1, 2\]"):
         verify(DIAMOND, assign_streams(other))
 
@@ -166,6 +166,6 @@ def test_a_buffer_moved_onto_a_live_one_is_refused(case: tuple[Schedule, list[Re
 
 
 def test_a_chain_needs_two_buffers_only() -> None:
-    graph = OperatorGraph.from_edges(50, [(v, v + 1) for v in range(49)])
+    graph = from_edges(50, [(v, v + 1) for v in range(49)])
     requests = [Request(512, v, 1 << v | (1 << v + 1 if v < 49 else 0), outlives_run=v == 49) for v in range(50)]
     assert plan_memory(requests, sequential(graph).happens_before()).size == 2 * 512

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -68,18 +69,42 @@ class Written(nn.Module):
                     self.second.add_(latest.mean())
                 case "exchange":
                     self.first.copy_(torch.tanh(self.second))
+                case "keep":
+                    self.second.copy_(self.first)
+                case "turn":
+                    self.second.copy_(self.first.view(3, 4).T)
+                case "reorder":
+                    self.first.copy_(self.first.view(3, 4).T.clone())
                 case "advance":
                     self.place.copy_((self.place + 1) % 4)
                 case "first":
                     read.append(torch.tanh(self.first).sum(0, keepdim=True) + x)
                 case "view":
                     read.append(self.first[1:3] * 0.5 + x)
+                case "snapshot":
+                    read.append(self.second[:2].clone())
                 case "second":
                     read.append(torch.sigmoid(self.second[:2]) + latest[:2])
         return tuple(read)
 
 
-STEPS = ("index", "row", "add", "exchange", "advance", "first", "view", "second")
+WRITES = {
+    **dict.fromkeys(("index", "exchange", "reorder"), "first"),
+    **dict.fromkeys(("row", "add", "keep", "turn"), "second"),
+    "advance": "place",
+}
+# What views the buffer after "reorder" fails in torch.export's own program too.
+STEPS = (*(step for step in WRITES if step != "reorder"), "first", "view", "snapshot", "second")
+
+
+@contextmanager
+def exportable() -> Iterator[None]:
+    """Another example where torch.export refuses this one: it takes no tensor for the new value of two buffers."""
+    try:
+        yield
+    except Unsupported as error:
+        assume("SpecViolationError" not in str(error))
+        raise
 
 
 def assert_steps_agree(module: nn.Module, call: object, calls: int = 3) -> None:
@@ -100,12 +125,17 @@ def assert_steps_agree(module: nn.Module, call: object, calls: int = 3) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=7), st.integers(0, 1000))
+@example(["keep", "index"], 0)
+@example(["keep", "add", "turn", "exchange"], 0)
+@example(["turn", "index", "snapshot", "row"], 0)
+@example(["reorder"], 0)
 def test_any_steps_on_buffers_are_those_of_eager_execution(steps: list[str], seed: int) -> None:
     """On as many streams as there are chains, whose operators pause at random."""
     torch.manual_seed(seed)
     module, chance = Written(tuple(steps)).eval(), random.Random(seed)
     own = deepcopy(module)
-    program = capture(own, (torch.zeros(2, 3),))
+    with exportable():
+        program = capture(own, (torch.zeros(2, 3),))
     executor = CpuExecutor(
         program, assign_streams(program.graph), delay=lambda _: time.sleep(chance.choice([0.0, 0.0, 0.001]))
     )
@@ -144,9 +174,9 @@ def test_any_steps_are_those_of_eager_execution_for_a_compiler(steps: list[str],
     torch.manual_seed(seed)
     module = Written(tuple(steps)).eval()
     own = deepcopy(module)
-    exported = Exported(own, (torch.zeros(2, 3),))
-    writes = {"index": "first", "row": "second", "add": "second", "exchange": "first", "advance": "place"}
-    assert {id(t) for t in exported.written} == {id(own.get_buffer(writes[s])) for s in steps if s in writes}
+    with exportable():
+        exported = Exported(own, (torch.zeros(2, 3),))
+    assert {id(t) for t in exported.written} == {id(own.get_buffer(WRITES[s])) for s in steps if s in WRITES}
     assert_steps_agree(module, (Run(exported), own))
 
 
@@ -275,22 +305,44 @@ class Snapshot(nn.Module):
         return after if self.kind == "after" else before
 
 
-@pytest.mark.parametrize("kind", ["after", "view"])
-def test_what_is_returned_is_eagers_and_a_copy_stays(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "first", "second"), [("before", 0.0, 1.0), ("after", 1.0, 2.0), ("view", 1.0, 2.0)])
+def test_what_is_returned_is_eagers_and_a_copy_stays(kind: str, first: float, second: float) -> None:
     module = Snapshot(kind)
-    own = deepcopy(module)
+    own, x = deepcopy(module), torch.ones(3)
     ready = systems.load("nimble").prepare(own, (torch.zeros(3),))
-    first, expected = ready(torch.ones(3)), module(torch.ones(3))
-    assert torch.equal(first, expected) and first.tolist() == [1.0] * len(first)
-    assert ready(torch.ones(3)).tolist() == module(torch.ones(3)).tolist() == [2.0] * len(first)
-    if kind == "after":
-        assert first.tolist() == [1, 1, 1]
+    returned, expected = ready(x), module(x)
+    assert torch.equal(returned, expected) and returned.tolist() == [first] * len(returned)
+    assert ready(x).tolist() == module(x).tolist() == [second] * len(returned)
+    if kind != "view":
+        assert returned.tolist() == expected.tolist() == [first] * len(returned)
     ready.close()
 
 
-def test_what_was_in_a_buffer_is_not_returned() -> None:
-    with pytest.raises(Unsupported, match="it returns what was in state before it wrote it"):
-        capture(Snapshot("before"), (torch.zeros(3),))
+class Delayed(nn.Module):
+    """Answers with what it was given in the call before, which it moves from one buffer to another."""
+
+    now: Tensor
+    previous: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("now", torch.zeros(3))
+        self.register_buffer("previous", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.previous.copy_(self.now)
+        self.now.copy_(x)
+        return self.previous
+
+
+@pytest.mark.parametrize("system", ["sequential", "nimble", "nimble_fused", "opara", "ios"])
+def test_what_a_buffer_held_moves_to_another_before_it_is_written(system: str) -> None:
+    module = Delayed()
+    ready = systems.load(system).prepare(module, (torch.zeros(3),))
+    for call in range(1, 6):
+        assert ready(torch.full((3,), float(call))).tolist() == [call - 1.0] * 3
+        assert module.now.tolist() == [float(call)] * 3 and module.previous.tolist() == [call - 1.0] * 3
+    ready.close()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -17,7 +17,9 @@ from pathlib import Path
 from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
+from dags import from_edges
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +40,7 @@ def random_graph(n: int, degree: int, reach: int, seed: int = 0) -> OperatorGrap
     """n operators, each with up to `degree` producers among the `reach` operators before it."""
     chance = random.Random(seed)
     edges = {(chance.randrange(max(0, v - reach), v), v) for v in range(1, n) for _ in range(chance.randint(1, degree))}
-    return OperatorGraph.from_edges(n, sorted(edges))
+    return from_edges(n, sorted(edges))
 
 
 def best_of(function: Callable[[OperatorGraph], object], graph: OperatorGraph) -> float:

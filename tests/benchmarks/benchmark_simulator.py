@@ -23,7 +23,9 @@ from time import thread_time
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
+from dags import from_edges
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
@@ -34,7 +36,6 @@ from results.statistics import interval, resampled_medians
 from results.store import Store
 from scripts.arguments import Parser
 from systems.profiling.profile import Kernel, OperatorProfile, Profile
-from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.simulate.alone import STATES
@@ -149,7 +150,7 @@ def random_program(n: int) -> tuple[Simulator, Schedule]:
     """Nimble's schedule of a random graph of n operators."""
     rng = np.random.default_rng(0)
     edges = {(int(rng.integers(max(0, v - 20), v)), v) for v in range(1, n) for _ in range(2)}
-    graph = OperatorGraph.from_edges(n, sorted(edges))
+    graph = from_edges(n, sorted(edges))
     kernel = Kernel("k", 0.003, (64, 1, 1), (128, 1, 1), 32, 0)
     profile = Profile("NVIDIA H200", ("k",) * n, (OperatorProfile(0.003, (kernel,), 10**5, 10**5),) * n, None)
     return Simulator(graph, profile, load("h200")), assign_streams(graph)

@@ -56,7 +56,7 @@ def from_exported(exported: ExportedProgram, module: nn.Module, inputs: tuple[Te
     """Turn an exported program into a Program over the module's own parameters and buffers."""
     names = _written_buffers(exported)
     program = from_graph(exported.graph, _placeholders(exported, module), exported.call_spec.out_spec, inputs)
-    return write_back(program, [module.get_buffer(name) for name in names], names) if names else program
+    return write_back(program, [module.get_buffer(name) for name in names]) if names else program
 
 
 def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs: tuple[Tensor, ...]) -> Program:

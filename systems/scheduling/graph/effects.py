@@ -11,6 +11,13 @@ from torch._ops import OpOverload
 BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 STATISTICS = ("running_mean", "running_var")
 
+aten = torch.ops.aten
+# They read memory as it lies, not the tensor that lies in it.
+READERS_OF_MEMORY = (
+    *(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default),
+    aten._unsafe_view.default,
+)
+
 
 def copy_back(buffer: Tensor, value: Tensor, *after: object) -> Tensor:
     """Write `value` into the buffer; `after` are outputs that have to be there first, whose operators read it."""

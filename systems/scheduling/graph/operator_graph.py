@@ -89,14 +89,6 @@ class OperatorGraph:
                     raise ValueError(f"operator {v} ({operator.name}) depends on {u}, which is not captured before it")
 
     @classmethod
-    def from_edges(cls, n: int, edges: Iterable[tuple[int, int]], name: str = "operator") -> "OperatorGraph":
-        """A graph of `n` nameless operators, for algorithms that look at nothing but dependencies."""
-        predecessors: list[list[int]] = [[] for _ in range(n)]
-        for u, v in edges:
-            predecessors[v].append(u)
-        return cls([Operator(i, name, name) for i in range(n)], predecessors)
-
-    @classmethod
     def with_state(
         cls, operators: Sequence[Operator], producers: Sequence[Iterable[int]], state: Sequence[State]
     ) -> "OperatorGraph":

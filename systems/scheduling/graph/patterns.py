@@ -22,7 +22,7 @@ COPIES = (aten.clone.default,)  # tagged pointwise, but there to change a layout
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution whose weight is the module's own. stride, padding, dilation: one number a spatial dimension.
+    """A convolution whose weight and bias are the module's own. stride, padding, dilation: one number a spatial dimension.
 
     Args:
         x: what is convolved, [N, C, ...].
@@ -40,13 +40,20 @@ class Convolution:
 
 
 def convolution(call: Call, functions: Sequence[object] = CONVOLUTIONS) -> Convolution | None:
-    """`call` as a convolution, or None where it is none of `functions`, or its weight is computed."""
+    """`call` as a convolution of a batch; None where it is none of `functions`, or its weight or bias is computed."""
     if call.function not in functions or call.kwargs or not isinstance(call.args[1], Tensor):
         return None
     arguments: list[Any] = [*call.args, *(None, None, None, 1, 0, 1, 1)[len(call.args) :]]
     x, weight, bias, stride, padding, dilation, groups = arguments
+    if not isinstance(bias, Tensor | None) or (isinstance(call.produces, Tensor) and call.produces.dim() != weight.dim()):
+        return None
     n = weight.dim() - 2
     return Convolution(x, weight, bias, _repeated(stride, n), _repeated(padding, n), _repeated(dilation, n), groups)
+
+
+def is_norm(call: Call) -> bool:
+    """Is it a batch norm in eval form whose scale, shift and statistics are the module's own?"""
+    return call.function is BATCH_NORM and all(isinstance(t, Tensor | None) for t in call.args[1:5])
 
 
 def is_reshape(program: Program, v: int) -> bool:

@@ -46,7 +46,8 @@ def to_document(program: Program, module: nn.Module) -> dict[str, Any]:
         program: as captured from the module.
 
     Raises:
-        NotStorable: an operator is none of PyTorch's, or an argument is neither plain data nor of the module's state.
+        NotStorable: an operator is none of PyTorch's, or writes a buffer of the module; or an argument is neither plain data
+            nor of the module's state.
     """
     names = {id(t): name for name, t in _state(module).items()}
 
@@ -57,6 +58,8 @@ def to_document(program: Program, module: nn.Module) -> dict[str, Any]:
     for operator, call in zip(program.graph.operators, program.calls, strict=True):
         if not isinstance(call.function, torch._ops.OpOverload):
             raise NotStorable(f"{operator.target} is no operator of PyTorch")
+        if call.function._schema.is_mutable:
+            raise NotStorable(f"{operator.target} writes an argument")
         arguments = _written(call.args, leaf), _written(call.kwargs, leaf)
         calls.append([operator.name, str(call.function), *arguments, _written(call.produces, _on_meta)])
     try:

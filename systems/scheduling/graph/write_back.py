@@ -3,8 +3,9 @@
 Invariant: the operator that writes a buffer depends on every operator that reads the old value (WAR), and what reads the new
 value depends on it (RAW). Both are data dependencies, so any schedule that keeps those is right about the buffer too.
 
-1. An operator that alone reads the buffer, and makes the new value, writes in place: a cache is not copied in each step.
-2. Else the new value is copied at the end. The outputs of the old value's readers are further arguments of the copy.
+1. A new value, or an output of the module, that lies in a written buffer is a copy of what lies there: one more reader.
+2. An operator that alone reads the buffer, and makes the new value, writes in place: a cache is not copied in each step.
+3. Else the new value is copied at the end. The outputs of the old value's readers are further arguments of the copy.
 """
 
 from collections.abc import Sequence
@@ -15,30 +16,25 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from systems.base import Unsupported
-
 from .effects import copy_back, is_view
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Output, Program
 
+CLONE = torch.ops.aten.clone.default
 
-def write_back(program: Program, buffers: Sequence[Tensor], names: Sequence[str]) -> Program:
+
+def write_back(program: Program, buffers: Sequence[Tensor]) -> Program:
     """The program that leaves the new values of buffers in them.
 
     Args:
         program: functional; its first outputs are the new values, in the order of the buffers.
         buffers: of the module. None shares memory with another: torch.export refuses such a module.
-        names: of the buffers, for messages.
-
-    Raises:
-        Unsupported: the module returns what was in a buffer before it wrote it.
     """
+    program = _copied(program, buffers)
     operators, calls = list(program.graph.operators), list(program.calls)
     values, outputs = program.outputs[: len(buffers)], program.outputs[len(buffers) :]
-    for buffer, value, name in zip(buffers, values, names, strict=True):
+    for buffer, value in zip(buffers, values, strict=True):
         readers = _readers(program, buffer)
-        if any(_is_of(o, buffer, readers, program) for o in outputs):
-            raise Unsupported(f"it returns what was in {name} before it wrote it")
         writer = value.operator if isinstance(value, Output) else None
         in_place = _in_place(program.calls[writer], buffer) if writer is not None and readers == [writer] else None
         if writer is not None and in_place is not None and not _returns(program, writer, outputs):
@@ -49,6 +45,26 @@ def write_back(program: Program, buffers: Sequence[Tensor], names: Sequence[str]
             operators.append(Operator(len(calls), name, f"opweave.{name}"))
             produces = torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="meta")
             calls.append(Call(copy_back, (buffer, value, *_outputs_of(program, readers)), {}, produces))
+    graph = OperatorGraph(operators, [[o.operator for o in call.references()] for call in calls])
+    return Program(graph, calls, outputs, program.output_spec, program.examples, program.derived)
+
+
+def _copied(program: Program, buffers: Sequence[Tensor]) -> Program:
+    """The program with copies in the place of outputs that lie in the buffers' memory."""
+    memories = {_memory(buffer) for buffer in buffers}
+    readers = {v for buffer in buffers for v in _readers(program, buffer)}
+
+    def lies_there(output: Any) -> bool:
+        if isinstance(output, Tensor):
+            return _memory(output) in memories
+        return isinstance(output, Output) and output.operator in readers and is_view(program.calls[output.operator].function)
+
+    operators, calls, outputs = list(program.graph.operators), list(program.calls), list(program.outputs)
+    for i, output in enumerate(program.outputs):
+        if lies_there(output):
+            outputs[i] = Output(len(calls))
+            operators.append(Operator(len(calls), "clone", str(CLONE)))
+            calls.append(Call(CLONE, (output,), {}, torch.empty_like(program.value(output), device="meta")))
     graph = OperatorGraph(operators, [[o.operator for o in call.references()] for call in calls])
     return Program(graph, calls, outputs, program.output_spec, program.examples, program.derived)
 
@@ -64,14 +80,6 @@ def _readers(program: Program, buffer: Tensor) -> list[int]:
             if is_view(call.function):
                 views.add(v)
     return readers
-
-
-def _is_of(output: Any, buffer: Tensor, readers: Sequence[int], program: Program) -> bool:
-    """Does an output of the module lie in the buffer's memory, before it is written?"""
-    if isinstance(output, Tensor):
-        return _memory(output) == _memory(buffer)
-    is_read = isinstance(output, Output) and output.operator in readers
-    return is_read and is_view(program.calls[output.operator].function)
 
 
 def _in_place(call: Call, buffer: Tensor) -> OpOverload | None:

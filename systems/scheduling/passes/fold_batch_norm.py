@@ -7,7 +7,7 @@ from torch import Tensor
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.derived import Derived
-from systems.scheduling.graph.patterns import BATCH_NORM, CONCATENATION, convolution, only_user, users
+from systems.scheduling.graph.patterns import CONCATENATION, convolution, is_norm, only_user, users
 from systems.scheduling.graph.program import Call, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
@@ -22,8 +22,8 @@ def fold_batch_norm(program: Program, _: Context) -> Rewritten:
 
         (conv(x, w) + b - mean) * s + beta  =  conv(x, s * w) + (b - mean) * s + beta.
 
-    It holds through a concatenation, where each convolution takes its own channels' part. Nothing else may read the
-    convolutions or the concatenation. Nothing is measured: an operator less is never slower.
+    It holds through a concatenation, where each convolution takes its own channels' part, and so stands in it once. Nothing
+    else may read the convolutions or the concatenation. Nothing is measured: an operator less is never slower.
 
     Folded weights are computed in float64 and rounded once. A batch norm stays where that costs more than eager's own
     rounding, as where a small gamma makes them denormal in float16; its decision says so.
@@ -32,7 +32,7 @@ def fold_batch_norm(program: Program, _: Context) -> Rewritten:
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
     for v, norm in enumerate(program.calls):
-        if norm.function is not BATCH_NORM or not isinstance(norm.args[0], Output):
+        if not is_norm(norm) or not isinstance(norm.args[0], Output):
             continue
         u = norm.args[0].operator
         if only_user(readers[u]) is None:
@@ -42,7 +42,7 @@ def fold_batch_norm(program: Program, _: Context) -> Rewritten:
             operators: tuple[int, ...] = (u, v)
         elif _joins_channels(program.calls[u]):
             sources = [s.operator for s in program.calls[u].references()]
-            if len(sources) != len(program.calls[u].args[0]) or not all(
+            if len({*sources}) != len(program.calls[u].args[0]) or not all(
                 convolution(program.calls[s]) is not None and only_user(readers[s]) is not None for s in sources
             ):
                 continue

@@ -45,8 +45,11 @@ def fuse_convolution(program: Program, context: Context) -> Rewritten:
     TensorRT's" fusions). Some of PyTorch's operators for oneDNN's kernels raise errors in fp16 and bf16, so a CPU has them
     in float32 alone.
 
-    Invariant: of the operators of a place only the last is read from outside, so no parallelism is lost. Each distinct place
-    is measured fused and separate; separate means as the later passes leave it.
+    Invariants:
+        - Of the operators of a place only the last is read from outside, so no parallelism is lost. Each distinct place is
+          measured fused and separate; separate means as the later passes leave it.
+        - A place computes what eager execution does, but of a NaN. oneDNN's ReLU makes 0 of it, and its hardtanh the lower
+          bound.
     """
     device = program.device.type
     times_by_signature: dict[str, dict[str, float]] = {}

@@ -59,9 +59,11 @@ def _key(call: Call) -> Hashable:
 
 
 def _hashable(value: Any) -> Hashable:
-    """Equal for equal arguments: tensors are equal where they are one; 1, 1.0 and True are not equal."""
+    """Equal for equal arguments. Tensors are where they are one; 1, 1.0 and True are not, nor are 0.0 and -0.0."""
     if isinstance(value, list | tuple):
         return tuple(map(_hashable, value))
     if isinstance(value, dict):
         return tuple((name, _hashable(v)) for name, v in value.items())
+    if isinstance(value, float | complex):
+        return type(value), repr(value)
     return id(value) if isinstance(value, Tensor) else (type(value), value)

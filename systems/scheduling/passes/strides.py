@@ -9,12 +9,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from systems.scheduling.graph.capture import on_meta
+from systems.scheduling.graph.effects import READERS_OF_MEMORY
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.program import Call, Program
-
-aten = torch.ops.aten
-# They read memory as it lies, not the tensor that lies in it, and would do so without an error.
-READERS_OF_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 
 
 @torch.no_grad()

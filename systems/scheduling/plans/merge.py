@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from systems.scheduling.graph.derived import Derived
-from systems.scheduling.graph.patterns import ACTIVATIONS, BATCH_NORM, CONVOLUTION, Convolution, convolution
+from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
+from systems.scheduling.graph.patterns import ACTIVATIONS, CONVOLUTION, Convolution, convolution, is_norm
 from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement
 
@@ -39,7 +40,8 @@ def merge(program: Program, units: Sequence[Sequence[int]]) -> Replacement | Non
     """One operator in the place of all `units`, or None where they cannot be merged.
 
     The kernels are stacked along the output channels, and so are biases and batch norms. The outputs are views of the merged
-    operator's; copies where there are groups of channels, whose outputs interleave.
+    operator's. They are copies with the strides of the separate operators' outputs in three cases: there are groups of
+    channels, whose outputs interleave; the model returns the output; or a reader takes memory as it lies.
 
     Invariants of units that can be merged:
         - Each is a two-dimensional convolution, perhaps with a batch norm and an activation after it, the same for all.
@@ -65,10 +67,12 @@ def merge(program: Program, units: Sequence[Sequence[int]]) -> Replacement | Non
         arguments += [None] * 5
     channels = [weight.shape[0] for weight in weights]
     shape = [list(first.conv.stride), list(padding), list(first.conv.dilation), groups]
+    copied = [groups > 1 or _is_seen(program, m.last) for m in members]
+    strides = [list(program.calls[m.last].produces.stride()) if c else None for c, m in zip(copied, members, strict=True)]
     call = Call(
         run_merged,
         (first.conv.x, *arguments, shape, channels, first.activation and _activation(first.activation)),
-        {},
+        {"strides": strides} if any(copied) else {},
         tuple(program.calls[m.last].produces for m in members),
     )
     operators = tuple(sorted(v for unit in units for v in unit))
@@ -104,8 +108,13 @@ def run_merged(
     shape: list[Any],
     channels: list[int],
     activation: tuple[Any, ...] | None,
+    strides: Sequence[list[int] | None] = (),
 ) -> tuple[Tensor, ...]:
-    """The merged operator: x [N, C, H, W] to one [N, channels[i], H', W'] for each convolution."""
+    """The merged operator: x [N, C, H, W] to one [N, channels[i], H', W'] for each convolution.
+
+    Args:
+        strides: of the outputs that are copied.
+    """
     stride, padding, dilation, groups = shape
     y = CONVOLUTION(x, weight, bias, stride, padding, dilation, groups)
     if mean is not None:
@@ -113,11 +122,28 @@ def run_merged(
     if activation is not None:
         function, rest = activation
         y = function(y, *rest)
-    if groups == 1:
-        return y.split(channels, dim=1)
     n, _, height, width = y.shape
-    parts = y.view(n, groups, -1, height, width).split([c // groups for c in channels], dim=2)
-    return tuple(p.reshape(n, -1, height, width) for p in parts)
+    if groups == 1:
+        parts = y.split(channels, dim=1)
+    else:
+        parts = y.view(n, groups, -1, height, width).split([c // groups for c in channels], dim=2)
+    if not strides:
+        return parts
+    shapes = [(n, c, height, width) for c in channels]
+    return tuple(p if s is None else _laid(p, shape, s) for p, shape, s in zip(parts, shapes, strides, strict=True))
+
+
+def _laid(part: Tensor, shape: tuple[int, ...], strides: list[int]) -> Tensor:
+    """A copy of the part, of this shape and with these strides."""
+    out = part.new_empty_strided(shape, strides)
+    out.view(part.shape).copy_(part)
+    return out
+
+
+def _is_seen(program: Program, v: int) -> bool:
+    """Does anything depend on how the output of operator v lies in memory?"""
+    readers = [program.calls[u].function for u in program.graph.successors[v]]
+    return v in program.kept_operators() or any(is_view(f) or f in READERS_OF_MEMORY for f in readers)
 
 
 def _activation(call: Call) -> tuple[Any, ...]:
@@ -130,7 +156,7 @@ def _member(program: Program, unit: Sequence[int]) -> _Member | None:
     if conv is None:
         return None
     norm = activation = None
-    if rest and rest[0].function is BATCH_NORM:
+    if rest and is_norm(rest[0]):
         norm, rest = rest[0], rest[1:]
     if rest and rest[0].function in ACTIVATIONS:
         activation, rest = rest[0], rest[1:]
