@@ -59,6 +59,8 @@ def test_other_processes_are_told_of_their_own_card(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
     assert card.processes("0") == [card.Process(7, 3072), card.Process(8, 0)]
     assert card.processes("1") == [] and nvml.initialised == 0
+    assert card.processes("1,0") == card.processes("0"), "of a cell with several cards any counts"
+    assert card.processes("0,0") == [card.Process(7, 6144), card.Process(8, 0)], "what one holds of both"
     assert card.processes("GPU-6b2cfc51") == []  # CUDA_VISIBLE_DEVICES may name a card by its UUID
 
 

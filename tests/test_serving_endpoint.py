@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 from conftest import ROOT, Run, command, environment
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_serving_engine import alone
 from test_serving_models import TEMPLATE, saved, tokenizer_in
@@ -22,7 +25,12 @@ from test_serving_models import TEMPLATE, saved, tokenizer_in
 import systems
 from models.decoders import load_decoder
 from models.folder import tokenizer_of
-from runners.serving.text import decoded, encoded
+from results.cell import Cell, Conditions, choose
+from runners.cell.messages import Show
+from runners.cell.messages import decoded as decoded_message
+from runners.request import request
+from runners.serving.text import Bytes, Growing, decoded, encoded
+from runners.showings.registry import showing
 from systems.serving.loop import Listed, RealClock
 from systems.serving.peer import PeerFailed, PeerServer
 from systems.serving.request import Delivery, Request
@@ -205,6 +213,34 @@ def test_a_body_too_large_and_one_that_is_no_json_are_refused(running: Running) 
             assert response.status == status and message and "\n" not in message
 
 
+NESTED = b'{"prompt": %b1%b}'
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b'{"prompt": [1], "seed": 1e400}', {}),
+        (b'{"prompt": [1], "temperature": NaN}', {}),
+        (b'{"prompt": "\\ud800"}', {}),
+        (b'{"prompt": "a"}', {"Content-Type": "application/json; charset=foo"}),
+        (b'{"prompt": "a"}', {"Content-Encoding": "gzip"}),
+        (NESTED % (b"[" * 900, b"]" * 900), {}),
+        (NESTED % (b"[" * 50_000, b"]" * 50_000), {}),
+        (b'{"prompt": "a", "n": ' + b"[" * 900 + b"]" * 900 + b"}", {}),
+        (b'{"prompt": [1%b]}' % (b"0" * 5000), {}),
+    ],
+)
+def test_whatever_a_body_is_its_refusal_is_one_line_of_json(running: Running, body: bytes, headers: dict[str, str]) -> None:
+    connection = http.client.HTTPConnection(urlsplit(running.address).netloc, timeout=SOON_S)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"} | headers)
+        response = connection.getresponse()
+        error = json.loads(response.read())["error"]
+        assert response.status == 400 and error["type"] == "invalid_request_error"
+        assert 0 < len(error["message"]) < 400 and "\n" not in error["message"]
+    assert "Traceback" not in running.output.read_text()
+
+
 def test_other_paths(running: Running) -> None:
     assert [model.id for model in running.client.models.list()] == ["gpt"]
     assert running.get("/health")[0] == 200
@@ -220,7 +256,7 @@ def test_other_paths(running: Running) -> None:
 def test_a_client_that_goes_away_gives_its_slots_back(running: Running) -> None:
     stream = running.client.completions.create(model="gpt", prompt="a", max_tokens=2000, stream=True)
     next(iter(stream))
-    assert running.metric("kv_slots_reserved") == 2001
+    assert running.metric("kv_slots_reserved") == 2001 and running.metric("preemptions_total") == 0
     stream.close()
     running.until("kv_slots_reserved", 0)
     running.until("requests_unfinished", 0)
@@ -232,6 +268,51 @@ def test_a_port_that_is_taken_is_one_line(running: Running, run: Run) -> None:
     assert done.returncode == 2 and done.stderr.strip().splitlines() == [
         f"opweave: runner.port={port}: nothing can listen there on 127.0.0.1: Address already in use"
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "words"),
+    [
+        (
+            ["system.tensor_parallel=2", "model.heads=8"],
+            {"GLOO_SOCKET_IFNAME": "bogus0"},
+            r"rank \d of 2 .* ended with status 1",
+        ),
+        (["system.slots=100000000000"], {}, "can't allocate memory"),
+        (["system=request_level", "system.slots=1000"], {}, "a request holds 2048 K/V slots"),
+    ],
+)
+def test_a_server_that_cannot_be_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str], variables: dict[str, str], words: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = run("runner=serve", "runner.port=0", "system=orca", *MODEL, *options)
+    making, line = done.stderr.strip().splitlines()
+    assert done.returncode in (1, 2) and making == "opweave: making the model" and re.search(f"^opweave: .*{words}", line)
+
+
+def test_a_model_is_served_on_the_gpu_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever CUDA has seen in this process: the program that serves begins anew."""
+    calls: list[tuple[list[str], dict[str, str]]] = []
+
+    def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
+        calls.append((arguments, environment))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    cell = Cell(
+        choose("model", "gpt"), choose("system", "orca"), choose("runner", "serve", port=0), Conditions(1, "cuda", "fp16")
+    )
+    options = SimpleNamespace(gpus=(1, 0))
+    with pytest.raises(KeyboardInterrupt):
+        showing(cell.runner).run(request.Request((cell,), options))  # type: ignore[arg-type]
+    ((arguments, environment_),) = calls
+    assert (environment_["CUDA_VISIBLE_DEVICES"], environment_["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
+    command_ = decoded_message(arguments[-1])
+    assert arguments[1:3] == ["-m", "runners.showings.serve"] and isinstance(command_, Show) and command_.cell == cell
 
 
 @pytest.fixture(scope="module")
@@ -305,15 +386,117 @@ def test_pieces_never_show_what_a_stop_text_takes_back(letters: list[str], stops
     assert sent == seen[: _first(seen, stops)]
 
 
+class Written:
+    """A tokenizer of a few pieces. decoder: as a kind of tokenizers puts them together."""
+
+    def __init__(self, pieces: list[str], decoder: object):
+        tokenizers = pytest.importorskip("tokenizers")
+        ids = {piece: at for at, piece in enumerate(["<unk>", "<end>", *pieces])}
+        self.inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+        self.inner.add_special_tokens(["<end>"])
+        if decoder is not None:
+            self.inner.decoder = decoder
+        self.num_tokens = len(ids)
+
+    def decoded(self, tokens: Sequence[int]) -> str:
+        return str(self.inner.decode(list(tokens)))
+
+
+def texts() -> dict[str, tuple[object, int]]:
+    """Ways to put tokens together, and how many tokens each has."""
+    decoders = pytest.importorskip("tokenizers").decoders
+    bytes_, spaced = (
+        ["a", "b", "\u0120c", "\u00e4", "\u00b8", "\u0143", "\u00f0", "\u0141", "."],
+        ["\u2581a", "b", "\u2581", "c.", "\u2581d"],
+    )
+    written = {
+        "words": Written(["a", "b", ".", "n't"], None),
+        "bytes of BPE": Written(bytes_, decoders.ByteLevel()),
+        "pieces of words": Written(["a", "##b", "##c", ".", "n", "'", "t"], decoders.WordPiece(cleanup=True)),
+        "marked spaces": Written(spaced, decoders.Metaspace()),
+    }
+    return {"bytes": (Bytes(), 300), **{name: (text, text.num_tokens) for name, text in written.items()}}
+
+
+@pytest.mark.parametrize("name", ["bytes", "words", "bytes of BPE", "pieces of words", "marked spaces"])
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_text_that_grows_is_that_of_all_its_tokens(name: str, data: st.DataObject) -> None:
+    text, num_tokens = texts()[name]
+    counts = data.draw(st.lists(st.sampled_from([1, 1, 1, 2, 5, 40]), min_size=1, max_size=60))
+    draw = data.draw(st.randoms(use_true_random=False))
+    usual = draw.sample(range(num_tokens), min(num_tokens, 6))  # so that the same follow each other
+    growing, tokens = Growing(text), list[int]()  # type: ignore[arg-type]
+    for count in counts:
+        new = [draw.choice(usual) if draw.random() < 0.8 else draw.randrange(num_tokens) for _ in range(count)]
+        tokens += new
+        assert growing.more(new) == text.decoded(tokens)  # type: ignore[attr-defined]
+
+
+def test_a_text_does_not_grow_from_tokens_that_say_another_text_alone() -> None:
+    """Ids that have no text, and bytes of which only all together are characters."""
+    decoders = pytest.importorskip("tokenizers").decoders
+    words = Written(["a", "b"], None)
+    character = ["<0xE4>", "<0xB8>", "<0xAD>"]
+    fallen = Written(character, decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()]))
+    for text, pieces in ((words, [(2,), *[(1,)] * 50, (3,), (2,)]), (fallen, [(2, 3, 4)] * 60)):
+        growing, tokens = Growing(text), list[int]()  # type: ignore[arg-type]
+        for piece in pieces:
+            tokens += piece
+            assert growing.more(piece) == text.decoded(tokens)
+    assert text.decoded(tokens) == "中" * 60
+
+
+def test_few_of_many_tokens_are_decoded_again() -> None:
+    class Counted(Bytes):
+        num_decoded = 0
+
+        def decoded(self, tokens: Sequence[int]) -> str:
+            self.num_decoded += len(tokens)
+            return super().decoded(tokens)
+
+    text = Counted()
+    growing = Growing(text)
+    tokens = encoded("hé中 😀" * 300)
+    assert [growing.more((token,)) for token in tokens][-1] == decoded(tokens) and text.num_decoded < 40 * len(tokens)
+
+
 @given(st.text(max_size=20))
 def test_a_text_is_its_bytes(text: str) -> None:
     assert decoded(encoded(text)) == text and decoded([97, 300, 98]) == "a<300>b"
 
 
-@pytest.mark.parametrize("body", [3, {"prompt": [1, "a"]}, {"prompt": [True]}, {"prompt": "a", "max_tokens": "x"}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        3,
+        {"prompt": [1, "a"]},
+        {"prompt": [True]},
+        {"prompt": "a", "max_tokens": "x"},
+        {"prompt": [["a", "b"], ["c"]]},
+        {"prompt": [["a"]]},
+        {"prompt": [[[1, 2], [3]]]},
+        {"prompt": [[1], []]},
+        {"prompt": "a\ud800"},
+        {"prompt": ["a", "\udc00"]},
+        {"prompt": "a", "logprobs": 0},
+        {"prompt": "a", "n": True},
+        *(
+            {"prompt": "a", key: value}
+            for key in ("seed", "temperature", "top_p")
+            for value in (math.inf, math.nan, 10**400)
+        ),
+    ],
+)
 def test_a_strange_body_is_refused(body: object) -> None:
-    with pytest.raises(BadBody):
+    with pytest.raises(BadBody) as caught:
         Completion.of(body)
+    assert len(str(caught.value)) < 200 and "\n" not in str(caught.value)
+
+
+def test_whole_numbers_are_numbers_and_lists_of_ids_are_prompts() -> None:
+    completion = Completion.of({"prompt": [[1, 2], [3]], "temperature": 10**30, "presence_penalty": 0.0, "logprobs": False})
+    assert completion.prompts == ((1, 2), (3,)) and isinstance(completion.sampling.temperature, float)
 
 
 def test_a_signal_lets_what_has_come_be_answered(running: Running) -> None:

@@ -15,6 +15,7 @@ import torch
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving_parts import slot_of
 
 from models.gpt import GPT, Shape, made
 from systems.serving.batch import Batch, Row, row_of
@@ -146,6 +147,20 @@ def test_drawing_follows_the_distribution() -> None:
     assert (counts - expected).abs().max() < 0.05 and counts[2][[0, 3]].sum() == 0
 
 
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(1.0, 1e-46), (1.0, 1e-320), (1e-39, 1.0), (1e-39, 1e-46), (1e-320, 1.0), (0.0, 1.0)]
+)
+def test_the_least_that_can_be_asked_for_is_the_likeliest_token(temperature: float, top_p: float) -> None:
+    """Also beside a row that draws, and where a number is 0 in the precision of the device."""
+    logits = torch.tensor([5.0, 1.0, 0.0, -9.0]).repeat(2, 1)
+    request = Request(0, (1,), 1)
+    rows = []
+    for sampling in (Sampling(temperature, top_p, seed=1), Sampling(1.0)):
+        request.sampling = sampling
+        rows.append(row_of(request, Region((0,), 1, 1), 1))
+    assert int(sampled(logits, tuple(rows))[0]) == int(sampled(logits[:1], tuple(rows[:1]))) == 0
+
+
 def test_weights_are_the_same_each_time_and_not_the_callers_random_state() -> None:
     torch.manual_seed(1)
     expected = torch.rand(2)
@@ -188,7 +203,7 @@ def test_a_layout_says_where_each_token_lies(block_size: int, data: st.DataObjec
         for position, token in enumerate(row.tokens, row.begin):
             tokens.append(token)
             places.append(max(position - row.num_padding, 0))
-            slots.append(row.region.slot(position))
+            slots.append(slot_of(row.region, position))
         assert layout.lasts[at] == len(tokens) - 1
         assert (layout.num_contexts[at], layout.num_paddings[at]) == (row.begin + len(row.tokens), row.num_padding)
         assert layout.blocks[at, : len(row.region.blocks)].tolist() == list(row.region.blocks)

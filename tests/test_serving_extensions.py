@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from serving_parts import slot_of
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE, SIZES, alone, requests_of, served
 from test_serving_schedulers import Asked, token_of, workloads
 
@@ -21,7 +22,7 @@ from systems.serving.batch import Batch
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel, select
 from systems.serving.prefix_cache import CachedSlots, extend_digests
-from systems.serving.request import Request, Sampling, State
+from systems.serving.request import Request, Sampling
 from systems.serving.slots import BlockSlots, PagedSlots, Region
 from systems.serving.system import Server, ServingSystem
 
@@ -40,13 +41,13 @@ class Memory:
         streams = []
         for row in batch.rows:
             tokens = [token if token >= 0 else self.sampled[-1 - token] for token in row.tokens]
-            before = self.slots[row.region.slot(row.begin - 1)] if row.begin else ()
+            before = self.slots[slot_of(row.region, row.begin - 1)] if row.begin else ()
             assert len(before) == row.begin
             for at in range(row.begin, row.num_context):
-                self.slots[row.region.slot(at)] = (*before, *tokens[: at + 1 - row.begin])
+                self.slots[slot_of(row.region, at)] = (*before, *tokens[: at + 1 - row.begin])
             streams.append((*before, *tokens))
         for row, stream in zip(batch.rows, streams, strict=True):
-            attended = [self.slots[row.region.slot(at)] for at in range(row.num_context)]
+            attended = [self.slots[slot_of(row.region, at)] for at in range(row.num_context)]
             assert attended == [stream[: at + 1] for at in range(row.num_context)]
         self.sampled = [token_of(row.request_id, row.draw) for row in batch.rows]
         return self.sampled
@@ -66,12 +67,24 @@ def check(book: BlockSlots, regions: Sequence[Region], num_slots: int) -> None:
 
 @settings(max_examples=400, deadline=None)
 @example(  # the earliest that holds slots is cancelled and in flight: the next may lose its own
-    [Asked(1, 3, 13), Asked(1, 4, 13), Asked(8, 2, 14), Asked(4, 4, 13, 25)], "paged", 1, 15, 1, 1, 5, True, "prefetch"
+    [Asked(1, 3, 13), Asked(1, 4, 13), Asked(8, 2, 14), Asked(4, 4, 13, 25)],
+    "paged",
+    1,
+    15,
+    1,
+    1,
+    5,
+    True,
+    "prefetch",
+    False,
+)
+@example(  # cancelled with two batches in flight: the second fills a block with a token that the stream never has
+    [Asked(3, 4, 0, 0)], "cached", 4, 12, 1, 1, 0, False, "async", True
 )
 @given(
     workloads(is_cancelling=True), st.sampled_from(sorted(BOOKS)), st.sampled_from([1, 2, 4]), st.integers(12, 40),
     st.integers(1, 4), st.integers(1, 3), st.sampled_from([0, 2, 5]), st.booleans(),
-    st.sampled_from(["", "prefetch", "async"]),
+    st.sampled_from(["", "prefetch", "async"]), st.booleans(),
 )  # fmt: skip
 def test_no_switch_loses_a_slot_or_a_token(
     workload: list[Asked],
@@ -83,7 +96,9 @@ def test_no_switch_loses_a_slot_or_a_token(
     chunk: int,
     is_preempting: bool,
     ahead: str,
+    is_late: bool,
 ) -> None:
+    """is_late: requests are cancelled once the batches of their turn are in flight, and not before."""
     slots = BOOKS[book].all_free(num_slots, block_size)
     num_workers = 1 if ahead == "async" else num_workers
     scheduler = IterationLevel(
@@ -96,10 +111,11 @@ def test_no_switch_loses_a_slot_or_a_token(
     turn = 0
     while turn <= 40 or scheduler.num_unfinished:
         for i, a in enumerate(workload):
-            if a.turn == turn and (a.cancelled is None or a.cancelled > turn):
+            if a.turn == turn and (a.cancelled is None or a.cancelled >= turn + (not is_late)):
                 scheduler.add(requests[i])
-            if a.cancelled == turn:
-                scheduler.cancel(i)
+        cancelled = [i for i, a in enumerate(workload) if a.cancelled == turn]
+        for i in cancelled if not is_late else ():
+            scheduler.cancel(i)
         holders = [r for r in scheduler.started.values() if r.region is not None]
         while (batch := scheduler.next_batch()) is not None:
             assert 0 < len(batch.rows) <= max_batch_size and (not chunk or batch.num_tokens <= chunk)
@@ -109,6 +125,8 @@ def test_no_switch_loses_a_slot_or_a_token(
         if holders:
             earliest = min(holders, key=lambda r: (r.arrival_s, r.id))
             assert earliest.region is not None, "the earliest is never preempted"
+        for i in cancelled if is_late else ():
+            scheduler.cancel(i)
         regions = [r.region for r in requests.values() if r.region is not None]
         assert isinstance(scheduler.slots, BlockSlots)
         check(scheduler.slots, regions, num_slots)
@@ -210,7 +228,7 @@ def test_the_youngest_gives_up_its_slots_to_an_earlier_one() -> None:
         reservation = slots.reserved(2)
         assert reservation is not None
         slots, region = reservation
-        request = Request(i, (1, 2), num_new, float(i), state=State.INCREMENT, generated=[5], num_fed=2, region=region)
+        request = Request(i, (1, 2), num_new, float(i), generated=[5], num_fed=2, region=region)
         pool.append(request)
     selection = select(pool, slots, 8, is_preempting=True)
     assert [part.request.id for part in selection.parts] == [0, 1] and [r.id for r in selection.preempted] == [2]
@@ -226,7 +244,7 @@ def test_a_stop_token_ends_a_request_whose_next_batch_is_under_way() -> None:
     (delivery,) = scheduler.take_back(first, [9])
     assert delivery.is_last and scheduler.num_reserved > 0  # its second batch still writes
     assert scheduler.take_back(second, [3]) == [] and request.generated == [9]
-    assert request.state is State.FINISHED and scheduler.num_reserved == scheduler.num_unfinished == 0
+    assert scheduler.num_reserved == scheduler.num_unfinished == 0
 
 
 def test_drawn_tokens_are_the_same_when_the_host_does_not_wait_for_them() -> None:

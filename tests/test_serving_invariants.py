@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving_parts import slot_of
 from test_serving_schedulers import Asked, books, token_of, workloads
 from test_serving_simulated import LinearCost, simulated
 
@@ -99,7 +100,7 @@ def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Ba
         size = scheduler.slots.block_size if isinstance(scheduler.slots, PagedSlots) else 1
         assert scheduler.num_reserved == sum(-(-request.max_tokens // size) * size for request in started)
         regions = [request.region for request in started if request.region is not None]
-        places = [region.slot(at) for region in regions for at in range(region.num_slots)]
+        places = [slot_of(region, at) for region in regions for at in range(region.num_slots)]
         assert len(regions) == len(started) and len(places) == len(set(places)) == scheduler.num_reserved
         running = [row.request_id for batch, _ in flight for row in batch.rows]
         assert len(running) == len(set(running)) and len(flight) <= scheduler.num_in_flight_max

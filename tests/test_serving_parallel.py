@@ -13,6 +13,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 from urllib.error import HTTPError
 
@@ -22,26 +23,31 @@ import torch
 from conftest import ROOT, command, environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_parts import SHAPE, amplify
+from serving_parts import LONG, SHAPE, amplify
 from test_serving_engine import alone, requests_of, served
 
 import conf
+import systems
 from models.gpt import GPT, Shape, made
 from models.gpt_part import Part, made_part
 from results.cell import Cell, Conditions, choose
 from runners.checks import BadRequest
 from runners.request.request import Request, SweepOptions
 from runners.serving.bridge import Bridge, Stopped
+from runners.serving.parted import parted
 from runners.showings.registry import showing
+from systems.serving import parallel
 from systems.serving.batch import Batch, Row
+from systems.serving.engine import PROMPT_SIZES
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.message import from_bytes, to_bytes
 from systems.serving.parallel import EngineEnded, ParallelEngine
 from systems.serving.parts import Parts
+from systems.serving.parts import environment as environment_of
 from systems.serving.request import Sampling
 from systems.serving.slots import ContiguousSlots, Region
-from systems.serving.system import Server
-from systems.serving.worker import Spec
+from systems.serving.system import Server, ServingSystem
+from systems.serving.worker import Link, Spec, Wiring, Worker
 
 NUM_SLOTS = 120
 
@@ -118,6 +124,106 @@ def test_two_stages_of_two_parts_are_one_process_until_one_is_killed() -> None:
         engine.close()
 
 
+ONE_ROW = Batch(0, (Row(0, Region((3,), 10, 10), 0, (1, 2), 0, 2, 0, Sampling()),))
+
+
+def check_silence(engine: ParallelEngine, line: str) -> None:
+    """No answer comes to a batch: within seconds all workers end, and whoever looks for its return is told."""
+    engine.submit(ONE_ROW)
+    deadline = time.monotonic() + 10
+    while not engine.has_returned():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(EngineEnded, match=line):
+        engine.collect()
+    assert not any(psutil.pid_exists(worker.process.pid) for worker in engine.workers)
+
+
+def test_an_error_of_the_device_ends_all() -> None:
+    """It comes to light in the thread that answers."""
+    engine = started(Parts(1, 2), maker="serving_parts:failing_part")
+    try:
+        check_silence(
+            engine, r"^rank 0 of 2 .* ended with status 1: RuntimeError: CUDA error: an illegal memory access was \w+$"
+        )
+    finally:
+        engine.close()
+
+
+def test_a_worker_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(Parts(1, 2))
+    try:
+        engine.submit(ONE_ROW)
+        assert len(engine.collect().tokens) == 1
+        monkeypatch.setattr(parallel, "LIMIT_S", 1.0)
+        time.sleep(2.5)  # nothing is in flight: an idle engine is no engine that hangs
+        os.kill(engine.workers[1].process.pid, signal.SIGSTOP)
+        check_silence(engine, "^no answer to an iteration came for 1 s: a worker hangs, or its GPU has failed$")
+    finally:
+        engine.close()
+
+
+def test_an_idle_engine_lives_longer_than_torch_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers wait for control messages as long as nobody asks for anything, however long groups wait by default."""
+    short = "from torch.distributed import distributed_c10d\ndistributed_c10d.default_pg_timeout /= 900  # 2 seconds\n"
+    (tmp_path / "sitecustomize.py").write_text(short)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engine = started(Parts(1, 2), "nccl")
+    try:
+        for idle_s in (0, 4):
+            time.sleep(idle_s)
+            engine.submit(ONE_ROW)
+            assert len(engine.collect().tokens) == 1
+    finally:
+        engine.close()
+
+
+def test_buffers_of_communicators_come_before_slots_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker alone, in this process."""
+    notes = []
+    connect = Link.connect
+    monkeypatch.setattr(Link, "connect", lambda link, device: (notes.append("connected"), connect(link, device)))
+    monkeypatch.setattr(Worker, "_slots_that_fit", lambda worker, decoder: notes.append("counted") or 20)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    rendezvous, maker = str(tmp_path / "rendezvous"), "serving_parts:telling_part"
+    spec = Spec(Parts(), 0, "cpu", rendezvous, maker, "", 0, 0, 0, "split", False, 4, "nccl")
+    read, write = os.pipe()
+    try:
+        assert Worker(spec, Wiring(read, (), None)).num_slots == 20
+    finally:
+        torch.distributed.destroy_process_group()
+        os.close(write)
+    assert notes == ["connected", "counted"]
+
+
+class Recorded:
+    """Stands for an engine of several processes, which it does not start."""
+
+    num_workers, num_slots = 1, 100
+
+    def __init__(self, specs: list[Spec], vocabulary: int, is_prefetching: bool):
+        self.specs, self.is_prefetching = specs, is_prefetching
+
+
+@pytest.mark.parametrize("attention", ["auto", "split"])
+def test_split_attention_has_no_graphs_in_any_number_of_processes(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "ParallelEngine", Recorded)
+    system = systems.load("orca", attention=attention, cuda_graphs=True, tensor_parallel=2, prefetch=attention == "split")
+    assert isinstance(system, ServingSystem)
+    cell = Cell(choose("model", "gpt"), choose("system", "orca"), choose("runner", "serving"), Conditions(1, "cpu", "fp32"))
+    engine = system.prepare_serving(parted(cell, Parts(1, 2))).engine  # type: ignore[arg-type]
+    assert isinstance(engine, Recorded) and engine.is_prefetching == (attention == "split")
+    assert {(spec.attention, spec.uses_graphs) for spec in engine.specs} == {("split", False)}
+
+
+def test_nccl_supports_graphs_beside_other_calls_where_they_may_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "NCCL_GRAPH_MIXING_SUPPORT"
+    monkeypatch.delenv(name, raising=False)
+    assert environment_of(1)[name] == "0" and name not in environment_of(2)
+    monkeypatch.setenv(name, "1")
+    assert environment_of(1)[name] == "1", "whoever sets it is asked first"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "tensor", "control"),
@@ -138,7 +244,7 @@ TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, r
 
 @pytest.mark.parametrize(
     ("pipeline", "tensor", "control"),
-    [pytest.param(*split, marks=TWO_GPUS) for split in ((1, 2, "pipe"), (2, 1, "pipe"), (2, 1, "nccl"))],
+    [pytest.param(*split, marks=TWO_GPUS) for split in ((1, 2, "pipe"), (1, 2, "nccl"), (2, 1, "pipe"), (2, 1, "nccl"))],
 )
 def test_two_gpus_are_one_process(pipeline: int, tensor: int, control: str) -> None:
     """With CUDA graphs of increments and of prompts, of whose sizes both agree."""
@@ -154,6 +260,72 @@ def test_two_gpus_are_one_process(pipeline: int, tensor: int, control: str) -> N
     finally:
         engine.close()
     assert not any(psutil.pid_exists(worker.process.pid) for worker in engine.workers)
+
+
+def check_long(
+    parts: Parts, device: str, precision: str, attention: str, control: str = "pipe", is_prefetching: bool = False
+) -> None:
+    """Prompts of more tokens than any graph has come while others have increments, and as many batches fly as may."""
+    options = "serving_parts:long_part", precision, 4000, 0, 0, attention, attention == "fused", 4, control
+    specs = [Spec(parts, rank, device, "", *options) for rank in range(parts.num_ranks)]
+    engine = ParallelEngine(specs, LONG.vocabulary, is_prefetching)
+    requests = requests_of([(900, 5), (20, 30), (900, 3), (3, 30), (850, 4)])
+    batches: list[Batch] = []
+    most_in_flight = 0
+
+    class Noted(SimpleNamespace):
+        """The engine, whose batches are noted."""
+
+        num_in_flight = property(lambda self: engine.num_in_flight)
+        collect = staticmethod(engine.collect)
+
+        def submit(self, batch: Batch) -> None:
+            nonlocal most_in_flight
+            engine.submit(batch)
+            batches.append(batch)
+            most_in_flight = max(most_in_flight, engine.num_in_flight)
+
+    try:
+        scheduler = IterationLevel(ContiguousSlots.all_free(4000), 2, parts.pipeline, is_prefetching)
+        tokens = served(scheduler, Noted(), requests, 0)  # type: ignore[arg-type]
+    finally:
+        engine.close()
+    mixed = [[len(row.tokens) for row in batch.rows] for batch in batches if batch.num_tokens > PROMPT_SIZES[-1]]
+    assert len(mixed) == 3 and any(1 in sizes for sizes in mixed) and most_in_flight == parts.pipeline + is_prefetching
+    module = made(LONG, "cpu", torch.float64)
+    amplify(module)
+    tolerance = 1e-5 if precision == "float32" else 3e-2
+    for request in requests:
+        new = torch.tensor(tokens[request.id])
+        stream = torch.tensor([[*request.prompt, *tokens[request.id][:-1]]])
+        with torch.inference_mode():
+            logits = module(stream)[0, -len(new) :]
+        below = logits.max(-1).values - logits.gather(-1, new[:, None])[:, 0]
+        assert len(new) == request.max_new_tokens and float(below.max()) <= tolerance * float(logits.abs().max())
+
+
+@pytest.mark.parametrize(("pipeline", "tensor", "is_prefetching"), [(2, 1, False), (1, 2, True)])
+def test_long_prompts_come_between_increments_in_flight(pipeline: int, tensor: int, is_prefetching: bool) -> None:
+    check_long(Parts(pipeline, tensor), "cpu", "float32", "split", is_prefetching=is_prefetching)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "tensor", "attention", "control", "is_prefetching"),
+    [
+        pytest.param(*options, marks=TWO_GPUS)
+        for options in (
+            (2, 1, "fused", "pipe", False),
+            (2, 1, "fused", "nccl", True),
+            (1, 2, "fused", "pipe", True),
+            (1, 2, "split", "pipe", False),
+        )
+    ],
+)
+def test_long_prompts_come_between_increments_in_flight_on_two_gpus(
+    pipeline: int, tensor: int, attention: str, control: str, is_prefetching: bool
+) -> None:
+    """Iterations that no graph is for are launched while graphs run."""
+    check_long(Parts(pipeline, tensor), "cuda", "float16", attention, control, is_prefetching)
 
 
 @pytest.mark.slow

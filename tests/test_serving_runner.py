@@ -26,6 +26,7 @@ from models.decoders import load_decoder
 from models.gpt import GPT, made
 from results.cell import Cell, Conditions, choose
 from results.record import Iterations, Measured, ServedRequests
+from results.statistics import describe
 from runners.checks import BadRequest
 from runners.measurements.registry import plan
 from runners.serving import metrics, traffic
@@ -265,7 +266,8 @@ def test_several_traces_have_medians_with_intervals() -> None:
     all_seen = [seen_of([0.0, 1.0], [(2.0, 3.0), (4.0, end)]) for end in (5.0, 6.0, 8.0)]
     made = {q.name: q for q in metrics.quantities(all_seen, [True] * 3, 20, 0.0)}
     throughput = made["request_throughput"]
-    assert throughput.value == 2 / 6 and throughput.low == 2 / 8 and throughput.high == 2 / 5 and "goodput" not in made
+    assert throughput.value == 2 / 6 and (throughput.low, throughput.high) == describe((2 / 5, 2 / 6, 2 / 8)).ci95
+    assert "goodput" not in made
 
 
 def test_answers_in_one_piece_have_no_gaps_between_tokens() -> None:
@@ -331,7 +333,7 @@ def checked(decoder: GPT, prepared: Server) -> tuple[bool, bool]:
 
 def small(name: str = "orca", **options: object) -> tuple[GPT, Server]:
     decoder = made(SHAPE, "cpu", torch.float32)
-    system = systems.load(name, slots=NUM_SLOTS, **options)  # type: ignore[arg-type]
+    system = systems.load(name, **{"slots": NUM_SLOTS, **options})  # type: ignore[arg-type]
     assert isinstance(system, ServingSystem)
     return decoder, system.prepare_serving(decoder)
 
@@ -401,6 +403,22 @@ def test_options_of_systems_that_cannot_be_are_refused(name: str, options: dict[
 def test_blocks_larger_than_all_slots_are_refused() -> None:
     with pytest.raises(BadOption, match="block_size=500 is more than the 120 K/V slots"):
         small(block_size=500)
+
+
+def test_requests_that_hold_all_positions_need_as_many_slots() -> None:
+    """Of the system that is asked for them, or of the memory."""
+    with pytest.raises(BadOption, match=r"^system.slots=39: .* a request holds 40 K/V slots, and 39 are there$"):
+        small("request_level", slots=39)
+    system = systems.load("request_level")
+    assert isinstance(system, ServingSystem)
+    with pytest.raises(MemoryError, match=r"a request holds 40 K/V slots, and 39 are there$"):
+        system.server_of(LocalEngine(MODULE, 39), 39, SHAPE)
+    for choice, slots in (("request_level", 40), ("request_level_padded", 12), ("request_level_ragged", 12)):
+        _, server = small(choice, slots=slots)
+        tokens: list[int] = []
+        request = Request(0, (1, 2, 3), 4)
+        server.serve(Listed([request]), lambda deliveries, now_s: tokens.extend(deliveries[0].tokens), RealClock())  # noqa: B023
+        assert tokens == request.generated and len(tokens) == 4
 
 
 def test_a_server_executes_no_module_and_a_model_may_generate_nothing() -> None:
@@ -483,11 +501,14 @@ def test_a_rate_at_which_requests_pile_up_keeps_no_slo(monkeypatch: pytest.Monke
         assert tried.keeps(2500.0) is is_stable and not tried.keeps(2499.0)
 
 
-def of_cell(runner: str, session: type[ServingSession], batch: int = 1, **options: object) -> ServingSession:
-    """A session of a small cell, prepared."""
+def of_cell(
+    runner: str, session: type[ServingSession], batch: int = 1, choice: str = "orca", **options: object
+) -> ServingSession:
+    """A session of a small cell, prepared. options: of the runner, and "system_options"."""
     small = {"prompt_tokens": 6, "new_tokens": 3, "samples": 2} if runner == "engine" else OPTIONS
     model = choose("model", "gpt", layers=1, positions=256)
-    system = choose("system", "orca", slots=int(str(options.pop("slots", 400))), max_batch_size=4)
+    system_options = {"slots": options.pop("slots", 400), "max_batch_size": 4, **options.pop("system_options", {})}  # type: ignore[dict-item]
+    system = choose("system", choice, **system_options)  # type: ignore[arg-type]
     made = Cell(model, system, choose("runner", runner, **small | options), Conditions(batch, "cpu", "fp32"))  # type: ignore[arg-type]
     prepared = session(made, "0", lambda phase: None)
     prepared.before_preparing()
@@ -519,6 +540,23 @@ def test_a_batch_of_equal_requests_takes_as_many_iterations_as_they_have_tokens(
         of_cell("engine", EngineSession, batch=3, slots=20)
     with pytest.raises(BadOption, match="batch=5 is more"):
         of_cell("engine", EngineSession, batch=5)
+
+
+@pytest.mark.parametrize(
+    ("choice", "system_options"),
+    [
+        ("orca_chunked", {"max_num_batched_tokens": 6}),
+        ("orca_preempting", {"block_size": 4}),
+        ("orca", {"prefetch": True}),
+        ("request_level_ragged", {"microbatch_size": 1}),
+    ],
+)
+def test_a_batch_fits_unless_a_request_waits_for_slots(choice: str, system_options: dict[str, object]) -> None:
+    """However many iterations it takes, and whoever ends before another begins."""
+    for new_tokens in (1, 3):
+        assert of_cell("engine", EngineSession, 4, choice, slots=48, new_tokens=new_tokens, system_options=system_options)
+    with pytest.raises(MemoryError, match="of 4 requests do not fit at once"):
+        of_cell("engine", EngineSession, 4, choice, slots=20, system_options=system_options)
 
 
 def test_the_device_idles_where_no_replay_is() -> None:
@@ -559,6 +597,11 @@ def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyP
     assert isinstance(part, Measured) and part.quantities[1].value == 50.0
     monkeypatch.undo()
     assert session.alone_ms(6, 3) > 0 and session.try_rate(20.0).throughput > 0
+    with pytest.raises(BadOption, match=r"^a request alone says .*: 128 prompt .* 256 positions; or say an SLO"):
+        session.alone_ms(128, 300)
+    few = of_cell("capacity", ServingSession, slots=100)
+    with pytest.raises(BadOption, match=r"128 prompt tokens and 32 to generate are more than the 100 K/V slots"):
+        measurement.__class__(few.cell.runner).measure(few)
 
 
 def test_a_capacity_takes_no_other_load() -> None:

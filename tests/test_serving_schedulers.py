@@ -8,10 +8,11 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving_parts import slot_of
 
 from systems.serving.batch import Batch
 from systems.serving.iteration_level import IterationLevel, select
-from systems.serving.request import Delivery, Request, Sampling, State, refusal
+from systems.serving.request import Delivery, Request, Sampling, refusal
 from systems.serving.request_level import BATCHINGS, RequestLevel
 from systems.serving.scheduler import Scheduler
 from systems.serving.slots import ContiguousSlots, PagedSlots, Region, Slots
@@ -164,7 +165,7 @@ def test_iteration_level_scheduling_keeps_its_invariants(
     for batch in done.batches:
         assert 0 < len(batch.rows) <= max_batch_size and len({row.request_id for row in batch.rows}) == len(batch.rows)
         assert not chunk or batch.num_tokens <= chunk
-        context_slots = [row.region.slot(at) for row in batch.rows for at in range(row.num_context)]
+        context_slots = [slot_of(row.region, at) for row in batch.rows for at in range(row.num_context)]
         assert len(context_slots) == len(set(context_slots)) and all(0 <= slot < NUM_SLOTS for slot in context_slots)
         for row in batch.rows:
             assert row.begin == len(fed.setdefault(row.request_id, []))
@@ -200,16 +201,16 @@ def test_selecting_changes_nothing() -> None:
     assert [vars(request) for request in pool] == before and slots.num_free == 16
 
 
-def test_free_slots_in_pieces_are_counted_as_such() -> None:
+def test_a_request_that_finds_no_slots_is_counted() -> None:
     scheduler = IterationLevel(ContiguousSlots.all_free(12), 8)
     for i, new in enumerate((1, 3, 1)):
         scheduler.add(Request(i, (1, 2, 3), new, arrival_s=i))
     batch = scheduler.next_batch()
-    assert batch is not None and [row.request_id for row in batch.rows] == [0, 1]
-    scheduler.take_back(batch, [5, 5])  # request 0 ends: slots 0 to 4 are free, and 10 to 12
+    assert batch is not None and [row.request_id for row in batch.rows] == [0, 1] and scheduler.num_short == 1
+    scheduler.take_back(batch, [5, 5])  # request 0 ends: slots 0 to 4 are free, and 10 to 12, but in no piece of 6
     scheduler.cancel(2)
     scheduler.add(Request(3, (1, 2, 3), 3, arrival_s=3))
-    assert scheduler.next_batch() is not None and scheduler.num_fragmented == 1
+    assert scheduler.next_batch() is not None and scheduler.num_short == 2
 
 
 @settings(max_examples=200, deadline=None)
@@ -222,7 +223,7 @@ def test_static_batches_compute_what_their_definition_says(
     done = run(scheduler, workload)
     rows: dict[int, list] = {}
     for batch in done.batches:
-        context_slots = [row.region.slot(at) for row in batch.rows for at in range(row.num_context)]
+        context_slots = [slot_of(row.region, at) for row in batch.rows for at in range(row.num_context)]
         assert len(context_slots) == len(set(context_slots)) and all(0 <= slot < NUM_SLOTS for slot in context_slots)
         assert all(row.num_context <= row.region.num_slots for row in batch.rows)
         assert batch.num_useful <= batch.num_tokens
@@ -306,7 +307,7 @@ def test_books_of_slots_lose_none(sizes: list[int | None], block_size: int) -> N
             regions.append(region)
         else:
             assert not block_size or book.num_free < size
-        slots = [region.slot(at) for region in regions for at in range(region.num_slots)]
+        slots = [slot_of(region, at) for region in regions for at in range(region.num_slots)]
         assert len(slots) == len(set(slots)) == book.num_reserved and set(slots) <= set(range(20))
     for region in regions:
         book = book.released(region)
@@ -339,4 +340,4 @@ def test_a_stop_token_ends_a_request() -> None:
         batch = scheduler.next_batch()
         assert batch is not None
         deliveries = scheduler.take_back(batch, [token])
-    assert deliveries == [Delivery(0, (9,), True)] and request.state is State.FINISHED and scheduler.num_reserved == 0
+    assert deliveries == [Delivery(0, (9,), True)] and request.region is None and scheduler.num_reserved == 0

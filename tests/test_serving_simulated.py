@@ -334,12 +334,12 @@ def test_committed_costs_are_named(tmp_path: Path) -> None:
         plan(choose("runner", "simulated", costs="gpt_31b-h200"))
 
 
-def simulated_session(folder: Path, costs_of_stage: StageCosts, **options: object) -> SimulatedSession:
+def simulated_session(folder: Path, costs_of_stage: StageCosts, slots: int = 4000, **options: object) -> SimulatedSession:
     file = folder / "costs.json"
     file.write_text(costs_of_stage.to_json())
     parts = costs_of_stage.parts
     splits = {"pipeline_parallel": parts.pipeline, "tensor_parallel": parts.tensor}
-    system = choose("system", "orca", max_batch_size=4, slots=4000, **splits)
+    system = choose("system", "orca", max_batch_size=4, slots=slots, **splits)
     runner = choose("runner", "simulated", costs=str(file), **{"requests": 30, "rate": 0.01, **options})  # type: ignore[arg-type]
     model = choose("model", "gpt", heads=8)
     session = SimulatedSession(Cell(model, system, runner, Conditions(1, "cpu", "fp32")), "0", lambda phase: None)
@@ -355,6 +355,12 @@ def test_a_simulated_record_says_so_everywhere(tmp_path: Path) -> None:
     )
     rate = Capacity(choose("runner", "simulated")).measure(simulated_session(tmp_path, COSTS))
     assert isinstance(rate, Measured) and all("simulated" in str(quantity.source) for quantity in rate.quantities)
+
+
+def test_a_request_alone_that_no_slots_hold_is_refused(tmp_path: Path) -> None:
+    few = simulated_session(tmp_path, COSTS, 150, prompt_tokens=8, new_tokens=4)
+    with pytest.raises(BadOption, match=r"128 prompt .* more than the 150 K/V slots; or say an SLO"):
+        Capacity(choose("runner", "simulated")).measure(few)
 
 
 def test_a_stage_more_is_a_latency_more_and_no_throughput_less(tmp_path: Path) -> None:

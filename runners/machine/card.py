@@ -56,10 +56,13 @@ def uuid(visible_device: str) -> str:
 
 
 def processes(visible_device: str) -> list[Process]:
-    """The processes that compute on the card."""
-    with _handle(visible_device) as (nvml, card):
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(card)
-        return [Process(p.pid, (p.usedGpuMemory or 0) >> 20) for p in running]
+    """The processes that compute on any of the cards, each once."""
+    held: dict[int, int] = {}
+    for one in visible_device.split(","):
+        with _handle(one) as (nvml, card):
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(card):
+                held[process.pid] = held.get(process.pid, 0) + (process.usedGpuMemory or 0)
+    return [Process(id_, count >> 20) for id_, count in held.items()]
 
 
 def clocks(visible_device: str) -> Clocks:

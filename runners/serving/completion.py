@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
+from reprlib import repr as shown
 
 from systems.serving.request import Sampling
 
@@ -58,34 +60,39 @@ class Completion:
         if not isinstance(body, dict):
             raise BadBody("the body is not a JSON object")
         for key, wishless in NOT_SERVED.items():
-            if body.get(key) is not None and body[key] not in wishless:
-                raise BadBody(f"{key}={body[key]!r} is not served here")
+            value = body.get(key)
+            if value is not None and not any(_is_same(value, wish) for wish in wishless):
+                raise BadBody(f"{key}={shown(value)} is not served here")
         stop = body.get("stop") or ()
         stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else None
         if stops is None or not all(isinstance(text, str) and text for text in stops):
-            raise BadBody(f"stop={stop!r} is neither a text nor a list of texts")
-        sampling = Sampling(
-            _number(body, "temperature", 1.0), _number(body, "top_p", 1.0), int(_number(body, "seed", time.time_ns()))
-        )
+            raise BadBody(f"stop={shown(stop)} is neither a text nor a list of texts")
+        temperature, top_p = (float(_number(body, key, 1.0)) for key in ("temperature", "top_p"))
+        sampling = Sampling(temperature, top_p, int(_number(body, "seed", time.time_ns())))
         prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text),)
         usual = 16 if room is None else max(room - len(prompts[0]), 1)
         max_tokens = body.get("max_completion_tokens") if room is not None else None
         max_tokens = max_tokens if max_tokens is not None else body.get("max_tokens")
         max_tokens = max_tokens if max_tokens is not None else usual
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
-            raise BadBody(f"max_tokens={max_tokens!r} is not a whole number")
+            raise BadBody(f"max_tokens={shown(max_tokens)} is not a whole number")
         stop_tokens = frozenset() if _is_set(body, "ignore_eos") else text.stop_tokens
         stream_options = body.get("stream_options") or {}
         if not isinstance(stream_options, dict):
-            raise BadBody(f"stream_options={stream_options!r} is not a JSON object")
+            raise BadBody(f"stream_options={shown(stream_options)} is not a JSON object")
         has_usage = _is_set(stream_options, "include_usage")
         return cls(prompts, max_tokens, sampling, stops, _is_set(body, "stream"), room is not None, stop_tokens, has_usage)
+
+
+def _is_same(value: object, wish: object) -> bool:
+    """A number is no truth value, though Python takes 0 for False."""
+    return value == wish and isinstance(value, bool) == isinstance(wish, bool)
 
 
 def _is_set(body: dict[str, object], key: str) -> bool:
     value = body.get(key)
     if value is not None and not isinstance(value, bool):
-        raise BadBody(f"{key}={value!r} is neither true nor false")
+        raise BadBody(f"{key}={shown(value)} is neither true nor false")
     return bool(value)
 
 
@@ -93,9 +100,26 @@ def _number(body: dict[str, object], key: str, default: float) -> float:
     value = body.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadBody(f"{key}={value!r} is not a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        raise BadBody(f"{key}={shown(value)} is not a number")
     return value
+
+
+def _is_finite(value: float) -> bool:
+    """Also of an integer: is it one that a float can be?"""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _whole(text: str) -> str:
+    """A text as it is. Raises BadBody for one with half a character, which JSON can write and nobody can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadBody(f"a text has half a character: {error}") from error
+    return text
 
 
 def _chat(messages: object, text: Text) -> tuple[int, ...]:
@@ -106,10 +130,11 @@ def _chat(messages: object, text: Text) -> tuple[int, ...]:
     for message in messages:
         role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, dict) else (None, None)
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            content = "".join(str(part.get("text", "")) for part in content)
+            texts = [part.get("text", "") for part in content]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise BadBody("a message has a role and a content, both texts")
-        said.append({"role": role, "content": content})
+        said.append({"role": _whole(role), "content": _whole(content)})
     try:
         return text.chat(said)
     except ValueError as error:
@@ -119,12 +144,19 @@ def _chat(messages: object, text: Text) -> tuple[int, ...]:
 def _prompts(prompt: object, text: Text) -> tuple[tuple[int, ...], ...]:
     """A text, ids, or a list of either."""
     if isinstance(prompt, str):
-        return (text.encoded(prompt),)
+        return (text.encoded(_whole(prompt)),)
     if isinstance(prompt, list) and prompt:
-        if all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+        if _are_ids(prompt):
             return (tuple(prompt),)
         if all(isinstance(part, str) for part in prompt):
-            return tuple(map(text.encoded, prompt))
-        if all(isinstance(part, list) for part in prompt):
-            return tuple(_prompts(part, text)[0] for part in prompt)
+            return tuple(text.encoded(_whole(part)) for part in prompt)
+        if all(_are_ids(part) for part in prompt):
+            return tuple(map(tuple, prompt))
     raise BadBody("prompt is neither a text, nor token ids, nor a list of either")
+
+
+def _are_ids(tokens: object) -> bool:
+    """Is it a list of token ids, at least one?"""
+    if not isinstance(tokens, list) or not tokens:
+        return False
+    return all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)

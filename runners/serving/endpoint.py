@@ -14,16 +14,18 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from reprlib import repr as shown
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from conf.text import first_line
 from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
 
 from .bridge import Bridge, Stopped
 from .completion import BYTES, BadBody, Completion
-from .text import Text
+from .text import REPLACED, Growing, Text
 
 MOST_BYTES = 8 * 2**20  # of a request's body
 
@@ -97,12 +99,19 @@ class Endpoint:
             return _refused("the server is shutting down", 503)
         try:
             body = await http.json()
+        except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:  # also of its encodings
+            refused = _refused(f"the body is not JSON: {first_line(error)}", 400)
+            if isinstance(error, web.RequestPayloadError):
+                http.content.feed_eof()  # aiohttp would read on, and log the same error
+                refused.force_close()
+            return refused
+        try:
             completion = Completion.of(body, self.text, room)
-            if body.get("model", self.model) != self.model:
-                other = f"model {body['model']!r} is not served here, which is {self.model}"
-                return _refused(other, 404, "model_not_found")
-        except (BadBody, json.JSONDecodeError, UnicodeDecodeError) as error:
-            return _refused(str(error) if isinstance(error, BadBody) else f"the body is not JSON: {error}", 400)
+        except BadBody as error:
+            return _refused(str(error), 400)
+        if body.get("model", self.model) != self.model:
+            other = f"model {shown(body['model'])} is not served here, which is {self.model}"
+            return _refused(other, 404, "model_not_found")
         requests = [
             Request(-1, p, completion.max_tokens, sampling=completion.sampling, stop_tokens=completion.stop_tokens)
             for p in completion.prompts
@@ -129,7 +138,7 @@ class Endpoint:
     async def _pieces(self, request: Request, stops: Sequence[str]) -> AsyncGenerator[Piece, None]:
         """What comes of a request. Where its client goes away, or a stop text comes, the request is cancelled."""
         queue = self.bridge.submit(request)
-        tokens: list[int] = []
+        growing = Growing(self.text)
         sent = ""
         try:
             while True:
@@ -137,14 +146,13 @@ class Endpoint:
                 if isinstance(answer, Stopped):
                     raise answer
                 assert isinstance(answer, Delivery)
-                tokens += answer.tokens
-                text = self.text.decoded(tokens)
+                text = growing.more(answer.tokens)
                 if (end := _first(text, stops)) is not None:
                     yield Piece(text[len(sent) : end], answer.tokens, "stop")
                     return
                 # What may be the beginning of a character, or of a stop text, waits for the rest of it.
                 whole = text if answer.is_last else text[: len(text) - _unsure(text, stops)]
-                stopped = "stop" if tokens and tokens[-1] in request.stop_tokens else "length"
+                stopped = "stop" if request.stop_tokens.intersection(growing.tokens[-1:]) else "length"
                 yield Piece(whole[len(sent) :], answer.tokens, stopped if answer.is_last else None)
                 sent = whole
                 if answer.is_last:
@@ -203,6 +211,7 @@ class Endpoint:
             "requests_total": ("counter", "requests that have come", self.bridge.num_requests),
             "requests_unfinished": ("gauge", "requests that are not finished", len(self.bridge.answers)),
             "requests_waiting": ("gauge", "requests that have never been scheduled", scheduler.num_waiting),
+            "preemptions_total": ("counter", "times that a request gave up its slots", scheduler.num_preempted),
             "iterations_total": ("counter", "iterations that have returned", totals.num_iterations),
             "tokens_total": ("counter", "tokens computed", totals.num_tokens),
             "useful_tokens_total": ("counter", "tokens computed that a request needed", totals.num_useful),
@@ -256,7 +265,7 @@ def _first(text: str, stops: Sequence[str]) -> int | None:
 def _unsure(text: str, stops: Sequence[str]) -> int:
     """Letters at the end of a text that what comes next may change: half a character, or half a stop text."""
     halves = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-    return max(*halves, len(text) - len(text.rstrip("\ufffd")), 0, 0)
+    return max(*halves, len(text) - len(text.rstrip(REPLACED)), 0, 0)
 
 
 def _usage(completion: Completion, num_new: int) -> dict[str, int]:

@@ -29,7 +29,7 @@ from systems.serving.engine import LocalEngine
 from systems.serving.loop import Course, Listed, RealClock, discard
 from systems.serving.parts import Parts
 from systems.serving.peer import PeerServer
-from systems.serving.request import Request
+from systems.serving.request import Request, refusal
 from systems.serving.system import AnyServingSystem, Server, ServingSystem
 
 from . import metrics, traffic
@@ -86,6 +86,12 @@ def server_of(cell: Cell) -> Server:
     server = system.prepare_serving(decoder_of(cell, system.parts))
     warm_up(server, WARM_PROMPT)
     return server
+
+
+def check_alone(prompt_tokens: int, new_tokens: int, bounds: tuple[int, int, int]) -> None:
+    """Raises BadOption where a request that is to be alone can never be served. bounds: of the server."""
+    if reason := refusal(Request(0, (0,) * prompt_tokens, new_tokens), *bounds):
+        raise BadOption(f"a request alone says what the SLO is: {reason}; or say an SLO, runner.slo_ms=MILLISECONDS")
 
 
 class ServingSession(Session):
@@ -225,7 +231,7 @@ class ServingSession(Session):
         A peer is held to what the request takes under system=orca: an SLO of its own would be the easier the slower it is.
 
         Raises:
-            BadOption: a peer whose weights are not here.
+            BadOption: a request that can never be served, or a peer whose weights are not here.
         """
         if isinstance(self.server, Server):
             return self._alone_ms(self.server, prompt_tokens, new_tokens)
@@ -241,6 +247,7 @@ class ServingSession(Session):
             server.engine.close()
 
     def _alone_ms(self, server: Server, prompt_tokens: int, new_tokens: int) -> float:
+        check_alone(prompt_tokens, new_tokens, server.bounds)
         trace = [Arrival(0.0, prompt_tokens, new_tokens)] * NUM_ALONE
         seen = traffic.run(server, trace, self.cell.conditions.seed, concurrency=1)
         return median(metrics.latencies_ms(seen)["normalized"])
@@ -300,8 +307,10 @@ class EngineSession(ServingSession):
         if self.cell.batch > self.serving_system.max_batch_size:
             most = self.serving_system.max_batch_size
             raise BadOption(f"batch={self.cell.batch} is more than system.max_batch_size={most}")
-        course = self._serve()
-        if len(course.iterations) > self.traces[0][0].max_new_tokens:
+        scheduler = self.server.scheduler if isinstance(self.server, Server) else None  # a peer does not say
+        num_short = scheduler.num_short if scheduler else 0
+        self._serve()
+        if scheduler and scheduler.num_short > num_short:
             raise MemoryError(f"the keys and values of {self.cell.batch} requests do not fit at once")
         return seconds
 

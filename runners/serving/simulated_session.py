@@ -23,7 +23,7 @@ from . import metrics
 from .capacity import Tried
 from .options import SimulatedOptions, costs_file
 from .parted import parted
-from .session import NUM_ALONE, ServingSession, system_of
+from .session import NUM_ALONE, ServingSession, check_alone, system_of
 from .simulation import simulated
 from .traffic import Seen
 from .workload import Arrival
@@ -126,5 +126,6 @@ class SimulatedSession(ServingSession):
         return Tried.of(rate, self._seen(replace(self.options, rate=rate).trace_of(self.cell.conditions.seed)))
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
+        check_alone(prompt_tokens, new_tokens, self._server.bounds)
         trace = tuple(Arrival(i * APART_S, prompt_tokens, new_tokens) for i in range(NUM_ALONE))
         return median(metrics.latencies_ms(self._seen(trace))["normalized"])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 NUM_BYTES = 256
+REPLACED = "\ufffd"  # stands for bytes that are no text, or not yet
+CONTEXT, STEP = 8, 32  # tokens that are decoded again, and after how many a text is taken to be sure
 
 
 class Text(Protocol):
@@ -39,6 +41,30 @@ class Bytes:
 
     def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         raise ValueError("bytes have no form for conversations")
+
+
+class Growing:
+    """The text of tokens that come a few at a time: what `decoded` gives of all of them.
+
+    A text is sure up to a token where it ends with a whole character, and where the tokens before decode to its end alone.
+    Tokens after it are decoded with those alone.
+    """
+
+    def __init__(self, text: Text):
+        self.text, self.tokens = text, list[int]()
+        self.sure, self.known = "", ""  # the text up to the last sure token, and what of it is decoded again
+        self.begin = self.end = 0  # of the tokens that are decoded again
+
+    def more(self, tokens: Sequence[int]) -> str:
+        """The whole text, with more tokens."""
+        self.tokens += tokens
+        whole = self.sure + self.text.decoded(self.tokens[self.begin :])[len(self.known) :]
+        count = len(self.tokens)
+        if count >= self.end + STEP and not whole.endswith(REPLACED):
+            known = self.text.decoded(self.tokens[count - CONTEXT :])
+            if known and whole.endswith(known):
+                self.sure, self.known, self.begin, self.end = whole, known, count - CONTEXT, count
+        return whole
 
 
 def encoded(text: str) -> tuple[int, ...]:

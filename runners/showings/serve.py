@@ -10,14 +10,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
+from conf.text import first_line
 from results.cell import Cell
+from runners.cell.messages import Show, decoded, encoded
 from runners.checks import BadRequest, at_least
 from runners.machine.device import visible
+from runners.machine.installation import IMPORT_PATH
 from runners.request.request import Request
 
 from .base import Showing
 
 LARGEST_PORT = 65535
+BAD_REQUEST, INTERRUPTED = 2, 130  # exit statuses, as of any command
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,10 @@ class ServeOptions:
 
 
 class Serve(Showing):
-    """Serves in the process of the command line, which the signals are sent to."""
+    """Serves as the process of the command line, which the signals are sent to.
+
+    Its program begins anew: CUDA has read which devices are visible when they were counted.
+    """
 
     name: ClassVar[str] = "serve"
     Options: ClassVar[type] = ServeOptions
@@ -47,9 +54,15 @@ class Serve(Showing):
             raise BadRequest("runner=serve needs aiohttp: pip install 'opweave[serving]'")
         (cell,) = request.cells
         gpus = [visible(gpu) for gpu in (request.options.gpus or (0,))[: request.num_gpus]]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) if cell.device == "cuda" else ""
+        environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | dict(os.environ)  # as for any cell's process
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) if cell.device == "cuda" else ""
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORT_PATH, environment.get("PYTHONPATH")]))
         with self._listener() as listener:  # before the model, which may take minutes
-            return served(cell, listener)
+            listener.set_inheritable(True)
+            arguments = [str(listener.fileno()), encoded(Show(cell))]
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execve(sys.executable, [sys.executable, "-m", __name__, *arguments], environment)
 
     def _listener(self) -> socket.socket:
         """Raises BadRequest where nothing can listen."""
@@ -72,6 +85,8 @@ def served(cell: Cell, listener: socket.socket) -> int:
     from runners.serving.session import server_of
     from runners.serving.text import Bytes
     from systems.base import BadOption, Unsupported
+    from systems.serving.engine import lacks_memory
+    from systems.serving.parallel import EngineEnded
 
     told("making the model")
     try:
@@ -79,17 +94,39 @@ def served(cell: Cell, listener: socket.socket) -> int:
         text = tokenizer_of(Path(str(cell.model.get("path"))).expanduser()) if cell.model.name == FOLDER else None
     except (BadModel, BadOption) as error:
         raise BadRequest(str(error)) from error
-    except (Unsupported, MemoryError) as error:
-        told(f"{cell.system.choice} on {cell.model.choice}: {error}")
-        return int(isinstance(error, MemoryError))
+    except (Unsupported, MemoryError, RuntimeError) as error:
+        if not isinstance(error, Unsupported | EngineEnded) and not lacks_memory(error):
+            raise
+        told(f"{cell.system.choice} on {cell.model.choice}: {first_line(error)}")
+        return int(not isinstance(error, Unsupported))
     host, port = listener.getsockname()[:2]
     endpoint = Endpoint(server, cell.model.choice, text or Bytes())
     error_of = asyncio.run(endpoint.run(listener, lambda: told(f"listening on http://{host}:{port}")))
     if error_of is not None:
-        told(f"the engine has stopped: {type(error_of).__name__}: {error_of}")
+        told(f"the engine has stopped: {type(error_of).__name__}: {first_line(error_of)}")
     return int(error_of is not None)
 
 
 def told(line: str) -> None:
     """Print a line for whoever has started it."""
     print(f"opweave: {line}", file=sys.stderr, flush=True)
+
+
+def main(descriptor: int, message: str) -> int:
+    """Serve the cell of a message to its end; returns the exit status. descriptor: of the socket that listens."""
+    command = decoded(message)
+    assert isinstance(command, Show)
+    try:
+        with socket.socket(fileno=descriptor) as listener:
+            listener.set_inheritable(False)
+            return served(command.cell, listener)
+    except BadRequest as error:
+        told(str(error))
+        return BAD_REQUEST
+    except KeyboardInterrupt:
+        told("interrupted")
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

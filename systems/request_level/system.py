@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from systems.base import Unsupported
+from systems.base import BadOption, Unsupported
 from systems.serving.engine import DecoderShape, Engine
 from systems.serving.parts import CONTROLS, Parts
 from systems.serving.request_level import BATCHINGS, RequestLevel
@@ -44,6 +44,9 @@ class StaticBatching(ServingSystem):
     def server_of(self, engine: Engine, num_slots: int, shape: DecoderShape, start_token: int | None = None) -> Server:
         if start_token is not None and self.batching != "ragged":
             raise Unsupported(f"an encoder takes whole prompts, which batching={self.batching} does not feed; ragged does")
+        if self.batching == "shortest_prompt" and num_slots < shape.positions:
+            lack = f"with batching={self.batching} a request holds {shape.positions} K/V slots, and {num_slots} are there"
+            raise BadOption(f"system.slots={num_slots}: {lack}") if self.slots else MemoryError(lack)
         scheduler = RequestLevel(
             num_slots,
             shape.positions,

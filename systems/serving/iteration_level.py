@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from .batch import Batch, Row, row_of
 from .prefix_cache import CachedSlots, extend_digests
-from .request import Delivery, Request, State
+from .request import Delivery, Request
 from .scheduler import Scheduler
 from .slots import BlockSlots, Region, Slots
 
@@ -49,13 +49,13 @@ class Selection:
     Args:
         parts: by arrival.
         slots: the book after their reservations.
-        is_fragmented: a request waits for slots that are free, but lie in pieces.
+        is_short: a request finds no slots, or gives up its own.
         preempted: requests that give up their slots.
     """
 
     parts: tuple[Part, ...]
     slots: Slots
-    is_fragmented: bool
+    is_short: bool
     preempted: tuple[Request, ...] = ()
 
 
@@ -98,8 +98,7 @@ def select(
             num_needed = request.num_tokens if is_preempting else request.max_tokens
             reservation = None if request in preempted else slots.reserved(num_needed, request.digests)
             if reservation is None:
-                is_fragmented = not preempted and slots.num_free >= num_needed
-                return Selection(tuple(parts), slots, is_fragmented, tuple(preempted))
+                return Selection(tuple(parts), slots, True, tuple(preempted))
             slots, region = reservation
             num_left -= region.num_cached
         num_tokens = num_left if num_left <= budget else int(budget)
@@ -111,11 +110,11 @@ def select(
                 slots = slots.released(victim.region)
                 preempted.append(victim)
                 if victim is request:
-                    return Selection(tuple(parts), slots, False, tuple(preempted))
+                    return Selection(tuple(parts), slots, True, tuple(preempted))
             slots, region = extension
         budget -= num_tokens
         parts.append(Part(request, region, num_tokens))
-    return Selection(tuple(parts), slots, False, tuple(preempted))
+    return Selection(tuple(parts), slots, bool(preempted), tuple(preempted))
 
 
 class IterationLevel(Scheduler):
@@ -149,8 +148,6 @@ class IterationLevel(Scheduler):
         self.started: dict[int, Request] = {}
         self.waiting: list[Request] = []  # that have never been scheduled, by arrival
         self.num_batches = 0
-        self.num_fragmented = 0  # selections that a request waited in, for slots in one piece
-        self.num_preempted = 0  # times that a request gave up its slots
         self.rows_before: dict[int, int] = {}  # in the batch submitted last, by request
 
     @property
@@ -184,11 +181,10 @@ class IterationLevel(Scheduler):
         selection = select(
             pool, self.slots, self.max_batch_size, self.max_num_batched_tokens, self.is_preempting, self.num_ahead
         )
-        self.num_fragmented += selection.is_fragmented
+        self.num_short += selection.is_short
         self.slots = selection.slots
         for victim in selection.preempted:
             victim.region, victim.num_fed = None, 0
-            self._settle(victim)
         self.num_preempted += len(selection.preempted)
         if not selection.parts:
             return None
@@ -201,7 +197,7 @@ class IterationLevel(Scheduler):
                 request.num_fed = region.num_cached
             row = row_of(request, region, num_tokens, 0, self.rows_before.get(request.id, 0))
             rows.append(row)
-            request.region, request.state = region, State.RUNNING
+            request.region = region
             request.num_fed += num_tokens
             request.num_in_flight += 1
             request.num_pending += _is_sampled(row, request)
@@ -219,7 +215,6 @@ class IterationLevel(Scheduler):
             request.num_in_flight -= 1
             request.num_pending -= _is_sampled(row, request)
             is_accepted = request.accept(token, row.num_stream)
-            self._settle(request)
             self._share(request, row)
             is_complete = request.is_complete
             if is_accepted:
@@ -227,11 +222,6 @@ class IterationLevel(Scheduler):
             if is_complete and not request.num_in_flight:
                 self._remove(request)
         return deliveries
-
-    def _settle(self, request: Request) -> None:
-        """The state of one that was in a batch, or was preempted."""
-        if not request.num_in_flight:
-            request.state = State.PREEMPTED if request.region is None else State.INCREMENT
 
     def _digest(self, request: Request, tokens: Sequence[int]) -> None:
         if isinstance(self.slots, CachedSlots):
@@ -241,16 +231,18 @@ class IterationLevel(Scheduler):
         """Others may begin with the blocks that a row has filled."""
         if isinstance(self.slots, CachedSlots) and request.region is not None:
             size = self.slots.block_size
-            filled = slice(row.begin // size, row.num_context // size)
-            if filled.stop > len(request.digests):
-                self._digest(request, (*request.prompt, *request.generated)[: filled.stop * size])
+            num_whole = row.num_context // size
+            if num_whole > len(request.digests):
+                self._digest(request, (*request.prompt, *request.generated)[: num_whole * size])
+            # A cancelled request refuses the token that its next row has fed already: that row's last block has no digest.
+            filled = slice(row.begin // size, min(num_whole, len(request.digests)))
             self.slots = self.slots.filled(request.region.blocks[filled], request.digests[filled])
 
     def _remove(self, request: Request) -> None:
         """It finishes: its slots are free."""
         if request.region is not None:
             self.slots = self.slots.released(request.region)
-        request.state, request.region = State.FINISHED, None
+        request.region = None
         del self.started[request.id]
 
 

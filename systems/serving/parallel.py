@@ -1,6 +1,7 @@
 """An engine of several processes: tensor and pipeline parallelism (section 4.3.1).
 
-Invariant: when one worker ends, all do, and whoever waits for the engine is told which one and why.
+Invariant: when one worker ends, all do, and whoever waits for the engine is told which one and why. Where a worker hangs,
+all are ended after LIMIT_S.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -26,15 +28,13 @@ from torch import Tensor
 from .batch import Batch
 from .engine import Engine, Returned
 from .message import to_bytes
+from .parts import environment
 from .worker import END, OUT_OF_MEMORY, Spec, Wiring
 
 END_S = 10.0  # for workers to end once they are told to
+LIMIT_S = 900.0  # for an iteration: the first on a GPU may compile kernels for minutes, and none computes for as long
+LOOK_S = 1.0  # between two looks at that
 PACKAGE = (__package__ or "").removesuffix("systems.serving")  # "opweave." in a wheel, nothing in a checkout
-QUIET = {
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_GRAPH_MIXING_SUPPORT": "0",
-    "GLOO_SOCKET_IFNAME": "lo",
-}  # all workers are of one host
 
 
 class EngineEnded(RuntimeError):
@@ -64,13 +64,16 @@ class ParallelEngine(Engine):
     Args:
         specs: of the workers, by rank.
         vocabulary: columns of the logits.
+        is_prefetching: a batch more than there are stages may be in flight.
     """
 
-    def __init__(self, specs: Sequence[Spec], vocabulary: int):
+    def __init__(self, specs: Sequence[Spec], vocabulary: int, is_prefetching: bool = False):
         """Start the workers and wait until all are ready. Raises MemoryError, EngineEnded."""
         self.parts, self.vocabulary = specs[0].parts, vocabulary
         self.num_workers = self.parts.pipeline
+        self.environment = environment(self.num_workers + is_prefetching)
         self.batches: deque[tuple[Batch, bool]] = deque()
+        self.due_s = 0.0  # when the earliest of them has to have come back
         self.received: deque[Returned] = deque()
         self._logits: Tensor | None = None
         self.is_closing, self.is_out_of_memory, self.end = False, False, ""
@@ -84,6 +87,7 @@ class ParallelEngine(Engine):
         self.threads = [threading.Thread(target=self._watch, args=(worker,), daemon=True) for worker in self.workers]
         for thread in self.threads:
             thread.start()
+        threading.Thread(target=self._watch_time, daemon=True).start()
         (self.num_slots,) = array("q", self._answer())
 
     def _pipes(self, control: str) -> tuple[Connection, Connection, list[Wiring]]:
@@ -108,17 +112,16 @@ class ParallelEngine(Engine):
         rendezvous = str(Path(self.folder.name) / "rendezvous")
         spec = Spec(**{**vars(spec), "rendezvous": rendezvous})
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        environment = QUIET | dict(os.environ)
+        variables = dict(self.environment)
         if spec.device == "cpu":
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.parts.num_ranks)))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            variables.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.parts.num_ranks)))
         module = f"{PACKAGE}systems.serving.worker"
         process = subprocess.Popen(
             [sys.executable, "-m", module, spec.to_json(), json.dumps(asdict(wiring))],
             stdin=subprocess.PIPE,
             stderr=errors,
             pass_fds=_descriptors(wiring),
-            env=environment,
+            env=variables,
             start_new_session=True,  # what interrupts the engine lets it finish
         )
         return Process(spec.rank, process, errors)
@@ -126,11 +129,24 @@ class ParallelEngine(Engine):
     def _watch(self, worker: Process) -> None:
         """Wait for the end of one worker, and end the others with it."""
         worker.process.wait()
-        if not self.is_closing and not self.has_ended.is_set():
-            end = f"{self.parts.named(worker.rank)} {worker.why()}"
-            self.end, self.is_out_of_memory = end, worker.process.returncode == OUT_OF_MEMORY
-            self.has_ended.set()
-            self._kill()
+        if not self.has_ended.is_set():
+            self.is_out_of_memory = worker.process.returncode == OUT_OF_MEMORY
+            self._end(f"{self.parts.named(worker.rank)} {worker.why()}")
+
+    def _watch_time(self) -> None:
+        """End all workers where an answer does not come: one hangs, or waits for what another's device has failed to send.
+
+        No worker but the one that answers waits for its device, so an error of another's is not told by its process.
+        """
+        while not self.has_ended.wait(LOOK_S):
+            if self.batches and time.monotonic() > self.due_s and not self.answers.poll():
+                self._end(f"no answer to an iteration came for {LIMIT_S:.0f} s: a worker hangs, or its GPU has failed")
+
+    def _end(self, why: str) -> None:
+        """All at once; whoever waits for an answer or for a pipe hears of it."""
+        self.end = why
+        self.has_ended.set()
+        self._kill()
 
     def _kill(self) -> None:
         for worker in self.workers:
@@ -148,6 +164,8 @@ class ParallelEngine(Engine):
         return self._logits
 
     def submit(self, batch: Batch) -> None:
+        if not self.batches:
+            self.due_s = time.monotonic() + LIMIT_S
         self.batches.append((batch, self.keeps_logits))
         try:
             self.first.send_bytes(to_bytes(batch, self.keeps_logits))
@@ -162,6 +180,7 @@ class ParallelEngine(Engine):
 
     def _received(self) -> Returned:
         numbers = self._answer()
+        self.due_s = time.monotonic() + LIMIT_S
         batch, has_logits = self.batches.popleft()
         size = 8 * len(batch.rows)
         if has_logits:
@@ -186,6 +205,7 @@ class ParallelEngine(Engine):
         if self.is_closing:
             return
         self.is_closing = True
+        self.has_ended.set()
         with suppress(OSError):  # the first worker may be gone
             self.first.send_bytes(END)
         for thread in self.threads:

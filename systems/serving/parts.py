@@ -5,6 +5,8 @@ Rank `stage * tensor + r` has part r of a stage: the parts of a stage are neighb
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +17,7 @@ from .engine import DecoderShape
 
 CONTROLS = ("pipe", "nccl")  # channels of control messages: of their own, or behind tensors
 GIB = 2**30
-SHARE = 0.95  # of a GPU's memory beside the weights, for keys and values
+SHARE = 0.95  # of a device's memory that is free beside the weights, for keys and values
 CONTEXT_BYTES = GIB  # of a GPU: CUDA's own, and the buffers of NCCL
 
 
@@ -41,6 +43,21 @@ class Parts:
         """A rank in a message."""
         stage, part = self.place(rank)
         return f"rank {rank} of {self.num_ranks} (stage {stage}, part {part})"
+
+
+def environment(most_batches: int) -> dict[str, str]:
+    """Of processes of one host that exchange tensors; what is set already stays.
+
+    NCCL need not support graphs beside other calls where one batch is in flight, which is faster. With more, an iteration
+    that no graph is for may be launched while a graph of the same communicator runs.
+
+    Args:
+        most_batches: in flight at once.
+    """
+    usual = {"NCCL_NVLS_ENABLE": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    if most_batches == 1:
+        usual["NCCL_GRAPH_MIXING_SUPPORT"] = "0"
+    return usual | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class PartedDecoder(Protocol):

@@ -21,14 +21,11 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from .parts import environment
+
 NUM_BYTES = tuple(2**power for power in range(12, 27, 2))  # of the tensors that are timed
 SAMPLES, CALLS = 5, 20
 LIMIT_S = 120.0
-QUIET = {
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_GRAPH_MIXING_SUPPORT": "0",
-    "GLOO_SOCKET_IFNAME": "lo",
-}  # all processes are of one host
 
 
 @dataclass(frozen=True)
@@ -51,14 +48,13 @@ class Reductions:
 def measured(device: str, degree: int) -> Reductions:
     """Between `degree` processes on as many GPUs, or CPUs. Raises RuntimeError where one of them fails."""
     module = f"{(__package__ or '').removesuffix('systems.serving')}systems.serving.reductions"
-    environment = QUIET | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryDirectory(prefix="opweave-") as folder:
         rendezvous = str(Path(folder) / "rendezvous")
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", module, device, str(degree), str(rank), rendezvous],
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                env=environment,
+                env=environment(1),
             )
             for rank in range(degree)
         ]

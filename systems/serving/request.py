@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from .slots import Region
-
-
-class State(Enum):
-    """Of a request (dissertation, section 2.5 and Algorithm 2)."""
-
-    INITIATION = "initiation"  # it has never been scheduled
-    RUNNING = "running"  # it is in a batch in flight
-    INCREMENT = "increment"  # it has been scheduled, and waits for its next iteration
-    PREEMPTED = "preempted"  # it has been scheduled, and has lost its slots to an earlier one
-    FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -24,7 +13,7 @@ class Sampling:
     """How a token is drawn from logits.
 
     Args:
-        temperature: 0 takes the largest logit.
+        temperature: 0, and all below 1e-5, takes the largest logit.
         top_p: the least likely tokens beyond this share of probability are left out; 1 leaves out none.
         seed: of the request's own random numbers.
     """
@@ -61,7 +50,6 @@ class Request:
     arrival_s: float = 0.0
     sampling: Sampling = Sampling()
     stop_tokens: frozenset[int] = frozenset()
-    state: State = State.INITIATION
     generated: list[int] = field(default_factory=list)
     num_fed: int = 0
     region: Region | None = None

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .batch import Batch, row_of
-from .request import Delivery, Request, State
+from .request import Delivery, Request
 from .scheduler import Scheduler
 from .slots import Region
 
@@ -164,12 +164,13 @@ class RequestLevel(Scheduler):
     def _begin(self) -> bool:
         """Make a batch of the queue; False where it is empty."""
         requests = select_batch(self.queue, self.max_batch_size, self.batching, self.num_slots, self.num_positions)
+        self.num_short += len(requests) < min(self.max_batch_size, len(self.queue))
         if not requests:
             return False
         self.queue = self.queue[len(requests) :]
         begin = 0
         for request, count in zip(requests, slots_of(requests, self.batching, self.num_positions), strict=True):
-            request.region, request.state = Region((begin,), count, count), State.RUNNING
+            request.region = Region((begin,), count, count)
             begin += count
         size = self.microbatch_size or len(requests)
         microbatches = [Microbatch(requests[i : i + size]) for i in range(0, len(requests), size)]
@@ -219,6 +220,6 @@ class RequestLevel(Scheduler):
                 deliveries.append(Delivery(request.id, tuple(request.generated[begin:]), request.is_complete))
         if batch.is_complete:
             for request in batch.requests:
-                request.state, request.region = State.FINISHED, None
+                request.region = None
             self.batch = None
         return deliveries

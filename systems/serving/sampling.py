@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .batch import Row
 
+COLD = 1e-5  # a temperature below it is 0: logits over it could not be told from each other
+
 
 def sampled(logits: Tensor, rows: tuple[Row, ...]) -> Tensor:
     """A token for each row, [R] int64, on the logits' device.
@@ -20,20 +22,20 @@ def sampled(logits: Tensor, rows: tuple[Row, ...]) -> Tensor:
         rows: how each samples.
     """
     greedy = logits.argmax(-1)
-    if all(row.sampling.temperature == 0 for row in rows):
+    if all(row.sampling.temperature < COLD for row in rows):
         return greedy
     numbers = torch.tensor([(row.sampling.temperature, row.sampling.top_p, _uniform(row)) for row in rows])
     if logits.is_cuda:
         numbers = numbers.pin_memory().to(logits.device, non_blocking=True)  # else the host waits for the iteration
     temperature, top_p, uniform = numbers.T[:, :, None]  # each [R, 1]
-    scaled = logits.float() / torch.where(temperature == 0, 1.0, temperature)
+    scaled = logits.float() / torch.where(temperature < COLD, 1.0, temperature)
     shares, order = scaled.softmax(-1).sort(-1, descending=True)
     before = shares.cumsum(-1) - shares
-    shares = torch.where(before < top_p, shares, 0.0)  # the first is never left out
+    shares = torch.where((before < top_p) | (before == 0), shares, 0.0)  # the first is never left out
     cumulated = shares.cumsum(-1)
     at = (cumulated <= uniform * cumulated[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
     drawn = order.gather(-1, at).squeeze(-1)
-    return torch.where(temperature.squeeze(-1) == 0, greedy, drawn)
+    return torch.where(temperature.squeeze(-1) < COLD, greedy, drawn)
 
 
 def _uniform(row: Row) -> float:

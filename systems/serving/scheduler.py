@@ -16,12 +16,14 @@ class Scheduler(ABC):
     places, and hands the tokens back in the order of submission. All state of requests is the scheduler's.
 
     num_in_flight_max: batches that may be in flight at once.
+    num_short: selections in which a request found no slots, or gave up its own.
+    num_preempted: times that a request gave up its slots.
     """
 
     num_in_flight_max: int
 
     def __init__(self) -> None:
-        self.num_in_flight = 0
+        self.num_in_flight = self.num_short = self.num_preempted = 0
 
     @property
     def is_full(self) -> bool:

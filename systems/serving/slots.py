@@ -38,10 +38,6 @@ class Region:
         """The blocks, int32."""
         return np.array(self.blocks, dtype=np.int32)
 
-    def slot(self, position: int) -> int:
-        """The slot of the token at a position, from 0."""
-        return self.blocks[position // self.block_size] + position % self.block_size
-
 
 class Slots(ABC):
     """A book of free slots."""

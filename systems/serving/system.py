@@ -18,7 +18,7 @@ from systems.preparing import collector_spared
 
 from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
 from .loop import Clock, Course, Encoded, Inbox, serve
-from .parts import CONTROLS, PartedDecoder, Parts, Room, lack, rooms
+from .parts import CONTROLS, GIB, SHARE, PartedDecoder, Parts, Room, lack, rooms
 from .peer import PeerServer
 from .request import Delivery
 from .scheduler import Scheduler
@@ -26,8 +26,6 @@ from .scheduler import Scheduler
 AUTO = "auto"
 ENGINE = "engine"  # what executes an engine's iterations by default: itself
 INCREMENTS_BY = (ENGINE, "sequential", "nimble", "opara", "weave")
-GIB = 2**30
-SHARE = 0.95  # of the device's memory that is free once the weights are there
 LEAST_SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
 USUAL_PROMPT = 1 / 4  # of all positions: prompts of a batch are seldom longer on average
 WIDTHS_OF_TOKEN = 14  # tensors as wide as the model that are alive at once, the inner ones of a block as several
@@ -108,10 +106,12 @@ class ServingSystem(AnyServingSystem):
         control: one of CONTROLS, where there are several.
 
     block_size: slots of a block of K/V; 0 is one run of slots a request.
+    prefetch: one batch more than workers is in flight.
     increments_by: what executes iterations of increments, one of INCREMENTS_BY; ENGINE is the engine itself.
     """
 
     block_size = 0
+    prefetch = False
     increments_by = ENGINE
 
     def __init__(
@@ -165,8 +165,7 @@ class ServingSystem(AnyServingSystem):
         has_encoder = decoder.start_token is not None
         if has_encoder and self.attention == "fused":
             raise Unsupported("attention=fused is of decoders alone: an encoder's and that across are attention=split")
-        attention = self.attention if self.attention != AUTO else ATTENTIONS[on_gpu and not has_encoder]
-        uses_graphs = self.cuda_graphs and attention == "fused"  # split calls depend on the batch
+        attention, uses_graphs = self._attention_and_graphs(on_gpu and not has_encoder)
         executor = None
         if self.increments_by != ENGINE:
             if on_gpu and attention != "fused":
@@ -176,6 +175,11 @@ class ServingSystem(AnyServingSystem):
             executor = registry.load(self.increments_by).prepare
         engine = LocalEngine(decoder, num_slots, block_size, attention, uses_graphs, self.max_batch_size, executor)
         return engine, num_slots
+
+    def _attention_and_graphs(self, may_be_fused: bool) -> tuple[str, bool]:
+        """One of ATTENTIONS, and whether iterations are CUDA graphs: those of split attention depend on the batch."""
+        attention = self.attention if self.attention != AUTO else ATTENTIONS[may_be_fused]
+        return attention, self.cuda_graphs and attention == "fused"
 
     def execute_increments_by(self, choice: str) -> None:
         """Raises BadOption for what is not one of INCREMENTS_BY, or where no process has the whole model."""
@@ -207,6 +211,7 @@ class ServingSystem(AnyServingSystem):
             torch.cuda.empty_cache()  # the first worker has the same GPU
         else:
             num_slots = num_slots or CPU_SLOTS
+        attention, uses_graphs = self._attention_and_graphs(on_gpu)
         common = Spec(
             parts=self.parts,
             rank=0,
@@ -217,13 +222,13 @@ class ServingSystem(AnyServingSystem):
             num_slots=num_slots,
             spare_bytes=self._spare_bytes(decoder.shape, decoder.dtype.itemsize),
             block_size=block_size,
-            attention=self.attention if self.attention != AUTO else ATTENTIONS[on_gpu],
-            uses_graphs=self.cuda_graphs,
+            attention=attention,
+            uses_graphs=uses_graphs,
             max_batch_size=self.max_batch_size,
             control=self.control,
         )
         specs = [replace(common, rank=rank) for rank in range(self.parts.num_ranks)]
-        engine = ParallelEngine(specs, decoder.shape.vocabulary)
+        engine = ParallelEngine(specs, decoder.shape.vocabulary, self.prefetch)
         return engine, engine.num_slots
 
     def _spare_bytes(self, shape: DecoderShape, item_bytes: int) -> int:

@@ -29,14 +29,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conf.text import first_line
 from systems.preparing import collector_spared
 
-from .engine import Decoder, LocalEngine
+from .engine import Decoder, LocalEngine, lacks_memory
 from .message import from_bytes
 from .parts import SHARE, Parts
 from .sampling import sampled
 
 FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to workers that end
+MANY = 2**20  # numbers, as those of an iteration with prompts
 END = b""  # the message after the last
 OUT_OF_MEMORY = 3  # exit status
 
@@ -125,6 +127,19 @@ class Link:
         """From the same part of the stage before."""
         dist.recv(x, self.rank - self.parts.tensor)
 
+    def connect(self, device: torch.device) -> None:
+        """Make every communicator that the model uses. Numbers few and many go by algorithms with buffers of their own."""
+        stage, _ = self.parts.place(self.rank)
+        for count in (1, MANY):
+            numbers = torch.zeros(count, device=device)
+            if self.parts.tensor > 1:
+                self.sum(numbers)
+                self.gathered(numbers)
+            if stage:
+                self.receive(numbers)
+            if stage < self.parts.pipeline - 1:
+                self.send(numbers)
+
 
 class Control(ABC):
     """The channel of control messages, seen from one worker."""
@@ -136,6 +151,9 @@ class Control(ABC):
     @abstractmethod
     def forward(self, message: bytes) -> None:
         """To whoever has it from this worker; nobody, but for a controller."""
+
+    def connect(self) -> None:
+        """Make what messages need, before the first."""
 
 
 class PipeControl(Control):
@@ -187,17 +205,24 @@ class TensorControl(Control):
         return bytes(message.cpu().numpy())
 
     def forward(self, message: bytes) -> None:
+        self._on(torch.tensor([len(message)], device=self.device))
+        if message:
+            self._on(torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self.device))
+
+    def connect(self) -> None:
+        number = torch.zeros(1, device=self.device)
+        if self.messages is None:
+            self._from_before(number)
+        self._on(number)
+
+    def _on(self, tensor: Tensor) -> None:
         stage, part = self.parts.place(self.rank)
         if part:
             return
-        tensors = [torch.tensor([len(message)], device=self.device)]
-        if message:
-            tensors.append(torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self.device))
-        for tensor in tensors:
-            if stage < self.parts.pipeline - 1:
-                dist.send(tensor, self.rank + self.parts.tensor, group=self.everyone)
-            if self.parts.tensor > 1:
-                dist.broadcast(tensor, self.rank, group=self.stage)
+        if stage < self.parts.pipeline - 1:
+            dist.send(tensor, self.rank + self.parts.tensor, group=self.everyone)
+        if self.parts.tensor > 1:
+            dist.broadcast(tensor, self.rank, group=self.stage)
 
     def _from_before(self, tensor: Tensor) -> None:
         stage, part = self.parts.place(self.rank)
@@ -240,14 +265,18 @@ class Worker:
         backend = "nccl" if spec.device == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=store, rank=spec.rank, world_size=spec.parts.num_ranks, timeout=FOREVER)
         tensors, messages = self._stage_group(), self._stage_group()  # every worker makes every group
-        everyone = dist.new_group()
+        everyone = dist.new_group(timeout=FOREVER)
         self.control: Control = (
             PipeControl(wiring) if spec.control == "pipe" else self._by_tensors(wiring, everyone, messages)
         )
         self.answers = None if wiring.answers is None else Connection(wiring.answers, readable=False)
         module, function = spec.maker.split(":")
         decoder = getattr(import_module(module), function)(spec.arguments, spec.rank, spec.parts, self.device)
-        decoder.join(Link(spec.parts, spec.rank, tensors))
+        link = Link(spec.parts, spec.rank, tensors)
+        decoder.join(link)
+        self.control.connect()
+        link.connect(self.device)
+        dist.barrier()  # NCCL's buffers are there now, and no slot takes their place
         self.num_slots = spec.num_slots or self._slots_that_fit(decoder)
         settings = spec.block_size, spec.attention, spec.uses_graphs, spec.max_batch_size
         self.engine = LocalEngine(decoder, self.num_slots, *settings, agree=_most)
@@ -257,7 +286,8 @@ class Worker:
         groups = []
         for stage in range(self.parts.pipeline):
             begin = stage * self.parts.tensor
-            groups.append(dist.new_group(list(range(begin, begin + self.parts.tensor))))
+            ranks = list(range(begin, begin + self.parts.tensor))
+            groups.append(dist.new_group(ranks, timeout=FOREVER))  # a group has not the timeout of all processes
         return groups[self.parts.place(self.spec.rank)[0]]
 
     def _by_tensors(self, wiring: Wiring, everyone: dist.ProcessGroup, stage: dist.ProcessGroup) -> Control:
@@ -304,12 +334,18 @@ class Worker:
         return Answer(tokens, logits.clone() if wants_logits else None, done)
 
     def _answer(self) -> None:
-        """Send what the engine waits for: first that this worker, as all others, is ready."""
+        """Send what the engine waits for: first that this worker, as all others, is ready.
+
+        An error of the device comes to light here, where its work is waited for. It ends the process.
+        """
         if self.answers is None:
             return
-        self.answers.send_bytes(array("q", [self.num_slots]).tobytes())
-        while (answer := self.unanswered.get()) is not None:
-            self.answers.send_bytes(answer.to_bytes())
+        try:
+            self.answers.send_bytes(array("q", [self.num_slots]).tobytes())
+            while (answer := self.unanswered.get()) is not None:
+                self.answers.send_bytes(answer.to_bytes())
+        except BaseException as error:
+            os._exit(told(error))
 
 
 def _most(seconds: Tensor) -> Tensor:
@@ -324,18 +360,21 @@ def end_with_engine() -> None:
     os._exit(1)
 
 
+def told(error: BaseException) -> int:
+    """Print what ends a worker, in one line; returns the exit status."""
+    is_out_of_memory = lacks_memory(error)
+    kind = "out of memory" if is_out_of_memory else type(error).__name__
+    print(f"{kind}: {first_line(error)}", file=sys.stderr, flush=True)
+    return OUT_OF_MEMORY if is_out_of_memory else 1
+
+
 def main(spec: Spec, wiring: Wiring) -> int:
     """The exit status."""
     threading.Thread(target=end_with_engine, daemon=True).start()
     try:
         Worker(spec, wiring).run()
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        print(f"out of memory: {error}", file=sys.stderr, flush=True)
-        return OUT_OF_MEMORY
     except (Exception, KeyboardInterrupt) as error:
-        lines = str(error).strip().splitlines()
-        print(f"{type(error).__name__}: {lines[0] if lines else ''}", file=sys.stderr, flush=True)
-        return 1
+        return told(error)
     return 0
 
 
