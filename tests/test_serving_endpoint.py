@@ -185,7 +185,9 @@ def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
         ({"prompt": "a", "max_tokens": 2048}, "2048 positions"),
         ({"prompt": "a", "n": 2}, "n=2 is not served"),
         ({"prompt": "a", "stop": [""]}, "stop="),
-        ({"prompt": "a", "temperature": -1}, "temperature=-1"),
+        ({"prompt": "a", "temperature": -1}, "temperature=-1.0 is not 0 or more"),
+        ({"prompt": "a", "top_p": 0}, "top_p=0.0 is not above 0"),
+        ({"prompt": None}, "prompt is missing"),
         ({"prompt": "a", "seed": 2**64}, "is not an integer of 64 bits"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty=0.5 is not served"),
         ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias="),
@@ -242,7 +244,9 @@ def test_whatever_a_body_is_its_refusal_is_one_line_of_json(running: Running, bo
 
 
 def test_other_paths(running: Running) -> None:
-    assert [model.id for model in running.client.models.list()] == ["gpt"]
+    assert [model.id for model in running.client.models.list()] == ["gpt"] == [running.client.models.retrieve("gpt").id]
+    with pytest.raises(openai.NotFoundError, match="model 'other' is not served here, which is gpt"):
+        running.client.models.retrieve("other")
     assert running.get("/health")[0] == 200
     for path, status in (("/nothing", 404), ("/v1/completions", 405)):
         answer = running.get(path)
@@ -266,13 +270,19 @@ def test_a_port_that_is_taken_is_one_line(running: Running, run: Run) -> None:
     port = urlsplit(running.address).port
     done = run("runner=serve", f"runner.port={port}", "system=orca", *MODEL)
     assert done.returncode == 2 and done.stderr.strip().splitlines() == [
-        f"opweave: runner.port={port}: nothing can listen there on 127.0.0.1: Address already in use"
+        f"opweave: runner.port={port}: nothing can listen at 127.0.0.1:{port}: Address already in use"
     ]
+
+
+def test_a_host_that_is_none_is_one_line(run: Run) -> None:
+    done = run("runner=serve", "runner.host=nohost.invalid", "system=orca", *MODEL)
+    assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
 
 
 @pytest.mark.parametrize(
     ("options", "variables", "words"),
     [
+        (["system=vllm"], {}, "vllm on gpt: .*vllm"),
         (
             ["system.tensor_parallel=2", "model.heads=8"],
             {"GLOO_SOCKET_IFNAME": "bogus0"},
@@ -510,4 +520,5 @@ def test_a_signal_lets_what_has_come_be_answered(running: Running) -> None:
     for piece in stream:
         tokens += piece.choices[0].token_ids
     assert len(tokens) == 250 and running.process.wait(SOON_S) == 0
-    assert "Traceback" not in running.output.read_text()
+    output = running.output.read_text()
+    assert "Traceback" not in output and output.count("opweave: ending once 1 request more is answered") == 1

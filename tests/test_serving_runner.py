@@ -91,8 +91,10 @@ def test_files_of_azure_and_burstgpt_are_read(tmp_path: Path) -> None:
         first, second = read(tmp_path / name, 100)
         assert first.due_s == 0 and second.due_s == pytest.approx(gap, abs=1e-5) and read(tmp_path / name, 1) == (first,)
     assert read(tmp_path / "a.csv", 9)[1].prompt_tokens == 396 and read(tmp_path / "b.csv", 9)[1].max_new_tokens == 230
-    fast = ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "trace_speed": 2.5}).trace_of(0)
+    fast = ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "trace_speed": 2.5, "requests": 2}).trace_of(0)
     assert [arrival.due_s for arrival in fast] == [0.0, 16.0]
+    with pytest.raises(BadRequest, match=r"^runner.requests=3: .*b.csv has 2$"):
+        ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "requests": 3})
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         file.write(AZURE)
     assert read(tmp_path / "a.csv.gz", 9) == read(tmp_path / "a.csv", 9)
@@ -158,9 +160,12 @@ def server(max_batch_size: int = 3) -> Server:
     return Server(scheduler, LocalEngine(MODULE, NUM_SLOTS), (NUM_SLOTS, SHAPE.positions, SHAPE.vocabulary))
 
 
-def test_every_token_of_a_trace_comes_to_its_client() -> None:
+def test_every_token_of_a_trace_comes_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = drawn(12, 60.0, 1.0, (2, 12), (1, 6), seed=0)
-    seen = traffic.run(server(), trace, seed=5, concurrency=0)
+    monkeypatch.setattr(traffic, "TELL_S", 0.0)
+    told: list[int] = []
+    seen = traffic.run(server(), trace, seed=5, concurrency=0, tell=told.append)
+    assert told == sorted(told) and (told[0], told[-1]) == (0, 12)
     of = seen.requests
     assert [len(tokens) for tokens in of.token_s] == [a.max_new_tokens for a in trace]
     assert of.due_s == tuple(round(a.due_s, 6) for a in trace) and of.prompt_tokens == tuple(a.prompt_tokens for a in trace)
@@ -660,7 +665,7 @@ def test_a_simulation_is_as_near_as_its_farthest_ratio() -> None:
         ({"concurrency": 2}, r"takes no runner\.concurrency"),
         ({"rates": "5 none"}, "none is not a positive number"),
         ({"rates": "0"}, "0 is not a positive number"),
-        ({"rates": "5", "trace": "FILE"}, r"takes no runner\.rates"),
+        ({"rates": "5", "trace": "FILE", "requests": 1}, r"takes no runner\.rates"),
     ],
 )
 def test_a_simulation_knows_when_requests_come(changed: dict[str, Value], says: str, tmp_path: Path) -> None:

@@ -103,6 +103,11 @@ class Bridge:
         if self.answers.pop(request_id, None) is not None:
             self.mail.give_up(request_id)
 
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self.answers)
+
     def drain(self) -> None:
         """Answer what has come, and end."""
         self.mail.end()

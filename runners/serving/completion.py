@@ -152,6 +152,8 @@ def _prompts(prompt: object, text: Text) -> tuple[tuple[int, ...], ...]:
             return tuple(text.encoded(_whole(part)) for part in prompt)
         if all(_are_ids(part) for part in prompt):
             return tuple(map(tuple, prompt))
+    if prompt is None:
+        raise BadBody("prompt is missing")
     raise BadBody("prompt is neither a text, nor token ids, nor a list of either")
 
 

@@ -20,6 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from conf.text import first_line
+from results.words import counted
 from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
 
@@ -37,10 +38,11 @@ class Endpoint:
         server: with nothing to do.
         model: the name that clients see.
         text: the model's.
+        told: takes a line for whoever has started it.
     """
 
-    def __init__(self, server: Server, model: str, text: Text = BYTES):
-        self.server, self.model, self.text, self.created = server, model, text, int(time.time())
+    def __init__(self, server: Server, model: str, text: Text = BYTES, told: Callable[[str], None] = lambda line: None):
+        self.server, self.model, self.text, self.told, self.created = server, model, text, told, int(time.time())
         self.is_draining = False
         self.num_completions = 0
         self.error: BaseException | None = None
@@ -60,6 +62,7 @@ class Endpoint:
                 web.post("/v1/completions", self.completions),
                 web.post("/v1/chat/completions", self.chat),
                 web.get("/v1/models", self.models),
+                web.get("/v1/models/{name:.+}", self.model_of_name),
                 web.get("/health", self.health),
                 web.get("/metrics", self.metrics),
             ]
@@ -75,7 +78,11 @@ class Endpoint:
         return self.error
 
     def drain(self) -> None:
-        """Take nothing more; end when all is answered."""
+        """Take nothing more; end when all is answered, and say how much that is. Once more ends nothing sooner."""
+        if not self.is_draining:
+            number = counted(self.bridge.num_unanswered, "request")
+            verb = "is" if self.bridge.num_unanswered == 1 else "are"
+            self.told(f"ending once {number} more {verb} answered; new ones are refused")
         self.is_draining = True
         self.bridge.drain()
 
@@ -197,8 +204,16 @@ class Endpoint:
 
     async def models(self, http: web.Request) -> web.StreamResponse:
         """GET /v1/models."""
-        model = {"id": self.model, "object": "model", "created": self.created, "owned_by": "opweave"}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response({"object": "list", "data": [self._about()]})
+
+    async def model_of_name(self, http: web.Request) -> web.StreamResponse:
+        """GET /v1/models/NAME."""
+        if (name := http.match_info["name"]) != self.model:
+            return _refused(f"model {shown(name)} is not served here, which is {self.model}", 404, "model_not_found")
+        return web.json_response(self._about())
+
+    def _about(self) -> dict[str, object]:
+        return {"id": self.model, "object": "model", "created": self.created, "owned_by": "opweave"}
 
     async def health(self, http: web.Request) -> web.StreamResponse:
         """GET /health: 200 while requests are taken."""

@@ -55,8 +55,9 @@ class ServingOptions:
                 raise BadRequest(f"runner.{key}={getattr(self, key)} is not a positive number")
         if self.trace is not None and not isinstance(self.trace, str):
             raise BadRequest(f"runner.trace={self.trace} is not a path")
-        if self.trace is not None:
-            read(Path(self.trace).expanduser(), self.requests)
+        num_read = self.requests if self.trace is None else len(read(Path(self.trace).expanduser(), self.requests))
+        if num_read < self.requests:
+            raise BadRequest(f"runner.requests={self.requests}: {self.trace} has {num_read}")
 
     def trace_of(self, seed: int) -> tuple[Arrival, ...]:
         """The requests of one trace. A file's are the same for every seed."""

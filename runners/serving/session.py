@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -165,11 +166,12 @@ class ServingSession(Session):
         """Raises BadOption for a request that is never served. bounds: of the server."""
         largest = max((a for trace in self.traces for a in trace), key=lambda a: a.max_tokens)
         num_slots, num_positions, _ = bounds
+        shorter = ", or runner.prompt_tokens smaller" if self.cell.runner.get("trace") is None else ""
         for most, what, key in ((num_positions, "positions", "model.positions"), (num_slots, "K/V slots", "system.slots")):
             if largest.max_tokens > most:
                 raise BadOption(
                     f"a request has {largest.prompt_tokens} prompt tokens and {largest.max_new_tokens} to generate, "
-                    f"more than the {most} {what}: {key} has to be larger, or runner.prompt_tokens smaller"
+                    f"more than the {most} {what}: {key} has to be {largest.max_tokens} or more{shorter}"
                 )
 
     def compare(self) -> Correctness:
@@ -185,9 +187,9 @@ class ServingSession(Session):
         """Every trace through the server. Raises GeneratorEnded."""
         options, seen, stable = self.options, [], []
         for i, trace in enumerate(self.traces):
-            self.phase(f"serving: trace {i + 1} of {len(self.traces)}, {len(trace)} requests")
             seed = self.cell.conditions.seed + i
-            seen.append(traffic.run(self.server, trace, seed, options.concurrency, options.shared_tokens))
+            tell = partial(self._tell, i, trace)
+            seen.append(traffic.run(self.server, trace, seed, options.concurrency, options.shared_tokens, tell))
             stable.append(metrics.is_stable(seen[-1].requests, options.concurrency))
         served = tuple(
             ServedTrace(self.cell.conditions.seed + i, is_stable, s.requests, s.iterations)
@@ -195,6 +197,12 @@ class ServingSession(Session):
         )
         numbers = metrics.quantities(seen, stable, self.server.num_slots, options.slo_ms)
         return Serving(numbers, served, self.server.num_slots, "real", now())
+
+    def _tell(self, number: int, trace: Sequence[Arrival], finished: int) -> None:
+        """Show how far a trace is."""
+        lasts = "" if self.options.concurrency else f", which come in {trace[-1].due_s:,.0f} s"
+        done = f"{finished} of {len(trace)} requests finished{lasts}"
+        self.phase(f"serving: trace {number + 1} of {len(self.traces)}, {done}")
 
     def try_rate(self, rate: float) -> Tried:
         """One trace at another rate."""

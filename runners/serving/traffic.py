@@ -7,7 +7,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -22,6 +22,7 @@ from .wire import Closed, Frames, Kind, Plan, Report, numbers, send, send_json, 
 from .workload import Arrival
 
 WAIT_S = 0.1  # for a request, where the engine is idle
+TELL_S = 5.0  # between what is told of how far a trace is
 END_S = 10.0  # for the load generator's process to end
 
 
@@ -85,7 +86,14 @@ class Seen:
     queued_s: tuple[float, ...]
 
 
-def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concurrency: int, shared_tokens: int = 0) -> Seen:
+def run(
+    server: Server | PeerServer,
+    trace: Sequence[Arrival],
+    seed: int,
+    concurrency: int,
+    shared_tokens: int = 0,
+    tell: Callable[[int], None] = lambda finished: None,
+) -> Seen:
     """Serve one trace.
 
     Args:
@@ -94,6 +102,7 @@ def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concur
         seed: of the prompts.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
         shared_tokens: at the beginning of each prompt, the same in all.
+        tell: takes how many requests are finished, at the beginning and every TELL_S seconds.
 
     Raises:
         GeneratorEnded: its process ended before.
@@ -114,7 +123,15 @@ def run(server: Server | PeerServer, trace: Sequence[Arrival], seed: int, concur
         ours.setblocking(False)
         send(ours, Kind.GO)
 
+        num_finished, told_s = 0, perf_counter()
+        tell(0)
+
         def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
+            nonlocal num_finished, told_s
+            num_finished += sum(delivery.is_last for delivery in deliveries)
+            if now_s - told_s >= TELL_S:
+                told_s = now_s
+                tell(num_finished)
             ours.setblocking(True)
             send(ours, Kind.TOKENS, tokens_body(deliveries))
             ours.setblocking(False)

@@ -3,7 +3,10 @@
 import gzip
 import json
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from runners.checks import BadRequest, check_writable, existing_part, not_writab
 from runners.machine.device import visible
 from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
+from runners.sweep.progress import SILENCE
 
 Document = Mapping[str, Any]  # as JSON has it
 
@@ -27,17 +31,40 @@ def ask(cell: Cell, options: SweepOptions, timeout: float | None = None, gpus: s
 
     Raises BadRequest for what only the model or the system could tell.
     """
-    console = Console(stderr=True)
     process = CellProcess(cell.device, gpus or visible(0))
     try:
-        with console.status("starting") as status:
-            answer = process.ask(Show(cell), timeout or options.timeout, options.memory_gib, status.update)
+        with _told(cell.runner.name) as phase:
+            answer = process.ask(Show(cell), timeout or options.timeout, options.memory_gib, phase)
     finally:
         process.close()
     if isinstance(answer, Refused):
         raise BadRequest(answer.reason)
     assert isinstance(answer, Shown | Failed)
     return answer
+
+
+@contextmanager
+def _told(what: str) -> Iterator[Callable[[str], object]]:
+    """What says the phase: on a terminal a line that changes, elsewhere one in ten seconds, as a sweep has it."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield status.update
+        return
+    begin, ended, phases = time.monotonic(), threading.Event(), ["starting"]
+
+    def tell() -> None:
+        while not ended.wait(SILENCE):
+            line = f"{what}: {phases[-1]}, {time.monotonic() - begin:.0f} s"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield phases.append
+    finally:
+        ended.set()
+        teller.join()
 
 
 def check_output(output: Path | None) -> None:

@@ -71,7 +71,9 @@ class Serve(Showing):
             return socket.create_server((host, port))
         except OSError as error:
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)  # Python adds the address
-            raise BadRequest(f"runner.port={port}: nothing can listen there on {host}: {why}") from error
+            is_unknown = error.errno is not None and error.errno < 0  # a name's error, not the system's
+            key = f"runner.host={host}" if is_unknown else f"runner.port={port}"
+            raise BadRequest(f"{key}: nothing can listen at {host}:{port}: {why}") from error
 
 
 def served(cell: Cell, listener: socket.socket) -> int:
@@ -98,9 +100,9 @@ def served(cell: Cell, listener: socket.socket) -> int:
         if not isinstance(error, Unsupported | EngineEnded) and not lacks_memory(error):
             raise
         told(f"{cell.system.choice} on {cell.model.choice}: {first_line(error)}")
-        return int(not isinstance(error, Unsupported))
+        return BAD_REQUEST if isinstance(error, Unsupported) else 1
     host, port = listener.getsockname()[:2]
-    endpoint = Endpoint(server, cell.model.choice, text or Bytes())
+    endpoint = Endpoint(server, cell.model.choice, text or Bytes(), told)
     error_of = asyncio.run(endpoint.run(listener, lambda: told(f"listening on http://{host}:{port}")))
     if error_of is not None:
         told(f"the engine has stopped: {type(error_of).__name__}: {first_line(error_of)}")

@@ -215,7 +215,10 @@ class Simulate(Showing):
         files = sorted(COMMITTED.glob(f"{cell.model.choice}-b{cell.batch}*.json.gz"))
         own = [f for f in files if f.name.split("-b")[-1].removesuffix(".json.gz").partition("-")[0] == str(cell.batch)]
         if not own:
-            raise Unsupported(f"no profile of {cell.model.choice} at batch {cell.batch} is committed: runner.profile=FILE")
+            raise Unsupported(
+                f"no profile of {cell.model.choice} at batch {cell.batch} is committed: runner.profile=FILE names one, "
+                "which runner=profile writes on a GPU; runner=advise estimates without"
+            )
         return own
 
 

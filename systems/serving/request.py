@@ -144,8 +144,10 @@ def refusal(request: Request, num_slots: int, num_positions: int, vocabulary: in
     if request.max_tokens > num_slots:
         return f"{length} are more than the {num_slots} K/V slots"
     sampling = request.sampling
-    if not 0 <= sampling.temperature < float("inf") or not 0 < sampling.top_p <= 1:
-        return f"temperature={sampling.temperature} is below 0, or top_p={sampling.top_p} is not above 0 and up to 1"
+    if not 0 <= sampling.temperature < float("inf"):
+        return f"temperature={sampling.temperature} is not 0 or more"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p={sampling.top_p} is not above 0 and up to 1"
     if not -(2**63) <= sampling.seed < 2**63:  # a control message has no room for it
         return f"seed={sampling.seed} is not an integer of 64 bits"
     return None
