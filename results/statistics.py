@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log, sqrt
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ RESAMPLES = 2000
 ENDS = (0.025, 0.975)  # quantiles of a 95 % interval
 STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824}  # the upper quantile of Student's distribution, by samples
 FEW = 5
+LARGEST_EXPONENT = 700.0  # whose power a float holds
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
         return interval(resampled_medians(samples))
     logs = [log(sample) for sample in samples]
     half = STUDENT[len(logs)] * stdev(logs) / sqrt(len(logs))
-    return exp(mean(logs) - half), exp(mean(logs) + half)
+    low, high = exp(mean(logs) - half), exp(min(mean(logs) + half, LARGEST_EXPONENT))
+    return min(low, median(samples)), max(high, median(samples))  # rounding may leave it out where all are alike
 
 
 def interval(estimates: np.ndarray) -> tuple[float, float]:
