@@ -100,7 +100,7 @@ class ScheduleFile:
         except NoSchedule as error:
             raise NoSchedule(f"{file} is no schedule: {error}") from error
         except (OSError, ValueError) as error:
-            raise NoSchedule(f"{file}: {error}") from error
+            raise NoSchedule(f"{file}: {(isinstance(error, OSError) and error.strerror) or error}") from error
 
 
 def read_cells(folder: Path) -> dict[Cell, ScheduleFile]:

@@ -21,6 +21,11 @@ from pathlib import Path
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.interrupts import tell_interrupts
+
+if __name__ == "__main__":
+    tell_interrupts()
+
 from rich.console import Console
 from rich.table import Table
 

@@ -20,6 +20,11 @@ from pathlib import Path
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.interrupts import tell_interrupts
+
+if __name__ == "__main__":
+    tell_interrupts()
+
 from results.document import Foreign, NotARecord
 from results.files import read_json, write_json, write_whole
 from results.pack import SUFFIX, documents_of, is_pack, packed, sound_record

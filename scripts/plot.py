@@ -21,15 +21,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import matplotlib
-
-matplotlib.use("agg")
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.interrupts import tell_interrupts
+
+if __name__ == "__main__":
+    tell_interrupts()
+
+import matplotlib
+
+matplotlib.use("agg")
+
 import matplotlib.pyplot as plt
 
-from conf import nearest
+from conf import choices, nearest
 from results.cell import Choice
 from results.published.value import Value
 from results.published.values import NoSuchValue, exhibit
@@ -231,6 +237,9 @@ def selected(arguments: argparse.Namespace) -> tuple[dict[Setting, Selection], l
     if not chosen:
         assert reason is not None
         raise reason
+    labels = {system.label for measured in chosen.values() for system in measured.among}
+    if (name := arguments.baseline) not in labels and name not in choices("system"):
+        raise NoResults(f"no system is named {name!r}: {nearest(name, labels)}")
     return chosen, published
 
 
@@ -249,6 +258,9 @@ def main() -> None:
     for name in arguments.charts:
         if name not in CHARTS and "." not in name:  # a quantity's name has a dot
             parser.error(f"no chart is named {name}: there is {', '.join(CHARTS)}, and any MEASUREMENT.NAME")
+    for name in map(str, arguments.results):
+        if name in CHARTS and not Path(name).exists():
+            parser.error(f"--results {name}: {name} is a chart, and charts go before --results")
     for suffix in arguments.formats:
         if suffix not in (*style.FORMATS, "pdf"):
             parser.error(f"--formats {suffix} is none of png, svg, pdf")

@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+if not __package__:  # run as a file: the rooms are beside its folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.interrupts import tell_interrupts
+
+if __name__ == "__main__":
+    tell_interrupts()
+
 import matplotlib
 
 matplotlib.use("svg")
-if not __package__:  # run as a file: the rooms are beside its folder
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 

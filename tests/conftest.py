@@ -4,6 +4,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +102,11 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: names.get(item.path.stem, len(LONG)))
+
+
+def without_progress(stderr: str) -> list[str]:
+    """The lines of a program's messages without those that say, every ten seconds, that it is still at work."""
+    return [line for line in stderr.strip().splitlines() if not re.fullmatch(r"\w+: .+, \d+ s", line)]
 
 
 @pytest.fixture

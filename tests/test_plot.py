@@ -492,6 +492,11 @@ def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
         (["speedupp"], "no chart is named speedupp: there is speedup"),
         (["--results", "nowhere"], "nowhere is not there"),
         (["--results", "README.md"], "README.md is a file"),
+        (["--results", str(REFERENCE), "latency"], "latency is a chart, and charts go before --results"),
+        (
+            ["speedup", "--results", str(REFERENCE / "overview.jsonl.gz"), "--baseline", "nimbel"],
+            "no system is named 'nimbel': did you mean nimble?",
+        ),
         (["--results", "scripts"], "no record in scripts"),
         (["--results", str(REFERENCE / "overview.jsonl.gz"), "--models", "nasnot"], "no record of the model nasnot"),
         (["--results", str(REFERENCE / "overview.jsonl.gz"), "-p", "nimble/figure70"], "did you mean figure7?"),

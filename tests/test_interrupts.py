@@ -1,0 +1,30 @@
+"""An interrupt of a script, while it imports its libraries: one line, and the status that a shell gives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from scripts.interrupts import INTERRUPTED
+
+
+def interrupted(folder: Path, script: str, error: str) -> "subprocess.CompletedProcess[str]":
+    """A script that meets an error where it imports matplotlib."""
+    (folder / "matplotlib.py").write_text(f"raise {error}\n")  # it is found before the installed one
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [sys.executable, f"scripts/{script}.py"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("script", ["plot", "report", "reproduce", "timeline", "today"])
+def test_an_interrupt_is_one_line(tmp_path: Path, script: str) -> None:
+    done = interrupted(tmp_path, script, "KeyboardInterrupt")
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", f"{script}.py: interrupted\n")
+
+
+def test_another_error_has_its_traceback(tmp_path: Path) -> None:
+    done = interrupted(tmp_path, "plot", "RuntimeError('no such thing')")
+    assert done.returncode == 1 and "Traceback" in done.stderr and "RuntimeError: no such thing" in done.stderr
