@@ -43,6 +43,9 @@ def load(batch: int, *, training: bool, device: str | torch.device, options: Opt
     except (Exception, SystemExit) as error:
         raise BadModel(f"factory {factory} raised {named_line(error)}") from error
     module, inputs = _checked(product, factory)
+    if batch > 1 and not any(size and size % batch == 0 for tensor in inputs for size in tensor.shape):
+        shapes = " and ".join("x".join(map(str, tensor.shape)) or "no dimension" for tensor in inputs)
+        raise BadModel(f"factory {factory} returned inputs of {shapes} for batch={batch}: make(batch) has to use its batch")
     module = module.train(training).to(device)
     return Model("custom", module, tuple(tensor.to(device) for tensor in inputs))
 

@@ -73,3 +73,10 @@ def test_every_preset_is_within_the_limit(name: str) -> None:
     params = document.get("hydra", {}).get("sweeper", {}).get("params", {})
     limit = yaml.safe_load((conf.FOLDER / "config.yaml").read_text(encoding="utf-8"))["max_cells"]
     check_number(OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()]), limit)
+
+
+def test_the_preset_whose_speedups_over_eager_the_page_has_read_measures_eager() -> None:
+    page = (conf.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert "experiment=reference/best" in page and "the column `over eager`" in page
+    preset = yaml.safe_load((conf.FOLDER / "experiment" / "reference" / "best.yaml").read_text(encoding="utf-8"))
+    assert "eager" in preset["hydra"]["sweeper"]["params"]["system"].split(",")

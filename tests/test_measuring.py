@@ -50,7 +50,7 @@ def test_statistics_lie_in_order_and_scale_with_the_unit(samples: list[float]) -
     assert [statistics.median, statistics.mean] == pytest.approx([np.median(samples), np.mean(samples)])
     low, high = statistics.ci95
     assert low <= statistics.median <= high and statistics.min == min(samples)
-    assert min(samples) <= low and high <= max(samples) or 1 < len(samples) < FEW
+    assert (min(samples) <= low and high <= max(samples)) or 1 < len(samples) < FEW
     assert statistics.p10 <= statistics.median <= statistics.p90 <= statistics.p99 <= max(samples)
     doubled = describe([2 * s for s in samples])
     assert doubled.ci95 == pytest.approx((2 * low, 2 * high)) and doubled.median == 2 * np.median(samples)

@@ -209,6 +209,12 @@ def no_inputs(batch):
 def number(batch):
     return nn.Linear(4, 2), (torch.ones(1), 3)
 
+def fixed(batch):
+    return nn.Linear(4, 2), (torch.ones(1, 3, 4), torch.ones(()))
+
+def folded(batch):
+    return nn.Linear(4, 2), (torch.ones(()), torch.ones(2 * batch, 4))
+
 constant = 5
 """
 
@@ -269,6 +275,14 @@ def test_a_bad_factory_is_one_line(factories: str, factory: str | None, message:
         models.load("custom", 1, factory=factory)
     assert message.format(factories) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_factory_has_to_use_its_batch(factories: str) -> None:
+    assert models.load("custom", 1, factory=f"{factories}.good:fixed").inputs[0].shape == (1, 3, 4)
+    assert models.load("custom", 64, factory=f"{factories}.good:folded").inputs[1].shape == (128, 4)
+    wrong = "returned inputs of 1x3x4 and no dimension for batch=64: make(batch) has to use its batch"
+    with pytest.raises(models.BadModel, match=re.escape(wrong)):
+        models.load("custom", 64, factory=f"{factories}.good:fixed")
 
 
 def test_a_custom_model_takes_only_a_factory(factories: str) -> None:

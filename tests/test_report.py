@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
+from dags import from_edges
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import cell, latency
+from made_records import cell, latency, rounds
 from made_records import record as made_record
 from reports import OVERVIEW, REFERENCE, VERDICT, document, made, records
 
@@ -20,13 +21,13 @@ from results.cell import named
 from results.record import Limits, Record
 from results.selection import Selection, by_setting, read
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
+from results.warning import Warning
 from scripts import report
 from scripts.charts.style import order
 from scripts.page import content
 from scripts.page.answer import answer, fastest
 from scripts.report import SHARED, short_path, with_shared_paths, with_shared_styles, without_plain_groups
 from scripts.table import DASH
-from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
 
 
@@ -249,7 +250,7 @@ def test_what_cannot_be_written_is_told_before_anything_is(tmp_path: Path) -> No
 
 def test_the_command_writes_both_pages(tmp_path: Path) -> None:
     schedule = tmp_path / "s.json"
-    graph = OperatorGraph.from_edges(3, [(0, 1), (0, 2)])
+    graph = from_edges(3, [(0, 1), (0, 2)])
     schedule.write_text(json.dumps(document(graph, assign_streams(graph))))
     page, text = tmp_path / "deep" / "r.html", tmp_path / "r.md"
     done = run(
@@ -318,8 +319,53 @@ def test_the_answer_of_made_up_records_is_as_one_works_it_out() -> None:
     said = answer(Selection(records), eager)
     assert said is not None and said.sentence == (
         "nimble is the fastest for 2 of 3 pairs of a model and a batch, opara for 1."
-        " In 1 of 3 the fastest is level with another system, since their intervals overlap."
+        " In 1 of 3 the fastest is level with another system: their intervals overlap."
+        " 3 of 3 are decided without rounds, by latencies each measured alone: the systems did not take turns."
         " The fastest takes 1.10 to 8.00 times the critical path of the operators (median 3.00, 3 rows)."
+    )
+
+
+def test_what_lies_within_the_margin_of_two_processes_is_level() -> None:
+    def levels(*again_ms: float) -> list[str]:
+        records = [
+            made_record(system, latency=latency(ms), comparison=rounds("g", *[[ms]] * 3))
+            for system, ms in (("nimble", 1.0), ("opara", 1.03), ("ios", 1.1))
+        ]
+        first = records[0].comparison
+        assert first is not None
+        records[0] = replace(records[0], comparison=replace(first, again=tuple((ms,) for ms in again_ms) or None))
+        (one,) = fastest(Selection(records), named("system", "eager"))
+        return [system.label for system in one.level]
+
+    assert levels() == [] and levels(1.04, 1.05, 1.04) == ["opara"] and levels(0.96, 0.95, 0.96) == ["opara"]
+
+
+def test_the_answer_says_which_rows_the_rounds_do_not_decide() -> None:
+    def said(*warnings: Warning) -> str:
+        records = [
+            made_record(
+                of=cell(system, model, device="cuda"),
+                latency=latency(milliseconds),
+                limits=Limits(1.0, 2.0),
+                comparison=rounds(model, [milliseconds], [milliseconds]),
+                warnings=warnings if model == "bert" else (),
+            )
+            for model in ("bert", "gpt2")
+            for system, milliseconds in (("nimble", 1.6), ("eager", 3.2))
+        ]
+        told = answer(Selection(records), named("system", "eager"))
+        assert told is not None
+        return told.sentence
+
+    busy = Warning("busy_rounds", {"load": 0.76, "cores": 2})
+    first, path = (
+        "nimble is the fastest for 2 of 2 pairs of a model and a batch.",
+        "times the critical path of the operators",
+    )
+    assert said() == f"{first} The fastest takes 1.60 {path} (2 rows)."
+    assert said(busy) == (
+        f"{first} 1 of 2 is decided without rounds, by latencies each measured alone:"
+        f" other processes took 76% of the 2 cores during the rounds. The fastest takes 1.60 {path} (2 rows)."
     )
 
 

@@ -155,6 +155,9 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
     [
         (["nimble/figure7"], "nimble/figure7: needs a GPU, and none is visible here; +size=small runs it on the CPU"),
         (["nimble/figure77"], "no exhibit is named 'nimble/figure77': did you mean nimble/figure7?"),
+        (["figure7"], "no exhibit is named 'figure7': did you mean nimble/figure7, opara/figure7?"),
+        (["orca/figure4.8"], "did you mean orca/figure4.8_simulated, orca/figure4.8a, orca/figure4.8b, orca/figure4.8c?"),
+        (["opara/"], "did you mean opara/figure1, opara/figure2, opara/figure5, opara/figure6, opara/figure7,"),
         (["nimble/figure7", "+size=tiny"], "+size=tiny is neither small nor full"),
         (["nimble/figure7", "+batch=1"], "+batch= is nothing that a preset can be given"),
         (["nimble/figure7", "experiment=x"], "experiment= is nothing"),

@@ -123,7 +123,7 @@ class Preset:
         """Raises NoPreset, and NoSuchValue where it names rows that are not published."""
         file = EXPERIMENTS / f"{name}.yaml"
         if name not in names():
-            raise NoPreset(f"no exhibit is named {name!r}: {nearest(name, names())}")
+            raise NoPreset(f"no exhibit is named {name!r}: {_hint(name)}")
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
         about = dict(document["exhibit"])
         known = {f.name for f in fields(cls)} - {"name", "sweep"}
@@ -175,6 +175,13 @@ class Preset:
 def names() -> list[str]:
     """Every exhibit that has a preset, paper by paper."""
     return list(_names(EXPERIMENTS))
+
+
+def _hint(name: str) -> str:
+    """The names of which the paper or the exhibit begins as what was asked for; the nearest one where none does."""
+    beginning = name.strip("/")
+    begun = [other for other in names() if beginning and f"/{beginning}" in f"/{other}"]
+    return f"did you mean {', '.join(begun)}?" if begun else nearest(name, names())
 
 
 @cache

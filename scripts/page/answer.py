@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from results.cell import Choice
+from results.comparison import UNSOUND, margin
 from results.record import Latency
 from results.selection import Row, Selection, latency_of
 from results.words import counted
 from scripts.charts.limits import limits_by_row
 from scripts.charts.style import short
 from scripts.table import DASH, Entry, Table, made, table
+
+WITHOUT_RATIO = (*UNSOUND, "no_ratio", "profiled_before_timing")  # warnings of a cell that has no ratio from rounds
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,11 @@ class Fastest:
         row: the model and the batch.
         system: the one with the least median latency.
         latency: its own.
-        level: systems whose 95 % intervals overlap with its interval, the fastest first.
+        level: systems whose 95 % intervals overlap with its interval, or lie within the A/A margin of it, the fastest first.
         systems: how many systems have a latency.
         over: its speedup over the baseline as the report's table of cells has it; None without one.
         distance: its latency over the critical path; None where no record holds limits.
+        not_in_turn: why it and the next fastest have no ratio from rounds in turn; None where they have one.
     """
 
     row: Row
@@ -34,6 +38,7 @@ class Fastest:
     systems: int
     over: Entry | None
     distance: float | None
+    not_in_turn: str | None
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,31 @@ def fastest(measured: Selection, baseline: Choice) -> list[Fastest]:
             continue
         by_speed = sorted(timed, key=lambda s: timed[s].host.median)
         first, latency = by_speed[0], timed[by_speed[0]]
-        level = tuple(s for s in by_speed[1:] if timed[s].host.ci95[0] <= latency.host.ci95[1])
+        within = 1 + _margin(measured, row)
+        level = tuple(s for s in by_speed[1:] if timed[s].host.ci95[0] <= within * latency.host.ci95[1])
         ratio = measured.over(row, first, baseline)
         over = None if ratio is None else Entry(f"{ratio.ratio:.2f}{'' if ratio.is_in_turn else ' *'}", ratio.ratio)
         path_ms = limits[row].critical_path_ms if row in limits else None
         distance = latency.host.median / path_ms if path_ms else None
-        rows.append(Fastest(row, first, latency, level, len(timed), over, distance))
+        not_in_turn = _not_in_turn(measured, row, first, by_speed[1])
+        rows.append(Fastest(row, first, latency, level, len(timed), over, distance, not_in_turn))
     return rows
+
+
+def _margin(measured: Selection, row: Row) -> float:
+    """By how much two processes of one system differ in the rounds of a row; 0 where nobody has measured it."""
+    one = margin([record for system in measured.systems for record in measured.records_of(row, system)])
+    return 0.0 if one is None else abs(one.ratio - 1)
+
+
+def _not_in_turn(measured: Selection, row: Row, *pair: Choice) -> str | None:
+    """Why two systems have no ratio from rounds in turn, as their warnings say; None where they have one."""
+    ratio = measured.over(row, *pair)
+    if ratio is not None and ratio.is_in_turn:
+        return None
+    newest = [record for system in pair if (record := measured.record(row, system, latency_of)) is not None]
+    warnings = [warning for record in newest for warning in record.warnings if warning.kind in WITHOUT_RATIO]
+    return warnings[0].sentence.removeprefix("no ratio: ") if warnings else "the systems did not take turns"
 
 
 def answer(measured: Selection, baseline: Choice) -> Answer | None:
@@ -74,14 +97,18 @@ def _sentence(rows: list[Fastest]) -> str:
     pairs = "pair of a model and a batch" if len(rows) == 1 else "pairs of a model and a batch"
     text = f"{first} is the fastest for {most} of {len(rows)} {pairs}" + "".join(f", {other}" for other in others) + "."
     if undecided := sum(bool(one.level) for one in rows):
-        text += f" In {undecided} of {len(rows)} the fastest is level with another system, since their intervals overlap."
+        text += f" In {undecided} of {len(rows)} the fastest is level with another system: their intervals overlap."
+    if reasons := [one.not_in_turn for one in rows if one.not_in_turn is not None]:
+        why = reasons[0] if len(set(reasons)) == 1 else "the remarks say why"
+        verb = "is" if len(reasons) == 1 else "are"
+        text += f" {len(reasons)} of {len(rows)} {verb} decided without rounds, by latencies each measured alone: {why}."
     distances = [one.distance for one in rows if one.distance is not None]
     if distances:
-        low, middle, high = min(distances), median(distances), max(distances)
-        text += (
-            f" The fastest takes {low:.2f} to {high:.2f} times the critical path of the operators (median {middle:.2f},"
-            f" {counted(len(distances), 'row')})."
-        )
+        low, middle, high = (f"{of(distances):.2f}" for of in (min, median, max))
+        extent = low if low == high else f"{low} to {high}"
+        number = counted(len(distances), "row")
+        among = number if low == high else f"median {middle}, {number}"
+        text += f" The fastest takes {extent} times the critical path of the operators ({among})."
     return text
 
 
@@ -109,7 +136,13 @@ def _table(rows: list[Fastest], baseline: Choice) -> Table:
             "latency over the critical path: no schedule of the model's own kernels takes less than 1; "
             "a system below it runs fewer or faster kernels",
         ),
-        made("level with it", level, "systems whose 95 % intervals overlap with the fastest's", number=False, words=True),
+        made(
+            "level with it",
+            level,
+            "systems whose 95 % intervals overlap with the fastest's, or lie within the A/A margin",
+            number=False,
+            words=True,
+        ),
         made("of systems", lambda one: Entry(str(one.systems), one.systems), "how many have a latency"),
     ]
     return table(columns, rows).without_empty_columns()
