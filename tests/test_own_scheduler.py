@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Run
+from conftest import ROOT, Run, without_progress
 from torch import nn
 
 import conf
@@ -14,6 +14,9 @@ import systems
 from results.store import Store
 from systems import backends
 from systems.base import BadOption, Unsupported
+from systems.custom.system import PlanFailed
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.plans.verify import InvalidSchedule
 from systems.scheduling.scheduler import Scheduler
 
 PAGE = (ROOT / "systems" / "README.md").read_text(encoding="utf-8")
@@ -23,6 +26,19 @@ FUNCTION = f"""{OF_THE_PAGE}
 
 def nothing(program):
     return None
+
+
+def hasty(program):
+    n = len(program.graph)
+    return Schedule(program.graph, "hasty", tuple(range(n)), tuple(range(n)), ())
+
+
+def wrong(program):
+    return len(program.operators)
+
+
+def beside(program):
+    return dict(zip((1, 2), (3,), strict=True))
 
 
 number = 3
@@ -65,6 +81,14 @@ def test_its_schedule_is_written(own: Path, folder: Path, run: Run) -> None:
     assert json.loads((folder / "s.json").read_text())["system"] == "wide"
 
 
+def test_a_schedule_that_may_give_a_wrong_answer_is_not_written(own: Path, folder: Path, run: Run) -> None:
+    cell = ["model=custom", "model.factory=tiny:make", "device=cpu", "system=custom", "system.plan=mine.wide:hasty"]
+    done = run("runner=schedule", *cell, "output=s.json")
+    assert done.returncode == 1 and not done.stdout and not (folder / "s.json").exists()
+    *_, line = done.stderr.splitlines()
+    assert line.startswith("opweave: failed: InvalidSchedule: operator ") and "neither a stream nor a wait" in line
+
+
 def test_wrong_requests_are_told(own: Path, folder: Path, run: Run) -> None:
     for arguments, variable, message in (
         (["system=wide"], "", "no system is named 'wide'"),
@@ -75,13 +99,25 @@ def test_wrong_requests_are_told(own: Path, folder: Path, run: Run) -> None:
         (["system=eager"], str(folder / "none"), "is no folder"),
     ):
         done = run(*CELL, *arguments, **({"OPWEAVE_CONF": variable} if variable else {}))
-        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, (arguments, done.stderr)
+        assert done.returncode == 2 and message in done.stderr and len(without_progress(done.stderr)) == 1, (
+            arguments,
+            done.stderr,
+        )
 
 
 @pytest.fixture
 def here(own: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWEAVE_CONF", str(own))
     monkeypatch.chdir(folder)
+
+
+def test_the_page_names_what_a_program_has() -> None:
+    program = capture(nn.Sequential(nn.ReLU(), nn.Sigmoid()), (torch.randn(2),))
+    (sentences,) = re.findall(r"^A `Program` has .*?\n\n", PAGE, flags=re.DOTALL | re.MULTILINE)
+    for thing, names in zip((program, program.graph), sentences.split("Its `graph` has"), strict=True):
+        attributes = re.findall(r"`([a-z]\w+)`", re.sub(r"\(.*?\)", "", names))
+        assert len(attributes) >= 5 and all(hasattr(thing, name) for name in attributes), attributes
+    assert all(hasattr(program.graph.operators[0], name) for name in ("id", "name", "target"))
 
 
 @pytest.mark.usefixtures("here", "cache_folder")
@@ -125,3 +161,35 @@ def test_wrong_options_are_told_in_python(options: dict, message: str) -> None:
 def test_a_function_that_gives_no_schedule_is_told() -> None:
     with pytest.raises(BadOption, match=r"mine.wide:nothing returned a NoneType, not a Schedule"):
         systems.load("wide", plan="mine.wide:nothing").schedule(nn.ReLU(), (torch.randn(2),))
+
+
+def test_inputs_are_a_tuple() -> None:
+    with pytest.raises(TypeError, match=r"has to be a tuple: \(x,\)"):
+        systems.load("nimble").prepare(nn.ReLU(), torch.randn(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("here")
+def test_neither_a_schedule_nor_what_it_lowers_to_is_given_unproved() -> None:
+    system = systems.load("wide", plan="mine.wide:hasty")
+    assert isinstance(system, Scheduler)
+    module, inputs = nn.Sequential(nn.ReLU(), nn.Sigmoid()), (torch.randn(2),)
+    for ask in (system.schedule, system.lowered):
+        with pytest.raises(InvalidSchedule, match=r"operator 1 .* reads the output of 0"):
+            ask(module, inputs)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("function", "error", "line"),
+    [
+        ("wrong", "AttributeError: 'Program' object has no attribute 'operators'", "return len(program.operators)"),
+        ("beside", "ValueError: zip() argument 2 is shorter than argument 1", "return dict(zip("),
+    ],
+)
+def test_an_error_in_a_function_is_told_with_its_line(function: str, error: str, line: str) -> None:
+    with pytest.raises(PlanFailed) as caught:
+        systems.load("wide", plan=f"mine.wide:{function}").schedule(nn.ReLU(), (torch.randn(2),))
+    (number,) = (i for i, text in enumerate(FUNCTION.splitlines(), 1) if line in text)
+    message = str(caught.value)
+    assert message.startswith(f"system.plan=mine.wide:{function} raised {error} (")
+    assert message.endswith(f"mine/wide.py:{number})")

@@ -1,12 +1,20 @@
 """How far a sweep is, where there is no terminal."""
 
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from made_records import cell, record
 
+from runners.cell.messages import Show, Shown
+from runners.request.request import SweepOptions
+from runners.showings import asking
 from runners.sweep import progress
 from runners.sweep.progress import Progress
+
+OPTIONS = SweepOptions(Path(), force=False, timeout=1, memory_gib=None, rounds=0, max_load=1, gpus=None, output=None)
 
 
 def test_a_long_cell_is_heard_of_without_a_terminal(
@@ -22,6 +30,28 @@ def test_a_long_cell_is_heard_of_without_a_terminal(
     assert lines and set(lines) == {"[0/2] nasnet nimble b1: warming up"}
     assert last == "[1/2] nasnet nimble b1: ok"
     assert not shown.teller.is_alive()
+
+
+def test_a_long_showing_is_heard_of_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow:
+        def __init__(self, *_: object) -> None: ...
+
+        def ask(self, command: Show, timeout: float, memory_gib: float | None, phase: Callable[[str], object]) -> Shown:
+            phase("[1 of 2] bert")
+            time.sleep(0.5)
+            return Shown({})
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(asking, "CellProcess", Slow)
+    monkeypatch.setattr(asking, "SILENCE", 0.2)
+    num_threads = threading.active_count()
+    assert asking.ask(cell(runner="list"), OPTIONS) == Shown({})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and set(lines) == {"list: [1 of 2] bert, 0 s"}
+    assert threading.active_count() == num_threads
 
 
 def test_why_a_cell_gave_no_result_stands_beside_its_status(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,15 +11,15 @@ from subprocess import CompletedProcess
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, without_progress
+from dags import from_edges
 from scipy.stats import spearmanr
 from simulated import GPU, kernel, operator, profile_of
 
 from results.cell import Cell, Choice, Conditions
 from results.timeline import COMPUTE, Bar, Timeline, from_trace, to_trace
-from systems.base import Unsupported
+from systems.base import BadOption, Unsupported
 from systems.scheduling.graph.capture import capture
-from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.simulate.baselines import baselines
 from systems.scheduling.simulate.gpu import load
@@ -105,7 +105,7 @@ def test_no_simulation_is_below_the_larger_bound(name: str) -> None:
 
 def test_a_last_wave_holds_what_its_blocks_fill() -> None:
     """Of 132 multiprocessors, each of which holds one block: 133 blocks of 200 us take 2 waves, 131 of 100 us one."""
-    graph = OperatorGraph.from_edges(2, [])
+    graph = from_edges(2, [])
     profile = profile_of([operator(kernel(200, 133, 1024, 64, 0)), operator(kernel(100, 131, 1024, 64, 0))])
     simulator, schedule = Simulator(graph, profile, GPU), assign_streams(graph)
     bound_us = baselines(schedule, simulator).bound_us
@@ -161,7 +161,7 @@ def test_a_copy_that_a_gpus_capture_leaves_out_takes_no_time(measured: MeasuredS
     on_gpu, on_cpu = (capture(Attention(is_copied).eval(), inputs) for is_copied in (False, True))
     signatures = (*map(on_gpu.signature, range(len(on_gpu.graph))), on_cpu.signature(len(on_cpu.graph) - 1))
     operators = [operator(kernel(10, 8, 128, 32, 0)) if "attention" in s else operator() for s in signatures]
-    graph = OperatorGraph.from_edges(len(signatures), [])
+    graph = from_edges(len(signatures), [])
     profile = replace(profile_of(operators), signatures=signatures)
     stored = StoredOperators([replace(measured, programs={"captured": ProfiledProgram(graph, profile)}, schedules=())])
     assert [o.milliseconds for o in stored.profile(on_cpu).operators] == [0.0, 0.0, 0.01]
@@ -232,13 +232,13 @@ def test_a_committed_timeline_is_found(run: Run, folder: Path) -> None:
         (["runner.gpu=h2000"], "did you mean h200"),
         (["runner.multiprocessors=0"], "positive integer"),
         (["runner.bandwidth_gb_s=-1"], "positive number"),
-        (["runner.profile=nowhere.json"], "nowhere.json"),
+        (["runner.profile=nowhere.json"], "nowhere.json cannot be read: No such file or directory"),
         (["runner.timeline=nowhere.json"], "nowhere.json"),
     ],
 )
 def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
     done = run("runner=simulate", "model=squeezenet", "device=cpu", *arguments)
-    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert done.returncode == 2 and words in done.stderr and len(without_progress(done.stderr)) == 1, done.stderr
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32_products"])
@@ -246,6 +246,13 @@ def test_times_of_another_arithmetic_predict_nothing(run: Run, precision: str) -
     done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", f"precision={precision}")
     assert done.returncode == 0 and " ms" not in done.stdout
     assert f"unsupported: no profile here was measured in {precision}, but in tf32" in done.stderr
+
+
+def test_a_file_of_another_kind_is_no_profile(tmp_path: Path) -> None:
+    (file := tmp_path / "nimble.json").write_text(json.dumps({"operators": [{"id": 0}], "streams": 1}))
+    wrong = r"nimble.json is no file of runner=profile: this is no set of measured schedules: it lacks 'signature'$"
+    with pytest.raises(BadOption, match=wrong):
+        read_sets([file])
 
 
 def test_a_set_is_of_its_own_arithmetic_and_one_that_names_none_of_any(measured: MeasuredSet, tmp_path: Path) -> None:
@@ -271,3 +278,4 @@ def test_a_set_is_of_its_own_arithmetic_and_one_that_names_none_of_any(measured:
 def test_a_model_without_a_profile_is_unsupported(run: Run) -> None:
     done = run("runner=simulate", "model=squeezenet", "batch=3", "device=cpu")
     assert done.returncode == 0 and "no profile of squeezenet at batch 3" in done.stderr
+    assert "runner=profile writes on a GPU; runner=advise estimates without" in done.stderr

@@ -93,7 +93,7 @@ def test_a_place_that_the_user_names_is_kept_to(cache: Cache, tmp_path: Path, mo
     [
         ({"mode": "fast"}, "max-autotune"),
         ({"layout": "nhwc"}, "channels_last"),
-        ({"budget_s": -1.0}, "seconds"),
+        ({"budget_s": -1.0}, "seconds, not negative"),
         ({"budget_s": float("inf")}, "seconds"),
     ],
 )

@@ -183,7 +183,7 @@ def test_an_operator_that_the_importer_lacks_is_named() -> None:
 def test_options_and_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, said in (
         ({"trials": -1}, "trials"),
-        ({"budget_s": -1.0}, "seconds"),
+        ({"budget_s": -1.0}, "seconds, not negative"),
         ({"budget_s": float("nan")}, "seconds"),
     ):
         with pytest.raises(BadOption, match=said):

@@ -191,7 +191,7 @@ def test_ios_is_searched_by_simulation_once(monkeypatch: pytest.MonkeyPatch, nam
     """Two equal convolutions of one input, alone in a stage; the profile says that they are cheaper beside each other."""
     program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
     monkeypatch.setattr(stream_plans, "profile", lambda program: signed_profile(program))
-    with pytest.raises(Unsupported, match="conf/gpu has no cpu"):
+    with pytest.raises(Unsupported, match="simulated for a GPU: skipped on a CPU"):
         STREAM_PLANS[name](program)
     monkeypatch.setattr(stream_plans, "find", lambda device: GPU)
     schedule = STREAM_PLANS[name](program)
@@ -749,6 +749,7 @@ def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
         "structure": (lambda d: d["recipe"]["fingerprint"].update(structure="x"), "structure is 'x'"),
         "edges": (lambda d: d["edges"].pop(), "other operators here"),
         "recipe": (lambda d: d.pop("recipe"), "is no plan of weave"),
+        "other": (lambda d: d.update(system="nimble", recipe=None), "is no plan of weave: it is a schedule of nimble"),
         "choices": (lambda d: d["recipe"].update(choices=[]), "is no plan of weave"),
     }
     for name, (change, message) in wrong.items():

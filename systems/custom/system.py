@@ -4,15 +4,21 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from os.path import relpath
+from traceback import extract_tb
 
 from conf import nearest
 from conf.text import named_line
-from systems.base import BadOption
+from systems.base import BadOption, Unsupported
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler
 
 EXAMPLE = "mypkg.mymodule:plan, with plan(program: Program) -> Schedule"
+
+
+class PlanFailed(RuntimeError):
+    """The function raised an error; the message names it and the line, in one line."""
 
 
 class Custom(Scheduler):
@@ -37,10 +43,25 @@ class Custom(Scheduler):
         self.function = _import(plan)
 
     def plan(self, program: Program) -> Schedule:
-        schedule = self.function(program)
+        """What the function gives. Raises PlanFailed where it raises, and BadOption where it gives something else."""
+        try:
+            schedule = self.function(program)
+        except (Unsupported, BadOption, MemoryError):
+            raise
+        except Exception as error:
+            raise PlanFailed(f"system.plan={self.path} raised {named_line(error)}{_place_of(error)}") from error
         if not isinstance(schedule, Schedule):
             raise BadOption(f"system.plan={self.path} returned a {type(schedule).__name__}, not a Schedule")
         return schedule
+
+
+def _place_of(error: Exception) -> str:
+    """The last line of the function's own file that the error came through, for a message; "" where it never began."""
+    _, *frames = extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    last = next(frame for frame in reversed(frames) if frame.filename == frames[0].filename)
+    return f" ({relpath(last.filename)}:{last.lineno})"
 
 
 def _import(path: str) -> Callable[[Program], object]:

@@ -112,7 +112,7 @@ class TorchCompile(System):
             if wrong := not_one_of(f"system.{option}", value, valid):
                 raise BadOption(wrong)
         if not 0 <= budget_s < float("inf"):
-            raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds")
+            raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds, not negative")
         self.variant, self.best, self.budget_s = Variant(mode, layout, freezing), best, budget_s
 
     def unsupported(self, device: str) -> str | None:

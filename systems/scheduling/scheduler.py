@@ -25,6 +25,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.verify import verify
 
 
 class Scheduler(System):
@@ -36,7 +37,7 @@ class Scheduler(System):
     3. compile: fused kernels are compiled, but only where the program will run.
     4. plan: the scheduler's own algorithm. It may measure, and keeps in the cache what it has measured.
     5. execute: the schedule is verified, and captured into a CUDA Graph or given to a CPU's threads.
-    `schedule` leaves out 3 and 5, `learn` leaves out 5. A step of training has no passes.
+    `schedule` leaves out 3, and of 5 all but the proof; `learn` leaves out 5. A step of training has no passes.
 
     Args:
         switches: those of `Rewriting`.
@@ -77,14 +78,19 @@ class Scheduler(System):
         program = captured(module, inputs)
         with program.undone():
             program, decisions = self._rewritten(program)
-            return self._explained(self.plan_without_running(program), decisions)
+            schedule = self._explained(self.plan_without_running(program), decisions)
+            proved(program, schedule)
+            return schedule
 
     def lowered(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Program, Schedule]:
-        """What would be executed: the program as the passes leave it, with the merges of its schedule carried out."""
+        """What would be executed: the program as the passes leave it, with the merges of its schedule carried out.
+
+        Raises InvalidSchedule where it may give a wrong answer.
+        """
         program = captured(module, inputs)
         with program.undone():
             program, _ = self._rewritten(program)
-            return lower(program, self.plan_without_running(program))
+            return proved(program, self.plan_without_running(program))
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
         """As every system's.
@@ -195,8 +201,22 @@ class Scheduler(System):
 
 
 def captured(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
-    """The program of a module. Raises Unsupported as `capture` does, and for a model without an operator."""
+    """The program of a module.
+
+    Raises:
+        Unsupported: as `capture` does, and for a model without an operator.
+        TypeError: the inputs are a tensor, which is a sequence too.
+    """
+    if isinstance(inputs, Tensor):
+        raise TypeError("inputs is a tensor, and has to be a tuple: (x,)")
     program = capture(module, inputs)
     if not len(program.graph):
         raise Unsupported("the model has no operator, so there is nothing to schedule")
     return program
+
+
+def proved(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
+    """The two with the schedule's merges carried out. Raises InvalidSchedule where they may give a wrong answer."""
+    lowered, executed = lower(program, schedule)
+    verify(lowered.graph, executed)
+    return lowered, executed

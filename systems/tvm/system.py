@@ -51,7 +51,7 @@ class Tvm(System):
         if trials < 0:
             raise BadOption(f"system.trials is {trials}: it is a number of trials, 0 for default schedules")
         if not 0 <= budget_s < float("inf"):
-            raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds")
+            raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds, not negative")
         self.trials, self.budget_s, self.cuda_graph = trials, float(budget_s), cuda_graph
 
     def unsupported(self, device: str) -> str | None:

@@ -54,7 +54,8 @@ def _ios(program: Program, barriers: bool) -> Schedule:
     device = torch.cuda.get_device_name(program.device) if program.device.type == "cuda" else str(program.device)
     gpu = find(device)
     if gpu is None:
-        raise Unsupported(f"IOS's stages are simulated, and conf/gpu has no {device}")
+        why = "on a CPU" if program.device.type == "cpu" else f"since conf/gpu has no {device}"
+        raise Unsupported(f"IOS's stages are simulated for a GPU: skipped {why}")
     cache = Measurements(KIND, program.device)
     name = digest([structure(program), _milliseconds(program)])
     if name not in cache:

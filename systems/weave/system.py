@@ -20,9 +20,8 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.passes.rewriting import Remembered, Rewriting
 from systems.scheduling.plans import schedule as schedules
-from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.schedule import Schedule
-from systems.scheduling.scheduler import Scheduler, captured
+from systems.scheduling.scheduler import Scheduler, captured, proved
 
 from . import forecast, search, stream_plans
 from .forecast import forecast_on
@@ -57,7 +56,7 @@ class Weave(Scheduler):
             raise BadOption(wrong)
         self.costs = costs
         if not 0 <= budget_s < inf:
-            raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds")
+            raise BadOption(f"system.budget_s is {budget_s}: it is a number of seconds, not negative")
         self.budget_s = budget_s
         self.file = Path(plan) if plan else None
         self.file_schedule: Schedule | None = None
@@ -76,10 +75,11 @@ class Weave(Scheduler):
         with program.undone():
             rewritten, decisions = self._rewritten(program)
             schedule = self._explained(self.plan(rewritten), decisions)
+            executed, _ = proved(rewritten, schedule)
         if self.recipe is None:
             return schedule
         # Once as the passes leave them, which preparing runs first, and once as they are launched.
-        binaries = binaries_of(rewritten, lower(rewritten, schedule)[0])
+        binaries = binaries_of(rewritten, executed)
         recipe = replace(self.recipe.of_module(program, module), binaries=binaries)
         return replace(schedule, recipe={**recipe.to_json()})
 
@@ -179,6 +179,8 @@ class Weave(Scheduler):
 def _read(file: Path) -> tuple[Schedule, Recipe]:
     try:
         schedule = Schedule.from_json(json.loads(file.read_text(encoding="utf-8")))
+        if schedule.recipe is None:
+            raise ValueError(f"it is a schedule of {schedule.system} without a recipe")
         return schedule, Recipe.from_json(schedule.recipe)
     except OSError as error:
         raise BadOption(f"system.plan={file} cannot be read: {error.strerror or error}") from error

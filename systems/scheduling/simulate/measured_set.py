@@ -144,7 +144,9 @@ class MeasuredSet:
                 commit=_or_none(whole.get("commit"), str),
                 modified=_or_none(whole.get("modified"), bool),
             )
-        except (KeyError, TypeError, IndexError) as error:
+        except KeyError as error:
+            raise ValueError(f"this is no set of measured schedules: it lacks {error}") from error
+        except (TypeError, IndexError) as error:
             raise ValueError(f"this is no set of measured schedules: {type(error).__name__}: {error}") from error
 
     def write(self, file: Path) -> None:

@@ -34,8 +34,10 @@ def read_sets(files: Sequence[Path]) -> list[MeasuredSet]:
     for file in files:
         try:
             sets.append(MeasuredSet.read(file))
-        except (OSError, ValueError) as error:
-            raise BadOption(f"{file} is no profile: {error}") from error
+        except OSError as error:
+            raise BadOption(f"{file} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise BadOption(f"{file} is no file of runner=profile: {error}") from error
     own = [each for each in sets if _arithmetic_of(each) in (None, arithmetic())]
     if sets and not own:
         raise Unsupported(f"no profile here was measured in {_in_words(arithmetic())}, but in {_measured_in(sets)}")
