@@ -20,8 +20,10 @@ from results.comparison import comparable, margin, speedup
 from results.document import from_json
 from results.record import Record
 from results.warning import Warning
-from runners.cell.messages import Failed
+from runners.cell.messages import Failed, Turn
 from runners.machine.cpu_load import CpuLoad
+from runners.sweep import rounds as rounds_room
+from runners.sweep.cell_process import CellProcess
 from runners.sweep.rounds import Rounds, compared, sharing_rounds, twin_of, with_margin
 
 NUM_CORES = len(os.sched_getaffinity(0))
@@ -157,6 +159,39 @@ def test_a_second_process_of_one_system_tells_what_two_processes_differ_by() -> 
     assert not again[nimble].warnings  # of the next rounds the warning is no more
     busy = replace(with_second[nimble], warnings=(Warning("busy_rounds", {"load": 0.5, "cores": 2}),))
     assert margin([busy]) is None
+
+
+def test_rounds_go_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process of nimble takes turns too, until it fails; a cell that fails is left out."""
+    taken: list[str] = []
+
+    class Turns:
+        """Stands for processes that are ready. name: of which."""
+
+        def __init__(self, name: str = "second "):
+            self.name = name
+
+        def ready(self, of: Cell, phase: str) -> CellProcess:
+            return object.__new__(CellProcess)
+
+        def turn(self, of: Cell) -> Turn | Failed:
+            taken.append(self.name + of.system.name)
+            fails = {"opara": 2, "second nimble": 3}
+            return Failed("failed", "no more") if taken.count(taken[-1]) == fails.get(taken[-1]) else Turn((1.0,))
+
+        def close(self, of: Cell) -> None: ...
+
+        def close_all(self) -> None: ...
+
+    monkeypatch.setattr(rounds_room, "Parked", lambda lane: Turns())
+    eager, nimble, opara = (cell(system) for system in ("eager", "nimble", "opara"))
+    lane = SimpleNamespace(gpu="0", progress=SimpleNamespace(phase=lambda *what: None))
+    made = Rounds(lane, Turns(""))  # type: ignore[arg-type]
+    made.run([eager, nimble, opara], 4, nimble)
+    there = ["eager", "nimble", "opara", "second nimble"]
+    assert taken == [*there, *there[::-1], "eager", "nimble", "second nimble", "nimble", "eager"]
+    assert set(made.turns) == {eager, nimble} and [len(turns) for turns in made.turns.values()] == [4, 4]
+    assert list(made.left_out) == [opara] and made.no_margin is not None
 
 
 def test_only_rounds_that_all_have_shared_are_shared() -> None:

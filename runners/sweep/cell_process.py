@@ -51,7 +51,7 @@ class CellProcess:
         )
         os.close(write_end)
         self.answers = read_end
-        self.pending = b""
+        self.pending, self.num_searched = bytearray(), 0
         self.open = True
         self.killed_before = out_of_memory_kills()
 
@@ -102,10 +102,13 @@ class CellProcess:
 
     def _line(self) -> bytes | None:
         """The next whole line that has come."""
-        line, separator, rest = self.pending.partition(b"\n")
-        if not separator:
+        end = self.pending.find(b"\n", self.num_searched)
+        if end < 0:
+            self.num_searched = len(self.pending)
             return None
-        self.pending = rest
+        line = bytes(self.pending[:end])
+        del self.pending[: end + 1]
+        self.num_searched = 0
         return line
 
     def _received(self) -> bool:

@@ -1,7 +1,7 @@
 """The interleaved rounds, in which the systems of one model take turns. Only they give ratios.
 
 Invariant: in each round every cell that takes part has one turn, so that what slows the machine for a while slows
-all of them.
+all of them. A round goes the other way than the one before, so that a cell is not always behind the same one.
 """
 
 import os
@@ -66,22 +66,23 @@ class Rounds:
             self.no_margin = ready if isinstance(ready, Failed) else None
         cpu_load = CpuLoad(os.getpid())
         for number in range(count):
-            for cell in list(self.turns):
+            places = [(self.parked, cell) for cell in self.turns]
+            places += [(second, twin)] if twin is not None and self.no_margin is None else []
+            for parked, cell in places if number % 2 == 0 else reversed(places):
                 self.lane.progress.phase(self.lane.gpu, cell, f"round {number + 1} of {count}")
-                answer = self.parked.turn(cell)
-                if isinstance(answer, Turn):
-                    self.turns[cell].append(answer.host_ms)
-                else:
-                    self._leave_out(cell, answer)
-            if twin is not None and self.no_margin is None:
-                answer = second.turn(twin)
-                if isinstance(answer, Turn):
-                    self.again.append(answer.host_ms)
-                else:
-                    assert isinstance(answer, Failed)
-                    self.no_margin = answer
+                self._take(parked.turn(cell), cell, self.again if parked is second else self.turns[cell])
         self.load = cpu_load.share_of_others()
         second.close_all()
+
+    def _take(self, answer: Answer, cell: Cell, turns: list[Samples]) -> None:
+        """A turn of a cell, or of its second process, whose turns are `again`."""
+        if isinstance(answer, Turn):
+            turns.append(answer.host_ms)
+        elif turns is not self.again:
+            self._leave_out(cell, answer)
+        else:
+            assert isinstance(answer, Failed)
+            self.no_margin = answer
 
     def _leave_out(self, cell: Cell, answer: Answer) -> None:
         assert isinstance(answer, Failed)
