@@ -25,6 +25,7 @@ from scripts.exhibits.quantities import Missing, saturation, sm_efficiency
 H200 = ROOT / "results" / "reference" / "h200"
 EAGER, NIMBLE = named("system", "eager"), named("system", "nimble")
 ROW = "nasnet", 1
+SLO_RATE = Quantity("slo_rate", "largest rate", "req/s", 10.0, is_more_better=True)
 
 
 def judged(name: str, records: list[Record]) -> list[findings.Finding]:
@@ -86,8 +87,20 @@ def served(**options: object) -> Record:
     """A record of a capacity with these options of the load."""
     base = cell("orca", "gpt_13b", precision="fp16")
     one = replace(base, runner=choose("runner", "capacity", **options))  # type: ignore[arg-type]
-    rate = Quantity("slo_rate", "largest rate", "req/s", 10.0, is_more_better=True)
-    return record("orca", of=one, measured={"capacity": Measured((rate,), {}, "2026-01-01")})
+    return record("orca", of=one, measured={"capacity": Measured((SLO_RATE,), {}, "2026-01-01")})
+
+
+def test_the_best_of_several_batch_sizes_is_as_wide_as_all_of_them_need() -> None:
+    records = [
+        replace(one, cell=replace(one.cell, system=choose("system", name, max_batch_size=size)), id=f"{size:04}{name:0>12}")
+        for name, sizes in (("orca", (8, 32, 64)), ("request_level", (8,)))
+        for size in sizes
+        for one in [served(requests=200)]
+    ]
+    figure = next(f for f in judged("orca/figure4.8c", records) if f.ours is not None)
+    assert figure.what.startswith("gpt_13b: orca over request_level,") and figure.chosen_from == 3
+    of_one = replace(figure, chosen_from=1)
+    assert figure.bounds[0] < of_one.bounds[0] < 1 < of_one.bounds[1] < figure.bounds[1]
 
 
 def test_records_of_another_load_are_not_taken_for_an_exhibits() -> None:

@@ -28,6 +28,7 @@ from .quantities import (
     Quantity,
     makespan,
     served_ends,
+    served_from,
     why_not,
 )
 
@@ -374,7 +375,9 @@ class _Figure:
                 raise Missing(f"{better} is {sources[0]} and {worse} {sources[1]}, which are not comparable")
         if quantity in SERVED.values():
             ends = [served_ends(self.evidence, row, system, quantity) for system in (better, worse)]
-            return replace(_ratio_of_ends(*(reversed(ends) if quantity in COSTS else ends)), is_in_turn=False)
+            best_of = max(served_from(self.evidence, row, system, quantity) for system in (better, worse))
+            ratio = _ratio_of_ends(*(reversed(ends) if quantity in COSTS else ends))
+            return replace(ratio, is_in_turn=False, chosen_from=best_of)
         first, second = (quantity(self.evidence, row, system) for system in (better, worse))
         return Number.exact(second / first if quantity in COSTS else first / second)
 

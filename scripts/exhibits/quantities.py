@@ -212,7 +212,17 @@ def served_ends(evidence: Evidence, row: Row, system: Choice | None, quantity: Q
     return (value if one.low is None else one.low, value, value if one.high is None else one.high)
 
 
+def served_from(evidence: Evidence, row: Row, system: Choice | None, quantity: Quantity) -> int:
+    """How many a quantity of SERVED is the best of."""
+    return len(_all_served(evidence, row, system, *SERVED_NAMES[quantity]))
+
+
 def _served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_best: bool) -> Described:
+    return max(_all_served(evidence, row, system, name, is_best), key=lambda quantity: quantity.value or 0.0)
+
+
+def _all_served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_best: bool) -> list[Described]:
+    """That of the system, or of its choice with each of its largest batches."""
     chosen = _some(system)
     if evidence.measured is None:
         raise Missing("not measured")
@@ -222,7 +232,7 @@ def _served(evidence: Evidence, row: Row, system: Choice | None, name: str, is_b
     if not newest:
         reasons = [reason for one in alike if (reason := why_not(evidence.measured, row, one))]
         raise Missing(next(iter(reasons), f"no record of {chosen} holds its {name.partition('.')[2]}"))
-    return max(newest, key=lambda quantity: quantity.value or 0.0)
+    return newest
 
 
 def slo_rate(evidence: Evidence, row: Row, system: Choice | None) -> float:
