@@ -10,7 +10,9 @@ from rewriting import Function
 from torch import Tensor, nn
 
 from runners.measurements.correctness import relative_error
+from systems.ios.stage_timer import StageTimer
 from systems.ios.units import find_units
+from systems.profiling.timing import Timer
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import replace
@@ -80,6 +82,16 @@ def test_merged_convolutions_compute_the_same(branches: list[nn.Module]) -> None
     assert one is not None and len(one.graph) == 1 and len(program.graph) >= 2
     for got, expected in zip(one.run((x,)), module(x), strict=True):
         assert got.shape == expected.shape and relative_error(got, expected.detach()) < 1e-5
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_a_merge_that_copies_its_outputs_has_a_time_of_its_own() -> None:
+    """The time of one that does not is known from another program."""
+    timer, branches = Timer(torch.device("cpu")), [nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)]
+    for reader, taken in (("elementwise", 1), ("rows of all images", 2), ("rows of all images", 2)):
+        program = capture(Parallel(branches, READERS[reader]).eval(), (torch.randn(2, 4, 9, 8),))
+        units = [unit for unit in find_units(program, "conv_relu") if "conv" in name(program, unit)]
+        assert StageTimer(program, timer).merged(units) and timer.taken == taken
 
 
 @settings(max_examples=25)

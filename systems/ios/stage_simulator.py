@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from systems.profiling.timing import Timer
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement, replace
-from systems.scheduling.plans.merge import merge
+from systems.scheduling.plans.merge import merge, merge_name
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.kernels import Kernels
 from systems.scheduling.simulate.simulator import replay
@@ -59,7 +59,7 @@ class StageSimulator(StageTimer):
         replacement = merge(self.program, units)  # units of the same names may read other inputs, and cannot be merged then
         if replacement is None:
             return None
-        name = " | ".join(map(self._signature, units))
+        name = merge_name(replacement, [*map(self._signature, units)])
         if name not in self.merges:
             self.merges[name] = self._merged(replacement)
         return self.merges[name]

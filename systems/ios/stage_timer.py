@@ -7,7 +7,7 @@ from systems.profiling.timing import WARM_UP_RUNS, Timer, milliseconds
 from systems.scheduling.graph.part import Examples, part
 from systems.scheduling.graph.program import Output, Program
 from systems.scheduling.graph.rewrite import replace
-from systems.scheduling.plans.merge import merge
+from systems.scheduling.plans.merge import merge, merge_name
 
 Unit = tuple[int, ...]  # operators, in the order of capture
 SECONDS = {"cuda": 0.003, "cpu": 0.01}  # of one measurement, of which a search makes thousands
@@ -80,7 +80,7 @@ class StageTimer:
             whole, place = replace(self.program, [replacement])
             return milliseconds(part(whole, [place[replacement.operators[0]]]), seconds=self.seconds)
 
-        return self._known("merged " + " | ".join(map(self._signature, units)), measure)
+        return self._known("merged " + merge_name(replacement, [*map(self._signature, units)]), measure)
 
     def name(self, numbers: Sequence[int]) -> str:
         """The name of a stage's measurement, the same in whichever order its groups stand."""

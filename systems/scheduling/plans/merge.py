@@ -80,6 +80,16 @@ def merge(program: Program, units: Sequence[Sequence[int]]) -> Replacement | Non
     return Replacement(operators, "merged_conv2d", "opweave.merged_conv2d", call, results, tuple(derived))
 
 
+def merge_name(replacement: Replacement, units: Sequence[str]) -> str:
+    """What tells what a merge costs: its units' signatures, and the strides of outputs that it copies.
+
+    Args:
+        replacement: as `merge` makes it.
+        units: their signatures.
+    """
+    return " | ".join([*units, *(str(value) for value in replacement.call.kwargs.values())])
+
+
 def mergeable(program: Program, units: Sequence[Sequence[int]]) -> bool:
     """Would `merge` give an operator? No weights are stacked to find out."""
     return _match(program, units) is not None
