@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from .cell import Choice
-from .comparison import Speedup, over_processes, speedup
+from .comparison import UNSOUND, Speedup, over_processes, speedup
 from .record import Latency, Quantity, Record
 from .setting import Setting
 from .store import Store, why_no_records
@@ -17,6 +17,7 @@ Order: TypeAlias = Callable[[Iterable[Choice]], list[Choice]]
 Part = TypeVar("Part")
 
 NOT_MEASURED = "not measured"
+WITHOUT_RATIO = (*UNSOUND, "no_ratio", "profiled_before_timing")  # warnings of a cell that has no ratio from rounds
 # What stands in the place of a number, by status.
 WORDS = {
     "unsupported": "unsupported",
@@ -167,6 +168,15 @@ class Selection:
                     pairs.append((record, other))
                     break
         return over_processes(pairs)
+
+    def why_not_in_turn(self, row: Row, system: Choice, baseline: Choice) -> str | None:
+        """Why two systems have no ratio from rounds in turn, as their warnings say; None where they have one."""
+        ratio = self.over(row, system, baseline)
+        if ratio is not None and ratio.is_in_turn:
+            return None
+        newest = [record for one in (system, baseline) if (record := self.record(row, one, latency_of)) is not None]
+        warnings = [warning for record in newest for warning in record.warnings if warning.kind in WITHOUT_RATIO]
+        return warnings[0].sentence.removeprefix("no ratio: ") if warnings else "the systems did not take turns"
 
     def missing(self, row: Row, system: Choice, part: Callable[[Record], object]) -> str:
         """Why a cell lacks a part, in a word or two."""

@@ -164,6 +164,15 @@ def test_what_was_not_measured_and_why_stands_below() -> None:
     assert "over eager" not in table  # nothing was measured in turn
 
 
+def test_what_several_systems_share_stands_below_once() -> None:
+    busy = (Warning("busy_rounds", {"load": 0.76, "cores": 2}),)
+    other = cell("eager", "vgg16")
+    records = [record(system, **MEASURED, warnings=busy) for system in ("eager", "nimble")]
+    table = shown([*records, record(of=other, **MEASURED, warnings=busy)], 120)
+    assert table.count("other processes took 76%") == 2
+    assert "nasnet b1, eager, nimble: warning: no ratio" in table and "vgg16 eager b1: warning: no ratio" in table
+
+
 def test_brackets_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unknown = MEASURED | {"sm_efficiency": SmEfficiency(None, None, "install 'this[extra]'")}
     print_summary([record("eager", **unknown)], tmp_path / "runs[bold]")

@@ -31,12 +31,11 @@ def print_summary(records: Sequence[Record], folder: Path, console: Console | No
         _print_cell(records[0], console)
     else:
         _print_table(records, console)
-    for record in records:
-        lines = [f"{record.status}: {record.reason}"] if record.reason else []
-        lines += [f"warning: {warning.sentence}" for warning in record.warnings]
-        for line in lines:
-            console.print(f"{record.cell.label}: {line}", markup=False, highlight=False, soft_wrap=True)
     for group, alike in by_group(records).items():
+        for line, those in _remarks(alike).items():
+            systems = ", ".join(record.cell.system.label for record in those)
+            who = those[0].cell.label if len(those) == 1 else f"{group.label}, {systems}"
+            console.print(f"{who}: {line}", markup=False, highlight=False, soft_wrap=True)
         if (one := margin(alike)) is not None:
             console.print(f"{group.label}: {margin_text(one)}", markup=False, highlight=False, soft_wrap=True)
     where = folder / records[0].file_name if len(records) == 1 else folder
@@ -48,6 +47,16 @@ def by_group(records: Sequence[Record]) -> dict[Group, list[Record]]:
     for record in records:
         groups.setdefault(record.cell.group, []).append(record)
     return groups
+
+
+def _remarks(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Each reason and warning, once, with the records that have it."""
+    records_by_line: dict[str, list[Record]] = {}
+    for record in records:
+        lines = [f"{record.status}: {record.reason}"] if record.reason else []
+        for line in (*lines, *(f"warning: {warning.sentence}" for warning in record.warnings)):
+            records_by_line.setdefault(line, []).append(record)
+    return records_by_line
 
 
 def margin_text(one: Speedup) -> str:

@@ -416,7 +416,8 @@ def _speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) ->
     ratio = measured.over(row, system, baseline)
     if ratio is None:
         reasons = [why_not(measured, row, s) for s in (system, baseline)]
-        raise Missing(next(filter(None, reasons), f"{system} and {baseline} were not measured in turn"))
+        no_turns = f"{system} and {baseline} have no ratio: {measured.why_not_in_turn(row, system, baseline)}"
+        raise Missing(next(filter(None, reasons), no_turns))
     number = Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn, processes=ratio.processes)
     if not ratio.is_in_turn:
         return number

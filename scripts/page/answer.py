@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from results.cell import Choice
-from results.comparison import UNSOUND, margin
+from results.comparison import margin
 from results.record import Latency
 from results.selection import Row, Selection, latency_of
 from results.words import counted
 from scripts.charts.limits import limits_by_row
 from scripts.charts.style import short
 from scripts.table import DASH, Entry, Table, made, table
-
-WITHOUT_RATIO = (*UNSOUND, "no_ratio", "profiled_before_timing")  # warnings of a cell that has no ratio from rounds
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def fastest(measured: Selection, baseline: Choice) -> list[Fastest]:
         over = None if ratio is None else Entry(f"{ratio.ratio:.2f}{'' if ratio.is_in_turn else ' *'}", ratio.ratio)
         path_ms = limits[row].critical_path_ms if row in limits else None
         distance = latency.host.median / path_ms if path_ms else None
-        not_in_turn = _not_in_turn(measured, row, first, by_speed[1])
+        not_in_turn = measured.why_not_in_turn(row, first, by_speed[1])
         rows.append(Fastest(row, first, latency, level, len(timed), over, distance, not_in_turn))
     return rows
 
@@ -73,16 +71,6 @@ def _margin(measured: Selection, row: Row) -> float:
     """By how much two processes of one system differ in the rounds of a row; 0 where nobody has measured it."""
     one = margin([record for system in measured.systems for record in measured.records_of(row, system)])
     return 0.0 if one is None else abs(one.ratio - 1)
-
-
-def _not_in_turn(measured: Selection, row: Row, *pair: Choice) -> str | None:
-    """Why two systems have no ratio from rounds in turn, as their warnings say; None where they have one."""
-    ratio = measured.over(row, *pair)
-    if ratio is not None and ratio.is_in_turn:
-        return None
-    newest = [record for system in pair if (record := measured.record(row, system, latency_of)) is not None]
-    warnings = [warning for record in newest for warning in record.warnings if warning.kind in WITHOUT_RATIO]
-    return warnings[0].sentence.removeprefix("no ratio: ") if warnings else "the systems did not take turns"
 
 
 def answer(measured: Selection, baseline: Choice) -> Answer | None:
