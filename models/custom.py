@@ -43,7 +43,8 @@ def load(batch: int, *, training: bool, device: str | torch.device, options: Opt
     except (Exception, SystemExit) as error:
         raise BadModel(f"factory {factory} raised {named_line(error)}") from error
     module, inputs = _checked(product, factory)
-    if batch > 1 and not any(size and size % batch == 0 for tensor in inputs for size in tensor.shape):
+    is_of_one = all(tensor.shape[:1] in ((), (1,)) for tensor in inputs)
+    if batch > 1 and is_of_one and not any(size and size % batch == 0 for tensor in inputs for size in tensor.shape):
         shapes = " and ".join("x".join(map(str, tensor.shape)) or "no dimension" for tensor in inputs)
         raise BadModel(f"factory {factory} returned inputs of {shapes} for batch={batch}: make(batch) has to use its batch")
     module = module.train(training).to(device)

@@ -48,7 +48,7 @@ def read(folders: Iterable[Path]) -> list[Record]:
         for part in Store(folder).parts():
             for line in part.skipped:
                 print(line, file=sys.stderr)
-            for record in (*part.earlier, *part.records.values()):
+            for record in part.all:
                 key = record.id, record.comparison.group if record.comparison is not None else ""
                 if key not in newest or newest[key].when <= record.when:
                     newest[key] = record

@@ -37,6 +37,11 @@ class Contents:
     reasons_by_line: dict[tuple[Path, int], str] = field(default_factory=dict)
 
     @property
+    def all(self) -> list[Record]:
+        """The records, and the earlier ones."""
+        return [*self.earlier, *self.records.values()]
+
+    @property
     def is_damaged(self) -> bool:
         """Is there a file, or a line of a pack, that may have been a record, and cannot be read?"""
         return len(self.foreign) < len(self.reasons_by_file) or bool(self.reasons_by_line)
@@ -81,7 +86,7 @@ class Store:
         """Every record in the folder and those below it, and what should be one and is not, with the reason."""
         contents = Contents()
         for part in self.parts():
-            for record in (*part.earlier, *part.records.values()):
+            for record in part.all:
                 contents.add(record)
             contents.reasons_by_file |= part.reasons_by_file
             contents.reasons_by_line |= part.reasons_by_line
@@ -146,6 +151,8 @@ class Store:
                     kept.unlink(missing_ok=True)
             elif has_other_rounds(there, record):
                 write_json(self.folder / name_by_rounds(there), to_json(there))
+        if record.comparison is not None:  # it is no longer beside another
+            (self.folder / name_by_rounds(record)).unlink(missing_ok=True)
         return write_json(file, to_json(record))
 
 

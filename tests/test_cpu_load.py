@@ -194,6 +194,42 @@ def test_rounds_go_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(made.left_out) == [opara] and made.no_margin is not None
 
 
+@pytest.mark.parametrize("fails_as", ["while it is prepared", "in a turn", "beside a cell that lacks memory"])
+def test_a_second_process_that_ends_gives_its_memory_back(fails_as: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no cell loses its ratio by it: one that lacks memory beside it has its turn again."""
+    closed: list[str] = []
+    lacks = Failed("out_of_memory", "no room")
+
+    class Turns:
+        """Stands for processes that are ready. name: of which."""
+
+        def __init__(self, name: str = "second "):
+            self.name = name
+
+        def ready(self, of: Cell, phase: str) -> CellProcess | Failed:
+            fails = self.name and fails_as == "while it is prepared"
+            return lacks if fails else object.__new__(CellProcess)
+
+        def turn(self, of: Cell) -> Turn | Failed:
+            if self.name:
+                return lacks if fails_as == "in a turn" else Turn((1.0,))
+            is_crowded = fails_as.startswith("beside") and of.system.name == "eager" and not closed
+            return lacks if is_crowded else Turn((1.0,))
+
+        def close(self, of: Cell) -> None:
+            closed.append(self.name + of.system.name)
+
+        def close_all(self) -> None: ...
+
+    monkeypatch.setattr(rounds_room, "Parked", lambda lane: Turns())
+    eager, nimble = (cell(system) for system in ("eager", "nimble"))
+    lane = SimpleNamespace(gpu="0", progress=SimpleNamespace(phase=lambda *what: None))
+    made = Rounds(lane, Turns(""))  # type: ignore[arg-type]
+    made.run([eager, nimble], 3, nimble)
+    assert closed == ["second nimble"] and made.no_margin is not None and not made.left_out
+    assert [len(turns) for turns in made.turns.values()] == [3, 3]
+
+
 def test_only_rounds_that_all_have_shared_are_shared() -> None:
     alone = measured("cuda")
     turns = {of: [(1.0,)] * 3 for of in alone}

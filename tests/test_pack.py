@@ -163,6 +163,11 @@ def test_rounds_of_another_sweep_are_kept_beside_a_cells_record_until_it_is_meas
         for system in ("opara", "nimble"):
             ratio = selection.over(("nasnet", 1), named("system", system), named("system", "eager"))
             assert ratio is not None and ratio.processes == (2 if system == "opara" else 1)
+    (first,) = [one for one in store.of_measurement(eager) if one.comparison is not None and one.comparison.group == "g1"]
+    store.write(replace(first, preparation_s=1.0))  # as a sweep that goes on with its own rounds
+    assert len(store.of_measurement(first)) == 3 and len(store.read().all) == 6
+    assert run(store.folder, tmp_path / "b.jsonl.gz").returncode == 0
+    assert run(tmp_path / "b.jsonl.gz", tmp_path / "b").returncode == 0
     store.write(measured("eager", when="2026-02-01"))
     assert len(store.of_measurement(measured("eager", when="2026-02-01"))) == 1
     assert not list(store.folder.glob("*eager*-g?.json"))

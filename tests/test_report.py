@@ -13,12 +13,12 @@ from conftest import ROOT, Run
 from dags import from_edges
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import cell, latency, rounds
+from made_records import cell, latency, rounds, throughput
 from made_records import record as made_record
 from reports import OVERVIEW, REFERENCE, VERDICT, document, made, records
 
 from results.cell import named
-from results.record import Limits, Record
+from results.record import Limits, Measured, Quantity, Record
 from results.selection import Selection, by_setting, read
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from results.warning import Warning
@@ -140,6 +140,13 @@ def test_what_a_served_model_measures_has_tables_of_its_own() -> None:
                 about = row[0].text, row[2].text
                 shown |= {(*about, q) for q, entry in zip(quantities, row, strict=True) if "." in q and not entry.missing}
     assert {name.partition(".")[0] for _, _, name in there} >= {"engine", "serving"} and shown == there
+
+
+def test_what_was_measured_of_calls_stands_with_what_describes_itself() -> None:
+    energy = Quantity("per_call", "energy of a call", "mJ", 5.0)
+    one = made_record("eager", throughput=throughput(10.0, 11.0), measured={"energy": Measured((energy,))})
+    ((name, table),) = content.cells(Selection([one]), named("system", "eager")).items()
+    assert name == content.CALLS and {"samples/s", "energy of a call, mJ"} <= {column.heading for column in table.columns}
 
 
 def test_the_environment_says_where() -> None:

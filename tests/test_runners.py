@@ -35,6 +35,7 @@ from runners.cell.measuring import measured
 from runners.cell.messages import Check, Checked, Failed, NoMessage, Round, Turn, answer_to, encoded
 from runners.cell.session import Session
 from runners.cell.worker import Phases, build_ahead
+from runners.checks import BadRequest
 from runners.machine.device import visible
 from runners.machine.environment import identity, settings_of
 from runners.measurements import kernels, latency, sm_efficiency, throughput
@@ -42,7 +43,7 @@ from runners.measurements.parts import limits_of_model
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
-from runners.sweep.checking import Tried, sources_of, tried
+from runners.sweep.checking import Tried, digest_of_file, sources_of, tried
 from runners.sweep.cores import shares
 from runners.sweep.host_memory import host_memory, out_of_memory_kills
 from runners.sweep.lane import Lane, Processes
@@ -465,6 +466,19 @@ def test_a_users_file_that_changes_makes_another_cell(tmp_path: Path, group: str
         seen.add(sources_of(of, {of.model: "0a1b"}))
     assert len(seen) == 2 and all(str(one).startswith("0a1b+") for one in seen)
     assert sources_of(cell(device="cpu"), {}) is None
+
+
+def test_a_users_file_that_cannot_be_read_is_refused_and_a_word_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").symlink_to(tmp_path / "nowhere")
+    assert digest_of_file(str(tmp_path / "model"))  # a link is told by itself
+    with pytest.raises(BadRequest, match=r"x\.csv cannot be read: File name too long$"):
+        digest_of_file("x" * 300 + "x.csv")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "measured").mkdir()
+    assert digest_of_file("measured") is None  # as system.costs=measured
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")

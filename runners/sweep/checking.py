@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import conf
@@ -70,18 +71,32 @@ def sources_of(cell: Cell, sources: Mapping[Choice, str]) -> str | None:
 
 
 def digest_of_file(name: Value) -> str | None:
-    """A digest of a file's content, or of the names, sizes and times of a folder's files; None where there is neither."""
-    path = Path(str(name)) if name else None
-    if path is None or not path.exists():
+    """A digest of a file's content, or of the names, sizes and times of a folder's files; None where there is neither.
+
+    Raises BadRequest where it cannot be read.
+    """
+    text = str(name or "")
+    if not {".", "/"} & set(text):  # a word that an option takes, or a committed file's name
         return None
-    digest = hashlib.sha256()
-    if path.is_file():
-        digest.update(path.read_bytes())
-    else:
-        for file in sorted(path.rglob("*")):
-            state = file.stat()
-            digest.update(f"{file.relative_to(path)} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:DIGITS]
+    try:
+        path = Path(text).expanduser()
+        if not path.exists():
+            return None
+        if path.is_file():
+            state = path.stat()
+            return _digest_of_content(path, state.st_size, state.st_mtime_ns)
+        states = [(file.relative_to(path), file.lstat()) for file in sorted(path.rglob("*"))]
+    except OSError as error:
+        raise BadRequest(f"{text} cannot be read: {error.strerror or error}") from error
+    about = "".join(f"{file} {state.st_size} {state.st_mtime_ns}\n" for file, state in states)
+    return hashlib.sha256(about.encode()).hexdigest()[:DIGITS]
+
+
+@cache
+def _digest_of_content(path: Path, size: int, time_ns: int) -> str:
+    """The digest of a file, read once while it is of this size and time."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
 
 
 def is_as_in_conf(group: str, choice: Choice) -> bool:

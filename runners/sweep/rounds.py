@@ -63,32 +63,52 @@ class Rounds:
         second = Parked(self.lane)
         if twin is not None:
             ready = second.ready(twin, "preparing a second process for the rounds")
-            self.no_margin = ready if isinstance(ready, Failed) else None
+            if isinstance(ready, Failed):
+                self._end_second(second, twin, ready)
         cpu_load = CpuLoad(os.getpid())
         for number in range(count):
             places = [(self.parked, cell) for cell in self.turns]
             places += [(second, twin)] if twin is not None and self.no_margin is None else []
             for parked, cell in places if number % 2 == 0 else reversed(places):
+                if parked is second and self.no_margin is not None:
+                    continue
                 self.lane.progress.phase(self.lane.gpu, cell, f"round {number + 1} of {count}")
-                self._take(parked.turn(cell), cell, self.again if parked is second else self.turns[cell])
+                answer = parked.turn(cell)
+                if parked is second:
+                    self._take_again(answer, second, cell)
+                    continue
+                if twin is not None and self.no_margin is None and _is_out_of_memory(answer):
+                    self._end_second(second, twin, Failed("out_of_memory", f"{cell.system.label} had too little beside it"))
+                    answer = parked.turn(cell)
+                if isinstance(answer, Turn):
+                    self.turns[cell].append(answer.host_ms)
+                else:
+                    self._leave_out(cell, answer)
         self.load = cpu_load.share_of_others()
         second.close_all()
 
-    def _take(self, answer: Answer, cell: Cell, turns: list[Samples]) -> None:
-        """A turn of a cell, or of its second process, whose turns are `again`."""
+    def _take_again(self, answer: Answer, second: Parked, twin: Cell) -> None:
+        """A turn of the second process."""
         if isinstance(answer, Turn):
-            turns.append(answer.host_ms)
-        elif turns is not self.again:
-            self._leave_out(cell, answer)
+            self.again.append(answer.host_ms)
         else:
             assert isinstance(answer, Failed)
-            self.no_margin = answer
+            self._end_second(second, twin, answer)
+
+    def _end_second(self, second: Parked, twin: Cell, why: Failed) -> None:
+        """Give the second process's memory back, and remember why there is no margin."""
+        self.no_margin = why
+        second.close(twin)
 
     def _leave_out(self, cell: Cell, answer: Answer) -> None:
         assert isinstance(answer, Failed)
         self.turns.pop(cell, None)
         self.left_out[cell] = answer
         self.parked.close(cell)
+
+
+def _is_out_of_memory(answer: Answer) -> bool:
+    return isinstance(answer, Failed) and answer.status == "out_of_memory"
 
 
 def taking_part(records: Mapping[Cell, Record]) -> list[Cell]:

@@ -83,4 +83,4 @@ def _of_sweeps(preset: Preset, names: list[str]) -> Iterator[Recorded]:
 
 @cache
 def _records(pack: Path) -> list[Record]:
-    return list(Store(pack).read().records.values()) if pack.exists() else []
+    return Store(pack).read().all if pack.exists() else []

@@ -179,7 +179,7 @@ class Run:
     def evidence(self, records: Sequence[Record] | None = None) -> Evidence:
         """What there is by now. records: those of the folder, where they have been read."""
         if records is None:
-            records = list(Store(self.results).read().records.values()) if self.results.exists() else []
+            records = Store(self.results).read().all if self.results.exists() else []
         sweeps = [_expected(sweep) for sweep in self.sweeps]
         measured = select(records, sweeps, self.preset.beside.values()) if sweeps else None
         schedules: dict[Cell, ScheduleFile] = {}

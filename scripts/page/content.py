@@ -85,7 +85,7 @@ def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
     quantities: dict[str, list[str]] = {}
     for name in examples:
         quantities.setdefault(name.partition(".")[0], []).append(name)
-    called = [place for place in places if measured.part(*place, latency_of)]
+    called = [place for place in places if measured.part(*place, _of_calls)]
     alone = {}
     for measurement in quantities:
         having = [place for place in places if measured.part(*place, partial(_described, measurement))]
@@ -213,6 +213,11 @@ def remarks(measured: Selection) -> Table:
             rows += [[*about, Entry("warning"), Entry(sentence)] for sentence in sentences]
     texts = Column("system", number=False), Column("what", number=False), Column("reason", number=False, words=True)
     return Table([Column("model", number=False), Column("batch"), *texts], rows)
+
+
+def _of_calls(record: Record) -> object:
+    """Anything that was measured of calls."""
+    return record.latency or record.throughput or record.memory or record.sm_efficiency
 
 
 def _described(measurement: str, record: Record) -> Measured | None:
