@@ -158,9 +158,15 @@ def test_a_worker_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parallel, "LIMIT_S", 1.0)
         time.sleep(2.5)  # nothing is in flight: an idle engine is no engine that hangs
         os.kill(engine.workers[1].process.pid, signal.SIGSTOP)
-        check_silence(engine, "^no answer to an iteration came for 1 s: a worker hangs, or its GPU has failed$")
+        check_silence(engine, "^an iteration was not back after 1 s: a worker hangs, or its GPU has failed$")
     finally:
         engine.close()
+
+
+def test_a_worker_that_is_never_ready_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "START_S", 1.0)  # none has imported PyTorch by then
+    with pytest.raises(EngineEnded, match=r"^one was not ready after 1 s: a worker hangs, or its GPU has failed$"):
+        started(Parts(1, 2))
 
 
 def test_an_idle_engine_lives_longer_than_torch_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ On a GPU each kernel is measured alone, and one stream; without one, committed p
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import conf
@@ -146,10 +147,15 @@ def known_sets(model: str, batch: int, program: "Program", file: str = "") -> "l
         return read_sets(files_of(file))
     own = [f"{model}-b{batch}{part}.json.gz" for part in ("-ios", "")]
     others = sorted(path for path in COMMITTED.glob("*.json.gz") if path.name not in own)
-    try:
-        sets = read_sets([path for name in own if (path := COMMITTED / name).is_file()])
-        if sets and None not in StoredOperators(sets).operators(program):
-            return sets
-        return [*read_sets(others), *sets]  # of two that know an operator the last one counts
-    except Unsupported:  # a roofline rule stands in
-        return []
+
+    def readable(files: "list[Path]") -> "list[MeasuredSet]":
+        """Those of this arithmetic; where there is none a roofline rule stands in."""
+        try:
+            return read_sets(files)
+        except Unsupported:
+            return []
+
+    sets = readable([path for name in own if (path := COMMITTED / name).is_file()])
+    if sets and None not in StoredOperators(sets).operators(program):
+        return sets
+    return [*readable(others), *sets]  # of two that know an operator the last one counts

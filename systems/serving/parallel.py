@@ -32,6 +32,7 @@ from .parts import environment
 from .worker import END, OUT_OF_MEMORY, Spec, Wiring
 
 END_S = 10.0  # for workers to end once they are told to
+START_S = 3600.0  # until all are ready: weights of hundreds of gigabytes are made or read
 LIMIT_S = 900.0  # for an iteration: the first on a GPU may compile kernels for minutes, and none computes for as long
 LOOK_S = 1.0  # between two looks at that
 PACKAGE = (__package__ or "").removesuffix("systems.serving")  # "opweave." in a wheel, nothing in a checkout
@@ -73,7 +74,8 @@ class ParallelEngine(Engine):
         self.num_workers = self.parts.pipeline
         self.environment = environment(self.num_workers + is_prefetching)
         self.batches: deque[tuple[Batch, bool]] = deque()
-        self.due_s = 0.0  # when the earliest of them has to have come back
+        self.due_s = time.monotonic() + START_S  # when the earliest of them, or that all are ready, has to have come
+        self.is_starting = True
         self.received: deque[Returned] = deque()
         self._logits: Tensor | None = None
         self.is_closing, self.is_out_of_memory, self.end = False, False, ""
@@ -89,6 +91,7 @@ class ParallelEngine(Engine):
             thread.start()
         threading.Thread(target=self._watch_time, daemon=True).start()
         (self.num_slots,) = array("q", self._answer())
+        self.is_starting = False
 
     def _pipes(self, control: str) -> tuple[Connection, Connection, list[Wiring]]:
         """The engine's ends of the pipes of messages and of answers, and all others by rank."""
@@ -139,8 +142,12 @@ class ParallelEngine(Engine):
         No worker but the one that answers waits for its device, so an error of another's is not told by its process.
         """
         while not self.has_ended.wait(LOOK_S):
-            if self.batches and time.monotonic() > self.due_s and not self.answers.poll():
-                self._end(f"no answer to an iteration came for {LIMIT_S:.0f} s: a worker hangs, or its GPU has failed")
+            is_awaited = self.is_starting or self.batches
+            if is_awaited and time.monotonic() > self.due_s and not self.answers.poll():
+                what, limit_s = (
+                    ("one was not ready", START_S) if self.is_starting else ("an iteration was not back", LIMIT_S)
+                )
+                self._end(f"{what} after {limit_s:.0f} s: a worker hangs, or its GPU has failed")
 
     def _end(self, why: str) -> None:
         """All at once; whoever waits for an answer or for a pipe hears of it."""

@@ -389,7 +389,9 @@ class Search:
             assert times is not None, "what has no forecast is spared"
             before_ms, after_ms = times
             ratio = after_ms / before_ms
-            if ratio < MARGIN and self._is_precise(prepared, change):
+            if ratio < MARGIN:
+                if not self._is_precise(prepared, change):
+                    return 1.0  # as one that gains nothing, so that it is not tried again
                 unless_kept.pop_all()
                 holder.replace(prepared)
                 self.state.best, self.state.total = candidate, None
