@@ -142,18 +142,21 @@ class Store:
     def write(self, record: Record) -> Path:
         """Write `record` under its name, in place of an older one of the same id. One of the same measurement whose rounds
         another sweep shares is kept beside it; those of an older measurement go. Raises OSError.
+
+        What goes does so last: a process that is killed before has lost nothing.
         """
         file = self.folder / record.file_name
+        obsolete = [] if record.comparison is None else [self.folder / name_by_rounds(record)]  # it has its own name now
         with suppress(NotARecord):
             there = read_record(file)
             if there.when != record.when:
-                for kept in self.folder.glob(f"{glob.escape(file.stem)}-*.json"):
-                    kept.unlink(missing_ok=True)
+                obsolete += self.folder.glob(f"{glob.escape(file.stem)}-*.json")
             elif has_other_rounds(there, record):
                 write_json(self.folder / name_by_rounds(there), to_json(there))
-        if record.comparison is not None:  # it is no longer beside another
-            (self.folder / name_by_rounds(record)).unlink(missing_ok=True)
-        return write_json(file, to_json(record))
+        written = write_json(file, to_json(record))
+        for kept in obsolete:
+            kept.unlink(missing_ok=True)
+        return written
 
 
 def name_by_rounds(record: Record) -> str:

@@ -173,6 +173,24 @@ def test_rounds_of_another_sweep_are_kept_beside_a_cells_record_until_it_is_meas
     assert not list(store.folder.glob("*eager*-g?.json"))
 
 
+def test_a_write_that_is_cut_off_loses_no_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    of_group = {group: replace(measured("eager"), comparison=rounds(group, [1.0])) for group in ("g1", "g2")}
+    for one in of_group.values():
+        store.write(one)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert len(before) == 2
+
+    def killed(file: Path, document: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("results.store.write_json", killed)
+    for one in (of_group["g1"], measured("eager", when="2026-02-01")):
+        with pytest.raises(KeyboardInterrupt):
+            store.write(one)
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 def test_a_line_that_readers_could_not_rely_on_is_none(tmp_path: Path) -> None:
     lines = read_pack(pack(tmp_path / "a.jsonl.gz", replace(measured("eager"), when="once"), measured("nimble")))
     assert lines.records == [measured("nimble")] and lines.reasons_by_line == {1: "when: 'once' is no time"}

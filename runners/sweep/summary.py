@@ -62,7 +62,7 @@ def _remarks(records: Sequence[Record]) -> dict[str, list[Record]]:
 def margin_text(one: Speedup) -> str:
     """What two processes of one system differ by."""
     low, high = one.low - 1, one.high - 1
-    return f"two processes of one system differ by {one.ratio - 1:+.1%} [{low:+.1%}, {high:+.1%}]: less is level"
+    return f"two processes of one system differ by {one.ratio - 1:+.1%} [{low:+.1%}, {high:+.1%}]; less is level"
 
 
 def _print_cell(record: Record, console: Console) -> None:

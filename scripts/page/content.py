@@ -72,8 +72,8 @@ def environment(measured: Selection) -> list[tuple[str, str]]:
 def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
     """A row for each cell, in the order of models; an incorrect system has a status and no speed.
 
-    Quantities of measurements without a type of their own have a column each, by what they say of themselves. Where cells
-    without a latency have them, as those of a served model, the measurement has a table of its own.
+    Quantities of measurements without a type of their own have a column each, by what they say of themselves. Where no cell
+    that has them was called alone, as none of a served model is, the measurement has a table of its own.
 
     Returns:
         CALLS, of the calls and what was measured beside them, and the other tables by their measurements' names. A table
