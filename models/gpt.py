@@ -25,6 +25,8 @@ NUM_DRAWS = 8  # parts that each weight is drawn in, so that a part of it can be
 
 # (layer, queries, keys, values), each [..., heads, head size] -> the attention's output, the same shape
 Attention: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# (a summand, what is added to it once or None): the sum over the parts of a block takes the summand's place
+Sum: TypeAlias = Callable[[Tensor, Tensor | None], None]
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,12 @@ class Operators:
         output = linear(normed)
         return x, functional.gelu(output, approximate="tanh") if is_gelu else output
 
-    def leave(self, x: Tensor, linear: nn.Linear, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The stream, and linear(y), which is yet to be added to it."""
-        return x, linear(y)
+    def leave(self, x: Tensor, linear: nn.Linear, y: Tensor, sum_parts: Sum | None = None) -> tuple[Tensor, Tensor | None]:
+        """The stream, and linear(y), summed over the parts of a block that has several, which is yet to be added to it."""
+        output = linear(y)
+        if sum_parts is not None:
+            sum_parts(output, None)
+        return x, output
 
     def norm(self, x: Tensor, addend: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """The stream with its addend, and its norm."""
@@ -88,7 +93,10 @@ class Block(nn.Module):
 
     degree: parts that its heads and its inner width are split into, of which it has one. The outputs of `out` and `down` are
         then summands of the block's own (Megatron-LM).
+    sum_parts: what sums them, where there are several.
     """
+
+    sum_parts: Sum | None = None
 
     def __init__(self, shape: Shape, degree: int = 1):
         super().__init__()
@@ -104,9 +112,9 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         x, qkv = operators.enter(x, addend, self.norm_attention, self.qkv)
         q, k, v = qkv.unflatten(-1, self.heads).unbind(-2)  # each [..., heads, head size]
-        x, addend = operators.leave(x, self.out, attention(layer, q, k, v).flatten(-2))
+        x, addend = operators.leave(x, self.out, attention(layer, q, k, v).flatten(-2), self.sum_parts)
         x, inner = operators.enter(x, addend, self.norm_mlp, self.up, is_gelu=True)
-        return operators.leave(x, self.down, inner)
+        return operators.leave(x, self.down, inner, self.sum_parts)
 
 
 class GPT(nn.Module):

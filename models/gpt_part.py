@@ -58,9 +58,9 @@ def check_parts(shape: Shape, num_stages: int, degree: int) -> None:
 
 
 class Link(Protocol):
-    """How a part reaches the others. A sum changes its argument."""
+    """How a part reaches the others. A sum changes its first argument, to which it adds the second once."""
 
-    def sum(self, x: Tensor) -> None: ...
+    def sum(self, x: Tensor, addend: Tensor | None = None) -> None: ...
     def gathered(self, x: Tensor) -> Tensor: ...
     def send(self, x: Tensor) -> None: ...
     def receive(self, x: Tensor) -> None: ...
@@ -103,7 +103,7 @@ class GPTPart(nn.Module):
             for linear in (block.out, block.down):
                 if self.part.rank:
                     linear.bias.data.zero_()
-                linear.register_forward_hook(lambda module, inputs, output: link.sum(output))
+            block.sum_parts = link.sum
 
     def hidden(self, tokens: Tensor, places: Tensor, attention: Attention, operators: Operators = PLAIN) -> Tensor:
         """As GPT's, through the layers of its stage; [N, hidden] of the whole."""

@@ -61,7 +61,7 @@ def test_a_kernel_is_early_behind_another_of_its_stream_alone(own: list[bool]) -
     schedule = assign_streams(program.graph)
     with pytest.MonkeyPatch.context() as patch:
         assert rule.early_operators(program, schedule) == ()  # a CPU launches nothing early
-        patch.setattr(rule, "_launches_early", lambda device: True)
+        patch.setattr(rule, "launches_early", lambda device: True)
         early = rule.early_operators(program, schedule)
         names = [o.name for o in program.graph.operators]
         for stream in set(schedule.streams):
@@ -79,7 +79,7 @@ def test_what_cannot_be_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     schedule = assign_streams(program.graph)
     with pytest.raises(ValueError, match="cpu launches no kernel early"):
         lower(program, changed(schedule, early=(0,)))
-    monkeypatch.setattr(rule, "_launches_early", lambda device: True)
+    monkeypatch.setattr(rule, "launches_early", lambda device: True)
     last = len(program.graph) - 1
     with pytest.raises(ValueError, match="is launched early, and is no kernel of this project"):
         lower(program, changed(schedule, early=(last,)))

@@ -52,11 +52,11 @@ from systems.serving.worker import Link, Spec, Wiring, Worker
 NUM_SLOTS = 120
 
 
-def telling() -> GPT:
-    """A GPT whose next token depends on all before it."""
-    module = made(SHAPE, "cpu", torch.float64)
+def telling(shape: Shape = SHAPE, device: str = "cpu") -> GPT:
+    """A GPT whose next token depends on all before it, on the host. Weights of a seed differ between a GPU and a host."""
+    module = made(shape, device, torch.float64)
     amplify(module)
-    return module
+    return module.cpu()
 
 
 MODULE = telling()
@@ -79,21 +79,23 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 SIZES = [(5, 6), (12, 3), (2, 6), (7, 5), (1, 1)]
 
 
-def check_tokens(engine: ParallelEngine) -> None:
+def check_tokens(engine: ParallelEngine, module: GPT = MODULE) -> None:
     """They are those of one process."""
     for sizes, apart in ((SIZES, 1), (SIZES[::-1], 0)):
         scheduler = IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 2, num_workers=engine.num_workers)
         tokens = served(scheduler, engine, requests_of(sizes), apart)
-        assert tokens == {request.id: alone(MODULE, request) for request in requests_of(sizes)}
+        assert tokens == {request.id: alone(module, request) for request in requests_of(sizes)}
 
 
-def check_logits(engine: ParallelEngine, dtype: torch.dtype = torch.float64, tolerance: float = 1e-7) -> None:
+def check_logits(
+    engine: ParallelEngine, module: GPT = MODULE, dtype: torch.dtype = torch.float64, tolerance: float = 1e-7
+) -> None:
     """They come where they are kept. tolerance: of their error, relative and absolute."""
     engine.keeps_logits = True
     request = requests_of([(6, 1)])[0]
     row = Row(0, Region((3,), 10, 10), 0, request.prompt, 0, 6, 0, Sampling())
     engine.submit(Batch(0, (row,)))
-    expected = MODULE(torch.tensor([request.prompt]))[0, -1:]
+    expected = module(torch.tensor([request.prompt]))[0, -1:]
     torch.testing.assert_close(engine.logits, expected.to(dtype), rtol=tolerance, atol=tolerance)
     assert engine.num_in_flight == 1 and engine.has_returned()
     assert engine.collect().tokens == [int(expected.argmax())] and engine.num_in_flight == 0
@@ -249,20 +251,30 @@ TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, r
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "tensor", "control"),
-    [pytest.param(*split, marks=TWO_GPUS) for split in ((1, 2, "pipe"), (1, 2, "nccl"), (2, 1, "pipe"), (2, 1, "nccl"))],
+    ("pipeline", "tensor", "control", "reductions"),
+    [
+        pytest.param(*split, marks=TWO_GPUS)
+        for split in (
+            (1, 2, "pipe", "direct"),
+            (1, 2, "pipe", "nccl"),
+            (1, 2, "nccl", "direct"),
+            (2, 1, "pipe", "direct"),
+            (2, 1, "nccl", "direct"),
+        )
+    ],
 )
-def test_two_gpus_are_one_process(pipeline: int, tensor: int, control: str) -> None:
+def test_two_gpus_are_one_process(pipeline: int, tensor: int, control: str, reductions: str) -> None:
     """With CUDA graphs of increments and of prompts, of whose sizes both agree."""
     parts, maker = Parts(pipeline, tensor), "serving_parts:telling_part_of_32_bits"
     specs = [
-        Spec(parts, rank, "cuda", "", maker, "", NUM_SLOTS, 0, 0, "fused", True, 4, control)
+        Spec(parts, rank, "cuda", "", maker, "", NUM_SLOTS, 0, 0, "fused", True, 4, control, reductions)
         for rank in range(parts.num_ranks)
     ]
     engine = ParallelEngine(specs, SHAPE.vocabulary)
     try:
-        check_tokens(engine)
-        check_logits(engine, torch.float32, tolerance=1e-3)
+        module = telling(device="cuda")
+        check_tokens(engine, module)
+        check_logits(engine, module, torch.float32, tolerance=1e-3)
     finally:
         engine.close()
     assert not any(psutil.pid_exists(worker.process.pid) for worker in engine.workers)
@@ -275,7 +287,7 @@ def check_long(
     options = "serving_parts:long_part", precision, 4000, 0, 0, attention, attention == "fused", 4, control
     specs = [Spec(parts, rank, device, "", *options) for rank in range(parts.num_ranks)]
     engine = ParallelEngine(specs, LONG.vocabulary, is_prefetching)
-    requests = requests_of([(900, 5), (20, 30), (900, 3), (3, 30), (850, 4)])
+    requests = requests_of([(900, 5), (20, 30), (900, 3), (3, 30), (20, 30), (9, 4), (850, 4)])
     batches: list[Batch] = []
     most_in_flight = 0
 
@@ -298,8 +310,7 @@ def check_long(
         engine.close()
     mixed = [[len(row.tokens) for row in batch.rows] for batch in batches if batch.num_tokens > PROMPT_SIZES[-1]]
     assert len(mixed) == 3 and any(1 in sizes for sizes in mixed) and most_in_flight == parts.pipeline + is_prefetching
-    module = made(LONG, "cpu", torch.float64)
-    amplify(module)
+    module = telling(LONG, device)
     tolerance = 1e-5 if precision == "float32" else 3e-2
     for request in requests:
         new = torch.tensor(tokens[request.id])
@@ -310,7 +321,7 @@ def check_long(
         assert len(new) == request.max_new_tokens and float(below.max()) <= tolerance * float(logits.abs().max())
 
 
-@pytest.mark.parametrize(("pipeline", "tensor", "is_prefetching"), [(2, 1, False), (1, 2, True)])
+@pytest.mark.parametrize(("pipeline", "tensor", "is_prefetching"), [(2, 1, False), (2, 1, True), (1, 2, True)])
 def test_long_prompts_come_between_increments_in_flight(pipeline: int, tensor: int, is_prefetching: bool) -> None:
     check_long(Parts(pipeline, tensor), "cpu", "float32", "split", is_prefetching=is_prefetching)
 

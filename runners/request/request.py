@@ -62,9 +62,11 @@ class Request:
         keys = ("pipeline_parallel", "tensor_parallel")
         real = [cell for cell in self.cells if cell.runner.name != "simulated"]
         needed = max((prod(int(str(cell.system.get(key, 1))) for key in keys) for cell in real), default=1)
-        if needed > len(self.options.gpus or (0,)) and self.cells[0].device == "cuda":
-            count = len(self.options.gpus or (0,))
-            raise BadRequest(f"system.pipeline_parallel and tensor_parallel need {needed} GPUs, and there are {count}")
+        gpus = list(self.options.gpus or (0,))
+        if needed > len(gpus) and self.cells[0].device == "cuda":
+            raise BadRequest(
+                f"system.pipeline_parallel and tensor_parallel need {needed} GPUs, and gpus={gpus} names {len(gpus)}: gpus=all"
+            )
         return needed
 
     def decided(self) -> Request:

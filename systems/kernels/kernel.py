@@ -9,9 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 EARLY_CAPABILITY = (9, 0)  # compute capability from which GPUs launch kernels early
+
+
+def launches_early(device: torch.device) -> bool:
+    """Does a device launch a kernel while the one before it ends?"""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY_CAPABILITY
 
 
 @dataclass(frozen=True)

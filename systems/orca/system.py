@@ -5,7 +5,7 @@ from __future__ import annotations
 from systems.base import BadOption, Unsupported
 from systems.serving.engine import DecoderShape, Engine
 from systems.serving.iteration_level import IterationLevel
-from systems.serving.parts import CONTROLS, Parts
+from systems.serving.parts import CONTROLS, REDUCTIONS, Parts
 from systems.serving.prefix_cache import CachedSlots
 from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
 from systems.serving.system import AUTO, ENGINE, Server, ServingSystem, not_below, one_of
@@ -27,6 +27,7 @@ class Orca(ServingSystem):
         increments_by: the choice of a system that schedules the operators of iterations without prompts, or ENGINE.
         pipeline_parallel, tensor_parallel: stages, and parts of each, in a process each.
         control: one of CONTROLS.
+        reductions: one of REDUCTIONS.
     """
 
     name = "orca"
@@ -47,8 +48,10 @@ class Orca(ServingSystem):
         pipeline_parallel: int = 1,
         tensor_parallel: int = 1,
         control: str = CONTROLS[0],
+        reductions: str = REDUCTIONS[0],
     ):
-        super().__init__(attention, cuda_graphs, slots, max_batch_size, Parts(pipeline_parallel, tensor_parallel), control)
+        parts = Parts(pipeline_parallel, tensor_parallel)
+        super().__init__(attention, cuda_graphs, slots, max_batch_size, parts, control, reductions)
         not_below("block_size", block_size, 0)
         not_below("max_num_batched_tokens", max_num_batched_tokens, 0)
         self.block_size, self.prefetch, self.max_num_batched_tokens = block_size, prefetch, max_num_batched_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from systems.base import BadOption, Unsupported
 from systems.serving.engine import DecoderShape, Engine
-from systems.serving.parts import CONTROLS, Parts
+from systems.serving.parts import CONTROLS, REDUCTIONS, Parts
 from systems.serving.request_level import BATCHINGS, RequestLevel
 from systems.serving.system import AUTO, Server, ServingSystem, not_below, one_of
 
@@ -19,6 +19,7 @@ class StaticBatching(ServingSystem):
         microbatch_size: requests that go through a pipeline together; 0: all of a batch.
         pipeline_parallel, tensor_parallel: stages, and parts of each, in a process each.
         control: one of CONTROLS.
+        reductions: one of REDUCTIONS.
     """
 
     name = "request_level"
@@ -35,8 +36,10 @@ class StaticBatching(ServingSystem):
         pipeline_parallel: int = 1,
         tensor_parallel: int = 1,
         control: str = CONTROLS[0],
+        reductions: str = REDUCTIONS[0],
     ):
-        super().__init__(attention, cuda_graphs, slots, max_batch_size, Parts(pipeline_parallel, tensor_parallel), control)
+        parts = Parts(pipeline_parallel, tensor_parallel)
+        super().__init__(attention, cuda_graphs, slots, max_batch_size, parts, control, reductions)
         one_of("batching", batching, BATCHINGS)
         not_below("microbatch_size", microbatch_size, 0)
         self.batching, self.early_return, self.microbatch_size = batching, early_return, microbatch_size

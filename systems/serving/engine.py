@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from systems.base import Prepared, Unsupported
+from systems.kernels.kernel import launches_early
 
 from .attention import split
 from .attention.cross import CrossAttention
@@ -203,7 +204,7 @@ class LocalEngine(Engine):
         if self.device.type == "cuda" and weight.dtype != torch.float64 and getattr(decoder, "takes_operators", False):
             from .operators import KernelOperators  # it needs Triton
 
-            self.operators = (KernelOperators(),)
+            self.operators = (KernelOperators(launches_early(self.device)),)
         self.flights: deque[Flight] = deque()
         self.logits: Tensor | None = None  # of the batch submitted last, [R, vocabulary]
         self.sampled: Tensor | None = None  # from them, [R]

@@ -6,6 +6,8 @@ single token's products take norm, activation and addition with them (`gemv.py`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -41,7 +43,7 @@ class KernelOperators:
     is_early: kernels of one token's products are launched while the one before them ends.
     """
 
-    def __init__(self, is_early: bool = True):
+    def __init__(self, is_early: bool):
         self.is_early = is_early
 
     def enter(
@@ -52,15 +54,24 @@ class KernelOperators:
         x, normed = self.norm(x, addend, norm)
         if len(x) == 1:
             return x, product(normed, linear, None, None, is_gelu, self.is_early)
-        if is_gelu and x.is_cuda and linear.bias is not None and not linear._forward_hooks:  # there it is the tanh form
+        if is_gelu and x.is_cuda and linear.bias is not None:  # there it is the tanh form
             return x, torch._addmm_activation(linear.bias, normed, linear.weight.t(), use_gelu=True)
         output = linear(normed)
         return x, functional.gelu(output, approximate="tanh") if is_gelu else output
 
-    def leave(self, x: Tensor, linear: nn.Linear, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        if len(x) == 1 and not linear._forward_hooks:  # a part's output is summed over the parts first
+    def leave(
+        self, x: Tensor, linear: nn.Linear, y: Tensor, sum_parts: Callable[[Tensor, Tensor | None], None] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        if len(x) > 1:
+            output = linear(y)
+            if sum_parts is not None:
+                sum_parts(output, None)
+            return x, output
+        if sum_parts is None:
             return product(y, linear, None, x, False, self.is_early), None
-        return x, linear(y)
+        output = product(y, linear, None, None, False, self.is_early)
+        sum_parts(output, x)
+        return output, None
 
     def norm(self, x: Tensor, addend: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         width = x.shape[-1]

@@ -15,6 +15,7 @@ import torch
 
 from .engine import DecoderShape
 
+REDUCTIONS = ("direct", "nccl")  # of tensors: by each GPU from the others' memory, or by NCCL
 CONTROLS = ("pipe", "nccl")  # channels of control messages: of their own, or behind tensors
 GIB = 2**30
 SHARE = 0.95  # of a device's memory that is free beside the weights, for keys and values
@@ -54,7 +55,7 @@ def environment(most_batches: int) -> dict[str, str]:
     Args:
         most_batches: in flight at once.
     """
-    usual = {"NCCL_NVLS_ENABLE": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    usual = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if most_batches == 1:
         usual["NCCL_GRAPH_MIXING_SUPPORT"] = "0"
     return usual | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

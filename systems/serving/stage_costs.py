@@ -80,8 +80,10 @@ class Alone:
     def __init__(self, degree: int):
         self.degree = degree
 
-    def sum(self, x: Tensor) -> None:
-        """Nothing is added."""
+    def sum(self, x: Tensor, addend: Tensor | None = None) -> None:
+        """Nothing but the addend is added."""
+        if addend is not None:
+            x.add_(addend)
 
     def gathered(self, x: Tensor) -> Tensor:
         return torch.cat([x] * self.degree, -1)

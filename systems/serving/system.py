@@ -18,7 +18,7 @@ from systems.preparing import collector_spared
 
 from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
 from .loop import Clock, Course, Encoded, Inbox, serve
-from .parts import CONTROLS, GIB, SHARE, PartedDecoder, Parts, Room, lack, rooms
+from .parts import CONTROLS, GIB, REDUCTIONS, SHARE, PartedDecoder, Parts, Room, lack, rooms
 from .peer import PeerServer
 from .request import Delivery
 from .scheduler import Scheduler
@@ -104,6 +104,7 @@ class ServingSystem(AnyServingSystem):
         max_batch_size: requests of a batch.
         parts: of the model, each in a process of its own.
         control: one of CONTROLS, where there are several.
+        reductions: one of REDUCTIONS, where layers are split.
 
     block_size: slots of a block of K/V; 0 is one run of slots a request.
     prefetch: one batch more than workers is in flight.
@@ -122,16 +123,18 @@ class ServingSystem(AnyServingSystem):
         max_batch_size: int,
         parts: Parts | None = None,
         control: str = CONTROLS[0],
+        reductions: str = REDUCTIONS[0],
     ):
         one_of("attention", attention, (AUTO, *ATTENTIONS))
         not_below("slots", slots, 0)
         not_below("max_batch_size", max_batch_size, 1)
         self.attention, self.cuda_graphs = attention, cuda_graphs
         self.slots, self.max_batch_size = slots, max_batch_size
-        self.parts, self.control = parts or Parts(), control
+        self.parts, self.control, self.reductions = parts or Parts(), control, reductions
         not_below("pipeline_parallel", self.parts.pipeline, 1)
         not_below("tensor_parallel", self.parts.tensor, 1)
         one_of("control", control, CONTROLS)
+        one_of("reductions", reductions, REDUCTIONS)
 
     def unsupported(self, device: str) -> str | None:
         if device == "cpu" and self.attention == "fused":
@@ -226,6 +229,7 @@ class ServingSystem(AnyServingSystem):
             uses_graphs=uses_graphs,
             max_batch_size=self.max_batch_size,
             control=self.control,
+            reductions=self.reductions,
         )
         specs = [replace(common, rank=rank) for rank in range(self.parts.num_ranks)]
         engine = ParallelEngine(specs, decoder.shape.vocabulary, self.prefetch)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -34,8 +34,11 @@ from systems.preparing import collector_spared
 
 from .engine import Decoder, LocalEngine, lacks_memory
 from .message import from_bytes
-from .parts import SHARE, Parts
+from .parts import REDUCTIONS, SHARE, Parts
 from .sampling import sampled
+
+if TYPE_CHECKING:
+    from .direct import DirectSums
 
 FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to workers that end
 MANY = 2**20  # numbers, as those of an iteration with prompts
@@ -73,6 +76,7 @@ class Spec:
         spare_bytes: of a GPU, for what an iteration computes.
         block_size, attention, uses_graphs, max_batch_size: as LocalEngine has them.
         control: one of parts.CONTROLS.
+        reductions: one of parts.REDUCTIONS; NCCL's where GPUs do not reach each other's memory.
     """
 
     parts: Parts
@@ -88,6 +92,7 @@ class Spec:
     uses_graphs: bool
     max_batch_size: int
     control: str
+    reductions: str = REDUCTIONS[0]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -108,10 +113,16 @@ class Link:
 
     def __init__(self, parts: Parts, rank: int, group: dist.ProcessGroup):
         self.parts, self.rank, self.group = parts, rank, group
+        self.direct: DirectSums | None = None
 
-    def sum(self, x: Tensor) -> None:
-        """Over the parts of the stage, in place."""
+    def sum(self, x: Tensor, addend: Tensor | None = None) -> None:
+        """Over the parts of the stage, in place; the addend is added to it once."""
+        if self.direct is not None and self.direct.takes(x):
+            self.direct.sum(x, addend)
+            return
         dist.all_reduce(x, group=self.group)
+        if addend is not None:
+            x.add_(addend)
 
     def gathered(self, x: Tensor) -> Tensor:
         """[R, n] of each part of the stage -> [R, n * parts]."""
@@ -126,6 +137,15 @@ class Link:
     def receive(self, x: Tensor) -> None:
         """From the same part of the stage before."""
         dist.recv(x, self.rank - self.parts.tensor)
+
+    def reach(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Sum by the memory of others from now on, where the GPUs of the stage reach each other's."""
+        first = self.rank - self.parts.place(self.rank)[1]
+        if self.parts.tensor > 1 and device.type == "cuda":
+            from .direct import DirectSums, reach_each_other  # it needs Triton
+
+            if reach_each_other(list(range(first, first + self.parts.tensor))):
+                self.direct = DirectSums(self.group, dtype, device)
 
     def connect(self, device: torch.device) -> None:
         """Make every communicator that the model uses. Numbers few and many go by algorithms with buffers of their own."""
@@ -276,6 +296,8 @@ class Worker:
         decoder.join(link)
         self.control.connect()
         link.connect(self.device)
+        if spec.reductions == "direct":
+            link.reach(self.device, next(decoder.parameters()).dtype)
         dist.barrier()  # NCCL's buffers are there now, and no slot takes their place
         self.num_slots = spec.num_slots or self._slots_that_fit(decoder)
         settings = spec.block_size, spec.attention, spec.uses_graphs, spec.max_batch_size

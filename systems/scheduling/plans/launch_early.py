@@ -3,10 +3,8 @@
 from collections.abc import Collection
 from dataclasses import replace as changed
 
-import torch
-
 from systems.kernels.compiling import Job, compile_ahead
-from systems.kernels.kernel import EARLY_CAPABILITY, Kernel
+from systems.kernels.kernel import Kernel, launches_early
 from systems.scheduling.graph.program import Program
 
 from .schedule import Schedule
@@ -17,7 +15,7 @@ def early_operators(program: Program, schedule: Schedule) -> tuple[int, ...]:
 
     The gap between the two shrinks. Blocks that wait take up SMs meanwhile, which other streams may want.
     """
-    if not _launches_early(program.device):
+    if not launches_early(program.device):
         return ()
     early = []
     last_by_stream: dict[int, int] = {}
@@ -40,7 +38,7 @@ def launch_early(program: Program, operators: Collection[int]) -> Program:
     """
     if not operators:
         return program
-    if not _launches_early(program.device):
+    if not launches_early(program.device):
         raise ValueError(f"{program.device} launches no kernel early")
     calls = list(program.calls)
     for v in operators:
@@ -52,7 +50,3 @@ def launch_early(program: Program, operators: Collection[int]) -> Program:
         made = [calls[v] for v in operators if isinstance(kernel := calls[v].function, Kernel) and not kernel.is_compiled]
         compile_ahead(Job.of(call.function, [program.value(a) for a in call.args]) for call in made)  # type: ignore[arg-type]
     return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)
-
-
-def _launches_early(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY_CAPABILITY
