@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,61 +45,107 @@ def one_of_three() -> float:
     return max(errors)
 
 
-def test_sums_are_of_all_parts_in_tritons_interpreter() -> None:
-    program = "import json, test_serving_direct as test; print(json.dumps(test.one_of_three()))"
+def one_of_three_by_words() -> float:
+    """The same of few numbers."""
+    from systems.serving.direct import BLOCKS, WIDTH, launch_sum_of_words
+
+    half = 2 * WIDTH
+    errors = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        words = tuple(torch.full((2, 3, half), -1, dtype=torch.int64) for _ in range(3))
+        counts = torch.zeros(BLOCKS, dtype=torch.int32)
+        for i, (size, has_addend) in enumerate([(2 * WIDTH, True), (WIDTH + 2, False), (6, True)], 1):
+            x, one, two, addend = (torch.randn(size).to(dtype) for _ in range(4))
+            num_words = size * dtype.itemsize // 4
+            for rank, part in ((1, one), (2, two)):
+                words[0][i % 2, rank].view(torch.int32)[: 2 * num_words] = torch.stack(
+                    [part.view(torch.int32), torch.full((num_words,), i, dtype=torch.int32)], 1
+                ).view(-1)
+            exact = x.double() + one + two + (addend if has_addend else 0)
+            counts[:] = i - 1
+            own = x.view(torch.int32).clone()
+            launch_sum_of_words(x, addend if has_addend else None, words, counts, 0)
+            errors.append(float((x - exact).abs().max() / torch.finfo(dtype).eps))
+            for rank in (1, 2):  # each has been given the words with their count
+                given = words[rank][i % 2, 0].view(torch.int32).view(-1, 2)
+                assert torch.equal(given[:num_words, 0], own) and (given[:num_words, 1] == i).all()
+                assert (given[num_words:, 1] != i).all()
+    return max(errors)
+
+
+@pytest.mark.parametrize("function", [one_of_three, one_of_three_by_words])
+def test_sums_are_of_all_parts_in_tritons_interpreter(function: Callable[[], float]) -> None:
+    program = f"import json, test_serving_direct as test; print(json.dumps(test.{function.__name__}()))"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=ROOT / "tests",
+        cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) < 1e-5
+    assert json.loads(done.stdout) < {one_of_three: 1e-5, one_of_three_by_words: 4.0}[function]
 
 
+Sum = Callable[[Tensor, Tensor | None, int], None]
+
+
+def sums_of(kind: str, degree: int, half: int, dtype: torch.dtype) -> tuple[Sum, Sum]:
+    """The sums of GPUs whose places streams of one take: (x, addend, rank); the second waits for nobody, and is wrong."""
+    from systems.serving.direct import BLOCKS, launch_sum, launch_sum_of_words
+
+    late = 2**31 - 20  # counts begin anew from the least number in between
+    if kind == "memory":
+        parts, counts = memory_of(degree, half, "cuda", dtype)
+        done = tuple(torch.full_like(count, 2**30) for count in counts)
+        for rank, count in enumerate(counts):
+            count.fill_(late)
+            done[rank].view(BLOCKS, degree)[:, rank] = 0
+        return (
+            lambda x, addend, rank: launch_sum(x, addend, parts, counts, rank),
+            lambda x, addend, rank: launch_sum(x, addend, parts, done, rank),
+        )
+    words = tuple(torch.full((2 * degree * half,), 7, dtype=torch.int64, device="cuda") for _ in range(degree))
+    each = [torch.full((BLOCKS,), late, dtype=torch.int32, device="cuda") for _ in range(degree)]
+    before = torch.full((BLOCKS,), -1, dtype=torch.int32, device="cuda")  # a count of 0 is there already
+    return (
+        lambda x, addend, rank: launch_sum_of_words(x, addend, words, each[rank], rank),
+        lambda x, addend, rank: launch_sum_of_words(x, addend, words, before.clone(), rank),
+    )
+
+
+@pytest.mark.parametrize("kind", ["memory", "words"])
 @pytest.mark.parametrize("degree", [pytest.param(number, marks=GPU) for number in (2, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_sums_go_on_in_any_sizes(degree: int, dtype: torch.dtype) -> None:
-    """Streams of one GPU take the places of GPUs. Some are late, and none waits for the host."""
-    from systems.serving.direct import WIDTH, launch_sum
+def test_sums_go_on_in_any_sizes(kind: str, degree: int, dtype: torch.dtype) -> None:
+    """Some are late, and none waits for the host."""
+    from systems.serving.direct import WIDTH
 
-    half = 300 * WIDTH
-    parts, counts = memory_of(degree, half, "cuda", dtype)
-    for count in counts:
-        count.fill_(2**31 - 20)  # begins anew from the least number in between
+    most = 300 * WIDTH if kind == "memory" else 20 * WIDTH
+    sum_parts, alone = sums_of(kind, degree, most, dtype)
     streams = [torch.cuda.Stream() for _ in range(degree)]
     generator = torch.Generator().manual_seed(degree)
-    sizes = [int(torch.randint(1, half, (), generator=generator)) for _ in range(40)] + [1, half, WIDTH, 5120] * 3
+    sizes = [2 * int(torch.randint(1, most // 2, (), generator=generator)) for _ in range(40)] + [2, most, WIDTH, 5120] * 3
     xs = [[torch.randn(size, generator=generator).to("cuda", dtype) for _ in range(degree)] for size in sizes]
     addends = [torch.randn(size, generator=generator).to("cuda", dtype) if i % 2 else None for i, size in enumerate(sizes)]
     expected = [
-        sum(x.double() for x in each) + (0 if addend is None else addend.double())
+        torch.stack(each).double().sum(0) + (0 if addend is None else addend.double())
         for each, addend in zip(xs, addends, strict=True)
     ]
-    for alone in range(degree):  # compiled and loaded, with nobody to wait for
-        done = tuple(torch.full_like(count, 7) for count in counts)
-        done[alone].view(-1, degree)[:, alone] = 0
-        for addend in (None, torch.zeros(WIDTH * 16, device="cuda", dtype=dtype)):
-            for size in (WIDTH * 16, 1, 7):
-                launch_sum(
-                    torch.zeros(size, device="cuda", dtype=dtype),
-                    None if addend is None else addend[:size],
-                    parts,
-                    done,
-                    alone,
-                )
-    torch.cuda.synchronize()
+    for rank in range(degree):  # compiled and loaded
+        for size in (WIDTH * 16, 2, 6):
+            for addend in (None, torch.zeros(size, device="cuda", dtype=dtype)):
+                alone(torch.zeros(size, device="cuda", dtype=dtype), addend, rank)
+                torch.cuda.synchronize()
     for i, each in enumerate(xs):
         for rank in range(degree):
             with torch.cuda.stream(streams[rank]):
                 if (i + rank) % 5 == 0:
                     torch.cuda._sleep(200_000)
-                launch_sum(each[rank], addends[i], parts, counts, rank)
+                sum_parts(each[rank], addends[i], rank)
     torch.cuda.synchronize()
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
     for each, total in zip(xs, expected, strict=True):
-        assert isinstance(total, Tensor)
-        tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
         for x in each:
             assert torch.equal(x, each[0])
             torch.testing.assert_close(x.double(), total, rtol=tolerance, atol=tolerance)
