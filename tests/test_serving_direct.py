@@ -65,7 +65,7 @@ def one_of_three_by_words() -> float:
             counts[:] = i - 1
             own = x.view(torch.int32).clone()
             launch_sum_of_words(x, addend if has_addend else None, words, counts, 0)
-            errors.append(float((x - exact).abs().max() / torch.finfo(dtype).eps))
+            errors.append(float(((x - exact).abs() / exact.abs().clamp_min(1)).max() / torch.finfo(dtype).eps))
             for rank in (1, 2):  # each has been given the words with their count
                 given = words[rank][i % 2, 0].view(torch.int32).view(-1, 2)
                 assert torch.equal(given[:num_words, 0], own) and (given[:num_words, 1] == i).all()
@@ -84,7 +84,7 @@ def test_sums_are_of_all_parts_in_tritons_interpreter(function: Callable[[], flo
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) < {one_of_three: 1e-5, one_of_three_by_words: 4.0}[function]
+    assert json.loads(done.stdout) < {one_of_three: 1e-5, one_of_three_by_words: 2.0}[function]
 
 
 Sum = Callable[[Tensor, Tensor | None, int], None]
