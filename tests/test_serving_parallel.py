@@ -9,9 +9,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -37,6 +39,7 @@ from runners.serving.bridge import Bridge, Stopped
 from runners.serving.parted import parted
 from runners.showings.registry import showing
 from systems.serving import parallel
+from systems.serving import worker as worker_module
 from systems.serving.batch import Batch, Row
 from systems.serving.engine import PROMPT_SIZES
 from systems.serving.iteration_level import IterationLevel
@@ -47,7 +50,7 @@ from systems.serving.parts import environment as environment_of
 from systems.serving.request import Sampling
 from systems.serving.slots import ContiguousSlots, Region
 from systems.serving.system import Server, ServingSystem
-from systems.serving.worker import Link, Spec, Wiring, Worker
+from systems.serving.worker import Link, PipeControl, Spec, Wiring, Worker
 
 NUM_SLOTS = 120
 
@@ -87,16 +90,14 @@ def check_tokens(engine: ParallelEngine, module: GPT = MODULE) -> None:
         assert tokens == {request.id: alone(module, request) for request in requests_of(sizes)}
 
 
-def check_logits(
-    engine: ParallelEngine, module: GPT = MODULE, dtype: torch.dtype = torch.float64, tolerance: float = 1e-7
-) -> None:
+def check_logits(engine: ParallelEngine, module: GPT = MODULE, tolerance: float = 1e-7) -> None:
     """They come where they are kept. tolerance: of their error, relative and absolute."""
     engine.keeps_logits = True
     request = requests_of([(6, 1)])[0]
     row = Row(0, Region((3,), 10, 10), 0, request.prompt, 0, 6, 0, Sampling())
     engine.submit(Batch(0, (row,)))
     expected = module(torch.tensor([request.prompt]))[0, -1:]
-    torch.testing.assert_close(engine.logits, expected.to(dtype), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(engine.logits, expected, rtol=tolerance, atol=tolerance)
     assert engine.num_in_flight == 1 and engine.has_returned()
     assert engine.collect().tokens == [int(expected.argmax())] and engine.num_in_flight == 0
 
@@ -274,7 +275,7 @@ def test_two_gpus_are_one_process(pipeline: int, tensor: int, control: str, redu
     try:
         module = telling(device="cuda")
         check_tokens(engine, module)
-        check_logits(engine, module, torch.float32, tolerance=1e-3)
+        check_logits(engine, module, tolerance=1e-3)
     finally:
         engine.close()
     assert not any(psutil.pid_exists(worker.process.pid) for worker in engine.workers)
@@ -554,3 +555,30 @@ def test_of_a_thousand_requests_none_is_lost_silently() -> None:
     assert 100 < len(whole) < 850 and all(outcome == new for outcome, new in whole)
     reasons = {outcome for outcome in outcomes if isinstance(outcome, str)}
     assert reasons == {"the engine has stopped: rank 1 of 2 (stage 0, part 1) was killed by signal 9"}
+
+
+def test_a_worker_looks_for_messages_and_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does what it has to meanwhile, for as long as there is more of that, and a message comes before either."""
+    monkeypatch.setattr(worker_module, "AWAKE_S", 0.05)
+    read, write = os.pipe()
+    control = PipeControl(Wiring(read, (), None))
+    num_looks = 0
+
+    def meanwhile() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 50:
+            Connection(os.dup(write), readable=False).send_bytes(b"a message")
+        return num_looks < 40
+
+    assert control.receive(meanwhile) == b"a message" and num_looks == 50
+    threading.Timer(0.3, lambda: Connection(os.dup(write), readable=False).send_bytes(b"another")).start()
+    looks_at: list[float] = []
+
+    def noted() -> bool:
+        looks_at.append(time.monotonic())
+        return False
+
+    begin = time.monotonic()
+    assert control.receive(noted) == b"another"
+    assert time.monotonic() - begin >= 0.25 > looks_at[-1] - begin  # it slept until that came

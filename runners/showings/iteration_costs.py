@@ -31,7 +31,8 @@ class IterationCosts(Showing):
         if len(request.cells) > 1:
             raise BadRequest("runner=iteration_costs measures one model under one system: ask for no sweep")
         (cell,) = request.cells
-        gpus = ",".join(visible(gpu) for gpu in range(min(cuda_device_count(), 2))) or "0"
+        degree = int(str(cell.system.get("tensor_parallel", 1)))  # sums are measured over as many as there are
+        gpus = ",".join(visible(gpu) for gpu in range(min(cuda_device_count(), degree))) or "0"
         answer = ask(cell, request.options, gpus=gpus)
         if isinstance(answer, Failed):
             print(f"opweave: {answer.status}: {answer.reason}", file=sys.stderr)
@@ -64,8 +65,9 @@ class IterationCosts(Showing):
         on_gpu = cell.device == "cuda"
         sums = None
         if parts.tensor > 1 and (not on_gpu or torch.cuda.device_count() > 1):
-            report("measuring sums over two processes")
-            sums = reductions.measured(cell.device, 2)
+            degree = min(parts.tensor, torch.cuda.device_count()) if on_gpu else 2
+            report(f"measuring sums over {degree} processes")
+            sums = reductions.measured(cell.device, degree, system.reductions)
         report("making a part of the model")
         last = Part(parts.pipeline - 1, parts.pipeline, 0, parts.tensor)
         part = made_part(model.shape, last, model.device, model.dtype)

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from systems.kernels.tile import let_consumers_launch, wait_for_producers
 
-WIDE = 8192  # columns of a weight, above which a row is for many threads
-
 
 @dataclass(frozen=True)
 class Strip:
@@ -40,10 +38,16 @@ class Strip:
 
 
 def strip_of(width: int, has_norm: bool) -> Strip:
-    """The one that was among the fastest on an H200; a block that computes a norm does more with it."""
+    """The one that was among the fastest on an H200; a block that computes a norm does more with it.
+
+    width: columns of the weight. Parts of a layer have fewer.
+    """
     if has_norm:
         return Strip(4, 1024, 2)
-    return Strip(2, 1024, 2) if width <= WIDE else Strip(2, 2048, 8)
+    for most, strip in ((4000, Strip(2, 512, 1)), (8192, Strip(2, 1024, 2)), (16000, Strip(4, 512, 2))):
+        if width <= most:
+            return strip
+    return Strip(2, 2048, 8)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
@@ -72,7 +72,8 @@ class ParallelEngine(Engine):
         """Start the workers and wait until all are ready. Raises MemoryError, EngineEnded."""
         self.parts, self.vocabulary = specs[0].parts, vocabulary
         self.num_workers = self.parts.pipeline
-        self.environment = environment(self.num_workers + is_prefetching)
+        most_batches = self.num_workers + is_prefetching
+        self.environment, self.is_single = environment(most_batches), most_batches == 1
         self.batches: deque[tuple[Batch, bool]] = deque()
         self.due_s = time.monotonic() + START_S  # when the earliest of them, or that all are ready, has to have come
         self.is_starting = True
@@ -113,7 +114,7 @@ class ParallelEngine(Engine):
 
     def _started(self, spec: Spec, wiring: Wiring) -> Process:
         rendezvous = str(Path(self.folder.name) / "rendezvous")
-        spec = Spec(**{**vars(spec), "rendezvous": rendezvous})
+        spec = replace(spec, rendezvous=rendezvous, is_single=self.is_single)
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         variables = dict(self.environment)
         if spec.device == "cpu":

@@ -21,7 +21,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from .parts import environment
+from .parts import REDUCTIONS, Parts, environment
 
 NUM_BYTES = tuple(2**power for power in range(12, 27, 2))  # of the tensors that are timed
 SAMPLES, CALLS = 5, 20
@@ -45,14 +45,17 @@ class Reductions:
         return max(begin + (end - begin) * (count - low) / (high - low), min(self.seconds))
 
 
-def measured(device: str, degree: int) -> Reductions:
-    """Between `degree` processes on as many GPUs, or CPUs. Raises RuntimeError where one of them fails."""
+def measured(device: str, degree: int, kind: str = REDUCTIONS[0]) -> Reductions:
+    """Between `degree` processes on as many GPUs, or CPUs. Raises RuntimeError where one of them fails.
+
+    kind: one of REDUCTIONS.
+    """
     module = f"{(__package__ or '').removesuffix('systems.serving')}systems.serving.reductions"
     with tempfile.TemporaryDirectory(prefix="opweave-") as folder:
         rendezvous = str(Path(folder) / "rendezvous")
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", module, device, str(degree), str(rank), rendezvous],
+                [sys.executable, "-m", module, device, str(degree), str(rank), rendezvous, kind],
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 env=environment(1),
             )
@@ -71,25 +74,30 @@ def measured(device: str, degree: int) -> Reductions:
     return Reductions(degree, NUM_BYTES, tuple(json.loads(output)))
 
 
-def timed(device: str, degree: int, rank: int, rendezvous: str) -> list[float]:
+def timed(device: str, degree: int, rank: int, rendezvous: str, kind: str) -> list[float]:
     """Seconds for each of NUM_BYTES, as one of the processes. On GPUs calls are of a CUDA graph, as in an engine."""
+    from .worker import Link
+
     on_gpu = device == "cuda"
     if on_gpu:
         torch.cuda.set_device(rank)
     limit = timedelta(seconds=LIMIT_S)
     backend = "nccl" if on_gpu else "gloo"
     dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=degree, timeout=limit)
+    link = Link(Parts(1, degree), rank, dist.group.WORLD)
+    if kind == "direct":
+        link.reach(torch.device("cuda", rank) if on_gpu else torch.device("cpu"), torch.float32)
     seconds = []
     for count in NUM_BYTES:
         tensor = torch.zeros(count // 4, device=device)
         for _ in range(3):
-            dist.all_reduce(tensor)
+            link.sum(tensor)
         graph = torch.cuda.CUDAGraph() if on_gpu else None
         if graph is not None:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
                 for _ in range(CALLS):
-                    dist.all_reduce(tensor)
+                    link.sum(tensor)
         times = []
         for _ in range(SAMPLES):
             dist.barrier()
@@ -101,12 +109,12 @@ def timed(device: str, degree: int, rank: int, rendezvous: str) -> list[float]:
                 torch.cuda.synchronize()
             else:
                 for _ in range(CALLS):
-                    dist.all_reduce(tensor)
+                    link.sum(tensor)
             times.append((perf_counter() - begin) / CALLS)
         seconds.append(median(times))
     return seconds
 
 
 if __name__ == "__main__":
-    print(json.dumps(timed(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])), flush=True)
+    print(json.dumps(timed(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])), flush=True)
     os._exit(0)  # the end of a process group waits for others, which may be gone

@@ -14,11 +14,13 @@ from __future__ import annotations
 import json
 import os
 import queue
+import select
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -44,6 +46,7 @@ FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to
 MANY = 2**20  # numbers, as those of an iteration with prompts
 END = b""  # the message after the last
 OUT_OF_MEMORY = 3  # exit status
+AWAKE_S = 0.05  # that a worker looks for messages without sleep: whoever sleeps takes tens of microseconds to wake
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Spec:
         block_size, attention, uses_graphs, max_batch_size: as LocalEngine has them.
         control: one of parts.CONTROLS.
         reductions: one of parts.REDUCTIONS; NCCL's where GPUs do not reach each other's memory.
+        is_single: one batch is in flight at most, so that whatever a worker takes is waited for.
     """
 
     parts: Parts
@@ -93,6 +97,7 @@ class Spec:
     max_batch_size: int
     control: str
     reductions: str = REDUCTIONS[0]
+    is_single: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -165,8 +170,11 @@ class Control(ABC):
     """The channel of control messages, seen from one worker."""
 
     @abstractmethod
-    def receive(self) -> bytes:
-        """The next message."""
+    def receive(self, meanwhile: Callable[[], bool] | None = None) -> bytes:
+        """The next message.
+
+        meanwhile: what to do while none has come; it says whether it has more to do. None: this process sleeps.
+        """
 
     @abstractmethod
     def forward(self, message: bytes) -> None:
@@ -182,9 +190,18 @@ class PipeControl(Control):
     def __init__(self, wiring: Wiring):
         assert wiring.messages is not None
         self.messages = Connection(wiring.messages, writable=False)
+        self.poll = select.poll()
+        self.poll.register(wiring.messages, select.POLLIN)
         self.forwards = [Connection(descriptor, readable=False) for descriptor in wiring.forwards]
 
-    def receive(self) -> bytes:
+    def receive(self, meanwhile: Callable[[], bool] | None = None) -> bytes:
+        if meanwhile is not None:
+            end_s = time.monotonic() + AWAKE_S
+            while not self.poll.poll(0):
+                if meanwhile():
+                    end_s = time.monotonic() + AWAKE_S
+                elif time.monotonic() > end_s:
+                    break
         return self.messages.recv_bytes()
 
     def forward(self, message: bytes) -> None:
@@ -213,7 +230,7 @@ class TensorControl(Control):
         self.parts, self.rank, self.device = parts, rank, device
         self.everyone, self.stage = groups
 
-    def receive(self) -> bytes:
+    def receive(self, meanwhile: Callable[[], bool] | None = None) -> bytes:
         if self.messages is not None:
             return self.messages.recv_bytes()
         size = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -260,6 +277,10 @@ class Answer:
     logits: Tensor | None
     done: torch.cuda.Event | None
 
+    @property
+    def is_due(self) -> bool:
+        return self.done is None or self.done.query()
+
     def to_bytes(self) -> bytes:
         """The tokens, and the logits in float64."""
         if self.done is not None:
@@ -303,6 +324,7 @@ class Worker:
         settings = spec.block_size, spec.attention, spec.uses_graphs, spec.max_batch_size
         self.engine = LocalEngine(decoder, self.num_slots, *settings, agree=_most)
         self.unanswered: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self.pending: Answer | None = None  # of them, the one that is looked at
 
     def _stage_group(self) -> dist.ProcessGroup:
         groups = []
@@ -332,18 +354,29 @@ class Worker:
     def run(self) -> None:
         """Until the message that is the last."""
         dist.barrier()
-        thread = threading.Thread(target=self._answer, name="answers")
-        thread.start()
+        if self.answers is not None:
+            self.answers.send_bytes(array("q", [self.num_slots]).tobytes())  # this worker is ready, as all others
+        # A thread beside one that never sleeps would wait for the interpreter.
+        is_awake = (
+            self.spec.is_single and self.spec.control == "pipe" and self.spec.device == "cuda" and has_cores(self.parts)
+        )
+        thread = threading.Thread(target=self._answer_all, name="answers")
+        if not is_awake:
+            thread.start()
         with collector_spared():
-            while message := self.control.receive():
+            while message := self.control.receive(self._answer_due if is_awake else None):
                 self.control.forward(message)  # before anything is launched
                 batch, wants_logits = from_bytes(message)
                 logits = self.engine.launched(batch)
                 if self.answers is not None:
                     self.unanswered.put(self._answer_of(logits, batch.rows, wants_logits))
         self.control.forward(END)
-        self.unanswered.put(None)
-        thread.join()
+        if is_awake:
+            while self._answer_due():
+                pass
+        else:
+            self.unanswered.put(None)
+            thread.join()
 
     def _answer_of(self, logits: Tensor, rows: Sequence[object], wants_logits: bool) -> Answer:
         tokens = sampled(logits, cast("tuple", rows))
@@ -355,19 +388,29 @@ class Worker:
             done.record()
         return Answer(tokens, logits.clone() if wants_logits else None, done)
 
-    def _answer(self) -> None:
-        """Send what the engine waits for: first that this worker, as all others, is ready.
+    def _answer_all(self) -> None:
+        """Send what the engine waits for, of all batches.
 
         An error of the device comes to light here, where its work is waited for. It ends the process.
         """
-        if self.answers is None:
-            return
         try:
-            self.answers.send_bytes(array("q", [self.num_slots]).tobytes())
             while (answer := self.unanswered.get()) is not None:
+                assert self.answers is not None
                 self.answers.send_bytes(answer.to_bytes())
         except BaseException as error:
             os._exit(told(error))
+
+    def _answer_due(self) -> bool:
+        """Send what the engine waits for, of the one batch in flight once it is done; is there one still?"""
+        if self.pending is None and not self.unanswered.empty():
+            self.pending = self.unanswered.get()
+        if self.pending is None:
+            return False
+        if self.pending.is_due:
+            assert self.answers is not None
+            self.answers.send_bytes(self.pending.to_bytes())
+            self.pending = None
+        return True
 
 
 def _most(seconds: Tensor) -> Tensor:
@@ -380,6 +423,11 @@ def end_with_engine() -> None:
     """Ends the process where the engine's has ended: nothing comes by the standard input but its end."""
     sys.stdin.buffer.read()
     os._exit(1)
+
+
+def has_cores(parts: Parts) -> bool:
+    """Are there enough for processes that never sleep?"""
+    return (os.cpu_count() or 1) > 2 * parts.num_ranks
 
 
 def told(error: BaseException) -> int:

@@ -18,9 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.kernels.kernel import launches_early
-from systems.kernels.tile import let_consumers_launch, wait_for_producers
-
 from ..layout import NUM_TICKETS, TILE, Layout
 
 LOG2_E = 1.4426950408889634
@@ -76,10 +73,8 @@ def _slots_of(blocks, at, max_blocks, place, is_filled, BLOCK_SIZE: tl.constexpr
 @triton.jit
 def _store_kernel(
     k, v, cache, slots, k_token, v_token, slot_stride, kind_stride, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    SIZE: tl.constexpr, HEAD: tl.constexpr, IS_EARLY: tl.constexpr,
+    SIZE: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
-    let_consumers_launch(IS_EARLY)
-    wait_for_producers(IS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -99,10 +94,7 @@ def _attend_kernel(
     SIZE: tl.constexpr, PADDED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr,
     QUERIES: tl.constexpr, NUM_KEYS: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, STAGES: tl.constexpr,
     BY_PRODUCTS: tl.constexpr, HAS_PROMPTS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PRECISION: tl.constexpr,
-    IS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    let_consumers_launch(IS_EARLY)
-    wait_for_producers(IS_EARLY)
     head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = tl.load(tile_rows + tile)
     begin = tl.load(row_begins + at)
@@ -226,10 +218,9 @@ def store(k: Tensor, v: Tensor, cache: Tensor, layout: Layout) -> None:
     """As `split.store`."""
     num_tokens, heads, size = k.shape
     width, columns = heads * size, min(1024, triton.next_power_of_2(heads * size))
-    is_early = launches_early(k.device)
     _store_kernel[(num_tokens, triton.cdiv(width, columns))](
         k, v, cache, layout.slots, k.stride(0), v.stride(0), cache.stride(1), cache.stride(0),
-        WIDTH=width, COLUMNS=columns, SIZE=size, HEAD=k.stride(1), IS_EARLY=is_early, launch_pdl=is_early,
+        WIDTH=width, COLUMNS=columns, SIZE=size, HEAD=k.stride(1),
     )  # fmt: skip
 
 
@@ -245,7 +236,6 @@ def attend(q: Tensor, cache: Tensor, layout: Layout, cut: Cut | None = None) -> 
     is_by_products = cut.is_by_products or group > 1
     members = max(16, triton.next_power_of_2(group)) if is_by_products else 1
     splits = cut.splits if num_tiles * kv_heads <= NUM_TICKETS else 1
-    is_early = launches_early(q.device)
     out = torch.empty(num_tokens, heads, size, device=q.device, dtype=q.dtype)
     parts = None
     if splits > 1:
@@ -257,7 +247,7 @@ def attend(q: Tensor, cache: Tensor, layout: Layout, cut: Cut | None = None) -> 
         q.stride(0), q.stride(1), cache.stride(1), cache.stride(0), out.stride(0),
         SIZE=size, PADDED=padded, KV_HEADS=kv_heads, GROUP=group, MEMBERS=members, QUERIES=TILE, NUM_KEYS=cut.keys,
         SPLITS=splits, LEAST=cut.least_part, STAGES=cut.stages, BY_PRODUCTS=is_by_products, HAS_PROMPTS=has_prompts,
-        BLOCK_SIZE=layout.block_size, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", IS_EARLY=is_early,
-        num_warps=cut.warps, num_stages=cut.stages, launch_pdl=is_early,
+        BLOCK_SIZE=layout.block_size, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out
