@@ -321,6 +321,18 @@ def test_what_a_queue_before_one_server_comes_to_tells_stable_from_unstable(
     assert metrics.is_stable(seen_of([float(d) for d in due], ends).requests, 0) is (load < 1)
 
 
+@given(st.integers(0, 999))
+def test_requests_that_happen_to_be_longer_late_are_no_growth(seed: int) -> None:
+    """A hundred requests in 25 seconds, of up to 128 tokens that take 36 ms each, from a server that is never behind."""
+    generator = np.random.default_rng(seed)
+    due = np.cumsum(generator.exponential(0.25, 100))
+    lengths = generator.integers(1, 129, 100)
+    ends = [tuple(moment + 0.036 * np.arange(1, length + 1)) for moment, length in zip(due, lengths, strict=True)]
+    assert metrics.is_stable(seen_of([float(d) for d in due], ends).requests, 0)
+    behind = [tuple(token + 0.2 * i for token in tokens) for i, tokens in enumerate(ends)]
+    assert not metrics.is_stable(seen_of([float(d) for d in due], behind).requests, 0)
+
+
 def test_a_load_that_rises_is_stable_where_latencies_stay() -> None:
     """Azure's trace begins slowly, so more requests are unfinished at its end than at its beginning."""
     due = [float(i) for i in range(30)] + [30 + i / 10 for i in range(300)]

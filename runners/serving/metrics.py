@@ -32,15 +32,19 @@ def is_stable(requests: ServedRequests, concurrency: int) -> bool:
     """Do latencies not grow with the length of the trace? In a closed loop they do not.
 
     A server that finishes fewer requests than come falls behind: its latencies grow with the time that passes. The growth is
-    that of the line of least squares through the latencies of the steady part. A rising load alone adds little to it.
+    that of the plane of least squares through the latencies of the steady part, over the time and the number of tokens: that
+    more of the longer requests come late is no growth. A rising load alone adds little to it.
     """
     first, last = (int(share * (len(requests.due_s) - 1)) for share in STEADY)
-    due = np.array(requests.due_s[first : last + 1])
+    steady = slice(first, last + 1)
+    due = np.array(requests.due_s[steady])
     if concurrency or len(due) < 3 or due[0] == due[-1]:
         return True
-    end_to_end = np.array([tokens[-1] for tokens in requests.token_s[first : last + 1]]) - due
+    end_to_end = np.array([tokens[-1] for tokens in requests.token_s[steady]]) - due
     passed_s = due[-1] - due[0]
-    growth_s = np.polynomial.Polynomial.fit(due - due[0], end_to_end, 1).deriv()(0.0) * passed_s
+    num_tokens = [len(tokens) for tokens in requests.token_s[steady]]
+    plane = np.stack([np.ones(len(due)), (due - due[0]) / passed_s, np.array(num_tokens) / max(num_tokens)], axis=1)
+    growth_s = np.linalg.lstsq(plane, end_to_end)[0][1]
     return bool(growth_s <= max(passed_s / (last - first), MOST_GROWTH * passed_s))
 
 

@@ -271,7 +271,13 @@ class TensorControl(Control):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine is sent of a batch, once `done`: tokens [R], and logits [R, vocabulary] where they are wanted."""
+    """What the engine is sent of a batch, once `done`, all of it on the host.
+
+    Args:
+        tokens: [R].
+        logits: [R, vocabulary] float64, where they are wanted.
+        done: recorded behind their copies; None on a CPU.
+    """
 
     tokens: Tensor
     logits: Tensor | None
@@ -282,11 +288,11 @@ class Answer:
         return self.done is None or self.done.query()
 
     def to_bytes(self) -> bytes:
-        """The tokens, and the logits in float64."""
+        """The tokens, and the logits."""
         if self.done is not None:
             self.done.synchronize()
         tokens = array("q", self.tokens.tolist()).tobytes()
-        return tokens if self.logits is None else tokens + self.logits.double().cpu().numpy().tobytes()
+        return tokens if self.logits is None else tokens + self.logits.numpy().tobytes()
 
 
 class Worker:
@@ -380,13 +386,17 @@ class Worker:
 
     def _answer_of(self, logits: Tensor, rows: Sequence[object], wants_logits: bool) -> Answer:
         tokens = sampled(logits, cast("tuple", rows))
-        done = None
+        shown, done = logits.double().clone() if wants_logits and self.device.type == "cpu" else None, None
         if self.device.type == "cuda":
             host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             tokens = host.copy_(tokens, non_blocking=True)
+            if wants_logits:  # now, since whoever answers must launch nothing: it would wait for messages behind tensors
+                shown = torch.empty(logits.shape, dtype=torch.float64, pin_memory=True).copy_(
+                    logits.double(), non_blocking=True
+                )
             done = torch.cuda.Event()
             done.record()
-        return Answer(tokens, logits.clone() if wants_logits else None, done)
+        return Answer(tokens, shown, done)
 
     def _answer_all(self) -> None:
         """Send what the engine waits for, of all batches.
