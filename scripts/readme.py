@@ -49,6 +49,7 @@ SERVED = [RESULTS / f"{name}.jsonl.gz" for name in ("serving", "serving-transfor
 PEERED = RESULTS / "serving-vllm.jsonl.gz"  # vLLM and Orca, one after another on one machine
 AZURE = RESULTS / "serving-azure.jsonl.gz"  # conversations of Azure's trace, as they came
 SATURATED = RESULTS / "serving-azure-saturated.jsonl.gz"  # and as fast as they were answered
+PARTED = RESULTS / "serving-two-gpus.jsonl.gz"  # models in parts on two GPUs, and beside them on one
 ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
@@ -124,6 +125,9 @@ def parts() -> dict[str, str]:
         "iterations": serving_tables.iterations(served),
         "requests at once": serving_tables.at_once(served),
         "requests at once, h100": serving_tables.at_once(records(ON_H100)),
+        "two GPUs, iterations": serving_tables.iterations(records(PARTED)),
+        "two GPUs, requests at once": serving_tables.at_once(records(PARTED)),
+        "two GPUs, at an SLO": serving_tables.at_an_slo(records(PARTED)),
         "vllm at once": serving_tables.at_once(records(PEERED)),
         "vllm at a rate": serving_tables.at_a_rate(records(PEERED)),
         "azure at once": serving_tables.at_once(records(SATURATED)),

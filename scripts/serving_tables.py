@@ -92,6 +92,28 @@ def at_a_rate(records: Iterable[Record]) -> Table:
     return table(columns, sorted(served, key=lambda record: (_lengths(record), _come(record), record.cell.system.label)))
 
 
+def at_an_slo(records: Iterable[Record]) -> Table:
+    """The largest rate of arrivals that keeps an SLO; a row a record of runner=capacity."""
+
+    def number(record: Record, name: str) -> float:
+        return needed(needed(needed(record.measured.get("capacity")).quantity(name)).value)
+
+    def at_it(record: Record) -> float:
+        samples = record.measured["capacity"].samples
+        return samples["normalized_ms"][samples["stable_rate"].index(number(record, "slo_rate"))]
+
+    columns: Sequence[Made[Record]] = [
+        made("model", lambda record: record.cell.model.label, number=False),
+        made("system", lambda record: record.cell.system.label, number=False),
+        made("SLO, normalized ms", lambda record: f"{number(record, 'slo_ms'):.1f}"),
+        made("largest req/s that keep it", lambda record: f"{number(record, 'slo_rate'):.1f}"),
+        made("normalized ms there", lambda record: f"{at_it(record):.1f}"),
+        made("requests a trace", lambda record: _option(record, "requests")),
+        made("commit", _commit, number=False),
+    ]
+    return table(columns, [record for record in records if record.is_ok and "capacity" in record.measured])
+
+
 def _quantity(record: Record, name: str) -> Quantity:
     return needed(next((q for q in needed(record.serving).quantities if q.name == name), None))
 
