@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.ios": SCHEDULER | {SIMULATE},
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
+    "systems.checkout": {"conf", "systems.base", "systems.cache"},
     "systems.weave": SCHEDULER | {SIMULATE, "systems.registry", "systems.scheduling.passes", "systems.kernels"},
     "systems.advice": SCHEDULER | {SIMULATE, "systems.registry"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},

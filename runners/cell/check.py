@@ -28,7 +28,7 @@ def sources_of(group: str, choice: Choice, batch: int, report: Callable[[str], N
         report: told what is being done now.
 
     Returns:
-        A digest of the files that a custom model, or a custom scheduler, came from; None for any other choice.
+        A digest of the files that a custom model or scheduler, or another checkout, came from; None for any other choice.
 
     Raises:
         BadModel, BadOption: they are wrong.
@@ -39,8 +39,9 @@ def sources_of(group: str, choice: Choice, batch: int, report: Callable[[str], N
         systems.load(choice.name, **choice.options)
         return digest_of(set(sys.modules) - before)
     if group == "system":
-        systems.load(choice.name, **choice.options)
-    elif choice.name == PIPELINE:
+        system = systems.load(choice.name, **choice.options)
+        return getattr(system, "digest", None)  # of another checkout
+    if choice.name == PIPELINE:
         options: dict[str, Any] = choice.options
         TableOptions(**options)
     elif choice.name in SERVED:

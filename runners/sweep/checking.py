@@ -16,6 +16,7 @@ from runners.request.request import Request
 from .cell_process import CellProcess
 
 FILES = ("path", "file", "trace", "costs", "schedule", "profile", "plan")  # options that may name a user's file
+OUTSIDE = ("custom", "checkout")  # names of models and systems whose code is the user's
 DIGITS = 12
 
 
@@ -24,7 +25,7 @@ class Tried:
     """What trying the options has left.
 
     Args:
-        sources: digests of the files of custom models and custom schedulers.
+        sources: digests of the files of custom models, custom schedulers and other checkouts.
         process: one for the first cell, which has imported PyTorch; None where nothing was tried, or cells are on a GPU.
     """
 
@@ -38,7 +39,7 @@ def tried(request: Request) -> Tried:
         choice: Check(group, choice, cell.batch)
         for cell in request.cells
         for group, choice in (("model", cell.model), ("system", cell.system))
-        if choice.name == "custom" or not is_as_in_conf(group, choice)
+        if choice.name in OUTSIDE or not is_as_in_conf(group, choice)
     }
     if not commands:
         return Tried()

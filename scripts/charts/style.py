@@ -103,6 +103,7 @@ LOOKS = {
     "vllm": Look(_HUES[2], (7, 1, 7), "-----"),
     "nano_vllm": Look(_HUES[2], (9, 1, 10), "+++++"),
     "endpoint": Look("#000000", (6, 1, 15), "-----"),
+    "checkout": Look("#000000", (9, 1, 25), "++//"),
     "pipeline": Look("#000000", (5, 1, 18), "xxxxx"),
     "windtunnel": Look("#3b0f8f", (7, 1, 0), "/////"),
     "windtunnel_cold": Look("#3b0f8f", (3, 0, 30), "xxxxx"),
