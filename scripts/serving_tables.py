@@ -102,12 +102,20 @@ def at_an_slo(records: Iterable[Record]) -> Table:
         samples = record.measured["capacity"].samples
         return samples["normalized_ms"][samples["stable_rate"].index(number(record, "slo_rate"))]
 
+    def beyond(record: Record) -> float | None:
+        """The least rate tried that does not keep it."""
+        samples = record.measured["capacity"].samples
+        tried = zip(samples["stable_rate"], samples["normalized_ms"], strict=True)
+        rates = [*samples["unstable_rate"], *(rate for rate, ms in tried if ms > number(record, "slo_ms"))]
+        return min(rates, default=None)
+
     columns: Sequence[Made[Record]] = [
         made("model", lambda record: record.cell.model.label, number=False),
         made("system", lambda record: record.cell.system.label, number=False),
         made("SLO, normalized ms", lambda record: f"{number(record, 'slo_ms'):.1f}"),
         made("largest req/s that keep it", lambda record: f"{number(record, 'slo_rate'):.1f}"),
-        made("normalized ms there", lambda record: f"{at_it(record):.1f}"),
+        made("least tried that do not", lambda record: f"{needed(beyond(record)):.1f}"),
+        made("normalized ms at the largest", lambda record: f"{at_it(record):.1f}"),
         made("requests a trace", lambda record: _option(record, "requests")),
         made("commit", _commit, number=False),
     ]

@@ -333,6 +333,21 @@ def test_requests_that_happen_to_be_longer_late_are_no_growth(seed: int) -> None
     assert not metrics.is_stable(seen_of([float(d) for d in due], behind).requests, 0)
 
 
+def test_lengths_that_grow_as_the_time_does_hide_no_growth() -> None:
+    due = [float(i) for i in range(40)]
+    ends = [tuple(moment + 0.01 * (i + 1) + 0.08 * moment for i in range(int(moment) + 1)) for moment in due]
+    assert not metrics.is_stable(seen_of(due, ends).requests, 0)
+
+
+def test_three_steady_requests_tell_nothing() -> None:
+    """Three points lie on one plane, and one that comes early would tilt it."""
+    ends = [
+        tuple(moment + 0.03 * (i + 1) for i in range(n))
+        for moment, n in zip((0.0, 1.0, 1.94, 3.0), (10, 21, 30, 9), strict=True)
+    ]
+    assert metrics.is_stable(seen_of([0.0, 1.0, 2.0, 3.0], ends).requests, 0)
+
+
 def test_a_load_that_rises_is_stable_where_latencies_stay() -> None:
     """Azure's trace begins slowly, so more requests are unfinished at its end than at its beginning."""
     due = [float(i) for i in range(30)] + [30 + i / 10 for i in range(300)]

@@ -289,6 +289,7 @@ def test_iterations_of_a_real_engine_have_a_cost() -> None:
 # --- Models in parts ---
 
 SUMS = Reductions(2, (1000, 3000, 5000), (1.0, 2.0, 4.0))
+DIRECT = replace(SUMS, kind="direct")
 COSTS = StageCosts(
     "H",
     2**40,
@@ -297,7 +298,7 @@ COSTS = StageCosts(
     Parts(2, 8),
     512,
     CostTable((1, 4), (1.0, 4.0), 0.0, (0.5, 2.0)),
-    SUMS,
+    DIRECT,
 )
 
 
@@ -312,16 +313,20 @@ def test_sums_over_more_gpus_load_a_link_as_a_larger_tensor_does() -> None:
     assert SUMS(2000, 8) == SUMS(3500, 2)
 
 
+def test_a_gpu_that_sums_by_itself_reads_as_many_parts_as_there_are_others() -> None:
+    assert DIRECT(1000, 2) == SUMS(1000, 2) and DIRECT(1000, 4) == SUMS(3000, 2) > SUMS(1000, 4)
+
+
 def test_a_stage_costs_its_part_and_two_sums_a_layer() -> None:
     for num_tokens in (1, 4, 8):
-        expected = num_tokens * 1.0 + 2 * (4 / 2) * SUMS(num_tokens * 512, 8)
+        expected = num_tokens * 1.0 + 2 * (4 / 2) * DIRECT(num_tokens * 512, 8)
         assert COSTS(rows_of(num_tokens)) == pytest.approx(expected)
     assert replace(COSTS, parts=Parts(2, 1), reductions=None)(rows_of(4)) == 4.0 and COSTS.delay(rows_of(2)) == 1.0
 
 
 def test_costs_are_read_as_they_were_written() -> None:
     with_loop = replace(COSTS, table=replace(COSTS.table, loop_s=0.25, loop_row_s=0.5))
-    for costs_of_stage in (COSTS, with_loop, replace(COSTS, reductions=None)):
+    for costs_of_stage in (COSTS, with_loop, replace(COSTS, reductions=SUMS), replace(COSTS, reductions=None)):
         assert StageCosts.of_document(json.loads(costs_of_stage.to_json())) == costs_of_stage
 
 
@@ -380,6 +385,7 @@ def test_a_stage_more_is_a_latency_more_and_no_throughput_less(tmp_path: Path) -
     ("changes", "says"),
     [
         ({"shape": (5, 128, 8, 2048, 512)}, "is of another model, split or precision: 5 layers of 128"),
+        ({"reductions": SUMS}, "system.reductions=direct, but the sums that were measured are nccl"),
         ({"precision": "fp16"}, "precision=fp16$"),
         ({"reductions": None}, "the sums over parts were not measured"),
     ],

@@ -65,7 +65,7 @@ class Request:
         gpus = list(self.options.gpus or (0,))
         if needed > len(gpus) and self.cells[0].device == "cuda":
             raise BadRequest(
-                f"system.pipeline_parallel and tensor_parallel need {needed} GPUs, and gpus={gpus} are {len(gpus)}: gpus=all"
+                f"system.pipeline_parallel and tensor_parallel need {needed} GPUs, and gpus={gpus} names {len(gpus)}"
             )
         return needed
 

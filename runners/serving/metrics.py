@@ -12,6 +12,7 @@ from results.statistics import describe
 
 from .traffic import Seen
 
+LEAST_STEADY = 4  # requests: three lie on one plane, whatever they are
 STEADY = (0.1, 0.9)  # of the arrivals: who comes before and after does not count for stability
 MOST_GROWTH = 0.05  # of the time that passes: latencies of a stable trace grow no more, or by a gap between two arrivals
 UNSTABLE = "requests came faster than they were finished: a latency would say how long the trace was"
@@ -32,18 +33,21 @@ def is_stable(requests: ServedRequests, concurrency: int) -> bool:
     """Do latencies not grow with the length of the trace? In a closed loop they do not.
 
     A server that finishes fewer requests than come falls behind: its latencies grow with the time that passes. The growth is
-    that of the plane of least squares through the latencies of the steady part, over the time and the number of tokens: that
-    more of the longer requests come late is no growth. A rising load alone adds little to it.
+    that of the plane of least squares through the latencies of the steady part, over the time and the number of tokens.
+    So longer requests that happen to come late are no growth. A rising load alone adds little to it.
     """
     first, last = (int(share * (len(requests.due_s) - 1)) for share in STEADY)
     steady = slice(first, last + 1)
     due = np.array(requests.due_s[steady])
-    if concurrency or len(due) < 3 or due[0] == due[-1]:
+    if concurrency or len(due) < LEAST_STEADY or due[0] == due[-1]:
         return True
     end_to_end = np.array([tokens[-1] for tokens in requests.token_s[steady]]) - due
     passed_s = due[-1] - due[0]
     num_tokens = [len(tokens) for tokens in requests.token_s[steady]]
-    plane = np.stack([np.ones(len(due)), (due - due[0]) / passed_s, np.array(num_tokens) / max(num_tokens)], axis=1)
+    line = np.stack([np.ones(len(due)), (due - due[0]) / passed_s], axis=1)
+    plane = np.column_stack([line, np.array(num_tokens) / max(num_tokens)])
+    if np.linalg.matrix_rank(plane) < plane.shape[1]:  # lengths are equal, or grow as the time does
+        plane = line
     growth_s = np.linalg.lstsq(plane, end_to_end)[0][1]
     return bool(growth_s <= max(passed_s / (last - first), MOST_GROWTH * passed_s))
 

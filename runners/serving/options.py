@@ -144,7 +144,7 @@ class SimulatedOptions(ServingOptions):
 
     Args:
         costs: a file of runner=iteration_costs, or the name of one that is committed; it is needed.
-        reductions: another, of two GPUs, for sums; or None.
+        reductions: another, of several GPUs, for sums; or None.
     """
 
     costs: str | None

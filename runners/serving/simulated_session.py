@@ -14,7 +14,7 @@ from results.files import read_json
 from results.record import Correctness, ServedTrace, Serving, now
 from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
-from systems.serving.parts import lack
+from systems.serving.parts import REDUCTIONS, lack
 from systems.serving.simulated import SimulatedEngine, VirtualClock
 from systems.serving.stage_costs import StageCosts
 from systems.serving.system import Server, ServingSystem
@@ -72,6 +72,9 @@ class SimulatedSession(ServingSession):
                 f"runner.costs={self.options.costs} is of another model, split or precision: {self.costs.shape[0]} layers "
                 f"of {self.costs.shape[1]}, {self.costs.parts}, precision={self.costs.precision}"
             )
+        sums = self.costs.reductions
+        if sums is not None and sums.kind in REDUCTIONS and sums.kind != system.reductions:
+            raise BadOption(f"system.reductions={system.reductions}, but the sums that were measured are {sums.kind}")
 
     @property
     def options(self) -> SimulatedOptions:

@@ -1,6 +1,6 @@
 """runner=iteration_costs: what iterations cost one part of a model, which is all of it that the device has to hold.
 
-Where two GPUs are visible at least, sums over them are measured too. runner=simulated takes the file.
+Where several GPUs are there, sums over as many as the split has are measured too. runner=simulated takes the file.
 """
 
 from __future__ import annotations

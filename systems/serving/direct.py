@@ -9,6 +9,9 @@ Memory has two halves, used in turn: whoever has put the next part there has rea
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
@@ -24,6 +27,7 @@ MOST_BYTES = 5 * 2**20  # that a GPU reads of others for a sum; the ring is as f
 BLOCKS = 128  # thread blocks of the largest grid: all run at once, since they wait for each other
 WIDTH = 1024  # numbers that a thread block takes at a time; of words with counts half as many
 WORD_BYTES = 4
+NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -39,7 +43,7 @@ def _sum(
         x: [size], a summand; the sum takes its place.
         addend: [size], added once, or None.
         parts: of each GPU, [2, HALF].
-        counts: of each GPU, [BLOCKS, DEGREE] int32: the sums that each of all has put its part there for.
+        counts: of each GPU, [BLOCKS, DEGREE] int32: how many sums each GPU has put its part for.
     """
     let_consumers_launch(IS_EARLY)
     wait_for_producers(IS_EARLY)
@@ -148,9 +152,9 @@ class DirectSums:
             (2 * self.degree * FEW_BYTES // WORD_BYTES * 8, torch.int64),
             (BLOCKS * self.degree * 4, torch.int32),
         ]
-        memory = symmetric.empty(sum(size for size, _ in sizes), dtype=torch.uint8, device=device).zero_()
+        self.memory = symmetric.empty(sum(size for size, _ in sizes), dtype=torch.uint8, device=device).zero_()
         torch.cuda.synchronize(device)
-        self.handle = symmetric.rendezvous(memory, group.group_name)
+        self.handle = symmetric.rendezvous(self.memory, group.group_name)
         dist.barrier(group)  # all counts are zero
         begin, views = 0, []
         for size, kind in sizes:
@@ -161,11 +165,14 @@ class DirectSums:
         self.own_counts = torch.zeros(BLOCKS, dtype=torch.int32, device=device)
 
     def takes(self, x: Tensor) -> bool:
-        return x.dtype == self.dtype and x.is_contiguous() and x.nbytes * (self.degree - 1) <= MOST_BYTES
+        is_of_type = x.dtype == self.dtype and x.dtype in TYPES
+        return is_of_type and x.is_contiguous() and x.nbytes * (self.degree - 1) <= MOST_BYTES
 
     def sum(self, x: Tensor, addend: Tensor | None = None) -> None:
-        """Over the GPUs, in place, of what it takes; the addend is added to it once."""
-        if x.nbytes <= FEW_BYTES and x.nbytes % WORD_BYTES == 0:
+        """Over the GPUs, in place, of what it takes; the addend, of the same size and type, is added to it once."""
+        addend = None if addend is None else addend.contiguous()
+        are_words = all(y is None or _are_words(y) for y in (x, addend))
+        if x.nbytes * (self.degree - 1) <= FEW_BYTES and are_words:
             launch_sum_of_words(x, addend, self.words, self.own_counts, self.rank, self.is_early)
         else:
             launch_sum(x, addend, self.parts, self.counts, self.rank, self.is_early)
@@ -220,6 +227,22 @@ def launch_sum_of_words(
     )  # fmt: skip
 
 
+def _are_words(x: Tensor) -> bool:
+    """Does it begin and end with a word of 32 bits?"""
+    return not (x.nbytes % WORD_BYTES or int(x.storage_offset()) * x.itemsize % WORD_BYTES)
+
+
 def reach_each_other(ranks: list[int]) -> bool:
-    """Do the GPUs of these numbers reach each other's memory?"""
-    return all(torch.cuda.can_device_access_peer(one, other) for one in ranks for other in ranks if one != other)
+    """Do the GPUs of these numbers reach each other's memory, by atomic operations too, and may they?"""
+    if os.environ.get("NCCL_P2P_DISABLE", "0") != "0":  # where a host's connections are broken
+        return False
+    pairs = [(one, other) for one in ranks for other in ranks if one != other]
+    return all(torch.cuda.can_device_access_peer(*pair) and _has_atomics(*pair) for pair in pairs)
+
+
+def _has_atomics(one: int, other: int) -> bool:
+    """Over PCIe they may be missing. Raises RuntimeError."""
+    value = ctypes.c_int(0)
+    if error := ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute(ctypes.byref(value), NATIVE_ATOMICS, one, other):
+        raise RuntimeError(f"CUDA error {error}: whether GPU {one} has atomic operations on GPU {other}")
+    return bool(value.value)

@@ -1,7 +1,7 @@
 """What sums over the parts of a stage take, measured between processes: `measured` starts them, and is what they run.
 
-A ring of d GPUs sends 2 (d - 1) / d of a tensor's bytes through each of its links. So sums over more GPUs than were there
-are taken for those of a tensor that loads a link as much.
+A ring of d GPUs sends 2 (d - 1) / d of a tensor's bytes through each of its links; a GPU that sums by itself reads d - 1
+times as many. So sums over more GPUs than were there are taken for those of a tensor that loads a link as much.
 """
 
 from __future__ import annotations
@@ -30,16 +30,22 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Reductions:
-    """Seconds of a sum over `degree` processes, by the tensor's bytes, ascending; between them on a line."""
+    """Seconds of a sum over `degree` processes, by the tensor's bytes, ascending; between them on a line.
+
+    kind: one of parts.REDUCTIONS, or gloo, which CPUs have.
+    """
 
     degree: int
     num_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
+    kind: str = "nccl"
 
     def __call__(self, num_bytes: int, degree: int) -> float:
         """Over another number of processes."""
         share, measured_share = ((d - 1) / d for d in (degree, self.degree))
         count = num_bytes * share / measured_share
+        if self.kind == "direct":  # beyond what goes so, it is a ring's again: the longer of both
+            count = max(count, num_bytes * (degree - 1) / (self.degree - 1))
         at = min(max(bisect_right(self.num_bytes, count), 1), len(self.num_bytes) - 1)
         (low, begin), (high, end) = ((self.num_bytes[i], self.seconds[i]) for i in (at - 1, at))
         return max(begin + (end - begin) * (count - low) / (high - low), min(self.seconds))
@@ -71,11 +77,15 @@ def measured(device: str, degree: int, kind: str = REDUCTIONS[0]) -> Reductions:
                 process.wait()
     if not output:
         raise RuntimeError(f"a process of {degree} that sum ended with status {processes[0].returncode}")
-    return Reductions(degree, NUM_BYTES, tuple(json.loads(output)))
+    answer = json.loads(output)
+    return Reductions(degree, NUM_BYTES, tuple(answer["seconds"]), answer["kind"])
 
 
-def timed(device: str, degree: int, rank: int, rendezvous: str, kind: str) -> list[float]:
-    """Seconds for each of NUM_BYTES, as one of the processes. On GPUs calls are of a CUDA graph, as in an engine."""
+def timed(device: str, degree: int, rank: int, rendezvous: str, kind: str) -> tuple[str, list[float]]:
+    """What sums, and seconds for each of NUM_BYTES, as one of the processes.
+
+    On GPUs calls are of a CUDA graph, as in an engine.
+    """
     from .worker import Link
 
     on_gpu = device == "cuda"
@@ -112,9 +122,10 @@ def timed(device: str, degree: int, rank: int, rendezvous: str, kind: str) -> li
                     link.sum(tensor)
             times.append((perf_counter() - begin) / CALLS)
         seconds.append(median(times))
-    return seconds
+    return "gloo" if not on_gpu else "nccl" if link.direct is None else "direct", seconds
 
 
 if __name__ == "__main__":
-    print(json.dumps(timed(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])), flush=True)
+    made_by, seconds = timed(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    print(json.dumps({"kind": made_by, "seconds": seconds}), flush=True)
     os._exit(0)  # the end of a process group waits for others, which may be gone

@@ -67,7 +67,7 @@ class StageCosts:
         table, sums = fields["table"], fields["reductions"]
         tuples = {name: tuple(table[name]) for name in ("tokens", "seconds", "delays")}
         fields["table"] = CostTable(**table | tuples)
-        fields["reductions"] = sums and Reductions(sums["degree"], tuple(sums["num_bytes"]), tuple(sums["seconds"]))
+        fields["reductions"] = sums and Reductions(**sums | {name: tuple(sums[name]) for name in ("num_bytes", "seconds")})
         return cls(**fields | {"parts": Parts(**fields["parts"]), "shape": tuple(fields["shape"])})
 
 
@@ -81,9 +81,7 @@ class Alone:
         self.degree = degree
 
     def sum(self, x: Tensor, addend: Tensor | None = None) -> None:
-        """Nothing but the addend is added."""
-        if addend is not None:
-            x.add_(addend)
+        """Nothing is added: what a sum adds takes its own time."""
 
     def gathered(self, x: Tensor) -> Tensor:
         return torch.cat([x] * self.degree, -1)

@@ -2,7 +2,8 @@
 
 The controller of a stage is its part 0. A control message goes from the engine to the first stage's controller, and from
 each controller to the next stage's and to the other parts of its own, before the controller launches anything. So no message
-waits for kernels. The last stage's controller alone waits for them, in a thread of its own, and answers with tokens.
+waits for kernels. The last stage's controller alone waits for them, and answers with tokens: in a thread of its own, or
+between two looks for a message where one batch is in flight at most.
 
 Processes, and not threads as in the chapter: Python runs one thread at a time.
 
@@ -80,7 +81,7 @@ class Spec:
         block_size, attention, uses_graphs, max_batch_size: as LocalEngine has them.
         control: one of parts.CONTROLS.
         reductions: one of parts.REDUCTIONS; NCCL's where GPUs do not reach each other's memory.
-        is_single: one batch is in flight at most, so that whatever a worker takes is waited for.
+        is_single: a server has one batch in flight at most, so that whatever a worker takes is waited for.
     """
 
     parts: Parts
@@ -109,7 +110,7 @@ class Spec:
 
 
 class Link:
-    """Tensors between the parts of a model: NCCL between GPUs, gloo between CPUs.
+    """Tensors between the parts of a model: NCCL between GPUs, or each other's memory for sums; gloo between CPUs.
 
     Args:
         parts, rank: whose link it is.
@@ -411,7 +412,7 @@ class Worker:
             os._exit(told(error))
 
     def _answer_due(self) -> bool:
-        """Send what the engine waits for, of the one batch in flight once it is done; is there one still?"""
+        """Send what the engine waits for, of the batch that comes next where it is done. Was there one to look at?"""
         if self.pending is None and not self.unanswered.empty():
             self.pending = self.unanswered.get()
         if self.pending is None:
@@ -437,7 +438,7 @@ def end_with_engine() -> None:
 
 def has_cores(parts: Parts) -> bool:
     """Are there enough for processes that never sleep?"""
-    return (os.cpu_count() or 1) > 2 * parts.num_ranks
+    return len(os.sched_getaffinity(0)) > 2 * parts.num_ranks
 
 
 def told(error: BaseException) -> int:

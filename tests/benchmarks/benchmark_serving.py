@@ -48,7 +48,8 @@ CANDIDATES = tuple(
         (1, 2, 4, 8, 16),
     )
 )
-STRIPS = tuple(Strip(rows, columns, warps) for rows in (1, 2, 4, 8) for columns, warps in ((1024, 4), (2048, 8), (1024, 2)))
+COLUMNS = ((512, 1), (512, 2), (1024, 2), (1024, 4), (2048, 8))  # of a strip, and its warps
+STRIPS = tuple(Strip(rows, columns, warps) for rows in (1, 2, 4, 8) for columns, warps in COLUMNS)
 CACHE_BYTES = 2**28  # that a graph's calls read at least, several times what a GPU's cache holds
 GB, REPEATS = 1e9, 5
 TOLERANCE = 3e-3  # of fp16, by norm
