@@ -76,7 +76,7 @@ def test_what_the_other_does_not_support_is_told_as_ours_would(other: Path) -> N
     assert "worktree" in str(systems.load("checkout").unsupported("cpu"))
 
 
-def test_a_checkout_of_flat_files_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_checkout_of_flat_files_is_read_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As this project's first ones, whose conf was no package."""
     (tmp_path / "systems").mkdir()
     (tmp_path / "conf" / "system").mkdir(parents=True)
@@ -88,13 +88,19 @@ def load(name, by, plus):
     assert name == "multiplied"
     call = lambda x: x * by + plus
     return SimpleNamespace(
-        unsupported=lambda device: None, prepare=lambda module, inputs: SimpleNamespace(__call__=call, memory={"mine": 7})
+        unsupported=lambda device: None,
+        prepare=lambda module, inputs: SimpleNamespace(
+            __call__=call, memory={"mine": 7}, close=lambda: print("closed")
+        ),
     )
 """
     (tmp_path / "systems" / "registry.py").write_text(program, encoding="utf-8")
     theirs = systems.load("checkout", folder=str(tmp_path), runs="twice", settings="plus=5")
     prepared = theirs.prepare(nn.Identity(), (torch.ones(2),))
-    assert prepared(torch.ones(2)).tolist() == [7.0, 7.0] and prepared.memory == {"mine": 7} and not theirs.learns
+    assert prepared(torch.ones(2)).tolist() == [7.0, 7.0] and prepared.memory == {"mine": 7}
+    assert theirs.learns and not capsys.readouterr().out
+    theirs.learn(nn.Identity(), (torch.ones(2),))
+    assert capsys.readouterr().out == "closed\n"
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Checkout(System):
         if not self.is_named:
             return False
         with self._other() as system:
-            return bool(getattr(system, "learns", hasattr(system, "learn")))
+            return bool(getattr(system, "learns", True))
 
     def unsupported(self, device: str) -> str | None:
         if not self.is_named:
@@ -69,9 +69,12 @@ class Checkout(System):
             return reason
 
     def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """As the other does; by preparing once where it learns as it prepares. Its cache holds what it measured."""
         with self._other() as system:
             if hasattr(system, "learn"):
                 system.learn(module, inputs)
+            else:
+                system.prepare(module, inputs).close()
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         with self._other() as system:
