@@ -6,8 +6,9 @@ The eleventh is of WindTunnel, whose tests hold it.
 from __future__ import annotations
 
 import ast
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,7 +178,8 @@ def test_longer_mates_make_nobody_wait(workload: list[tuple[int, int, int]], mor
     assert after[last][: news[last]] == before[last] and len(after[last]) == news[last] + more
 
 
-def test_a_message_goes_on_before_anything_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_awake", [False, True])
+def test_a_message_goes_on_before_anything_is_launched(monkeypatch: pytest.MonkeyPatch, is_awake: bool) -> None:
     """Invariant 9, of a worker whose device and pipes only note what is done."""
     scheduler = IterationLevel(ContiguousSlots.all_free(20), 2)
     scheduler.add(Request(0, (1, 2), 2))
@@ -191,12 +193,22 @@ def test_a_message_goes_on_before_anything_is_launched(monkeypatch: pytest.Monke
         return torch.zeros(len(batch.rows), 3)
 
     one = object.__new__(Worker)
+
+    def receive(meanwhile: Callable[[], bool] | None) -> bytes:
+        assert (meanwhile is not None) == is_awake
+        while meanwhile is not None and meanwhile():
+            pass
+        return next(messages)
+
     one.control = SimpleNamespace(  # type: ignore[assignment]
-        receive=lambda: next(messages), forward=lambda message: notes.append("forwarded" if message else "ended")
+        receive=receive, forward=lambda message: notes.append("forwarded" if message else "ended")
     )
     one.engine = SimpleNamespace(launched=launched)  # type: ignore[assignment]
-    one.answers = None
+    answers: list[bytes] = []
+    one.answers = SimpleNamespace(send_bytes=answers.append)  # type: ignore[assignment]
+    one.num_slots, one.device, one.is_awake, one.pending = 20, torch.device("cpu"), is_awake, None
     one.unanswered = worker.queue.SimpleQueue()
     monkeypatch.setattr(worker.dist, "barrier", lambda: None)
     one.run()
     assert notes == ["forwarded", "launched"] * 2 + ["ended"]
+    assert [array("q", answer).tolist() for answer in answers] == [[20], [0], [0]]  # it is ready, and a token of each batch

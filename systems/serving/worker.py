@@ -332,6 +332,8 @@ class Worker:
         self.engine = LocalEngine(decoder, self.num_slots, *settings, agree=_most)
         self.unanswered: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self.pending: Answer | None = None  # of them, the one that is looked at
+        # A thread beside one that never sleeps would wait for the interpreter.
+        self.is_awake = spec.is_single and spec.control == "pipe" and spec.device == "cuda" and has_cores(spec.parts)
 
     def _stage_group(self) -> dist.ProcessGroup:
         groups = []
@@ -363,22 +365,18 @@ class Worker:
         dist.barrier()
         if self.answers is not None:
             self.answers.send_bytes(array("q", [self.num_slots]).tobytes())  # this worker is ready, as all others
-        # A thread beside one that never sleeps would wait for the interpreter.
-        is_awake = (
-            self.spec.is_single and self.spec.control == "pipe" and self.spec.device == "cuda" and has_cores(self.parts)
-        )
         thread = threading.Thread(target=self._answer_all, name="answers")
-        if not is_awake:
+        if not self.is_awake:
             thread.start()
         with collector_spared():
-            while message := self.control.receive(self._answer_due if is_awake else None):
+            while message := self.control.receive(self._answer_due if self.is_awake else None):
                 self.control.forward(message)  # before anything is launched
                 batch, wants_logits = from_bytes(message)
                 logits = self.engine.launched(batch)
                 if self.answers is not None:
                     self.unanswered.put(self._answer_of(logits, batch.rows, wants_logits))
         self.control.forward(END)
-        if is_awake:
+        if self.is_awake:
             while self._answer_due():
                 pass
         else:
