@@ -118,6 +118,15 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     return folder
 
 
+@pytest.fixture(autouse=True)
+def arithmetic_of_the_process() -> Iterator[None]:
+    """A test leaves PyTorch's arithmetic as it was: a cell's session sets it for a process of its own."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark
+    yield
+    cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark = before
+
+
 @pytest.fixture(autouse=True, scope="session")
 def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever is measured and kept is kept in a folder of this test run."""
