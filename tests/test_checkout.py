@@ -67,12 +67,7 @@ def test_a_scheduler_of_the_other_takes_settings(other: Path) -> None:
         systems.load("checkout", folder=str(other), runs="nimble", settings="fuse=3").prepare(module, (x,))
 
 
-def test_what_the_other_does_not_support_is_told_as_ours_would(other: Path) -> None:
-    before = state()
-    served = systems.load("checkout", folder=str(other), runs="orca")
-    with pytest.raises(Unsupported, match="serves requests"):
-        served.prepare(nn.Linear(1, 1), (torch.ones(1, 1),))
-    assert state() == before
+def test_no_folder_is_told_as_unsupported() -> None:
     assert "worktree" in str(systems.load("checkout").unsupported("cpu"))
 
 
@@ -84,8 +79,12 @@ def test_a_checkout_of_flat_files_is_read_as_it_is(tmp_path: Path, capsys: pytes
     (tmp_path / "conf" / "system" / "twice.yaml").write_text("name: multiplied\nby: 2\nplus: 1\n", encoding="utf-8")
     program = """
 from types import SimpleNamespace
+class Unsupported(Exception):
+    pass
 def load(name, by, plus):
     assert name == "multiplied"
+    if by == 0:
+        raise Unsupported("nothing is\\nmultiplied")
     call = lambda x: x * by + plus
     return SimpleNamespace(
         unsupported=lambda device: None,
@@ -99,6 +98,10 @@ def load(name, by, plus):
     prepared = theirs.prepare(nn.Identity(), (torch.ones(2),))
     assert prepared(torch.ones(2)).tolist() == [7.0, 7.0] and prepared.memory == {"mine": 7}
     assert theirs.learns and not capsys.readouterr().out
+    before = state()
+    with pytest.raises(Unsupported, match=r"^nothing is$"):
+        systems.load("checkout", folder=str(tmp_path), runs="twice", settings="plus=5 by=0").prepare(nn.Identity(), ())
+    assert state() == before
     theirs.learn(nn.Identity(), (torch.ones(2),))
     assert capsys.readouterr().out == "closed\n"
 

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parents[2]  # where this checkout's rooms lie
 
 
 class Checkout(System):
-    """A system as it is at another commit.
+    """A system as it is at another commit, in a process of its own, as each cell has: torch has an operator of a name once.
 
     Args:
         folder: with that commit checked out.
