@@ -78,7 +78,7 @@ class Checkout(System):
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         with self._other() as system:
-            return Other(self, system.prepare(module, inputs))
+            return OtherPrepared(self, system.prepare(module, inputs))
 
     @contextmanager
     def _other(self) -> Iterator[Any]:
@@ -122,7 +122,7 @@ class Checkout(System):
                 os.environ["OPWEAVE_CACHE"] = before
 
 
-class Other(Prepared):
+class OtherPrepared(Prepared):
     """What the other checkout has prepared. Calls go to it as they are."""
 
     def __init__(self, system: Checkout, prepared: Any):

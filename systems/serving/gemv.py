@@ -40,7 +40,7 @@ class Strip:
 def strip_of(width: int, has_norm: bool) -> Strip:
     """The one that was among the fastest on an H200; a block that computes a norm does more with it.
 
-    width: columns of the weight. Parts of a layer have fewer.
+    width: columns of the weight; 2,560, 5,120, 10,240 and 20,480 were measured, of a layer of 13B and of its halves.
     """
     if has_norm:
         return Strip(4, 1024, 2)

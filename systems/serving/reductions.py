@@ -1,7 +1,7 @@
 """What sums over the parts of a stage take, measured between processes: `measured` starts them, and is what they run.
 
-A ring of d GPUs sends 2 (d - 1) / d of a tensor's bytes through each of its links; a GPU that sums by itself reads d - 1
-times as many. So sums over more GPUs than were there are taken for those of a tensor that loads a link as much.
+A ring of d GPUs sends 2 (d - 1) / d of a tensor's bytes through each of its links; a GPU that sums by itself reads a
+tensor's bytes d - 1 times. So sums over more GPUs than were there are taken for those of a tensor that loads a link as much.
 """
 
 from __future__ import annotations
