@@ -1,5 +1,6 @@
 """A system of another checkout, beside those of this one."""
 
+import inspect
 import os
 import shutil
 import sys
@@ -98,6 +99,9 @@ def load(name, by, plus):
     prepared = theirs.prepare(nn.Identity(), (torch.ones(2),))
     assert prepared(torch.ones(2)).tolist() == [7.0, 7.0] and prepared.memory == {"mine": 7}
     assert theirs.learns and not capsys.readouterr().out
+    inspect.getmodule(type(theirs))  # asks every module for its file, as torch.export does, and remembers
+    with theirs._other():
+        inspect.getmodule(compile("0", "no file", "eval"))
     before = state()
     with pytest.raises(Unsupported, match=r"^nothing is$"):
         systems.load("checkout", folder=str(tmp_path), runs="twice", settings="plus=5 by=0").prepare(nn.Identity(), ())

@@ -113,6 +113,8 @@ WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
     "a merge of 99, of operators": lambda d: d["merges"].append([99, 100]),
     "an early launch of 99, of operators": lambda d: d.update(early=[99]),
     "an operator is launched early twice": lambda d: d.update(early=[0, 0]),
+    "a priority of 9, and the highest is 5": lambda d: d.update(priorities=[9] * len(d["operators"])),
+    "but priorities for 1": lambda d: d.update(priorities=[1]),
     "cpu launches no kernel early": lambda d: d.update(early=[0]),
     "cannot be merged": lambda d: d.update(merges=[[v for merge in d["merges"] for v in merge][:1]]),
     "-1 is no number of an operator": lambda d: d["edges"].append([-1, 3]),

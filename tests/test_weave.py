@@ -35,6 +35,7 @@ from systems.scheduling.passes.context import Context, Rewritten
 from systems.scheduling.passes.rewriting import CHAINS, SWITCHES, Pass, Remembered, Rewriting
 from systems.scheduling.plans.launch_order import upward_ranks
 from systems.scheduling.plans.list_scheduling import list_schedule
+from systems.scheduling.plans.priorities import PRIORITIES
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 from systems.weave import forecast, reference, search, stream_plans
@@ -305,6 +306,46 @@ def test_early_launches_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert early.schedule(space.program).early == (1,) and Candidate().schedule(space.program).early == ()
     searching.state.best = early
     assert dict(searching._changes())["early launches: no"] == Candidate()
+
+
+def test_priorities_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that has them, and by the time of each operator alone."""
+    space = Space(0)
+    searching, _ = space.searching(monkeypatch)
+    assert not any("priorities" in change for change, _ in searching._changes())
+    monkeypatch.setattr(search, "has_priorities", lambda device: True)
+    by_slack = Candidate(priorities="by slack")
+    assert dict(searching._changes())["priorities: by slack"] == by_slack
+    times = [1.0] * len(space.program.graph)
+    monkeypatch.setattr(search, "operator_ms", lambda program: times)
+    assert by_slack.schedule(space.program).priorities == PRIORITIES["by slack"](space.program.graph, times)
+    assert Candidate().schedule(space.program).priorities == ()
+    searching.state.best = by_slack
+    assert dict(searching._changes())["priorities: none"] == Candidate()
+    searching.forecast = lambda program, schedule: 1.0
+    assert searching._forecasts(Candidate()) is None and Candidate.from_json(by_slack.to_json()) == by_slack
+
+
+def test_of_several_executors_the_fastest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there is memory for, and the others are closed."""
+    space = Space(0)
+
+    def executor() -> Prepared:
+        return Prepared(Candidate(), 1.0, torch.zeros(1))
+
+    made = [executor() for _ in range(3)]
+    monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: float((1 + made.index(prepared)) % 3))
+    coming = iter(made)
+    assert search.fastest_of(lambda: next(coming), 3, space.program.examples) is made[2]
+    assert [each.is_closed for each in made] == [True, True, False]
+
+    def short() -> Prepared:
+        if len(made) == 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        made.append(executor())
+        return made[-1]
+
+    assert search.fastest_of(short, 3, space.program.examples) is made[3] and not made[3].is_closed
 
 
 def test_what_gains_less_than_scatter_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

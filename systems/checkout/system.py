@@ -94,8 +94,10 @@ class Checkout(System):
                 raise same(first_line(error)) from error
 
     def _system(self) -> Any:
-        registry = import_module("systems.registry")
-        if hasattr(import_module("conf"), "options"):
+        registry, conf = import_module("systems.registry"), import_module("conf")
+        if getattr(conf, "__file__", "") is None:  # a folder alone
+            del conf.__file__  # else inspect.getmodule, which torch.export asks, fails after it has seen ours
+        if hasattr(conf, "options"):
             return registry.load(self.runs, **self.settings)
         # A checkout without that has flat files.
         options = yaml.safe_load((self.root / "conf" / "system" / f"{self.runs}.yaml").read_text(encoding="utf-8"))

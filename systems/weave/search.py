@@ -1,7 +1,7 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import astuple, dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
@@ -14,6 +14,7 @@ from torch import Tensor
 from conf.text import first_line
 from systems.base import Prepared
 from systems.cache import JSON
+from systems.preparing import collector_spared
 from systems.scheduling.decision import Decision
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
@@ -21,10 +22,11 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest
 from systems.scheduling.plans.launch_early import early_operators
 from systems.scheduling.plans.lower import lower
+from systems.scheduling.plans.priorities import PRIORITIES, has_priorities
 from systems.scheduling.plans.schedule import Schedule
 
 from .reference import Reference, tensors
-from .stream_plans import FIRST, SEARCHED, STREAM_PLANS
+from .stream_plans import FIRST, SEARCHED, STREAM_PLANS, operator_ms
 
 ROUNDS, LEAST_CALLS, ROUND_SECONDS = 5, 5, 0.02
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
@@ -50,32 +52,43 @@ class Candidate:
         stream_plan: a name in STREAM_PLANS.
         choices: alternatives by `Decision.place`, where they are not the passes' own.
         is_early: kernels of our own that follow another in a stream are launched early.
+        priorities: a name in PRIORITIES; empty where no operator comes before another that is ready.
     """
 
     stream_plan: str = FIRST
     choices: tuple[tuple[str, str], ...] = ()
     is_early: bool = False
+    priorities: str = ""
 
     @property
     def key(self) -> str:
-        return digest([self.stream_plan, self.choices, self.is_early])
+        return digest([self.stream_plan, self.choices, self.is_early, self.priorities])
 
     def schedule(self, program: Program) -> Schedule:
         """The schedule of the program that its choices make."""
         schedule = STREAM_PLANS[self.stream_plan](program)
+        if self.priorities:
+            schedule = replace(schedule, priorities=PRIORITIES[self.priorities](program.graph, operator_ms(program)))
         return replace(schedule, early=early_operators(program, schedule)) if self.is_early else schedule
 
     def to_json(self) -> dict[str, JSON]:
         choices: list[JSON] = [[*choice] for choice in self.choices]
-        return {"stream_plan": self.stream_plan, "choices": choices, "is_early": self.is_early}
+        return {
+            "stream_plan": self.stream_plan,
+            "choices": choices,
+            "is_early": self.is_early,
+            "priorities": self.priorities,
+        }
 
     @classmethod
     def from_json(cls, document: Any) -> "Candidate":
         """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
         if document["stream_plan"] not in STREAM_PLANS:
             raise ValueError(f"there is no stream plan {document['stream_plan']}")
+        if document["priorities"] not in ("", *PRIORITIES):
+            raise ValueError(f"there are no priorities {document['priorities']}")
         choices = tuple((str(place), str(name)) for place, name in document["choices"])
-        return cls(document["stream_plan"], choices, document["is_early"] is True)
+        return cls(document["stream_plan"], choices, document["is_early"] is True, document["priorities"])
 
     def choose(self, place: str, alternative: str) -> "Candidate":
         return self.choose_all({place: alternative})
@@ -167,9 +180,10 @@ class Search:
           where one is killed before, within its budget or not.
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
         - No candidate is measured twice, in whatever process the search goes on, but for one whose gain was given up.
-        - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches are
-          always measured, since no simulation knows them.
-        - Where forecasts stand in the place of measurements, no candidate is measured, and none launches early.
+        - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches and
+          priorities are always measured, since no simulation knows them.
+        - Where forecasts stand in the place of measurements, no candidate is measured, none launches early, and none has
+          priorities.
         - Stream plans that are SEARCHED for are tried last, on the best that single changes have led to: each decision after
           them would ask for another search.
         - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
@@ -213,10 +227,11 @@ class Search:
         if is_over and self._is_confirmed:
             return self.state
         try:
-            if is_over:  # a search that ended before it came to this
-                self._confirm()
-            else:
-                self._search()
+            with collector_spared():  # each trial collects
+                if is_over:  # a search that ended before it came to this
+                    self._confirm()
+                else:
+                    self._search()
         finally:  # also when it is interrupted: what a search has spent is spent
             self.state.seconds = perf_counter() - self.begin
             self.keep(self.state)
@@ -295,9 +310,13 @@ class Search:
         return self.state.seconds > self.budget_s
 
     def _changes(self) -> Iterator[tuple[str, Candidate]]:
-        """Every change of the best so far, in words and as a candidate: the stream plan, early launches, decisions."""
+        """Every change of the best so far, in words and as a candidate: the stream plan, priorities, early launches,
+        decisions."""
         for name in [name for name in STREAM_PLANS if name not in SEARCHED]:
             yield f"stream plan: {name}", replace(self.state.best, stream_plan=name)
+        if has_priorities(self.captured.device):
+            for name in ("", *PRIORITIES):
+                yield f"priorities: {name or 'none'}", replace(self.state.best, priorities=name)
         best = self.state.best
         program, _ = self._rewritten(best)
         if early_operators(program, replace(best, is_early=False).schedule(program)):
@@ -401,7 +420,7 @@ class Search:
     def _forecasts(self, candidate: Candidate) -> tuple[float, float] | None:
         """Milliseconds of the best so far and of the candidate, or None where there is no forecast that knows both."""
         best = self.state.best
-        if self.forecast is None or candidate.is_early != best.is_early:
+        if self.forecast is None or (candidate.is_early, candidate.priorities) != (best.is_early, best.priorities):
             return None
         programs = [self._rewritten(each)[0] for each in (best, candidate)]
         own_ms, other_ms = (
@@ -504,6 +523,21 @@ class _Holder:
 
     def close(self) -> None:
         self.executor.close()
+
+
+def fastest_of(make: Callable[[], Scheduled], count: int, inputs: tuple[Tensor, ...]) -> Scheduled:
+    """Of `count` executors that it makes, or as many as there is memory for, the fastest; the others are closed."""
+    made = [make()]
+    with suppress(torch.cuda.OutOfMemoryError):
+        while len(made) < count:
+            made.append(make())
+    rounds = [[milliseconds(each, inputs) for each in made] for _ in range(ROUNDS + 1)][1:]  # the first warms up
+    medians = [median(samples) for samples in zip(*rounds, strict=True)]
+    best = made[medians.index(min(medians))]
+    for each in made:
+        if each is not best:
+            each.close()
+    return best
 
 
 def milliseconds(prepared: Prepared, inputs: tuple[Tensor, ...]) -> float:

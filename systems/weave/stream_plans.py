@@ -57,7 +57,7 @@ def _ios(program: Program, barriers: bool) -> Schedule:
         why = "on a CPU" if program.device.type == "cpu" else f"since conf/gpu has no {device}"
         raise Unsupported(f"IOS's stages are simulated for a GPU: skipped {why}")
     cache = Measurements(KIND, program.device)
-    name = digest([structure(program), _milliseconds(program)])
+    name = digest([structure(program), operator_ms(program)])
     if name not in cache:
         stages = _ios_stages(program, gpu.name)
         cache.add({name: [[[list(group) for group in stage.groups], stage.is_merged] for stage in stages]})
@@ -84,15 +84,16 @@ def _opara(program: Program, order: str) -> Schedule:
     """Opara's streams, launched in one of ORDERS; by milliseconds where that asks for a demand."""
     graph = program.graph
     streams = allocate_streams(graph)
-    launched = ORDERS[order](graph, memory_intensive(program, "measured"), _milliseconds(program))
+    launched = ORDERS[order](graph, memory_intensive(program, "measured"), operator_ms(program))
     return Schedule(graph, order, launched, streams, needed_waits(graph, streams))
 
 
 def _list(program: Program, num_streams: int) -> Schedule:
-    return list_schedule(program.graph, _milliseconds(program), num_streams)
+    return list_schedule(program.graph, operator_ms(program), num_streams)
 
 
-def _milliseconds(program: Program) -> list[float]:
+def operator_ms(program: Program) -> list[float]:
+    """Milliseconds of each operator alone, of a profile of this program on this device."""
     profiled = profile(program)
     assert profiled is not None  # it was told to measure
     return list(profiled.milliseconds)

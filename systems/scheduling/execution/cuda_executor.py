@@ -31,6 +31,7 @@ from .cuda_memory import (
 from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Stream, Streams, begin_capture, checked, pool_bytes
 from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
+from .node_priorities import NodePriorities
 from .scheduled import Scheduled
 
 # What programs ask for memory, by how libraries were told to compute: another schedule of a program asks for the same.
@@ -200,19 +201,20 @@ class CudaExecutor(Scheduled):
         events: dict[int, Event] = {}
         fork = Event()
         allocator = PoolAllocator(self.device)
+        priorities = NodePriorities(self.schedule.priorities)
         origin = streams[self.schedule.streams[self.schedule.order[0]]].handle
         try:
             with self._drawing():
                 discard = begin_capture(origin)
                 try:
                     fork.record(origin)
-                    self._launch_all(streams, events, fork, origin, allocator, placed, outputs)
+                    self._launch_all(streams, events, fork, origin, allocator, priorities, placed, outputs)
                 except BaseException:
                     discard()
                     raise
                 graph = checked(cudart.cudaStreamEndCapture(origin))
             try:
-                self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, 0))
+                self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, priorities.give(graph)))
                 self.destroyed = weakref.finalize(self, lambda e: checked(cudart.cudaGraphExecDestroy(e)), self.graph_exec)
                 self.destroyed.atexit = False
             finally:
@@ -229,6 +231,7 @@ class CudaExecutor(Scheduled):
         fork: Event,
         origin: Any,
         allocator: PoolAllocator,
+        priorities: NodePriorities,
         placed: Sequence[Sequence[tuple[int, int]]],
         outputs: Sequence[set[int]],
     ) -> None:
@@ -253,6 +256,7 @@ class CudaExecutor(Scheduled):
             with (
                 torch.cuda.stream(streams[s].torch),
                 allocator.operator(program.graph.label(v), placed[v]),
+                priorities.operator(v, handle),
             ):
                 values[v] = self._captured(v, values)
             if any(self._in_arena(address) and address not in outputs[v] for address in storages(values[v])):

@@ -16,8 +16,8 @@ from .schedule import Schedule
 def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
     """The program and the schedule with the operators of every merge as one operator, and kernels that are launched early.
 
-    Invariant: the lowered schedule keeps the launch order, the streams and the waits of what it merges; a wait within a
-    merge falls away.
+    Invariant: the lowered schedule keeps the launch order, the streams and the waits of what it merges, and the highest of
+    its priorities; a wait within a merge falls away.
 
     Raises:
         ValueError: the operators of a merge cannot be merged in this program, or an operator cannot be launched early.
@@ -33,6 +33,9 @@ def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
         tuple(tuple(dict.fromkeys(place[v] for v in group)) for group in stage) for stage in schedule.stages or ()
     )
     early = tuple(dict.fromkeys(place[v] for v in schedule.early))
+    priorities: dict[int, int] = {}
+    for v, priority in enumerate(schedule.priorities):
+        priorities[place[v]] = max(priority, priorities.get(place[v], 0))
     return launch_early(lowered, early), replace(
         schedule,
         graph=lowered.graph,
@@ -42,6 +45,7 @@ def lower(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:
         stages=stages,
         merges=(),
         early=early,
+        priorities=tuple(priority for _, priority in sorted(priorities.items())),
     )
 
 

@@ -89,6 +89,7 @@ class Schedule:
         decisions: what the rewriting passes chose before, and then the scheduler itself, equal choices as one row.
         recipe: what its system needs to make the scheduled program out of the captured one again, as data for `json.dump`.
         early: operators that are launched while the one before them in their stream ends (`plans.launch_early`).
+        priorities: of operator v priorities[v], 0 to MOST of `plans.priorities`; empty where all have the same.
     """
 
     graph: OperatorGraph
@@ -102,6 +103,7 @@ class Schedule:
     decisions: tuple[DecisionRow, ...] = ()
     recipe: dict[str, object] | None = None
     early: tuple[int, ...] = ()
+    priorities: tuple[int, ...] = ()
 
     @cached_property
     def stream_count(self) -> int:
@@ -166,6 +168,8 @@ class Schedule:
             document["merges"] = [list(group) for group in self.merges]
         if self.early:
             document["early"] = list(self.early)
+        if self.priorities:
+            document["priorities"] = list(self.priorities)
         if self.decisions:
             document["decisions"] = [row.to_json() for row in self.decisions]
         if self.recipe is not None:
@@ -194,6 +198,7 @@ class Schedule:
                 decisions=tuple(DecisionRow.from_json(row) for row in document.get("decisions", ())),
                 recipe=document.get("recipe"),
                 early=_naturals(document.get("early", ())),
+                priorities=_naturals(document.get("priorities", ())),
             )
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise ValueError(f"not a schedule file: {type(error).__name__}: {error}") from error
@@ -211,9 +216,9 @@ def _naturals(numbers: Any) -> tuple[int, ...]:
 
 
 def _natural(number: object) -> int:
-    """The number of an operator, a stream or a position. Raises TypeError for anything else."""
+    """The number of an operator, a stream or a position, or a priority. Raises TypeError for anything else."""
     if type(number) is not int or number < 0:
-        raise TypeError(f"{number!r} is no number of an operator, a stream or a position")
+        raise TypeError(f"{number!r} is no number of an operator, a stream or a position, and no priority")
     return number
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
+from .priorities import MOST
 from .schedule import Schedule
 
 
@@ -37,7 +38,8 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
     What operators change in place is proved from `graph.state`, whichever dependencies the graph has: each writer comes
     after all that touch the state before it in the order of capture, and before all that touch it later.
 
-    Stages hold every operator once, in the launch order; no operator is in two merges, or launched early twice.
+    Stages hold every operator once, in the launch order; no operator is in two merges, or launched early twice; each has a
+    priority, or none has.
 
     Raises:
         InvalidSchedule: The message names the two operators of the first violation.
@@ -70,6 +72,10 @@ def verify(graph: OperatorGraph, schedule: Schedule, buffers: Sequence[Buffer] =
         raise InvalidSchedule(f"an early launch of {min(outside)}, of operators 0..{n - 1}")
     if len(set(schedule.early)) < len(schedule.early):
         raise InvalidSchedule("an operator is launched early twice")
+    if schedule.priorities and len(schedule.priorities) != n:
+        raise InvalidSchedule(f"{n} operators, but priorities for {len(schedule.priorities)}")
+    if (most := max(schedule.priorities, default=0)) > MOST:
+        raise InvalidSchedule(f"a priority of {most}, and the highest is {MOST}")
     before = schedule.happens_before()
     _verify_state(graph, before)
     for u, v in graph.edges:
