@@ -99,9 +99,10 @@ def load(name, by, plus):
     prepared = theirs.prepare(nn.Identity(), (torch.ones(2),))
     assert prepared(torch.ones(2)).tolist() == [7.0, 7.0] and prepared.memory == {"mine": 7}
     assert theirs.learns and not capsys.readouterr().out
-    inspect.getmodule(type(theirs))  # asks every module for its file, as torch.export does, and remembers
+    of_no_module = compile("0", str(ROOT / "README.md"), "eval")
+    inspect.getmodule(of_no_module)  # asks every module for its file, as torch.export does, and remembers
     with theirs._other():
-        inspect.getmodule(compile("0", "no file", "eval"))
+        assert inspect.getmodule(of_no_module) is None
     before = state()
     with pytest.raises(Unsupported, match=r"^nothing is$"):
         systems.load("checkout", folder=str(tmp_path), runs="twice", settings="plus=5 by=0").prepare(nn.Identity(), ())

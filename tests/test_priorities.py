@@ -102,6 +102,7 @@ class Pair(nn.Module):
 @pytest.mark.parametrize("count", [pytest.param(40, marks=GPU)])
 def test_each_kernel_of_a_graph_has_the_priority_of_its_operator(count: int) -> None:
     """Of two kinds of kernels on two streams in turn, each kind has another priority."""
+    from cuda.bindings import driver
     from cuda.bindings import runtime as cudart
 
     from systems.scheduling.execution.cuda_streams import Event, Streams, begin_capture, checked
@@ -132,7 +133,9 @@ def test_each_kernel_of_a_graph_has_the_priority_of_its_operator(count: int) -> 
     attribute = cudart.cudaKernelNodeAttrID.cudaLaunchAttributePriority
     found = Counter()
     for node in nodes[:number]:
-        function = int(checked(cudart.cudaGraphKernelNodeGetParams(node)).func)
+        status, parameters = driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node)))
+        assert status == driver.CUresult.CUDA_SUCCESS
+        function = int(parameters.func), int(parameters.kern)
         found[function, checked(cudart.cudaGraphKernelNodeGetAttribute(node, attribute)).priority] += 1
     assert sorted(priority for _, priority in found) == [-5, -2] and len({function for function, _ in found}) == 2
     assert set(found.values()) == {count // 2}

@@ -1,8 +1,6 @@
 """Measures what each operator of a program takes alone, in one profiled run of the program, and keeps it in the cache."""
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -24,7 +22,6 @@ from .trace import DeviceEvent, Event, KernelEvent
 WARM_UP_PASSES = 2
 HOST_PASSES = 5
 LABEL = "operator:"
-TAKES_OFF = "TEARDOWN_CUPTI"  # an environment variable that PyTorch's profiler reads as it stops
 
 
 def profile(program: Program, measure: bool = True) -> Profile | None:
@@ -131,30 +128,12 @@ def launched(program: Program, inputs: Sequence[Tensor], passes: int = 1) -> lis
         program.run(inputs)
     torch.cuda.synchronize()
     labels = [f"pass {i}, {LABEL}" for i in range(passes)]
-    with _taken_off(), torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for label in labels:
             _labelled_run(program, inputs, label)
         torch.cuda.synchronize()
     events = trace.exported(profiler)
     return [by_operator(events, len(program.graph), label) for label in labels]
-
-
-@contextmanager
-def _taken_off() -> Iterator[None]:
-    """A profiler that stops within takes CUPTI off the process.
-
-    Else each later launch of a CUDA Graph takes a fifth to a third longer on the host (H200: GoogLeNet 0.299 ms and then
-    0.356, NASNet 0.558 and 0.73), as does all that the process measures from then on.
-    """
-    before = os.environ.get(TAKES_OFF)
-    os.environ[TAKES_OFF] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[TAKES_OFF]
-        else:
-            os.environ[TAKES_OFF] = before
 
 
 def by_operator(events: Sequence[Event], count: int, label: str = LABEL) -> list[list[DeviceEvent]]:
