@@ -18,6 +18,7 @@ from rewriting import Function
 from torch import Tensor, nn
 from torch.nn import functional
 
+from systems.profiling.intensity import work
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture, on_meta
 from systems.scheduling.graph.program import Program
@@ -30,11 +31,12 @@ from systems.scheduling.passes import (
     fuse_in_triton,
     fuse_pools,
     fuse_sums,
+    select_products,
 )
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-MODULES = [f"systems.kernels.{name}" for name in ("tile", "separable", "dense", "placed", "pooled")]
+MODULES = [f"systems.kernels.{name}" for name in ("tile", "separable", "dense", "placed", "pooled", "product")]
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -179,6 +181,85 @@ def test_a_dense_kernel_computes_what_pytorch_does(
         check_place(out, place, dtype, is_last)
         expected = ACTS[after](convolved(x * scale) + (0 if addend is None else addend.double()))
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), rows=st.lists(st.integers(1, 9), min_size=0, max_size=3), has_bias=st.booleans())
+def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, rows: list[int], has_bias: bool) -> None:
+    draw = data.draw
+    features, outputs = draw(st.integers(1, 150)), draw(st.integers(1, 90))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(device, dtype)
+
+    x, weight, bias = tensor(*rows, features), tensor(outputs, features) / features**0.5, tensor(outputs)
+    products = import_module("systems.kernels.product")
+    num_rows = x.numel() // features
+    tile = draw(st.sampled_from(products.tiles_of(num_rows, outputs, features, draw(st.integers(30, 140)))))
+    product = products.Product("ieee", tile)
+    tickets = None
+    if tile.splits > 1:
+        tickets = torch.zeros(tile.num_blocks(num_rows, outputs), dtype=torch.int32, device=device)
+    tolerance = 16 * torch.finfo(dtype).eps
+    for scale in (1.0, -0.5):  # the tickets are ready for another call
+        expected = functional.linear(x.double() * scale, weight.double(), bias.double() if has_bias else None)
+        place = [torch.full_like(expected, torch.nan, dtype=dtype)] if draw(st.booleans()) else []
+        out = product(x * scale, weight, bias if has_bias else None, tickets, *place)
+        assert out.shape == expected.shape and out.is_contiguous() and (not place or out is place[0])
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
+
+
+class Products(nn.Module):
+    """Linears with and without a bias, one whose weight lies the other way, and one of an input that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(20, 30), nn.Linear(30, 24, bias=False)
+        self.other = nn.Parameter(torch.randn(24, 18) / 5)
+        self.last = nn.Linear(7, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.two(self.one(x)) @ self.other).transpose(1, 2))
+
+
+def test_a_products_kernel_takes_the_librarys_place(device: str) -> None:
+    module, x = Products().eval().to(device), torch.randn(2, 7, 20, device=device)
+    with torch.no_grad():
+        captured = capture(module, (x,))
+    cost = favour("opweave")
+    program, decisions = select_products.select_products(captured, Context(cost, cost))
+    own = [d for d in decisions if d.chosen not in select_products.WAYS]
+    assert len(decisions) == 4 and len(own) >= 3
+    assert sum(o.target.startswith("opweave.product") for o in program.graph.operators) == len(own)
+    assert [work(program, v) for v in range(len(program.graph))] == [work(captured, v) for v in range(len(captured.graph))]
+    with torch.no_grad():
+        torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
+        for parameter in module.parameters():
+            parameter.mul_(2)
+        program.derived.refresh()
+        torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-3)
+
+
+def test_a_library_that_is_as_fast_keeps_its_product(device: str) -> None:
+    module, x = Products().eval().to(device), torch.randn(2, 7, 20, device=device)
+    with torch.no_grad():
+        captured = capture(module, (x,))
+    nearly = 1 / (1 + 0.9 * (select_products.MIN_GAIN - 1))
+
+    def cost(program: Program) -> float:
+        return nearly if "opweave" in program.graph.operators[0].target else 1.0
+
+    program, decisions = select_products.select_products(captured, Context(cost, cost))
+    assert {d.chosen for d in decisions} == {"library"} and program.graph == captured.graph
+    assert any(name not in select_products.WAYS for d in decisions for name in d.milliseconds)
+
+
+def test_a_product_that_fills_the_gpu_is_left_to_the_library(device: str) -> None:
+    tiles_of = import_module("systems.kernels.product").tiles_of
+    assert tiles_of(128, 512, 512, 132) and tiles_of(1, 1, 1, 132)
+    assert not tiles_of(4096, 3072, 768, 132)
 
 
 @given(

@@ -114,9 +114,10 @@ def _converter() -> Converter:
     from .dense import Dense  # all import Triton
     from .placed import Placed
     from .pooled import Pooled
+    from .product import Product
     from .separable import Separable
 
-    classes: dict[str, type[Kernel]] = {each.__name__: each for each in (Dense, Placed, Pooled, Separable)}
+    classes: dict[str, type[Kernel]] = {each.__name__: each for each in (Dense, Placed, Pooled, Product, Separable)}
     converter = Converter()
     converter.register_unstructure_hook(torch.dtype, lambda dtype: str(dtype).removeprefix("torch."))
     converter.register_structure_hook(torch.dtype, lambda name, _: getattr(torch, name))

@@ -36,6 +36,7 @@ _TABLE = """
 """
 MEMORY_INTENSIVE = frozenset(_TABLE.split())
 RESIDUAL_SECOND = ("mkldnn._convolution_pointwise.binary",)  # what it adds stands before its weight
+PRODUCTS = ("addmm", "linear", "matmul", "mm")  # also where a kernel of this project stands for one
 METHODS = ("measured", "table")
 MATRIX_SIZE = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
 COPIED_BYTES = {"cuda": 1 << 29, "cpu": 1 << 27}  # of the copy that measures bandwidth, beyond any cache
@@ -76,9 +77,9 @@ def in_table(name: str) -> bool:
 def work(program: Program, v: int) -> tuple[int, int]:
     """Floating-point operations and bytes of operator `v`; their ratio is its arithmetic intensity. A view has neither.
 
-    Operations are what torch.utils.flop_counter counts, or two for each multiplication and addition of a convolution that it
-    does not know. Any other operator counts one for each element that it reads or writes, since memory limits it in any
-    case. The bytes are the sum of `moved_bytes`.
+    Operations are what torch.utils.flop_counter counts, or two for each multiplication and addition of a convolution or a
+    product that it does not know. Any other operator counts one for each element that it reads or writes, since memory
+    limits it in any case. The bytes are the sum of `moved_bytes`.
     """
     call = program.calls[v]
     read, written = _moved(program, v)
@@ -86,7 +87,8 @@ def work(program: Program, v: int) -> tuple[int, int]:
     if not any(t.is_floating_point() for t in written):
         return 0, moved
     operations = _counted(program, v) if isinstance(call.function, torch._ops.OpOverload) else 0
-    if not operations and "conv" in program.graph.operators[v].name and len(call.args) > 1:
+    name = program.graph.operators[v].name
+    if not operations and ("conv" in name or name in PRODUCTS) and len(call.args) > 1:
         weight = program.value(call.args[2 if str(call.function) in RESIDUAL_SECOND else 1])
         if isinstance(weight, Tensor):
             operations = 2 * written[0].numel() * weight[0].numel()

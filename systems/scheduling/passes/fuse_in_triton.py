@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from conf.text import first_line
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.derived import Derived
 from systems.scheduling.graph.part import part
@@ -19,9 +17,13 @@ from .context import Context, Rewritten, fastest
 from .convolution_places import KIND, Place, places, signature_of
 from .own_kernels import (
     SEPARATE,
+    compile_unmeasured,
     has_kernels,
-    kernel_alone,
+    milliseconds_of,
+    nearest_tf32,
+    num_cores,
     target_of,
+    tickets,
     without_unread_activations,
 )
 from .patterns import name_operators, shape_of
@@ -51,7 +53,8 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
     trials = [_trial(program, place) for place in places(program)]
-    _compile_ahead(program, trials, context)
+    distinct = {trial.signature: trial for trial in trials}.values()
+    compile_unmeasured(program, (call for trial in distinct for call in trial.calls.values()), context)
     for trial in trials:
         place, calls = trial.place, trial.calls
         if trial.signature not in times_by_signature:
@@ -92,19 +95,8 @@ class _Trial:
 def _trial(program: Program, place: Place) -> _Trial:
     separate = part(program, place.operators)
     signature = signature_of(separate, place)
-    kernels, derived = _calls(program, place, _num_cores(program.device))
+    kernels, derived = _calls(program, place, num_cores(program.device))
     return _Trial(place, separate, signature, {str(call.function.tile): call for call in kernels}, derived)  # type: ignore[attr-defined]
-
-
-def _compile_ahead(program: Program, trials: Sequence[_Trial], context: Context) -> None:
-    """Compile, many at once, the kernels that are to be measured."""
-    from systems.kernels.compiling import Job, compile_ahead
-
-    distinct = {trial.signature: trial for trial in trials}.values()
-    calls = [call for trial in distinct for call in trial.calls.values()]
-    meta = torch.device("meta")
-    unmeasured = [call for call in calls if not context.knows(kernel_alone(program, call, meta))]
-    compile_ahead(Job.of(call.function, [program.value(a) for a in call.args]) for call in unmeasured)  # type: ignore[arg-type]
 
 
 def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
@@ -116,17 +108,12 @@ def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
 
 def _times(program: Program, trial: _Trial, context: Context) -> tuple[dict[str, float | None], dict[str, str]]:
     """Milliseconds of a place by alternative, and why an alternative has none."""
-    times: dict[str, float | None] = {SEPARATE: context.cost(context.later(trial.separate))}
-    reasons: dict[str, str] = {}
-    for name, call in trial.calls.items():
-        try:
-            times[name] = context.cost(kernel_alone(program, call, program.device))
-        except Exception as error:  # whatever Triton raises of a tile that does not fit
-            times[name], reasons[name] = None, first_line(error)
-    return times, reasons
+    separate = context.cost(context.later(trial.separate))
+    times, reasons = milliseconds_of(program, trial.calls, context)
+    return {SEPARATE: separate, **times}, reasons
 
 
-def _calls(program: Program, place: Place, num_cores: int) -> tuple[list[Call], tuple[Derived, ...]]:
+def _calls(program: Program, place: Place, cores: int) -> tuple[list[Call], tuple[Derived, ...]]:
     """The kernel with each tile worth a trial, and the weights that were laid out for it."""
     produces = program.calls[place.operators[-1]].produces
     is_contiguous = produces.is_contiguous()
@@ -135,12 +122,12 @@ def _calls(program: Program, place: Place, num_cores: int) -> tuple[list[Call], 
     is_fp32 = place.conv.weight.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cudnn.allow_tf32 else "ieee"
     if place.depthwise is not None:
-        return _separable_calls(program, place, place.depthwise, produces, precision, num_cores)
-    return _dense_calls(program, place, produces, precision, num_cores)
+        return _separable_calls(program, place, place.depthwise, produces, precision, cores)
+    return _dense_calls(program, place, produces, precision, cores)
 
 
 def _separable_calls(
-    program: Program, place: Place, depthwise: Convolution, produces: Tensor, precision: str, num_cores: int
+    program: Program, place: Place, depthwise: Convolution, produces: Tensor, precision: str, cores: int
 ) -> tuple[list[Call], tuple[Derived, ...]]:
     from systems.kernels.separable import Separable, tiles  # imports Triton
 
@@ -151,14 +138,14 @@ def _separable_calls(
     acts = place.before, place.between, place.after
     num_pixels, num_taps = produces.numel() // produces.shape[1], depthwise.weight[0, 0].numel()
     calls = []
-    for tile in tiles(weight.shape[1], weight.shape[0], num_taps, num_pixels, num_cores):
+    for tile in tiles(weight.shape[1], weight.shape[0], num_taps, num_pixels, cores):
         kernel = Separable(*numbers, *acts, precision, not produces.is_contiguous(), tile)
-        calls.append(Call(kernel, (*arguments, _tickets(program, tile, num_pixels, produces)), {}, produces))
+        calls.append(Call(kernel, (*arguments, tickets(program, tile, num_pixels, produces.shape[1])), {}, produces))
     return calls, (taps,)
 
 
 def _dense_calls(
-    program: Program, place: Place, produces: Tensor, precision: str, num_cores: int
+    program: Program, place: Place, produces: Tensor, precision: str, cores: int
 ) -> tuple[list[Call], tuple[Derived, ...]]:
     from systems.kernels.dense import Dense, tiles  # imports Triton
 
@@ -167,27 +154,15 @@ def _dense_calls(
     rows = Derived.of(_rounded_rows if is_rounded else _rows, conv.weight)
     num_pixels = produces.numel() // produces.shape[1]
     calls = []
-    for tile in tiles(num_pixels, produces.shape[1], conv.weight.shape[1], conv.weight[0, 0].numel(), num_cores):
+    for tile in tiles(num_pixels, produces.shape[1], conv.weight.shape[1], conv.weight[0, 0].numel(), cores):
         kernel = Dense(*_numbers(conv), place.before, place.after, precision, not produces.is_contiguous(), tile)
-        tickets = _tickets(program, tile, num_pixels, produces)
-        calls.append(Call(kernel, (place.x, rows.tensor, conv.bias, place.addend, tickets), {}, produces))
+        own_tickets = tickets(program, tile, num_pixels, produces.shape[1])
+        calls.append(Call(kernel, (place.x, rows.tensor, conv.bias, place.addend, own_tickets), {}, produces))
     return calls, (rows,)
-
-
-def _tickets(program: Program, tile: Any, num_pixels: int, produces: Tensor) -> Tensor | None:
-    """By which the blocks of a sum know the last of them; None where none is shared."""
-    if tile.splits == 1:
-        return None
-    return torch.zeros(tile.num_blocks(num_pixels, produces.shape[1]), dtype=torch.int32, device=program.device)
 
 
 def _numbers(conv: Convolution) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
     return _pair(conv.weight.shape[2:]), _pair(conv.stride), _pair(conv.padding), _pair(conv.dilation)
-
-
-def _num_cores(device: torch.device) -> int:
-    """Multiprocessors of the GPU; in Triton's interpreter those of a small one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def _taps(weight: Tensor) -> Tensor:
@@ -202,9 +177,7 @@ def _rows(weight: Tensor) -> Tensor:
 
 def _rounded_rows(weight: Tensor) -> Tensor:
     """`_rows`, each number rounded to the nearest that TF32 holds."""
-    rows = _rows(weight)
-    nearest = ((rows.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-    return torch.where(rows.isnan(), rows, nearest)
+    return nearest_tf32(_rows(weight))
 
 
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:

@@ -1,15 +1,20 @@
 """What the passes that put in kernels of this project have in common."""
 
 import os
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from conf.text import first_line
 from systems.scheduling.graph.part import alone, example
 from systems.scheduling.graph.patterns import users
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import without
+
+from .context import Context
 
 aten = torch.ops.aten
 SEPARATE = "separate"  # the alternative that leaves a place as it is
@@ -53,6 +58,51 @@ def kernel_alone(program: Program, call: Call, device: torch.device) -> Program:
     examples = [example(program.value(a), device) for a in references]
     moved = call.map(lambda a: Input(references.index(a)) if isinstance(a, Output | Input) else a)
     return alone("triton", target_of(call), moved, examples)
+
+
+def nearest_tf32(tensor: Tensor) -> Tensor:
+    """Each number rounded to the nearest that TF32 holds."""
+    nearest = ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(tensor.isnan(), tensor, nearest)
+
+
+def num_cores(device: torch.device) -> int:
+    """Multiprocessors of the GPU; in Triton's interpreter those of a small one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def tickets(program: Program, tile: Any, num_pixels: int, channels: int) -> Tensor | None:
+    """By which the blocks of a sum know the last of them; None where none is shared.
+
+    Args:
+        tile: of an output [num_pixels, channels].
+    """
+    if tile.splits == 1:
+        return None
+    return torch.zeros(tile.num_blocks(num_pixels, channels), dtype=torch.int32, device=program.device)
+
+
+def compile_unmeasured(program: Program, calls: Iterable[Call], context: Context) -> None:
+    """Compile, many at once, the kernels that are to be measured."""
+    from systems.kernels.compiling import Job, compile_ahead
+
+    meta = torch.device("meta")
+    unmeasured = [call for call in calls if not context.knows(kernel_alone(program, call, meta))]
+    compile_ahead(Job.of(call.function, [program.value(a) for a in call.args]) for call in unmeasured)  # type: ignore[arg-type]
+
+
+def milliseconds_of(
+    program: Program, calls: Mapping[str, Call], context: Context
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Of kernels by the names of their tiles, and why one has none."""
+    times: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    for name, call in calls.items():
+        try:
+            times[name] = context.cost(kernel_alone(program, call, program.device))
+        except Exception as error:  # whatever Triton raises of a tile that does not fit
+            times[name], reasons[name] = None, first_line(error)
+    return times, reasons
 
 
 def target_of(call: Call) -> str:

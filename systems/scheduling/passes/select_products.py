@@ -1,4 +1,9 @@
-"""Selects for each matrix product the fastest layout of its weight, its bias added within it or after it."""
+"""Selects for each matrix product the fastest kernel: a library's, by the layout of its weight and the place of its bias, or
+one of our own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +16,16 @@ from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Cost, Rewritten, fastest
+from .own_kernels import (
+    DTYPES,
+    compile_unmeasured,
+    has_kernels,
+    milliseconds_of,
+    nearest_tf32,
+    num_cores,
+    target_of,
+    tickets,
+)
 from .patterns import ADDMM, Product, product, shape_of
 
 # By name: whether the weight is laid out the other way, and whether the bias is added afterwards.
@@ -33,9 +48,12 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - transposed: the weight laid out the other way, once, in memory of its own beside the module's.
         - bias apart: an elementwise operator of its own adds the bias, which is one more launch.
         - transposed, bias apart.
+        - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split.
 
-    Invariant: equal products are measured once, alone, and treated alike. The captured form stays unless another is
-    `MIN_GAIN` times as fast.
+    Invariants:
+        - Equal products are measured once, alone, and treated alike.
+        - The captured form stays unless another is `MIN_GAIN` times as fast. A kernel of our own has to be that much faster
+          than all of the library's too.
     """
     products_by_signature: dict[str, list[Product]] = {}
     for v, call in enumerate(program.calls):
@@ -44,16 +62,21 @@ def select_products(program: Program, context: Context) -> Rewritten:
     transposed_by_weight: dict[int, Tensor] = {}  # by the identity of a weight, which several products may share
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
+    own_by_signature = {signature: _own(program, equal[0]) for signature, equal in products_by_signature.items()}
+    compile_unmeasured(program, (call for own in own_by_signature.values() for call in own.calls.values()), context)
     for signature, equal in products_by_signature.items():
-        times = _measure(part(program, [equal[0].operator]), context.cost)
-        best = fastest(times)
-        chosen = best if times["library"] >= MIN_GAIN * times[best] else "library"
-        pattern = _pattern(program, equal[0])
+        by_library = _measure(part(program, [equal[0].operator]), context.cost)
+        by_own, reasons = milliseconds_of(program, own_by_signature[signature].calls, context)
+        chosen = _own_choice(by_library, {name: t for name, t in by_own.items() if t is not None})
+        pattern, times = _pattern(program, equal[0]), {**by_library, **by_own}
         decisions += [
-            context.decide("select_products", pattern, (p.operator,), signature, times, chosen=chosen) for p in equal
+            context.decide("select_products", pattern, (p.operator,), signature, times, reasons, chosen) for p in equal
         ]
         chosen = decisions[-1].chosen
         if chosen == "library":
+            continue
+        if chosen not in WAYS:
+            replacements += [_by_own_kernel(program, p, chosen) for p in equal]
             continue
         is_transposed, is_bias_apart = WAYS[chosen]
         for p in equal:
@@ -65,6 +88,77 @@ def select_products(program: Program, context: Context) -> Rewritten:
                 weight = transposed_by_weight[id(weight)]
             replacements.append(_replacement(program, p, weight, is_bias_apart, derived))
     return replace(program, replacements)[0], decisions
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Kernels of our own for a product.
+
+    Args:
+        calls: by the names of their tiles.
+        derived: the weight that was laid out for them.
+    """
+
+    calls: dict[str, Call]
+    derived: tuple[Derived, ...] = ()
+
+
+def _own(program: Program, p: Product) -> _Own:
+    """None where no kernel of our own takes the product, or where it fills the GPU."""
+    x, produces = program.value(p.x), program.calls[p.operator].produces
+    if not has_kernels(program.device) or not all(map(_is_plain, (x, produces))) or p.weight.numel() >= 2**31:
+        return _Own({})
+    from systems.kernels.product import Product as Kernel  # imports Triton
+    from systems.kernels.product import tiles_of
+
+    is_fp32 = x.dtype is torch.float32
+    precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    weight = p.weight if p.along == 0 else p.weight.t()  # [outputs, features]
+    derived: tuple[Derived, ...] = ()
+    if (is_fp32 and precision == "tf32") or not weight.is_contiguous():
+        rows = _rounded_rows if is_fp32 and precision == "tf32" else _rows
+        derived = (Derived.of(partial(rows, along=p.along), p.weight),)
+        weight = derived[0].tensor
+    outputs, features = weight.shape
+    num_rows = x.numel() // features
+    calls = {
+        str(tile): Call(
+            Kernel(precision, tile), (p.x, weight, p.bias, tickets(program, tile, num_rows, outputs)), {}, produces
+        )
+        for tile in tiles_of(num_rows, outputs, features, num_cores(program.device))
+    }
+    return _Own(calls, derived if calls else ())
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Does a kernel of our own take it? Its places are numbered in 32 bits."""
+    return tensor.is_contiguous() and tensor.dtype in DTYPES and 0 < tensor.numel() < 2**31
+
+
+def _own_choice(by_library: Mapping[str, float], by_own: Mapping[str, float]) -> str:
+    """The alternative that the pass takes by its own rule."""
+    best = fastest(by_library)
+    chosen = best if by_library["library"] >= MIN_GAIN * by_library[best] else "library"
+    own = min(by_own, key=by_own.__getitem__, default=None)
+    return own if own is not None and by_library[chosen] >= MIN_GAIN * by_own[own] else chosen
+
+
+def _by_own_kernel(program: Program, p: Product, tile: str) -> Replacement:
+    own = _own(program, p)
+    v = p.operator
+    return Replacement(
+        (v,), program.graph.operators[v].name, target_of(own.calls[tile]), own.calls[tile], {v: None}, own.derived
+    )
+
+
+def _rows(weight: Tensor, along: int) -> Tensor:
+    """A weight as [outputs, features]."""
+    return (weight if along == 0 else weight.t()).contiguous()
+
+
+def _rounded_rows(weight: Tensor, along: int) -> Tensor:
+    """As that, each number rounded to the nearest that TF32 holds."""
+    return nearest_tf32(_rows(weight, along))
 
 
 def _measure(single: Program, cost: Cost) -> dict[str, float]:

@@ -1,0 +1,60 @@
+"""A matrix product with a weight, and its bias, of few rows.
+
+It is a convolution of one tap whose pixels are the rows, by the same kernel. So a sum can be split among blocks, which no
+library does for every shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .dense import Dense, DenseTile, tiles
+from .kernel import Kernel, Launch
+
+ONE, NONE = (1, 1), (0, 0)
+LARGEST = 64  # rows and outputs of a tile; a product with two of these a core and more is left to the library
+
+
+@dataclass(frozen=True)
+class Product(Kernel):
+    """out = x @ weight.T + bias.
+
+    Args:
+        precision: of the product of fp32 tensors, "tf32" or "ieee".
+        tile: how the output [rows, outputs] is cut.
+    """
+
+    precision: str
+    tile: DenseTile
+
+    def __str__(self) -> str:
+        return f"{self.precision}, {self.tile}"
+
+    def launch(  # type: ignore[override]
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, tickets: Tensor | None, out: Tensor | None = None
+    ) -> Launch:
+        """Args:
+        x: [..., features], contiguous.
+        weight: [outputs, features], contiguous, rounded to TF32 where that is the precision.
+        bias: [outputs].
+        tickets: as `Dense`'s.
+        out: [..., outputs], contiguous, where it writes; a new tensor where there is none.
+        """
+        features, outputs = x.shape[-1], weight.shape[0]
+        if out is None:
+            out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+        acts = "none", "none"
+        dense = Dense(ONE, ONE, NONE, ONE, *acts, self.precision, False, self.tile, is_early=self.is_early)
+        launch = dense.launch(x.view(-1, features, 1, 1), weight, bias, None, tickets, out.view(-1, outputs, 1, 1))
+        return replace(launch, out=out)
+
+
+def tiles_of(num_rows: int, outputs: int, features: int, num_cores: int) -> list[DenseTile]:
+    """The tiles worth a trial; none of a product that fills the GPU anyway."""
+    if DenseTile(LARGEST, LARGEST, LARGEST, 4, 3).num_blocks(num_rows, outputs) >= 2 * num_cores:
+        return []
+    found = tiles(num_rows, outputs, features, 1, num_cores)
+    return [tile for tile in found if max(tile.pixels, tile.channels) <= LARGEST]
