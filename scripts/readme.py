@@ -28,6 +28,7 @@ from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
+from scripts.weave_table import searched
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"  # a pack of records for each sweep
@@ -51,6 +52,7 @@ AZURE = RESULTS / "serving-azure.jsonl.gz"  # conversations of Azure's trace, as
 SATURATED = RESULTS / "serving-azure-saturated.jsonl.gz"  # and as fast as they were answered
 PARTED = RESULTS / "serving-two-gpus.jsonl.gz"  # models in parts on two GPUs, and beside them on one
 ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
+SEARCHED = RESULTS / "weave.jsonl.gz"  # weave in turn with what it begins with
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
 LAUNCHED = RESULTS / "opara.jsonl.gz"
@@ -121,6 +123,7 @@ def parts() -> dict[str, str]:
         "tuning": pipeline_tables.tuning(everything(SPEED)),
         "predictions": pipeline_tables.predictions(everything(SPEED)),
         "schedulers": tables.side_by_side(schedulers),
+        "weave": searched(read(SEARCHED)),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "iterations": serving_tables.iterations(served),
         "requests at once": serving_tables.at_once(served),
