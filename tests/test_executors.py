@@ -344,7 +344,11 @@ def test_a_graph_is_captured_in_launch_order(monkeypatch: pytest.MonkeyPatch) ->
     streams = device.streams(torch.device("cuda")).take([False] * executor.schedule.stream_count)
     origin, none = streams[executor.schedule.streams[executor.schedule.order[0]]].handle, [()] * len(program.graph)
     allocator: Any = SimpleNamespace(operator=lambda *_: nullcontext())
-    executor._launch_all(streams, {}, device.event(), origin, allocator, none, none)
+    noted: list[tuple[int, Any]] = []
+    priorities: Any = SimpleNamespace(operator=lambda v, handle: noted.append((v, handle)) or nullcontext())
+    executor._launch_all(streams, {}, device.event(), origin, allocator, priorities, none, none)
+    schedule = executor.schedule
+    assert noted == [(v, streams[schedule.streams[v]].handle) for v in schedule.order]
     assert device.launched == [(v, f"stream {executor.schedule.streams[v]}") for v in executor.schedule.order]
     assert device.behind[origin] == set(range(len(program.graph)))
 

@@ -288,7 +288,8 @@ def test_a_host_that_is_none_is_one_line(run: Run) -> None:
             {"GLOO_SOCKET_IFNAME": "bogus0"},
             r"rank \d of 2 .* ended with status 1",
         ),
-        (["system.slots=100000000000"], {}, "can't allocate memory"),
+        (["system.slots=2000000000"], {}, "can't allocate memory"),
+        ([f"system.slots={10**19}"], {}, "is not an integer of at least 0 and at most 2147483647"),
         (["system=request_level", "system.slots=1000"], {}, "a request holds 2048 K/V slots"),
     ],
 )

@@ -38,9 +38,12 @@ from systems.scheduling.plans.list_scheduling import list_schedule
 from systems.scheduling.plans.priorities import PRIORITIES
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
-from systems.weave import forecast, reference, search, stream_plans
-from systems.weave.search import FEW, MARGIN, ROUNDS, WORTH, Candidate, Search, State
+from systems.weave import candidate, forecast, reference, search, stream_plans, trials
+from systems.weave.candidate import Candidate
+from systems.weave.search import FEW, MARGIN, WORTH, Search
+from systems.weave.state import State
 from systems.weave.stream_plans import SEARCHED, STREAM_PLANS
+from systems.weave.trials import ROUNDS
 
 
 class Branches(nn.Module):
@@ -131,7 +134,7 @@ class Space:
             state,
         )
         monkeypatch.setattr(made, "_prepare", prepare)
-        monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: prepared.milliseconds)
+        monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: prepared.milliseconds)
         return made, saved_states
 
 
@@ -141,7 +144,7 @@ def test_what_is_forecast_as_slow_is_not_measured(monkeypatch: pytest.MonkeyPatc
     searching, states = space.searching(monkeypatch)
     slow = {name for i, name in enumerate(STREAM_PLANS) if i % 2}
     plans = {name: replace(STREAM_PLANS["nimble"](space.program), system=name) for name in STREAM_PLANS}
-    monkeypatch.setattr(search, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
+    monkeypatch.setattr(candidate, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
     searching.forecast = lambda program, schedule: 2.0 if schedule.system in slow else 1.0
     state = searching.run()
     tried = {p.candidate.stream_plan for p in space.prepared}
@@ -156,8 +159,8 @@ def test_by_simulated_costs_nothing_is_measured(monkeypatch: pytest.MonkeyPatch)
     searching, states = space.searching(monkeypatch)
     places = {name: i for i, name in enumerate(STREAM_PLANS)}
     plans = {name: replace(STREAM_PLANS["nimble"](space.program), system=name) for name in STREAM_PLANS}
-    monkeypatch.setattr(search, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
-    monkeypatch.setattr(searching, "_in_turn", None)  # a call would fail
+    monkeypatch.setattr(candidate, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
+    monkeypatch.setattr(search, "in_turn", None)  # a call would fail
     searching.is_measuring = False
     searching.forecast = lambda program, schedule: 1.0 / (1 + places[schedule.system])
     simulated: list[str] = []
@@ -237,7 +240,7 @@ def test_what_is_clearly_slower_gets_few_rounds(monkeypatch: pytest.MonkeyPatch,
     space.cost = lambda c: ratio if c.stream_plan == "sequential" else 1.0  # type: ignore[method-assign]
     searching, _ = space.searching(monkeypatch)
     calls: list[Prepared] = []
-    monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: calls.append(prepared) or prepared.milliseconds)
+    monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: calls.append(prepared) or prepared.milliseconds)
     searching.budget_s = 0.0
     monkeypatch.setattr(searching, "_is_over", lambda: "sequential" in {p.candidate.stream_plan for p in space.prepared})
     state = searching.run()
@@ -300,7 +303,8 @@ def test_early_launches_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatc
     searching, _ = space.searching(monkeypatch)
     changes = dict(searching._changes())
     assert not any("early" in change for change in changes)
-    monkeypatch.setattr(search, "early_operators", lambda program, schedule: (1,))
+    for module in (search, candidate):
+        monkeypatch.setattr(module, "early_operators", lambda program, schedule: (1,))
     early = Candidate(is_early=True)
     assert dict(searching._changes())["early launches: yes"] == early
     assert early.schedule(space.program).early == (1,) and Candidate().schedule(space.program).early == ()
@@ -317,7 +321,7 @@ def test_priorities_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     by_slack = Candidate(priorities="by slack")
     assert dict(searching._changes())["priorities: by slack"] == by_slack
     times = [1.0] * len(space.program.graph)
-    monkeypatch.setattr(search, "operator_ms", lambda program: times)
+    monkeypatch.setattr(candidate, "operator_ms", lambda program: times)
     assert by_slack.schedule(space.program).priorities == PRIORITIES["by slack"](space.program.graph, times)
     assert Candidate().schedule(space.program).priorities == ()
     searching.state.best = by_slack
@@ -334,9 +338,9 @@ def test_of_several_executors_the_fastest_stays(monkeypatch: pytest.MonkeyPatch)
         return Prepared(Candidate(), 1.0, torch.zeros(1))
 
     made = [executor() for _ in range(3)]
-    monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: float((1 + made.index(prepared)) % 3))
+    monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: float((1 + made.index(prepared)) % 3))
     coming = iter(made)
-    assert search.fastest_of(lambda: next(coming), 3, space.program.examples) is made[2]
+    assert trials.fastest_of(lambda: next(coming), 3, space.program.examples) is made[2]
     assert [each.is_closed for each in made] == [True, True, False]
 
     def short() -> Prepared:
@@ -345,7 +349,7 @@ def test_of_several_executors_the_fastest_stays(monkeypatch: pytest.MonkeyPatch)
         made.append(executor())
         return made[-1]
 
-    assert search.fastest_of(short, 3, space.program.examples) is made[3] and not made[3].is_closed
+    assert trials.fastest_of(short, 3, space.program.examples) is made[3] and not made[3].is_closed
 
 
 def test_what_gains_less_than_scatter_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +367,8 @@ def test_in_turn_is_the_round_with_the_median_ratio(monkeypatch: pytest.MonkeyPa
 
     def measured(ratios: list[float]) -> tuple[float, float]:
         times = [ms for i, ratio in enumerate(ratios) for ms in (1.0 + i, (1.0 + i) * ratio)]
-        monkeypatch.setattr(search, "milliseconds", lambda prepared, inputs: times.pop(0))
-        return searching._in_turn(best, other)
+        monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: times.pop(0))
+        return trials.in_turn(best, other, searching.inputs)
 
     assert ROUNDS == 5
     assert measured([9.0, 1.2, 0.9, 1.04, 0.8, 0.7]) == pytest.approx((3.0, 2.7))
@@ -700,7 +704,7 @@ def test_what_fails_as_it_runs_is_no_end_of_a_search_either(monkeypatch: pytest.
             raise RuntimeError("illegal instruction")
         return prepared.milliseconds
 
-    monkeypatch.setattr(search, "milliseconds", milliseconds)
+    monkeypatch.setattr(trials, "milliseconds", milliseconds)
     state = searching.run()
     tried = [p.candidate for p in space.prepared if p.candidate in failing]
     assert state.is_complete and tried and all(state.ratios[candidate.key] is None for candidate in tried)
@@ -719,7 +723,8 @@ def test_where_the_best_runs_no_more_nobody_else_is_at_fault(monkeypatch: pytest
             raise RuntimeError("an illegal memory access was encountered")
         return prepared.milliseconds
 
-    monkeypatch.setattr(search, "milliseconds", milliseconds)
+    for module in (search, trials):
+        monkeypatch.setattr(module, "milliseconds", milliseconds)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         searching.run()
     state = State.from_json(saved_states[-1])

@@ -30,6 +30,7 @@ LEAST_SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
 USUAL_PROMPT = 1 / 4  # of all positions: prompts of a batch are seldom longer on average
 WIDTHS_OF_TOKEN = 14  # tensors as wide as the model that are alive at once, the inner ones of a block as several
 CPU_SLOTS = 16384  # by default
+MOST = 2**31 - 1  # of any number: kernels and tensors hold them in 32 bits
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,7 @@ def one_of(key: str, value: str, valid: tuple[str, ...]) -> None:
 
 
 def not_below(key: str, value: int, least: int) -> None:
-    """Raises BadOption for an option below its least value."""
-    if value < least:
-        raise BadOption(f"system.{key}={value} is not an integer of at least {least}")
+    """Raises BadOption for an option below its least value, or above what a number of 32 bits holds."""
+    if not least <= value <= MOST:
+        most = f" and at most {MOST}" if value > MOST else ""
+        raise BadOption(f"system.{key}={value} is not an integer of at least {least}{most}")

@@ -20,10 +20,11 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.scheduler import captured
 
-from . import search
+from . import search, trials
 from .reference import Reference, tensors
-from .search import MARGIN, milliseconds
+from .search import MARGIN
 from .system import Weave
+from .trials import milliseconds
 
 KIND = "weave-peers"
 OWN = "weave"
@@ -100,7 +101,7 @@ class WeaveOrPeers(System):
     ) -> tuple[str | None, Comparison | None]:
         """The peer that is handed the model, and what was measured of it; nothing where weave keeps it."""
         cache = Measurements(KIND, program.device)
-        code = code_of(__name__, search.__name__)
+        code = code_of(__name__, search.__name__, trials.__name__)
         name = digest(
             [structure(program), sorted(self.weave.rewriting.switches), self.peers, self.budget_s, self.costs, code]
         )

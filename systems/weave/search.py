@@ -1,36 +1,33 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from math import inf, isfinite
-from statistics import median
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from conf.text import first_line
-from systems.base import Prepared
-from systems.cache import JSON
 from systems.preparing import collector_spared
 from systems.scheduling.decision import Decision
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
-from systems.scheduling.graph.structure import digest
 from systems.scheduling.plans.launch_early import early_operators
 from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.priorities import PRIORITIES, has_priorities
 from systems.scheduling.plans.schedule import Schedule
 
+from .candidate import Candidate, Choices
 from .reference import Reference, tensors
-from .stream_plans import FIRST, SEARCHED, STREAM_PLANS, operator_ms
+from .state import Gain, State
+from .stream_plans import SEARCHED, STREAM_PLANS
+from .trials import Holder, in_turn, milliseconds
 
-ROUNDS, LEAST_CALLS, ROUND_SECONDS = 5, 5, 0.02
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
-HOPELESS = 1.05  # times the best so far in each of the first two rounds, from which on a change gets no more of them
 FEW = 4  # alternatives of a decision, up to which each is tried at all places of its kind at once
 ALIKE = ("in turn", "at once")  # ways to measure what stays separate: one alternative, as the stream plan runs it
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
@@ -39,136 +36,8 @@ PRECISION = 2.0  # times the error of the passes' own decisions that a change ma
 
 OWN = ("merge_convolutions", "fuse_sums")  # kinds of decisions that no other scheduler takes
 
-Choices: TypeAlias = Mapping[str, str]
 Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
 Forecast: TypeAlias = Callable[[Program, Schedule], float]  # milliseconds, by simulation
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One point of the space.
-
-    Args:
-        stream_plan: a name in STREAM_PLANS.
-        choices: alternatives by `Decision.place`, where they are not the passes' own.
-        is_early: kernels of our own that follow another in a stream are launched early.
-        priorities: a name in PRIORITIES; empty where no operator comes before another that is ready.
-    """
-
-    stream_plan: str = FIRST
-    choices: tuple[tuple[str, str], ...] = ()
-    is_early: bool = False
-    priorities: str = ""
-
-    @property
-    def key(self) -> str:
-        return digest([self.stream_plan, self.choices, self.is_early, self.priorities])
-
-    def schedule(self, program: Program) -> Schedule:
-        """The schedule of the program that its choices make."""
-        schedule = STREAM_PLANS[self.stream_plan](program)
-        if self.priorities:
-            schedule = replace(schedule, priorities=PRIORITIES[self.priorities](program.graph, operator_ms(program)))
-        return replace(schedule, early=early_operators(program, schedule)) if self.is_early else schedule
-
-    def to_json(self) -> dict[str, JSON]:
-        choices: list[JSON] = [[*choice] for choice in self.choices]
-        return {
-            "stream_plan": self.stream_plan,
-            "choices": choices,
-            "is_early": self.is_early,
-            "priorities": self.priorities,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> "Candidate":
-        """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
-        if document["stream_plan"] not in STREAM_PLANS:
-            raise ValueError(f"there is no stream plan {document['stream_plan']}")
-        if document["priorities"] not in ("", *PRIORITIES):
-            raise ValueError(f"there are no priorities {document['priorities']}")
-        choices = tuple((str(place), str(name)) for place, name in document["choices"])
-        return cls(document["stream_plan"], choices, document["is_early"] is True, document["priorities"])
-
-    def choose(self, place: str, alternative: str) -> "Candidate":
-        return self.choose_all({place: alternative})
-
-    def choose_all(self, alternative_by_place: Choices) -> "Candidate":
-        return replace(self, choices=tuple(sorted((dict(self.choices) | dict(alternative_by_place)).items())))
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A change that was kept.
-
-    Args:
-        change: in words.
-        before_ms, after_ms: of a call, measured in turn.
-    """
-
-    change: str
-    before_ms: float
-    after_ms: float
-
-
-@dataclass
-class State:
-    """What a search knows, so that it can go on in another process.
-
-    Args:
-        best: the best so far.
-        first: where the search began, which is what the other schedulers execute; None before it began.
-        ratios: by `Candidate.key`, over the best at that time; None where it failed.
-        simulated: as `ratios`, of those that were simulated alone, since they looked slow.
-        gains: the changes that led to the best, in order.
-        total: of the best over the first, both captured anew in the end; None where that was not measured.
-        dropped: decisions of the passes that cost more precision than a cell may lose, in words.
-        seconds: spent so far.
-        is_complete: nothing is left to try, and the best was held against the first.
-    """
-
-    best: Candidate = Candidate()
-    first: Candidate | None = None
-    ratios: dict[str, float | None] = field(default_factory=dict)
-    simulated: dict[str, float] = field(default_factory=dict)
-    gains: list[Gain] = field(default_factory=list)
-    total: Gain | None = None
-    dropped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    is_complete: bool = False
-
-    def to_json(self) -> dict[str, JSON]:
-        return {
-            "best": self.best.to_json(),
-            "first": self.first.to_json() if self.first else None,
-            "ratios": {**self.ratios},
-            "simulated": {**self.simulated},
-            "gains": [[*astuple(gain)] for gain in self.gains],
-            "total": [*astuple(self.total)] if self.total else None,
-            "dropped": [*self.dropped],
-            "seconds": self.seconds,
-            "is_complete": self.is_complete,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> "State":
-        """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
-        first, total = document["first"], document["total"]
-        return cls(
-            Candidate.from_json(document["best"]),
-            None if first is None else Candidate.from_json(first),
-            {str(key): ratio for key, ratio in document["ratios"].items()},
-            {str(key): float(ratio) for key, ratio in document["simulated"].items()},
-            [_gain(*entry) for entry in document["gains"]],
-            None if total is None else _gain(*total),
-            [str(words) for words in document["dropped"]],
-            float(document["seconds"]),
-            document["is_complete"],
-        )
-
-
-def _gain(change: object, before_ms: float, after_ms: float) -> Gain:
-    return Gain(str(change), float(before_ms), float(after_ms))
 
 
 class Search:
@@ -267,10 +136,10 @@ class Search:
         """
         first = self.state.first or Candidate()
         with (
-            closing(_Holder(self._prepare(first))) as before,
-            closing(_Holder(self._prepare(self.state.best))) as after,
+            closing(Holder(self._prepare(first))) as before,
+            closing(Holder(self._prepare(self.state.best))) as after,
         ):
-            before_ms, after_ms = self._in_turn(before.executor, after.executor)
+            before_ms, after_ms = in_turn(before.executor, after.executor, self.inputs)
         if after_ms < before_ms:
             self.state.total = Gain("all changes, both captured anew", before_ms, after_ms)
             return True
@@ -286,7 +155,7 @@ class Search:
 
         Returns False where the budget was over before all were tried.
         """
-        with closing(_Holder(self._prepare(self.state.best))) as holder:
+        with closing(Holder(self._prepare(self.state.best))) as holder:
             while self.state.best.stream_plan not in SEARCHED:
                 before = self.state.best
                 if not self._try_each(self._changes(), holder):
@@ -297,7 +166,7 @@ class Search:
             last = ((f"stream plan: {name}", replace(best, stream_plan=name)) for name in SEARCHED)
             return self._try_each(last, holder)
 
-    def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "_Holder") -> bool:
+    def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "Holder") -> bool:
         """Returns False where the budget was over before all were tried."""
         for change, candidate in changes:
             if self._is_over():
@@ -369,7 +238,7 @@ class Search:
         weighted.sort(key=lambda entry: entry[:2])
         return [(decision, name) for _, _, decision, name in weighted]
 
-    def _try(self, change: str, candidate: Candidate, holder: "_Holder") -> None:
+    def _try(self, change: str, candidate: Candidate, holder: "Holder") -> None:
         """Compare a candidate that was not compared before with the best so far, and keep the faster."""
         known = self.state.ratios.keys() | (set() if self.is_measuring else self.state.simulated.keys())
         if candidate == self.state.best or candidate.key in known:
@@ -393,7 +262,7 @@ class Search:
         if ratio is None and self.is_measuring:
             milliseconds(holder.executor, self.inputs)  # raises where the device is lost: no other candidate is at fault
 
-    def _compared(self, change: str, candidate: Candidate, holder: "_Holder", times: tuple[float, float] | None) -> float:
+    def _compared(self, change: str, candidate: Candidate, holder: "Holder", times: tuple[float, float] | None) -> float:
         """The ratio of a candidate over the best so far. It takes that one's place where it is faster, and precise.
 
         Args:
@@ -402,9 +271,9 @@ class Search:
         with ExitStack() as unless_kept:
             prepared = unless_kept.enter_context(closing(self._prepare(candidate)))
             if self.is_measuring:
-                times = self._in_turn(holder.executor, prepared)
+                times = in_turn(holder.executor, prepared, self.inputs)
                 if times[1] < MARGIN * times[0]:  # once more: of many that scatter one looks faster by chance
-                    times = self._in_turn(holder.executor, prepared)
+                    times = in_turn(holder.executor, prepared, self.inputs)
             assert times is not None, "what has no forecast is spared"
             before_ms, after_ms = times
             ratio = after_ms / before_ms
@@ -498,60 +367,6 @@ class Search:
     def _prepare(self, candidate: Candidate) -> Scheduled:
         program, _ = self._rewritten(candidate)
         return execute(*lower(program, candidate.schedule(program)))
-
-    def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
-        """Milliseconds of a call of each, of the round with the median ratio of those in which they take turns."""
-        rounds: list[tuple[float, float]] = []
-        for i in range(ROUNDS + 1):
-            each = milliseconds(best, self.inputs), milliseconds(other, self.inputs)
-            if i > 0:  # the first warms up
-                rounds.append(each)
-            if len(rounds) == 2 and all(other_ms > HOPELESS * best_ms for best_ms, other_ms in rounds):
-                break
-        return sorted(rounds, key=lambda each: each[1] / each[0])[len(rounds) // 2]
-
-
-class _Holder:
-    """The executor of the best so far, closed in the end or where another takes its place."""
-
-    def __init__(self, executor: Scheduled):
-        self.executor = executor
-
-    def replace(self, executor: Scheduled) -> None:
-        self.executor.close()
-        self.executor = executor
-
-    def close(self) -> None:
-        self.executor.close()
-
-
-def fastest_of(make: Callable[[], Scheduled], count: int, inputs: tuple[Tensor, ...]) -> Scheduled:
-    """Of `count` executors that it makes, or as many as there is memory for, the fastest; the others are closed."""
-    made = [make()]
-    with suppress(torch.cuda.OutOfMemoryError):
-        while len(made) < count:
-            made.append(make())
-    rounds = [[milliseconds(each, inputs) for each in made] for _ in range(ROUNDS + 1)][1:]  # the first warms up
-    medians = [median(samples) for samples in zip(*rounds, strict=True)]
-    best = made[medians.index(min(medians))]
-    for each in made:
-        if each is not best:
-            each.close()
-    return best
-
-
-def milliseconds(prepared: Prepared, inputs: tuple[Tensor, ...]) -> float:
-    """Of a call, from the host's launch to the end of the device's work: the median over a few."""
-    is_cuda = torch.cuda.is_initialized()
-    samples: list[float] = []
-    begin = perf_counter()
-    while len(samples) < LEAST_CALLS or perf_counter() - begin < ROUND_SECONDS:
-        start = perf_counter()
-        prepared(*inputs)
-        if is_cuda:
-            torch.cuda.synchronize()
-        samples.append((perf_counter() - start) * 1e3)
-    return median(samples)
 
 
 def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:

@@ -23,10 +23,12 @@ from systems.scheduling.plans import schedule as schedules
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler, captured, proved
 
-from . import forecast, search, stream_plans
+from . import candidate, forecast, search, stream_plans, trials
+from .candidate import Choices
 from .forecast import forecast_on
 from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
-from .search import Choices, Search, State
+from .search import Search
+from .state import State
 
 KIND = "weave"
 CAPTURES = 3  # of the best schedule, of which one stays
@@ -106,7 +108,7 @@ class Weave(Scheduler):
         """
         if program.device.type != "cuda" or self.file is not None or arena is not None:
             return super().execute(program, schedule, arena)
-        return search.fastest_of(lambda: super(Weave, self).execute(program, schedule), CAPTURES, program.examples)
+        return trials.fastest_of(lambda: super(Weave, self).execute(program, schedule), CAPTURES, program.examples)
 
     def plan(self, program: Program) -> Schedule:
         """Of the program that `_rewritten` made last."""
@@ -161,7 +163,7 @@ class Weave(Scheduler):
         """
         forecast_ms = None if self.costs == "measured" else forecast_on(program.device)
         cache = Measurements(KIND, program.device)
-        code = code_of(search.__name__, stream_plans.__name__, forecast.__name__)
+        code = code_of(*(module.__name__ for module in (search, candidate, trials, stream_plans, forecast)))
         name = digest([structure(program), sorted(self.rewriting.switches), code, self.costs])
         state = None
         if name in cache:
