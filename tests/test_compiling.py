@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from systems.kernels import compiling
 from systems.kernels.compiling import Job, compile_ahead, compile_for
 from systems.kernels.dense import Dense, DenseTile
+from systems.kernels.product import Product
 from systems.kernels.separable import Separable, Tile
 
 H100 = GPUTarget("cuda", 90, 32)
@@ -33,6 +34,12 @@ def separable_job() -> Job:
     return Job.of(replace(kernel, is_early=True), [x, taps, None, torch.empty(16, 16, 1, 1), torch.empty(16), None])
 
 
+def product_job() -> Job:
+    tile = DenseTile(16, 16, 16, warps=4, stages=2, splits=2)
+    tickets = torch.zeros(1, dtype=torch.int32)
+    return Job.of(Product("ieee", tile), [torch.empty(2, 3, 32), torch.empty(16, 32), torch.empty(16), tickets])
+
+
 def cubins(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.rglob("*.cubin"))
 
@@ -42,8 +49,8 @@ def test_processes_compile_each_kernel_into_the_cache(tmp_path: Path, monkeypatc
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(compiling, "FEW", 2)
-    compile_for(H100, [dense_job(16, "no precision"), dense_job(16), separable_job()])
-    assert cubins(tmp_path) == ["_dense.cubin", "_separable.cubin"]
+    compile_for(H100, [dense_job(16, "no precision"), dense_job(16), separable_job(), product_job()])
+    assert cubins(tmp_path) == ["_dense.cubin", "_dense.cubin", "_separable.cubin"]
 
 
 def test_a_kernel_stays_the_same_when_torchinductor_sets_its_library(

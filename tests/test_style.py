@@ -75,3 +75,12 @@ def test_a_text_is_broken_where_it_may_be_and_not_sooner(words: list[str]) -> No
         for line, after in itertools.pairwise(style.broken(text, 1.0, style.FONT, [style.WORDS])):
             assert style.inches(f"{line} {after.split()[0]}", style.FONT) > 1.0
         assert style.broken(text, style.inches(text, style.FONT), style.FONT) == [text]
+
+
+def test_a_variant_that_stands_for_its_choice_alone_looks_as_that_does() -> None:
+    padded, ragged = (named("system", f"request_level_{name}", max_batch_size=64) for name in ("padded", "ragged"))
+    assert (
+        style.look(padded, [padded, ragged]) == style.LOOKS["request_level_padded"] != style.look(ragged, [padded, ragged])
+    )
+    other = named("system", "request_level_padded", max_batch_size=32)
+    assert len({style.look(system, [padded, other]).hatch for system in (padded, other)}) == 2

@@ -152,14 +152,16 @@ def look(system: Choice, among: Sequence[Choice] = ()) -> Look:
     """The colour, marker and hatch of a system.
 
     Args:
-        system: with changed options it has its choice's hue, and a hatch of its own among its choice's variants.
+        system: with changed options it has its choice's hue, and a hatch of its own among its choice's variants. One that
+            stands for its choice alone looks as that does.
         among: the systems that looks tell apart.
     """
     usual = LOOKS.get(system.choice, OTHER)
-    if not system.changed:
+    variants = list(dict.fromkeys(other.key for other in among if other.choice == system.choice))
+    if not system.changed or variants == [system.key]:
         return usual
-    variants = [other.key for other in among if other.choice == system.choice and other.changed]
-    number = variants.index(system.key) if system.key in variants else 0
+    changed = [other for other in variants if other.changed]
+    number = changed.index(system.key) if system.key in changed else 0
     return Look(usual.colour, MARKERS[number % len(MARKERS)], HATCHES[number % len(HATCHES)])
 
 
