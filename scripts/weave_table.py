@@ -34,8 +34,8 @@ def searched(groups: Iterable[Siblings]) -> Table:
 
     def limit(heading: str, of: Callable[[Record], float | None]) -> Made[Siblings]:
         def entry(group: Siblings) -> str:
-            found = of(record_of(group, WEAVE))
-            return DASH if found is None else f"{found:.3f}"
+            least_ms = of(record_of(group, WEAVE))
+            return DASH if least_ms is None else f"{least_ms:.3f}"
 
         return made(heading, entry)
 

@@ -43,9 +43,9 @@ def chains(graph: OperatorGraph) -> list[list[int]]:
 def test_a_slack_is_what_the_longest_chain_through_an_operator_lacks(data: st.DataObject) -> None:
     graph = data.draw(dags(max_nodes=8))
     times = data.draw(st.lists(st.integers(1, 9).map(float), min_size=len(graph), max_size=len(graph)))
-    found = chains(graph)
-    longest = max((sum(times[v] for v in chain) for chain in found), default=0.0)
-    expected = [1 - max(sum(times[u] for u in chain) for chain in found if v in chain) / longest for v in range(len(graph))]
+    lengths = [(chain, sum(times[v] for v in chain)) for chain in chains(graph)]
+    longest = max(length for _, length in lengths)
+    expected = [1 - max(length for chain, length in lengths if v in chain) / longest for v in range(len(graph))]
     assert slacks(graph, times) == pytest.approx(expected)
     by_slack, critical = (PRIORITIES[name](graph, times) for name in ("by slack", "critical path"))
     for v, slack in enumerate(expected):
@@ -131,14 +131,14 @@ def test_each_kernel_of_a_graph_has_the_priority_of_its_operator(count: int) -> 
     assert priorities.give(graph)
     nodes, number = checked(cudart.cudaGraphGetNodes(graph, count))
     attribute = cudart.cudaKernelNodeAttrID.cudaLaunchAttributePriority
-    found = Counter()
+    kernels = Counter[tuple[tuple[int, int], int]]()  # by function and priority
     for node in nodes[:number]:
         status, parameters = driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node)))
         assert status == driver.CUresult.CUDA_SUCCESS
         function = int(parameters.func), int(parameters.kern)
-        found[function, checked(cudart.cudaGraphKernelNodeGetAttribute(node, attribute)).priority] += 1
-    assert sorted(priority for _, priority in found) == [-5, -2] and len({function for function, _ in found}) == 2
-    assert set(found.values()) == {count // 2}
+        kernels[function, checked(cudart.cudaGraphKernelNodeGetAttribute(node, attribute)).priority] += 1
+    assert sorted(priority for _, priority in kernels) == [-5, -2] and len({function for function, _ in kernels}) == 2
+    assert set(kernels.values()) == {count // 2}
     checked(cudart.cudaGraphDestroy(graph))
 
 

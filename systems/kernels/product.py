@@ -1,7 +1,6 @@
 """A matrix product with a weight, and its bias, of few rows.
 
-It is a convolution of one tap whose pixels are the rows, by the same kernel. So a sum can be split among blocks, which no
-library does for every shape.
+It is a convolution of one tap whose pixels are the rows, by the same kernel. So a sum can be split among blocks.
 """
 
 from __future__ import annotations
@@ -56,5 +55,5 @@ def tiles_of(num_rows: int, outputs: int, features: int, num_cores: int) -> list
     """The tiles worth a trial; none of a product that fills the GPU anyway."""
     if DenseTile(LARGEST, LARGEST, LARGEST, 4, 3).num_blocks(num_rows, outputs) >= 2 * num_cores:
         return []
-    found = tiles(num_rows, outputs, features, 1, num_cores)
-    return [tile for tile in found if max(tile.pixels, tile.channels) <= LARGEST]
+    candidates = tiles(num_rows, outputs, features, 1, num_cores)
+    return [tile for tile in candidates if max(tile.pixels, tile.channels) <= LARGEST]

@@ -36,7 +36,7 @@ _TABLE = """
 """
 MEMORY_INTENSIVE = frozenset(_TABLE.split())
 RESIDUAL_SECOND = ("mkldnn._convolution_pointwise.binary",)  # what it adds stands before its weight
-PRODUCTS = ("addmm", "linear", "matmul", "mm")  # also where a kernel of this project stands for one
+PRODUCT_NAMES = ("addmm", "linear", "matmul", "mm")  # also where a kernel of this project stands for one
 METHODS = ("measured", "table")
 MATRIX_SIZE = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
 COPIED_BYTES = {"cuda": 1 << 29, "cpu": 1 << 27}  # of the copy that measures bandwidth, beyond any cache
@@ -88,7 +88,7 @@ def work(program: Program, v: int) -> tuple[int, int]:
         return 0, moved
     operations = _counted(program, v) if isinstance(call.function, torch._ops.OpOverload) else 0
     name = program.graph.operators[v].name
-    if not operations and ("conv" in name or name in PRODUCTS) and len(call.args) > 1:
+    if not operations and ("conv" in name or name in PRODUCT_NAMES) and len(call.args) > 1:
         weight = program.value(call.args[2 if str(call.function) in RESIDUAL_SECOND else 1])
         if isinstance(weight, Tensor):
             operations = 2 * written[0].numel() * weight[0].numel()

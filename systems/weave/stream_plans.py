@@ -98,8 +98,7 @@ def _list(program: Program, num_streams: int) -> Schedule:
 def operator_ms(program: Program) -> list[float]:
     """Milliseconds of each operator alone, on this device; 0 of a view.
 
-    Not by a profiler. On a GPU that stays in the process once it has stopped, and each later launch of a CUDA Graph takes
-    longer: of GoogLeNet's 0.356 ms over 0.299, of NASNet's 0.73 over 0.558 (H200).
+    Not by a profiler: on a GPU that stays in the process once it has stopped, and slows each later launch of a CUDA Graph.
     """
     timer = Timer(program.device)
     try:

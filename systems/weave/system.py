@@ -104,7 +104,7 @@ class Weave(Scheduler):
     def execute(self, program: Program, schedule: Schedule, arena: Arena | None = None) -> Scheduled:
         """As every scheduler's; of several captures on a GPU the fastest, where no plan or arena is given.
 
-        Two captures of one schedule may differ by 3 %, as long as they live.
+        Two captures of one schedule may differ, as long as they live.
         """
         if program.device.type != "cuda" or self.file is not None or arena is not None:
             return super().execute(program, schedule, arena)

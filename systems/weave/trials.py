@@ -43,17 +43,19 @@ def in_turn(best: Scheduled, other: Scheduled, inputs: tuple[Tensor, ...]) -> tu
 
 def fastest_of(make: Callable[[], Scheduled], count: int, inputs: tuple[Tensor, ...]) -> Scheduled:
     """Of `count` executors that it makes, or as many as there is memory for, the fastest; the others are closed."""
-    made = [make()]
-    with suppress(torch.cuda.OutOfMemoryError):
-        while len(made) < count:
-            made.append(make())
-    rounds = [[milliseconds(each, inputs) for each in made] for _ in range(ROUNDS + 1)][1:]  # the first warms up
-    medians = [median(samples) for samples in zip(*rounds, strict=True)]
-    best = made[medians.index(min(medians))]
-    for each in made:
-        if each is not best:
-            each.close()
-    return best
+    made, best = [make()], None
+    try:
+        with suppress(torch.cuda.OutOfMemoryError):
+            while len(made) < count:
+                made.append(make())
+        rounds = [[milliseconds(each, inputs) for each in made] for _ in range(ROUNDS + 1)][1:]  # the first warms up
+        medians = [median(samples) for samples in zip(*rounds, strict=True)]
+        best = made[medians.index(min(medians))]
+        return best
+    finally:  # also when it is interrupted
+        for each in made:
+            if each is not best:
+                each.close()
 
 
 def milliseconds(prepared: Prepared, inputs: tuple[Tensor, ...]) -> float:

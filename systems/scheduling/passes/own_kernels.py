@@ -1,9 +1,11 @@
 """What the passes that put in kernels of this project have in common."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +17,10 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import without
 
 from .context import Context
+
+if TYPE_CHECKING:  # they import Triton
+    from systems.kernels.dense import DenseTile
+    from systems.kernels.separable import Tile
 
 aten = torch.ops.aten
 SEPARATE = "separate"  # the alternative that leaves a place as it is
@@ -71,7 +77,7 @@ def num_cores(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-def tickets(program: Program, tile: Any, num_pixels: int, channels: int) -> Tensor | None:
+def tickets(program: Program, tile: DenseTile | Tile, num_pixels: int, channels: int) -> Tensor | None:
     """By which the blocks of a sum know the last of them; None where none is shared.
 
     Args:

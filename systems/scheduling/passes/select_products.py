@@ -111,23 +111,24 @@ def _own(program: Program, p: Product) -> _Own:
     from systems.kernels.product import Product as Kernel  # imports Triton
     from systems.kernels.product import tiles_of
 
-    is_fp32 = x.dtype is torch.float32
-    precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
     weight = p.weight if p.along == 0 else p.weight.t()  # [outputs, features]
-    derived: tuple[Derived, ...] = ()
-    if (is_fp32 and precision == "tf32") or not weight.is_contiguous():
-        rows = _rounded_rows if is_fp32 and precision == "tf32" else _rows
-        derived = (Derived.of(partial(rows, along=p.along), p.weight),)
-        weight = derived[0].tensor
     outputs, features = weight.shape
     num_rows = x.numel() // features
+    tiles = tiles_of(num_rows, outputs, features, num_cores(program.device))
+    is_fp32 = x.dtype is torch.float32
+    precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    is_rounded = is_fp32 and precision == "tf32"
+    derived: tuple[Derived, ...] = ()
+    if tiles and (is_rounded or not weight.is_contiguous()):
+        derived = (Derived.of(partial(_rounded_rows if is_rounded else _rows, along=p.along), p.weight),)
+        weight = derived[0].tensor
     calls = {
         str(tile): Call(
             Kernel(precision, tile), (p.x, weight, p.bias, tickets(program, tile, num_rows, outputs)), {}, produces
         )
-        for tile in tiles_of(num_rows, outputs, features, num_cores(program.device))
+        for tile in tiles
     }
-    return _Own(calls, derived if calls else ())
+    return _Own(calls, derived)
 
 
 def _is_plain(tensor: Tensor) -> bool:

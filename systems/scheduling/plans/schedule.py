@@ -89,7 +89,8 @@ class Schedule:
         decisions: what the rewriting passes chose before, and then the scheduler itself, equal choices as one row.
         recipe: what its system needs to make the scheduled program out of the captured one again, as data for `json.dump`.
         early: operators that are launched while the one before them in their stream ends (`plans.launch_early`).
-        priorities: of operator v priorities[v], 0 to MOST of `plans.priorities`; empty where all have the same.
+        priorities: of operator v priorities[v], 0 to MOST of `plans.priorities`; empty where all have the same. A CUDA Graph
+            goes by them; other executors do not.
     """
 
     graph: OperatorGraph
