@@ -324,6 +324,7 @@ def test_priorities_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(candidate, "operator_ms", lambda program: times)
     assert by_slack.schedule(space.program).priorities == PRIORITIES["by slack"](space.program.graph, times)
     assert Candidate().schedule(space.program).priorities == ()
+    assert len({each.key for each in (Candidate(), by_slack, Candidate(priorities="critical path"))}) == 3
     searching.state.best = by_slack
     assert dict(searching._changes())["priorities: none"] == Candidate()
     searching.forecast = lambda program, schedule: 1.0
