@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from rewriting import Function
@@ -36,7 +37,7 @@ from systems.scheduling.passes import (
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-MODULES = [f"systems.kernels.{name}" for name in ("tile", "separable", "dense", "placed", "pooled", "product")]
+MODULES = [f"systems.kernels.{name}" for name in ("tile", "separable", "dense", "gemv", "placed", "pooled", "product")]
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -56,6 +57,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        monkeypatch.setattr(triton.language, "sum", triton.jit(triton.language.sum.fn))  # it was imported to be compiled
         for module in MODULES:
             monkeypatch.delitem(sys.modules, module, raising=False)
     yield request.param
@@ -211,6 +213,39 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), rows=st.lists(st.just(1), max_size=3), has_bias=st.booleans())
+def test_a_rows_product_computes_what_pytorch_does(
+    device: str, data: st.DataObject, rows: list[int], has_bias: bool
+) -> None:
+    """Of widths that no strip divides, too; weights whose mean is not zero would show a part that is read twice."""
+    draw = data.draw
+    features, outputs = draw(st.integers(1, 2500)), draw(st.integers(1, 30))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).add(0.5).to(device, dtype)
+
+    x, weight, bias = tensor(*rows, features), tensor(outputs, features) / features**0.5, tensor(outputs)
+    rows_products = import_module("systems.kernels.gemv")
+    gemv = rows_products.Gemv(draw(st.sampled_from(rows_products.strips_of(features))))
+    expected = functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+    place = [torch.full_like(expected, torch.nan, dtype=dtype)] if draw(st.booleans()) else []
+    out = gemv(x, weight, bias if has_bias else None, *place)
+    assert out.shape == expected.shape and out.is_contiguous() and (not place or out is place[0])
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
+
+
+def test_every_width_has_a_strip_that_ends(device: str) -> None:
+    kernels = import_module("systems.kernels.gemv")
+    for features in (1, 511, 768, 5120, 20480, 120000):
+        strips = kernels.strips_of(features)
+        assert strips and all(features <= kernels.MOST_STEPS * strip.columns for strip in strips)
+        assert len(set(map(str, strips))) == len(strips)
+
+
 class Products(nn.Module):
     """Linears with and without a bias, one whose weight lies the other way, and one of an input that is not contiguous."""
 
@@ -224,15 +259,21 @@ class Products(nn.Module):
         return self.last((self.two(self.one(x)) @ self.other).transpose(1, 2))
 
 
-def test_a_products_kernel_takes_the_librarys_place(device: str) -> None:
-    module, x = Products().eval().to(device), torch.randn(2, 7, 20, device=device)
+@pytest.mark.parametrize("shape", [(2, 7, 20), (1, 1, 20)])
+def test_a_products_kernel_takes_the_librarys_place(device: str, shape: tuple[int, ...]) -> None:
+    module = Products().eval().to(device)
+    if shape[1] == 1:
+        module.last = nn.Linear(1, 5, device=device)
+    x = torch.randn(shape, device=device)
     with torch.no_grad():
         captured = capture(module, (x,))
-    cost = favour("opweave")
+    cost = favour("opweave.gemv" if shape[1] == 1 else "opweave")
     program, decisions = select_products.select_products(captured, Context(cost, cost))
     own = [d for d in decisions if d.chosen not in select_products.WAYS]
     assert len(decisions) == 4 and len(own) >= 3
-    assert sum(o.target.startswith("opweave.product") for o in program.graph.operators) == len(own)
+    kernel = "opweave.gemv" if shape[1] == 1 else "opweave.product"
+    assert sum(o.target.startswith(kernel) for o in program.graph.operators) >= 3
+    assert sum(o.target.startswith("opweave") for o in program.graph.operators) == len(own)
     assert [work(program, v) for v in range(len(program.graph))] == [work(captured, v) for v in range(len(captured.graph))]
     with torch.no_grad():
         torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -633,8 +634,7 @@ class Conversions(nn.Module):
 def test_a_widened_program_computes_in_fp64_alone() -> None:
     module, inputs = Conversions().eval(), (torch.randn(3, 8), torch.arange(3))
     program = capture(module, inputs)
-    wide = reference.widened(program)
-    outputs = reference.tensors(wide.run(wide.examples))
+    outputs = reference.widened(program)
     assert [o.dtype for o in outputs] == [torch.float64, torch.int64] and torch.equal(outputs[1], inputs[1] + 1)
     y = module.linear(inputs[0]) + module.shift + module.embedding(inputs[1])
     exact = [p.double() for p in (module.linear.weight, module.linear.bias)]
@@ -646,9 +646,49 @@ def test_a_widened_program_computes_in_fp64_alone() -> None:
     torch.testing.assert_close(outputs[0], torch.softmax(y, -1), rtol=1e-12, atol=1e-12)
     with torch.no_grad():
         assert module(*inputs)[0].dtype == torch.float32  # the program itself is what it was
-    moved = reference.widened(program, "fp32")
-    (disturbed, _) = reference.tensors(moved.run(moved.examples))
+    (disturbed, _) = reference.widened(program, "fp32")
     assert 1e-9 < reference.distance(disturbed, outputs[0]).norm < 1e-5
+
+
+class Counter(nn.Module):
+    """Adds to a buffer, and reads what it has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.add_(self.linear(x))
+        return self.linear(self.total)
+
+
+def test_a_widened_program_reads_what_it_has_written_and_leaves_the_module() -> None:
+    module, x = Counter().eval(), torch.randn(3)
+    (output,) = reference.widened(capture(module, (x,)))
+    assert not module.total.any()
+    linear = nn.Linear(3, 3).double()
+    linear.load_state_dict(module.linear.state_dict())
+    torch.testing.assert_close(output, linear(linear(x.double())).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_widened_program_holds_one_weight_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose weights in fp64 would not fit."""
+    module = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8))).eval()
+    program = capture(module, (torch.randn(1, 64),))
+    made: list[ref[Tensor]] = []
+    most = 0
+    disturb = reference.disturb
+
+    def noting(tensor: Tensor, *arguments: Any) -> None:
+        nonlocal most
+        made.append(ref(tensor))
+        most = max(most, sum(t is not None and t.numel() > 64 for t in (each() for each in made)))
+        disturb(tensor, *arguments)
+
+    monkeypatch.setattr(reference, "disturb", noting)
+    reference.widened(program, "fp32")
+    assert most == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -30,6 +30,7 @@ LEAST_SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
 USUAL_PROMPT = 1 / 4  # of all positions: prompts of a batch are seldom longer on average
 WIDTHS_OF_TOKEN = 14  # tensors as wide as the model that are alive at once, the inner ones of a block as several
 CPU_SLOTS = 16384  # by default
+COPIES = 2  # of the weights, as a system that schedules increments may lay them out: in its best plan, and in one beside it
 MOST = 2**31 - 1  # of any number: kernels and tensors hold them in 32 bits
 
 
@@ -249,8 +250,14 @@ class ServingSystem(AnyServingSystem):
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info()
         spare_bytes = self._spare_bytes(shape, weight.element_size())
+        if self.increments_by != ENGINE:
+            assert isinstance(decoder, nn.Module)
+            spare_bytes += COPIES * sum(p.numel() * p.element_size() for p in decoder.parameters())
         if (num_slots := int((free_bytes - spare_bytes) * SHARE) // slot_bytes) < 1:
-            raise MemoryError(f"beside the weights {free_bytes / GIB:.1f} GiB are free, which hold no K/V slot")
+            raise MemoryError(
+                f"beside the weights {free_bytes / GIB:.1f} GiB are free, of which {spare_bytes / GIB:.1f} are for "
+                "computing: the rest holds no K/V slot"
+            )
         return num_slots
 
 

@@ -31,7 +31,7 @@ class Reference:
     def __init__(self, captured: Program):
         self.captured, self.precision = captured, precision_of(captured)
         self.own = tensors(captured.run(captured.examples))
-        self.outputs, self.disturbed = _wide_outputs(captured, None), _wide_outputs(captured, self.precision)
+        self.outputs, self.disturbed = widened(captured), widened(captured, self.precision)
         cases = zip(self.own, self.disturbed, self.outputs, strict=True)
         self.eager = [distance(own, reference).or_more(distance(moved, reference)) for own, moved, reference in cases]
         multiple = MULTIPLE[self.precision]
@@ -55,8 +55,7 @@ class Reference:
     @cached_property
     def _spans(self) -> list[Span | None]:
         """Of each output what its outcomes span; None where it does not depend on a choice."""
-        runs = (rounded(self.captured, self.precision, seed) for seed in range(OUTCOMES))
-        others = [self.own, self.disturbed, *(tensors(run.run(run.examples)) for run in runs)]
+        others = [self.own, self.disturbed, *(rounded(self.captured, self.precision, seed) for seed in range(OUTCOMES))]
         spans: list[Span | None] = []
         for i, (reference, eager, most) in enumerate(zip(self.outputs, self.eager, self.tolerances, strict=True)):
             span = Span(reference) if reference.is_floating_point() else None
@@ -80,8 +79,8 @@ def precision_of(program: Program) -> str:
     return "tf32" if program.device.type == "cuda" and is_rounded else "fp32"
 
 
-def widened(program: Program, disturbed_as: str | None = None) -> Program:
-    """The program with floating-point tensors in fp64, and no other conversions within it.
+def widened(program: Program, disturbed_as: str | None = None) -> list[Tensor]:
+    """A program's outputs with floating-point tensors in fp64, and no other conversions within it.
 
     Args:
         disturbed_as: a precision; weights and inputs are then half a unit of its rounding away, as eager's may be.
@@ -93,11 +92,12 @@ def widened(program: Program, disturbed_as: str | None = None) -> Program:
             disturb(copied, number, epsilon(tensor, disturbed_as) / 2)
         return copied
 
-    return _with_tensors(program, wide, _wide_dtype)
+    with without_tf32():
+        return _outputs_with(program, wide, _wide_dtype)
 
 
-def rounded(program: Program, precision: str, seed: int) -> Program:
-    """The program with its weights half a unit of rounding away, each seed another way."""
+def rounded(program: Program, precision: str, seed: int) -> list[Tensor]:
+    """A program's outputs with its weights half a unit of rounding away, each seed another way."""
     inputs = {id(x) for x in program.examples}
 
     def moved(tensor: Tensor, number: int) -> Tensor:
@@ -107,20 +107,26 @@ def rounded(program: Program, precision: str, seed: int) -> Program:
         disturb(copied, OUTCOMES * number + seed, epsilon(tensor, precision) / 2)
         return copied
 
-    return _with_tensors(program, moved)
+    return _outputs_with(program, moved)
 
 
-def _with_tensors(
+@torch.no_grad()
+def _outputs_with(
     program: Program,
     tensor_of: Callable[[Tensor, int], Tensor],
     dtype_of: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
-) -> Program:
-    """The program with another tensor in the place of each that is not of whole numbers.
+) -> list[Tensor]:
+    """A program's outputs with another tensor in the place of each that is not of whole numbers.
+
+    A tensor is made where an operator reads it, and again for the next: a large model's in fp64 would not fit beside it.
+    What the program writes is made once, so that later operators read what was written.
 
     Args:
-        tensor_of: makes it of the program's, and of how many were made before.
+        tensor_of: makes it of the program's, and of how many were met before it.
         dtype_of: the type in the place of one that the program converts to.
     """
+    numbers_by_id: dict[int, int] = {}
+    written_ids = {id(t) for t in program.changed}
     made_by_id: dict[int, Tensor] = {}
 
     def changed(leaf: Any) -> Any:
@@ -128,19 +134,20 @@ def _with_tensors(
             return dtype_of(leaf)
         if not isinstance(leaf, Tensor) or is_whole(leaf):
             return leaf
-        if id(leaf) not in made_by_id:
-            made_by_id[id(leaf)] = tensor_of(leaf, len(made_by_id))
-        return made_by_id[id(leaf)]
+        if id(leaf) in made_by_id:
+            return made_by_id[id(leaf)]
+        made = tensor_of(leaf, numbers_by_id.setdefault(id(leaf), len(numbers_by_id)))
+        if id(leaf) in written_ids:
+            made_by_id[id(leaf)] = made
+        return made
 
-    calls = [call.map(changed) for call in program.calls]
-    outputs, examples = [changed(o) for o in program.outputs], tuple(changed(x) for x in program.examples)
-    return Program(program.graph, calls, outputs, program.output_spec, examples)
-
-
-def _wide_outputs(program: Program, disturbed_as: str | None) -> list[Tensor]:
-    with without_tf32():
-        wide = widened(program, disturbed_as)
-        return tensors(wide.run(wide.examples))
+    inputs = [changed(x) for x in program.examples]
+    values: list[Any] = [None] * len(program.graph)
+    for v, (call, last) in enumerate(zip(program.calls, program.last_consumers(), strict=True)):
+        values[v] = call.map(changed).launch(values, inputs)
+        for u in last:
+            values[u] = None
+    return tensors(program.returns.map(changed).launch(values, inputs))
 
 
 def tensors(outputs: object) -> list[Tensor]:

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scripts.arguments import Parser
+from systems.kernels.gemv import Strip
 from systems.serving import gemv
 from systems.serving.attention import fused
 from systems.serving.attention.fused import Cut
 from systems.serving.batch import Batch, Row
-from systems.serving.gemv import Strip
 from systems.serving.layout import Layout, LayoutBuffer
 from systems.serving.request import Sampling
 from systems.serving.slots import Region

@@ -49,6 +49,7 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - bias apart: an elementwise operator of its own adds the bias, which is one more launch.
         - transposed, bias apart.
         - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split.
+        - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
 
     Invariants:
         - Equal products are measured once, alone, and treated alike.
@@ -63,10 +64,11 @@ def select_products(program: Program, context: Context) -> Rewritten:
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
     own_by_signature = {signature: _own(program, equal[0]) for signature, equal in products_by_signature.items()}
-    compile_unmeasured(program, (call for own in own_by_signature.values() for call in own.calls.values()), context)
+    compile_unmeasured(program, (each.call for own in own_by_signature.values() for each in own.values()), context)
     for signature, equal in products_by_signature.items():
         by_library = _measure(part(program, [equal[0].operator]), context.cost)
-        by_own, reasons = milliseconds_of(program, own_by_signature[signature].calls, context)
+        calls = {name: each.call for name, each in own_by_signature[signature].items()}
+        by_own, reasons = milliseconds_of(program, calls, context)
         chosen = _own_choice(by_library, {name: t for name, t in by_own.items() if t is not None})
         pattern, times = _pattern(program, equal[0]), {**by_library, **by_own}
         decisions += [
@@ -92,23 +94,24 @@ def select_products(program: Program, context: Context) -> Rewritten:
 
 @dataclass(frozen=True)
 class _Own:
-    """Kernels of our own for a product.
+    """A kernel of our own for a product.
 
     Args:
-        calls: by the names of their tiles.
-        derived: the weight that was laid out for them.
+        call: of it.
+        derived: the weight that was laid out for it.
     """
 
-    calls: dict[str, Call]
+    call: Call
     derived: tuple[Derived, ...] = ()
 
 
-def _own(program: Program, p: Product) -> _Own:
-    """None where no kernel of our own takes the product, or where it fills the GPU."""
+def _own(program: Program, p: Product) -> dict[str, _Own]:
+    """By the names of their tiles; none where no kernel of our own takes the product, or where it fills the GPU."""
     x, produces = program.value(p.x), program.calls[p.operator].produces
     if not has_kernels(program.device) or not all(map(_is_plain, (x, produces))) or p.weight.numel() >= 2**31:
-        return _Own({})
-    from systems.kernels.product import Product as Kernel  # imports Triton
+        return {}
+    from systems.kernels.gemv import Gemv, strips_of  # imports Triton
+    from systems.kernels.product import Product as Kernel
     from systems.kernels.product import tiles_of
 
     weight = p.weight if p.along == 0 else p.weight.t()  # [outputs, features]
@@ -117,18 +120,25 @@ def _own(program: Program, p: Product) -> _Own:
     tiles = tiles_of(num_rows, outputs, features, num_cores(program.device))
     is_fp32 = x.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    is_rounded = is_fp32 and precision == "tf32"
-    derived: tuple[Derived, ...] = ()
-    if tiles and (is_rounded or not weight.is_contiguous()):
-        derived = (Derived.of(partial(_rounded_rows if is_rounded else _rows, along=p.along), p.weight),)
-        weight = derived[0].tensor
-    calls = {
-        str(tile): Call(
-            Kernel(precision, tile), (p.x, weight, p.bias, tickets(program, tile, num_rows, outputs)), {}, produces
-        )
-        for tile in tiles
-    }
-    return _Own(calls, derived)
+    own: dict[str, _Own] = {}
+    if tiles:
+        laid, derived = _laid_out(p, weight, is_rounded=is_fp32 and precision == "tf32")
+        for tile in tiles:
+            shared = tickets(program, tile, num_rows, outputs)
+            own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared), {}, produces), derived)
+    if num_rows == 1:
+        laid, derived = _laid_out(p, weight, is_rounded=False)
+        for strip in strips_of(features):
+            own[str(strip)] = _Own(Call(Gemv(strip), (p.x, laid, p.bias), {}, produces), derived)
+    return own
+
+
+def _laid_out(p: Product, weight: Tensor, is_rounded: bool) -> tuple[Tensor, tuple[Derived, ...]]:
+    """A product's weight [outputs, features] as its kernels read it: by rows, and where asked for, rounded to TF32."""
+    if weight.is_contiguous() and not is_rounded:
+        return weight, ()
+    derived = Derived.of(partial(_rounded_rows if is_rounded else _rows, along=p.along), p.weight)
+    return derived.tensor, (derived,)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -145,11 +155,8 @@ def _own_choice(by_library: Mapping[str, float], by_own: Mapping[str, float]) ->
 
 
 def _by_own_kernel(program: Program, p: Product, tile: str) -> Replacement:
-    own = _own(program, p)
-    v = p.operator
-    return Replacement(
-        (v,), program.graph.operators[v].name, target_of(own.calls[tile]), own.calls[tile], {v: None}, own.derived
-    )
+    own, v = _own(program, p)[tile], p.operator
+    return Replacement((v,), program.graph.operators[v].name, target_of(own.call), own.call, {v: None}, own.derived)
 
 
 def _rows(weight: Tensor, along: int) -> Tensor:

@@ -30,8 +30,8 @@ def early_operators(program: Program, schedule: Schedule) -> tuple[int, ...]:
 def launch_early(program: Program, operators: Collection[int]) -> Program:
     """The program with kernels that are launched early; no operator comes, goes or moves.
 
-    Invariant: a block of such a kernel reads and writes nothing before it has waited for the kernel before it, which has
-    waited likewise. So its work still begins after all that stand before it in its stream have ended.
+    Invariant: a block of such a kernel waits for the kernel before it, which has waited likewise, before it writes, or reads
+    what an operator writes. So that work begins after all that stand before it in its stream have ended.
 
     Raises:
         ValueError: an operator is no kernel of this project, or the device launches none early.
