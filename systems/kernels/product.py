@@ -22,7 +22,7 @@ class Product(Kernel):
     """out = x @ weight.T + bias.
 
     Args:
-        precision: of the product of fp32 tensors, "tf32" or "ieee".
+        precision: of the product of fp32 tensors, one of PRECISIONS.
         tile: how the output [rows, outputs] is cut.
     """
 
@@ -37,12 +37,12 @@ class Product(Kernel):
     ) -> Launch:
         """Args:
         x: [..., features], contiguous.
-        weight: [outputs, features], contiguous, rounded to TF32 where that is the precision.
+        weight: [outputs, features], contiguous, rounded to TF32 where that is the precision; for THRICE as `Dense`'s.
         bias: [outputs].
         tickets: as `Dense`'s.
         out: [..., outputs], contiguous, where it writes; a new tensor where there is none.
         """
-        features, outputs = x.shape[-1], weight.shape[0]
+        features, outputs = x.shape[-1], weight.shape[-2]
         if out is None:
             out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
         acts = "none", "none"

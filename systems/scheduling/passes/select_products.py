@@ -1,7 +1,7 @@
 """Selects for each matrix product the fastest kernel: a library's, by the layout of its weight and the place of its bias, or
 one of our own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,7 +48,8 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - transposed: the weight laid out the other way, once, in memory of its own beside the module's.
         - bias apart: an elementwise operator of its own adds the bias, which is one more launch.
         - transposed, bias apart.
-        - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split.
+        - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split. In fp32
+          its factors are sums of two numbers of TF32 each, which is as precise as the library's product.
         - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
 
     Invariants:
@@ -110,7 +111,8 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     x, produces = program.value(p.x), program.calls[p.operator].produces
     if not has_kernels(program.device) or not all(map(_is_plain, (x, produces))) or p.weight.numel() >= 2**31:
         return {}
-    from systems.kernels.gemv import Gemv, strips_of  # imports Triton
+    from systems.kernels.dense import THRICE  # imports Triton
+    from systems.kernels.gemv import Gemv, strips_of
     from systems.kernels.product import Product as Kernel
     from systems.kernels.product import tiles_of
 
@@ -119,25 +121,26 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     num_rows = x.numel() // features
     tiles = tiles_of(num_rows, outputs, features, num_cores(program.device))
     is_fp32 = x.dtype is torch.float32
-    precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
     if tiles:
-        laid, derived = _laid_out(p, weight, is_rounded=is_fp32 and precision == "tf32")
+        layout = _rows if not is_fp32 else _rounded_rows if precision == "tf32" else _rows_in_two
+        laid, derived = _laid_out(p, weight, layout)
         for tile in tiles:
             shared = tickets(program, tile, num_rows, outputs)
             own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared), {}, produces), derived)
     if num_rows == 1:
-        laid, derived = _laid_out(p, weight, is_rounded=False)
+        laid, derived = _laid_out(p, weight, _rows)
         for strip in strips_of(features):
             own[str(strip)] = _Own(Call(Gemv(strip), (p.x, laid, p.bias), {}, produces), derived)
     return own
 
 
-def _laid_out(p: Product, weight: Tensor, is_rounded: bool) -> tuple[Tensor, tuple[Derived, ...]]:
-    """A product's weight [outputs, features] as its kernels read it: by rows, and where asked for, rounded to TF32."""
-    if weight.is_contiguous() and not is_rounded:
+def _laid_out(p: Product, weight: Tensor, layout: Callable[..., Tensor]) -> tuple[Tensor, tuple[Derived, ...]]:
+    """A product's weight [outputs, features] as its kernels read it, which may be as it is."""
+    if weight.is_contiguous() and layout is _rows:
         return weight, ()
-    derived = Derived.of(partial(_rounded_rows if is_rounded else _rows, along=p.along), p.weight)
+    derived = Derived.of(partial(layout, along=p.along), p.weight)
     return derived.tensor, (derived,)
 
 
@@ -167,6 +170,13 @@ def _rows(weight: Tensor, along: int) -> Tensor:
 def _rounded_rows(weight: Tensor, along: int) -> Tensor:
     """As that, each number rounded to the nearest that TF32 holds."""
     return nearest_tf32(_rows(weight, along))
+
+
+def _rows_in_two(weight: Tensor, along: int) -> Tensor:
+    """As `_rounded_rows`, and what each number of it lacks, so rounded too."""
+    rows = _rows(weight, along)
+    high = nearest_tf32(rows)
+    return torch.stack((high, nearest_tf32(torch.where(rows.isfinite(), rows - high, 0.0))))
 
 
 def _measure(single: Program, cost: Cost) -> dict[str, float]:
