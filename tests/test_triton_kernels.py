@@ -200,9 +200,7 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
     products = import_module("systems.kernels.product")
     num_rows = x.numel() // features
     tile = draw(st.sampled_from(products.tiles_of(num_rows, outputs, features, draw(st.integers(30, 140)))))
-    precision = draw(st.sampled_from(["ieee", "3xtf32"] if dtype is torch.float32 else ["ieee"]))
-    product = products.Product(precision, tile)
-    laid = select_products._rows_in_two(weight, 0) if precision == "3xtf32" else weight
+    product = products.Product(draw(st.sampled_from(["ieee", "tf32x3"])), tile)
     tickets = None
     if tile.splits > 1:
         tickets = torch.zeros(tile.num_blocks(num_rows, outputs), dtype=torch.int32, device=device)
@@ -210,7 +208,7 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
     for scale in (1.0, -0.5):  # the tickets are ready for another call
         expected = functional.linear(x.double() * scale, weight.double(), bias.double() if has_bias else None)
         place = [torch.full_like(expected, torch.nan, dtype=dtype)] if draw(st.booleans()) else []
-        out = product(x * scale, laid, bias if has_bias else None, tickets, *place)
+        out = product(x * scale, weight, bias if has_bias else None, tickets, *place)
         assert out.shape == expected.shape and out.is_contiguous() and (not place or out is place[0])
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
@@ -276,9 +274,7 @@ def test_a_products_kernel_takes_the_librarys_place(device: str, shape: tuple[in
     kernel = "opweave.gemv" if shape[1] == 1 else "opweave.product"
     assert sum(o.target.startswith(kernel) for o in program.graph.operators) >= 3
     assert sum(o.target.startswith("opweave") for o in program.graph.operators) == len(own)
-    for v in range(len(captured.graph)):
-        (operations, moved), (expected, least) = work(program, v), work(captured, v)
-        assert operations == expected and moved >= least  # a weight may lie in two numbers each
+    assert [work(program, v) for v in range(len(program.graph))] == [work(captured, v) for v in range(len(captured.graph))]
     with torch.no_grad():
         torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
         for parameter in module.parameters():
@@ -302,28 +298,27 @@ def test_a_library_that_is_as_fast_keeps_its_product(device: str) -> None:
 
 
 @pytest.mark.parametrize("features", [40, 700, 3000])
-def test_a_product_in_two_numbers_of_tf32_each_is_as_precise_as_fp32(device: str, features: int) -> None:
-    """Also where numbers lie far apart; TF32 alone is hundreds of times as far off."""
+def test_three_products_of_tf32_are_as_precise_as_fp32(device: str, features: int) -> None:
+    """Also where numbers lie far apart; TF32 alone is hundreds of times as far off. Triton's interpreter rounds neither."""
     products, dense = import_module("systems.kernels.product"), dense_kernels()
     random = torch.Generator().manual_seed(features)
     x, weight = (torch.randn(30, features, generator=random).to(device) for _ in range(2))
     x *= 10.0 ** torch.randint(-3, 4, (30, 1), generator=random).to(device)
     exact = functional.linear(x.double(), weight.double())
-    laid = {"3xtf32": select_products._rows_in_two(weight, 0), "tf32": select_products._rounded_rows(weight, 0)}
+    laid = {"tf32x3": weight, "tf32": select_products._rounded_rows(weight, 0)}
     tile = dense.DenseTile(16, 16, 32, 4, 3)
     off = {name: float((products.Product(name, tile)(x, w, None, None) - exact).norm()) for name, w in laid.items()}
     own = float((functional.linear(x, weight) - exact).norm())
-    assert off["3xtf32"] < 4 * own and off["tf32"] > 50 * off["3xtf32"]
+    assert off["tf32x3"] < 4 * own and off["tf32"] > 50 * off["tf32x3"]
 
 
-def test_a_product_in_two_numbers_each_keeps_what_is_not_finite(device: str) -> None:
-    """Infinity less what it is rounded to would be no number."""
+def test_three_products_of_tf32_keep_what_is_not_finite(device: str) -> None:
+    """Infinity less what it is rounded to is no number."""
     products, dense = import_module("systems.kernels.product"), dense_kernels()
     x, weight = torch.ones(4, 20, device=device), torch.full((3, 20), 1.0 + 2.0**-12, device=device)
     for row, number in enumerate((torch.inf, -torch.inf, torch.nan)):
         x[row, row] = number
-    product = products.Product("3xtf32", dense.DenseTile(16, 16, 16, 4, 3))
-    out = product(x, select_products._rows_in_two(weight, 0), None, None)
+    out = products.Product("tf32x3", dense.DenseTile(16, 16, 16, 4, 3))(x, weight, None, None)
     torch.testing.assert_close(out, functional.linear(x, weight), equal_nan=True)
 
 

@@ -41,7 +41,7 @@ from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 from systems.weave import candidate, forecast, reference, search, stream_plans, trials
 from systems.weave.candidate import Candidate
-from systems.weave.search import FEW, MARGIN, NEAR, WORTH, Search
+from systems.weave.search import FEW, MARGIN, WORTH, Search
 from systems.weave.state import State
 from systems.weave.stream_plans import SEARCHED, STREAM_PLANS
 from systems.weave.trials import ROUNDS
@@ -278,30 +278,6 @@ def test_what_a_few_places_have_in_common_is_tried_at_all_of_them(monkeypatch: p
     composites = [candidate for change, candidate in searching._composites()]
     names = ("separate", *(f"tile {i}" for i in range(1, FEW - 1)))
     assert {c.choices for c in composites} == {tuple((place, name) for place in PLACES[:2]) for name in names}
-
-
-def test_kernels_of_ours_that_are_about_as_fast_are_tried_together_and_launched_early(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """At each place the fastest, up to NEAR times as slow as the library's; where one is chosen already, nothing changes."""
-    space = Space(0)
-
-    def decision(kind: str, place: str, library: str, chosen: str, **own_ms: float) -> Decision:
-        return Decision(kind, place, (), {library: 1.0, **own_ms}, chosen, {}, place)
-
-    decisions = [
-        decision("fuse_in_triton", "near", "separate", "separate", slower=NEAR - 0.01, tile=1.1),
-        decision("fuse_in_triton", "far", "separate", "separate", tile=NEAR + 0.01),
-        decision("fuse_in_triton", "chosen", "separate", "tile", tile=0.9, other=0.95),
-        decision("select_products", "product", "library", "library", transposed=1.01, strip=1.05),
-        decision("fuse_pools", "pool", "separate", "separate", kernel=1.01),
-    ]
-    space.decisions = lambda choices: decisions  # type: ignore[method-assign]
-    searching, _ = space.searching(monkeypatch)
-    assert not any("early" in change for change, _ in searching._composites())  # a device that launches none
-    monkeypatch.setattr(search, "launches_early", lambda device: True)
-    early = [candidate for change, candidate in searching._composites() if "launched early" in change]
-    assert [(dict(c.choices), c.is_early) for c in early] == [({"near": "tile", "product": "strip"}, True)]
 
 
 def test_alternatives_come_by_what_their_places_take_in_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from .tile import (
     wait_for_producers,
 )
 
-THRICE = "3xtf32"  # each factor is a sum of two numbers of TF32; of their four products the least is left out
+THRICE = "tf32x3"  # each factor as a sum of two numbers of TF32, in three products: as precise as fp32
 PRECISIONS = ("tf32", THRICE, "ieee")
 
 
@@ -99,15 +99,14 @@ class Dense(Kernel):
     ) -> Launch:
         """Args:
         x: [N, C, H, W], of any strides.
-        weight: [K, kernel height * width * C], contiguous, rounded to TF32 where that is the precision. For THRICE
-            [2, K, ...]: so rounded, and what that lacks.
+        weight: [K, kernel height * width * C], contiguous, rounded to TF32 where that is the precision.
         bias: [K].
         addend: of the output's shape, of any strides.
         tickets: [blocks without splits] int32, zeros, of this call alone; None without splits.
         out: [N, K, H', W'] of any strides, where it writes; a new tensor where there is none.
         """
         n, c, h, w = x.shape
-        k = weight.shape[-2]
+        k = weight.shape[0]
         if out is None:
             out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
         height, width = out.shape[2:]
@@ -128,23 +127,14 @@ class Dense(Kernel):
         return Launch(_dense, grid, arguments, options, out)
 
 
-# Outputs and products of a block, and stages, that were among the fastest on an H200, of batch 1 and of larger ones.
-SMALL = (
-    (32, 32, 32, 3),
-    (16, 32, 64, 3),
-    (64, 32, 64, 3),
-    (32, 16, 32, 3),
-    (16, 16, 64, 3),
-    (16, 64, 64, 2),
-    (64, 64, 32, 3),
-)
-LARGE = ((64, 64, 32, 3), (128, 64, 32, 3), (64, 128, 32, 3), (128, 128, 32, 3))
+# Outputs and products of a block that were among the fastest on an H200, of batch 1 and of larger ones.
+SMALL = ((32, 32, 32), (16, 32, 64), (64, 32, 64), (32, 16, 32), (16, 16, 64), (64, 64, 32))
+LARGE = ((64, 64, 32), (128, 64, 32), (64, 128, 32), (128, 128, 32))
 MOST_SPLITS = 8  # of a sum
-ROUNDS = (1, 2)  # blocks of a core that sums are split into: one where other kernels run beside it, two to hide latency
 
 
 def tiles(num_pixels: int, out_channels: int, in_channels: int, num_taps: int, num_cores: int) -> list[DenseTile]:
-    """The tiles worth a trial: small ones, their sums split into no more blocks than one or two a core, and large ones where
+    """The tiles worth a trial: small ones, their sums split into no more blocks than there are cores, and large ones where
     even those have two blocks a core.
 
     Args:
@@ -154,17 +144,17 @@ def tiles(num_pixels: int, out_channels: int, in_channels: int, num_taps: int, n
     """
     widest = power_of_two(num_pixels), power_of_two(out_channels), power_of_two(in_channels * num_taps)
     candidates = []
-    for pixels, channels, depth, stages in dict.fromkeys((*SMALL, *LARGE)):
-        tile = DenseTile(pixels, channels, depth, warps=8 if pixels * channels > 4096 else 4, stages=stages)
+    for pixels, channels, depth in dict.fromkeys((*SMALL, *LARGE)):
+        tile = DenseTile(pixels, channels, depth, warps=8 if pixels * channels > 4096 else 4, stages=3)
         num_blocks = tile.num_blocks(num_pixels, out_channels)
-        cut = (pixels, channels, depth, stages)
+        is_large = (pixels, channels, depth) in LARGE
         if (pixels > widest[0] or channels > widest[1] or depth > widest[2]) or num_blocks > 16 * num_cores:
             continue
-        if cut in LARGE and num_blocks < 2 * num_cores and cut not in SMALL:
+        if is_large and num_blocks < 2 * num_cores and (pixels, channels, depth) not in SMALL:
             continue
         steps = -(-in_channels // depth) * num_taps if in_channels >= depth else -(-in_channels * num_taps // depth)
-        counts = (max(1, min(rounds * num_cores // num_blocks, steps // 2, MOST_SPLITS)) for rounds in ROUNDS)
-        candidates += [replace(tile, splits=splits) for splits in dict.fromkeys(counts)]
+        splits = max(1, min(num_cores // num_blocks, steps // 2, MOST_SPLITS))
+        candidates.append(replace(tile, splits=splits))
     return candidates or [DenseTile(16, 16, 16, warps=4, stages=3)]
 
 
@@ -214,21 +204,12 @@ def _dense(
         values = tl.load(pointers, mask=is_read, other=0.0)
         if BEFORE != "none":
             values = tl.where(is_read, activated(values.to(tl.float32), BEFORE), 0.0).to(values.dtype)
-        rest = values
-        if PRECISION != "ieee":
+        if PRECISION == "tf32":
             values = rounded(values)
         is_product = at < total if IS_FLAT else c < C
         is_weight = is_channel[None, :] & is_product[:, None]
         weights = tl.load(weight_channel_ptr[None, :] + at[:, None], mask=is_weight, other=0.0)
-        if PRECISION == "3xtf32":
-            is_finite = tl.abs(values) < float("inf")  # of what is not, the last product alone tells
-            rest = tl.where(is_finite, rest - values, 0.0)
-            lacking = tl.load(weight_channel_ptr[None, :] + (K * total + at)[:, None], mask=is_weight, other=0.0)
-            sums = tl.dot(rest, weights, sums, input_precision="tf32")
-            sums = tl.dot(tl.where(is_finite, values, 0.0), lacking, sums, input_precision="tf32")
-            sums = tl.dot(values, weights, sums, input_precision="tf32")
-        else:
-            sums = tl.dot(values, weights, sums, input_precision=PRECISION)
+        sums = tl.dot(values, weights, sums, input_precision=PRECISION)
     let_consumers_launch(IS_EARLY)
     is_last = True
     if parts_ptr is not None:

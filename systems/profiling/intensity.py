@@ -91,8 +91,7 @@ def work(program: Program, v: int) -> tuple[int, int]:
     if not operations and ("conv" in name or name in PRODUCT_NAMES) and len(call.args) > 1:
         weight = program.value(call.args[2 if str(call.function) in RESIDUAL_SECOND else 1])
         if isinstance(weight, Tensor):
-            summed = weight[0].numel() if "conv" in name else weight.shape[-1]  # for one element
-            operations = 2 * written[0].numel() * summed
+            operations = 2 * written[0].numel() * weight[0].numel()
     return operations or sum(map(_num_elements, (*read, *written))), moved
 
 

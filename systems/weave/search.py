@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from conf.text import first_line
-from systems.kernels.kernel import launches_early
 from systems.preparing import collector_spared
 from systems.scheduling.decision import Decision
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
-from systems.scheduling.passes.own_kernels import SEPARATE
-from systems.scheduling.passes.select_products import WAYS
 from systems.scheduling.plans.launch_early import early_operators
 from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.priorities import PRIORITIES, has_priorities
@@ -37,10 +34,7 @@ WORTH = 1.5  # times the chosen alternative's own time, up to which another is w
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
-NEAR = 1.25  # times the chosen alternative's own time, up to which a kernel of ours may gain by being launched early
-
 OWN = ("merge_convolutions", "fuse_sums")  # kinds of decisions that no other scheduler takes
-LIBRARIES = {"fuse_in_triton": {SEPARATE}, "select_products": set(WAYS)}  # what is no kernel of ours, by kind
 
 Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
 Forecast: TypeAlias = Callable[[Program, Schedule], float]  # milliseconds, by simulation
@@ -209,8 +203,6 @@ class Search:
             if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
                 yield f"{kind}: as each is fastest alone, at {len(by_place)} places", self.state.best.choose_all(by_place)
         alternatives = self._alternatives()
-        if launches_early(self.captured.device):
-            yield from self._early_kernels(alternatives)
         places_by_change: dict[tuple[str, str], list[str]] = {}
         for decision, name in alternatives:
             if name == decision.without or len(decision.milliseconds) <= FEW:
@@ -227,19 +219,6 @@ class Search:
                 own = next(reversed(decision.milliseconds))
                 change = f"{decision.kind} at {decision.pattern}: {own}, and {len(needed)} places that it needs"
                 yield change, self.state.best.choose_all(needed | {decision.place: own})
-
-    def _early_kernels(self, alternatives: list[tuple[Decision, str]]) -> Iterator[tuple[str, Candidate]]:
-        """Kernels of ours in the place of a library's that are about as fast: those that follow each other launch early."""
-        by_place: dict[str, str] = {}
-        for decision, name in alternatives:
-            libraries = LIBRARIES.get(decision.kind, set())
-            if decision.chosen in libraries and name not in libraries:
-                own_ms, library_ms = decision.milliseconds[name], decision.milliseconds[decision.chosen]
-                if own_ms is not None and library_ms is not None and own_ms <= NEAR * library_ms:
-                    by_place.setdefault(decision.place, name)
-        if by_place:
-            candidate = replace(self.state.best.choose_all(by_place), is_early=True)
-            yield f"kernels of ours at {len(by_place)} places, launched early", candidate
 
     def _alternatives(self) -> list[tuple[Decision, str]]:
         """Decisions and other alternatives worth a trial; first those of the operators that take longest in all."""

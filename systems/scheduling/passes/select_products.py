@@ -124,8 +124,7 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
     if tiles:
-        layout = _rows if not is_fp32 else _rounded_rows if precision == "tf32" else _rows_in_two
-        laid, derived = _laid_out(p, weight, layout)
+        laid, derived = _laid_out(p, weight, _rounded_rows if is_fp32 and precision == "tf32" else _rows)
         for tile in tiles:
             shared = tickets(program, tile, num_rows, outputs)
             own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared), {}, produces), derived)
@@ -170,13 +169,6 @@ def _rows(weight: Tensor, along: int) -> Tensor:
 def _rounded_rows(weight: Tensor, along: int) -> Tensor:
     """As that, each number rounded to the nearest that TF32 holds."""
     return nearest_tf32(_rows(weight, along))
-
-
-def _rows_in_two(weight: Tensor, along: int) -> Tensor:
-    """As `_rounded_rows`, and what each number of it lacks, so rounded too."""
-    rows = _rows(weight, along)
-    high = nearest_tf32(rows)
-    return torch.stack((high, nearest_tf32(torch.where(rows.isfinite(), rows - high, 0.0))))
 
 
 def _measure(single: Program, cost: Cost) -> dict[str, float]:
