@@ -50,6 +50,8 @@ SERVED = [RESULTS / f"{name}.jsonl.gz" for name in ("serving", "serving-transfor
 PEERED = RESULTS / "serving-vllm.jsonl.gz"  # vLLM and Orca, one after another on one machine
 AZURE = RESULTS / "serving-azure.jsonl.gz"  # conversations of Azure's trace, as they came
 SATURATED = RESULTS / "serving-azure-saturated.jsonl.gz"  # and as fast as they were answered
+EXTENDED = RESULTS / "serving-extensions.jsonl.gz"  # what came after Orca, with prompts that begin alike
+INCREMENTED = RESULTS / "serving-increments.jsonl.gz"  # an increment iteration by each of our schedulers
 PARTED = RESULTS / "serving-two-gpus.jsonl.gz"  # models in parts on two GPUs, and beside them on one
 ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
 SEARCHED = RESULTS / "weave.jsonl.gz"  # weave in turn with what it begins with
@@ -128,6 +130,8 @@ def parts() -> dict[str, str]:
         "iterations": serving_tables.iterations(served),
         "requests at once": serving_tables.at_once(served),
         "requests at once, h100": serving_tables.at_once(records(ON_H100)),
+        "requests at once, extensions": serving_tables.at_once(records(EXTENDED)),
+        "increments": serving_tables.iterations(records(INCREMENTED)),
         "two GPUs, iterations": serving_tables.iterations(records(PARTED)),
         "two GPUs, requests at once": serving_tables.at_once(records(PARTED)),
         "two GPUs, at an SLO": serving_tables.at_an_slo(records(PARTED)),

@@ -835,6 +835,10 @@ def test_the_largest_batch_that_fits_and_the_peak_of_requests_are_read() -> None
     limits = [of_batch(1, "ok"), of_batch(8, "ok"), of_batch(16, "out_of_memory")]
     (limit, *_) = judged("orca/figure4.7a", limits)[2]
     assert (limit.published, limit.ours) == (4.0, 8.0)
+    beside = replace(cell("orca", "gpt_13b", "engine", batch=32, device="cuda", precision="fp16"))
+    beside = replace(beside, system=choose("system", "orca", **size))
+    (untried, *_) = judged("orca/figure4.7a", [*limits[:2], record(of=beside)])[2]
+    assert untried.ours is None and "no batch above 8" in untried.reason
     peak = Quantity("peak_throughput", "most requests finished", "req/s", 0.7, is_more_better=True)
     one = cell("request_level", "gpt_101b", "capacity", device="cuda", precision="fp16")
     one = replace(one, system=choose("system", "request_level", max_batch_size=8, tensor_parallel=8))

@@ -73,6 +73,27 @@ def test_what_a_wrong_system_served_before_does_not_count() -> None:
             quantity(Evidence(Selection([orca, wrong])), row, system)
 
 
+def test_systems_that_served_the_same_traces_are_compared_trace_by_trace() -> None:
+    """Three traces differ more than the systems do: one is longer than another."""
+    by_system = {r.cell.system.choice: r for r in Store(H200 / "serving-extensions.jsonl.gz").read().records.values()}
+    paged, prefixes = (by_system[name] for name in ("orca_paged", "orca_prefixes"))
+
+    def throughputs(one: Record) -> list[float]:
+        assert one.serving is not None
+        return [
+            len(t.requests.due_s) / (max(map(max, t.requests.token_s)) - t.requests.due_s[0]) for t in one.serving.traces
+        ]
+
+    ratios = [a / b for a, b in zip(throughputs(prefixes), throughputs(paged), strict=True)]
+    figure = next(f for f in judged("orca/extensions", [paged, prefixes]) if "orca_prefixes over" in f.what)
+    assert figure.ours == pytest.approx(sorted(ratios)[1]) and figure.low <= min(ratios) and max(ratios) <= figure.high
+    assert prefixes.serving is not None
+    fewer = replace(prefixes.serving, traces=prefixes.serving.traces[:2])
+    apart = [paged, replace(prefixes, serving=fewer)]  # of other traces, by each one's median and interval
+    wide = next(f for f in judged("orca/extensions", apart) if "orca_prefixes over" in f.what)
+    assert wide.high / wide.low > 1.1 * figure.high / figure.low
+
+
 def test_records_of_another_arithmetic_are_not_taken_for_an_exhibits() -> None:
     sweep = {"model": "nasnet", "system": "eager,nimble", "batch": "1"}
     usual, half = (record("nimble", of=cell("nimble", precision=precision)) for precision in ("tf32", "fp16"))

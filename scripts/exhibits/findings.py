@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
+from statistics import median
 
 import conf
 from results.cell import Choice
@@ -11,6 +12,7 @@ from results.finding import IN_WORDS, OF_RATIOS, Finding
 from results.published.names import NO_MODEL
 from results.published.value import Value
 from results.selection import Row, Selection
+from results.statistics import median_interval
 from scripts.charts.style import short
 
 from . import accuracy
@@ -27,6 +29,7 @@ from .quantities import (
     Missing,
     Quantity,
     makespan,
+    ratios_of_traces,
     served_ends,
     served_from,
     why_not,
@@ -376,7 +379,11 @@ class _Figure:
         if quantity in SERVED.values():
             ends = [served_ends(self.evidence, row, system, quantity) for system in (better, worse)]
             best_of = max(served_from(self.evidence, row, system, quantity) for system in (better, worse))
-            ratio = _ratio_of_ends(*(reversed(ends) if quantity in COSTS else ends))
+            pair = (worse, better) if quantity in COSTS else (better, worse)
+            if len(ratios := ratios_of_traces(self.evidence, row, *pair, quantity)) > 1:  # traces differ more than systems
+                ratio = Number(median(ratios), *median_interval(ratios))
+            else:
+                ratio = _ratio_of_ends(*(reversed(ends) if quantity in COSTS else ends))
             return replace(ratio, is_in_turn=False, chosen_from=best_of)
         first, second = (quantity(self.evidence, row, system) for system in (better, worse))
         return Number.exact(second / first if quantity in COSTS else first / second)

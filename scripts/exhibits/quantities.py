@@ -212,6 +212,20 @@ def served_ends(evidence: Evidence, row: Row, system: Choice | None, quantity: Q
     return (value if one.low is None else one.low, value, value if one.high is None else one.high)
 
 
+def ratios_of_traces(evidence: Evidence, row: Row, over: Choice, under: Choice, quantity: Quantity) -> list[float]:
+    """A quantity under one system over that under another, of each trace; empty where they did not serve the same traces."""
+    if quantity not in OF_TRACES or evidence.measured is None:
+        return []
+    servings = [evidence.measured.part(row, system, lambda record: record.serving) for system in (over, under)]
+    if any(one is None for one in servings):
+        return []
+    traces = [[trace.requests for trace in one.traces] for one in servings if one is not None]
+    asked = [[(requests.prompt_tokens, requests.max_new_tokens) for requests in each] for each in traces]
+    if asked[0] != asked[1]:
+        return []
+    return [OF_TRACES[quantity](one) / OF_TRACES[quantity](other) for one, other in zip(*traces, strict=True)]
+
+
 def served_from(evidence: Evidence, row: Row, system: Choice | None, quantity: Quantity) -> int:
     """How many a quantity of SERVED is the best of."""
     return len(_all_served(evidence, row, system, *SERVED_NAMES[quantity]))
@@ -261,14 +275,17 @@ def peak_throughput(evidence: Evidence, row: Row, system: Choice | None) -> floa
 
 
 def max_batch(evidence: Evidence, row: Row, system: Choice | None) -> float:
-    """Requests of the largest batch that the engine had room for."""
-    chosen = _some(system)
-    if evidence.measured is None:
+    """Requests of the largest batch that the engine had room for, where a larger one was tried or there is none."""
+    chosen, measured = _some(system), evidence.measured
+    if measured is None:
         raise Missing("not measured")
-    batches = [batch for model, batch in evidence.measured.rows if model == row[0]]
-    fitting = [batch for batch in batches if not why_not(evidence.measured, (row[0], batch), chosen)]
+    batches = [batch for model, batch in measured.rows if model == row[0]]
+    tried = [batch for batch in batches if measured.records_of((row[0], batch), chosen)]
+    fitting = [batch for batch in tried if not why_not(measured, (row[0], batch), chosen)]
     if not fitting:
-        raise Missing(why_not(evidence.measured, row, chosen))
+        raise Missing(why_not(measured, row, chosen))
+    if max(fitting) == max(tried) < max(batches):
+        raise Missing(f"{chosen} was tried at no batch above {max(tried)}")
     return float(max(fitting))
 
 
