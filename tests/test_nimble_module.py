@@ -157,6 +157,8 @@ def test_an_arena_gives_the_smallest_range_that_is_large_enough() -> None:
     assert arena.take(40, cpu) is large and arena.size == 100
     assert (larger := arena.take(101, cpu)) is not large and arena.size == 201
     assert arena.take(100, cpu) is large and arena.take(101, cpu) is larger
+    roomy = Arena(room=1.5)
+    assert roomy.take(99, cpu).numel() == 149 and roomy.take(149, cpu) is roomy.ranges[0] and len(roomy.ranges) == 1
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v2_cifar10", pytest.param("googlenet", marks=pytest.mark.slow)])

@@ -27,6 +27,9 @@ from systems.profiling.profile import Profile
 from systems.profiling.timing import Timer
 from systems.scheduling import scheduler
 from systems.scheduling.decision import Decision, kind_of
+from systems.scheduling.execution.arena import Arena
+from systems.scheduling.execution.execute import execute
+from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
@@ -278,6 +281,16 @@ def test_what_a_few_places_have_in_common_is_tried_at_all_of_them(monkeypatch: p
     composites = [candidate for change, candidate in searching._composites()]
     names = ("separate", *(f"tile {i}" for i in range(1, FEW - 1)))
     assert {c.choices for c in composites} == {tuple((place, name) for place in PLACES[:2]) for name in names}
+
+
+def test_of_changes_at_many_places_those_come_first_that_lose_least_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(0)
+    times = {"chosen": 1.0, "slow": 1.4, "near": 1.01, "slower": 1.2}
+    decisions = [Decision("kind", place, (), times, "chosen", {}, place) for place in PLACES]
+    space.decisions = lambda choices: decisions  # type: ignore[method-assign]
+    searching, _ = space.searching(monkeypatch)
+    changes = [change for change, _ in searching._composites()]
+    assert changes == [f"kind: {name} at 3 places" for name in ("near", "slower", "slow")]
 
 
 def test_alternatives_come_by_what_their_places_take_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -882,6 +895,33 @@ def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_
     file.write_text(json.dumps(document))
     with pytest.raises(BadOption, match="captured cannot be read"):
         prepared(other)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+        ),
+    ],
+)
+@pytest.mark.usefixtures("cache_folder")
+def test_candidates_of_a_search_lie_in_the_same_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made with the same arena; on a GPU it has one range, whose address all have."""
+    made: list[Scheduled] = []
+    arenas: set[Arena] = set()
+
+    def noting(program: Program, schedule: Schedule, arena: Arena) -> Scheduled:
+        arenas.add(arena)
+        made.append(execute(program, schedule, arena))
+        return made[-1]
+
+    monkeypatch.setattr(search, "execute", noting)
+    module, x = Branches().eval().to(device), torch.randn(1, 4, 8, 8, device=device)
+    systems.load("weave", budget_s=3.0).prepare(module, (x,)).close()
+    (arena,) = arenas
+    assert len(made) > 3 and len(arena.ranges) == (1 if device == "cuda" else 0)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ from torch import Tensor
 from conf.text import first_line
 from systems.preparing import collector_spared
 from systems.scheduling.decision import Decision
+from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
@@ -32,6 +33,7 @@ FEW = 4  # alternatives of a decision, up to which each is tried at all places o
 ALIKE = ("in turn", "at once")  # ways to measure what stays separate: one alternative, as the stream plan runs it
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
+ROOM = 2.0  # times the first candidate's memory that all have, so that a larger one need not lie elsewhere
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
 OWN = ("merge_convolutions", "fuse_sums")  # kinds of decisions that no other scheduler takes
@@ -47,6 +49,8 @@ class Search:
         - It begins with what the other schedulers execute: the passes' own decisions, but for those of OWN kinds. In the end
           the best is held against that once more, both captured anew, and goes where it is no faster: by the next search
           where one is killed before, within its budget or not.
+        - Candidates lie in the same memory, and none runs beside another. In memory of its own a graph may be some percent
+          faster or slower than one captured from the same schedule, which would decide more often than the change does.
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
         - No candidate is measured twice, in whatever process the search goes on, but for one whose gain was given up.
         - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches and
@@ -85,6 +89,7 @@ class Search:
         self.report, self.keep, self.state = report, keep, state or State()
         self.begin = perf_counter() - self.state.seconds
         self.num_tried = 0
+        self.arena = Arena(ROOM)
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
         self.excess: Callable[[list[Tensor]], float] = lambda outputs: 0.0  # of an error over what it may be
 
@@ -197,17 +202,22 @@ class Search:
 
     def _composites(self) -> Iterator[tuple[str, Candidate]]:
         """Several decisions at once, each of which may gain only beside the others: one alternative at all places of a kind,
-        where that does without the decision or is one of a FEW; and one with the fastest at the places that it needs."""
+        where that does without the decision or is one of a FEW; and one with the fastest at the places that it needs. What
+        loses least by the operators' own times comes first: layouts that lose much take long to measure anew."""
         taken_alone = [d for d in self._rewritten(Candidate())[1] if d.kind in OWN and d.is_change]
         for kind in OWN:
             if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
                 yield f"{kind}: as each is fastest alone, at {len(by_place)} places", self.state.best.choose_all(by_place)
         alternatives = self._alternatives()
         places_by_change: dict[tuple[str, str], list[str]] = {}
+        lost_ms: dict[tuple[str, str], float] = {}  # by what each operator takes alone
         for decision, name in alternatives:
             if name == decision.without or len(decision.milliseconds) <= FEW:
-                places_by_change.setdefault((decision.kind, name), []).append(decision.place)
-        for (kind, name), places in places_by_change.items():
+                both = decision.kind, name
+                places_by_change.setdefault(both, []).append(decision.place)
+                lost_ms[both] = lost_ms.get(both, 0.0) + (decision.milliseconds[name] or 0.0) - _own_ms(decision)
+        for kind, name in sorted(lost_ms, key=lost_ms.__getitem__):
+            places = places_by_change[kind, name]
             if len(places) > 1:
                 yield f"{kind}: {name} at {len(places)} places", self.state.best.choose_all(dict.fromkeys(places, name))
         fastest: dict[str, str] = {}  # alternatives by place
@@ -366,7 +376,12 @@ class Search:
 
     def _prepare(self, candidate: Candidate) -> Scheduled:
         program, _ = self._rewritten(candidate)
-        return execute(*lower(program, candidate.schedule(program)))
+        return execute(*lower(program, candidate.schedule(program)), self.arena)
+
+
+def _own_ms(decision: Decision) -> float:
+    """Milliseconds of what a decision has chosen; 0 where it did not say."""
+    return decision.milliseconds[decision.chosen] or 0.0
 
 
 def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:

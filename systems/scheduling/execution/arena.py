@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,9 +17,13 @@ class Arena:
 
     A CUDA Graph holds addresses, so a range once given never moves. A schedule that needs more than there is gets a new
     range, which later ones share: prepare the largest shape first, and its arena serves all.
+
+    Args:
+        room: how many times as large as it has to be a new range is, so that schedules that need more share it too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: float = 1.0) -> None:
+        self.room = room
         self.ranges: list[Tensor] = []
         self.streams_by_device: dict[torch.device, Streams] = {}
 
@@ -26,7 +31,7 @@ class Arena:
         """At least `size` bytes on `device`, as uint8[>= size]: the smallest range that is large enough, or a new one."""
         fitting = [r for r in self.ranges if r.device == device and r.numel() >= size]
         if not fitting:
-            self.ranges.append(torch.empty(size, dtype=torch.uint8, device=device))
+            self.ranges.append(torch.empty(ceil(size * self.room), dtype=torch.uint8, device=device))
             return self.ranges[-1]
         return min(fitting, key=Tensor.numel)
 
