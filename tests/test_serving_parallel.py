@@ -38,11 +38,13 @@ from runners.request.request import Request, SweepOptions
 from runners.serving.bridge import Bridge, Stopped
 from runners.serving.parted import parted
 from runners.showings.registry import showing
+from systems.serving import control as control_module
 from systems.serving import parallel
-from systems.serving import worker as worker_module
 from systems.serving.batch import Batch, Row
+from systems.serving.control import PipeControl, Wiring
 from systems.serving.engine import PROMPT_SIZES
 from systems.serving.iteration_level import IterationLevel
+from systems.serving.link import Link
 from systems.serving.message import from_bytes, to_bytes
 from systems.serving.parallel import EngineEnded, ParallelEngine
 from systems.serving.parts import Parts
@@ -50,7 +52,7 @@ from systems.serving.parts import environment as environment_of
 from systems.serving.request import Sampling
 from systems.serving.slots import ContiguousSlots, Region
 from systems.serving.system import Server, ServingSystem
-from systems.serving.worker import Link, PipeControl, Spec, Wiring, Worker
+from systems.serving.worker import Spec, Worker
 
 NUM_SLOTS = 120
 
@@ -559,7 +561,7 @@ def test_of_a_thousand_requests_none_is_lost_silently() -> None:
 
 def test_a_worker_looks_for_messages_and_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does what it has to meanwhile, for as long as there is more of that, and a message comes before either."""
-    monkeypatch.setattr(worker_module, "AWAKE_S", 0.05)
+    monkeypatch.setattr(control_module, "AWAKE_S", 0.05)
     read, write = os.pipe()
     control = PipeControl(Wiring(read, (), None))
     num_looks = 0

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
+from .control import END, Wiring
 from .engine import Engine, Returned
 from .message import to_bytes
 from .parts import environment
-from .worker import END, OUT_OF_MEMORY, Spec, Wiring
+from .worker import OUT_OF_MEMORY, Spec
 
 END_S = 10.0  # for workers to end once they are told to
 START_S = 3600.0  # until all are ready: weights of hundreds of gigabytes are made or read

@@ -86,7 +86,7 @@ def timed(device: str, degree: int, rank: int, rendezvous: str, kind: str) -> tu
 
     On GPUs calls are of a CUDA graph, as in an engine.
     """
-    from .worker import Link
+    from .link import Link
 
     on_gpu = device == "cuda"
     if on_gpu:

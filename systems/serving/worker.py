@@ -15,18 +15,15 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import sys
 import threading
-import time
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -35,34 +32,15 @@ from torch import Tensor, nn
 from conf.text import first_line
 from systems.preparing import collector_spared
 
+from .control import END, Control, PipeControl, TensorControl, Wiring
 from .engine import Decoder, LocalEngine, lacks_memory
+from .link import Link
 from .message import from_bytes
 from .parts import REDUCTIONS, SHARE, Parts
 from .sampling import sampled
 
-if TYPE_CHECKING:
-    from .direct import DirectSums
-
 FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to workers that end
-MANY = 2**20  # numbers, as those of an iteration with prompts
-END = b""  # the message after the last
 OUT_OF_MEMORY = 3  # exit status
-AWAKE_S = 0.05  # that a worker looks for messages without sleep: whoever sleeps takes tens of microseconds to wake
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """File descriptors of a worker's pipes. None: it has no such pipe.
-
-    Args:
-        messages: control messages come by it.
-        forwards: they go on by these, to the next stage first.
-        answers: of the last stage's controller, to the engine.
-    """
-
-    messages: int | None
-    forwards: tuple[int, ...]
-    answers: int | None
 
 
 @dataclass(frozen=True)
@@ -107,167 +85,6 @@ class Spec:
     def from_json(cls, text: str) -> Spec:
         fields = json.loads(text)
         return cls(**fields | {"parts": Parts(**fields["parts"])})
-
-
-class Link:
-    """Tensors between the parts of a model: NCCL between GPUs, or each other's memory for sums; gloo between CPUs.
-
-    Args:
-        parts, rank: whose link it is.
-        group: of the parts of its stage.
-    """
-
-    def __init__(self, parts: Parts, rank: int, group: dist.ProcessGroup):
-        self.parts, self.rank, self.group = parts, rank, group
-        self.direct: DirectSums | None = None
-
-    def sum(self, x: Tensor, addend: Tensor | None = None) -> None:
-        """Over the parts of the stage, in place; the addend is added to it once."""
-        if self.direct is not None and self.direct.takes(x):
-            self.direct.sum(x, addend)
-            return
-        dist.all_reduce(x, group=self.group)
-        if addend is not None:
-            x.add_(addend)
-
-    def gathered(self, x: Tensor) -> Tensor:
-        """[R, n] of each part of the stage -> [R, n * parts]."""
-        shares = [torch.empty_like(x) for _ in range(self.parts.tensor)]
-        dist.all_gather(shares, x, group=self.group)
-        return torch.cat(shares, -1)
-
-    def send(self, x: Tensor) -> None:
-        """To the same part of the next stage."""
-        dist.send(x, self.rank + self.parts.tensor)
-
-    def receive(self, x: Tensor) -> None:
-        """From the same part of the stage before."""
-        dist.recv(x, self.rank - self.parts.tensor)
-
-    def reach(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Sum by the memory of others from now on, where the GPUs of the stage reach each other's."""
-        first = self.rank - self.parts.place(self.rank)[1]
-        if self.parts.tensor > 1 and device.type == "cuda":
-            from .direct import DirectSums, reach_each_other  # it needs Triton
-
-            if reach_each_other(list(range(first, first + self.parts.tensor))):
-                self.direct = DirectSums(self.group, dtype, device)
-
-    def connect(self, device: torch.device) -> None:
-        """Make every communicator that the model uses. Numbers few and many go by algorithms with buffers of their own."""
-        stage, _ = self.parts.place(self.rank)
-        for count in (1, MANY):
-            numbers = torch.zeros(count, device=device)
-            if self.parts.tensor > 1:
-                self.sum(numbers)
-                self.gathered(numbers)
-            if stage:
-                self.receive(numbers)
-            if stage < self.parts.pipeline - 1:
-                self.send(numbers)
-
-
-class Control(ABC):
-    """The channel of control messages, seen from one worker."""
-
-    @abstractmethod
-    def receive(self, meanwhile: Callable[[], bool] | None = None) -> bytes:
-        """The next message.
-
-        meanwhile: what to do while none has come; it says whether it has more to do. None: this process sleeps.
-        """
-
-    @abstractmethod
-    def forward(self, message: bytes) -> None:
-        """To whoever has it from this worker; nobody, but for a controller."""
-
-    def connect(self) -> None:
-        """Make what messages need, before the first."""
-
-
-class PipeControl(Control):
-    """Messages apart from tensors: the chapter's separate channel."""
-
-    def __init__(self, wiring: Wiring):
-        assert wiring.messages is not None
-        self.messages = Connection(wiring.messages, writable=False)
-        self.poll = select.poll()
-        self.poll.register(wiring.messages, select.POLLIN)
-        self.forwards = [Connection(descriptor, readable=False) for descriptor in wiring.forwards]
-
-    def receive(self, meanwhile: Callable[[], bool] | None = None) -> bytes:
-        if meanwhile is not None:
-            end_s = time.monotonic() + AWAKE_S
-            while not self.poll.poll(0):
-                if meanwhile():
-                    end_s = time.monotonic() + AWAKE_S
-                elif time.monotonic() > end_s:
-                    break
-        return self.messages.recv_bytes()
-
-    def forward(self, message: bytes) -> None:
-        for connection in self.forwards:
-            connection.send_bytes(message)
-
-
-class TensorControl(Control):
-    """Messages as tensors, behind what the devices compute: the ablation, which is what the chapter says of others.
-
-    Args:
-        wiring: of which the first controller's messages alone are used.
-        parts, rank, device: of the worker.
-        groups: of all workers, and of the stage; of messages alone.
-    """
-
-    def __init__(
-        self,
-        wiring: Wiring,
-        parts: Parts,
-        rank: int,
-        device: torch.device,
-        groups: tuple[dist.ProcessGroup, dist.ProcessGroup],
-    ):
-        self.messages = None if wiring.messages is None else Connection(wiring.messages, writable=False)
-        self.parts, self.rank, self.device = parts, rank, device
-        self.everyone, self.stage = groups
-
-    def receive(self, meanwhile: Callable[[], bool] | None = None) -> bytes:
-        if self.messages is not None:
-            return self.messages.recv_bytes()
-        size = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._from_before(size)
-        if not (count := int(size)):
-            return END
-        message = torch.empty(count, dtype=torch.uint8, device=self.device)
-        self._from_before(message)
-        return bytes(message.cpu().numpy())
-
-    def forward(self, message: bytes) -> None:
-        self._on(torch.tensor([len(message)], device=self.device))
-        if message:
-            self._on(torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self.device))
-
-    def connect(self) -> None:
-        number = torch.zeros(1, device=self.device)
-        if self.messages is None:
-            self._from_before(number)
-        self._on(number)
-
-    def _on(self, tensor: Tensor) -> None:
-        stage, part = self.parts.place(self.rank)
-        if part:
-            return
-        if stage < self.parts.pipeline - 1:
-            dist.send(tensor, self.rank + self.parts.tensor, group=self.everyone)
-        if self.parts.tensor > 1:
-            dist.broadcast(tensor, self.rank, group=self.stage)
-
-    def _from_before(self, tensor: Tensor) -> None:
-        stage, part = self.parts.place(self.rank)
-        if part:
-            dist.broadcast(tensor, stage * self.parts.tensor, group=self.stage)
-        else:
-            dist.recv(tensor, self.rank - self.parts.tensor, group=self.everyone)
 
 
 @dataclass(frozen=True)
