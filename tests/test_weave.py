@@ -897,6 +897,29 @@ def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_
         prepared(other)
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_search_profiles_in_no_process_but_one_that_learns(learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profiler slows each later launch of a graph: whoever prepares in his own process pays for none."""
+    system = systems.load("weave", budget_s=0.0)
+    may_profile: list[bool] = []
+
+    def rewritten(program: Program) -> None:
+        may_profile.extend(system.may_profile(torch.device(device)) for device in ("cuda", "cpu"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(system, "_rewritten", rewritten)
+    with pytest.raises(KeyboardInterrupt):
+        (system.learn if learns else system.prepare)(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+    assert may_profile == [learns, True] and not system.may_profile(torch.device("cuda"))
+    space = Space(1)
+    for last_plans in (SEARCHED, {}):
+        searching, _ = space.searching(monkeypatch)
+        searching.last_plans = last_plans
+        space.prepared.clear()
+        assert searching.run().is_complete
+        assert any(each.candidate.stream_plan in SEARCHED for each in space.prepared) == bool(last_plans)
+
+
 @pytest.mark.parametrize(
     "device",
     [

@@ -71,6 +71,7 @@ class Search:
         state: to go on from.
         forecast: what a schedule would take; None for measuring every candidate.
         is_measuring: candidates are measured; else forecasts decide.
+        may_profile: stream plans that are SEARCHED for are tried, which take a profiler.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Search:
         state: State | None = None,
         forecast: Forecast | None = None,
         is_measuring: bool = True,
+        may_profile: bool = True,
     ):
         self.forecast, self.is_measuring = forecast, is_measuring
+        self.last_plans = SEARCHED if may_profile else {}
         self.captured, self.rewrite, self.inputs, self.budget_s = captured, rewrite, captured.examples, budget_s
         self.report, self.keep, self.state = report, keep, state or State()
         self.begin = perf_counter() - self.state.seconds
@@ -168,7 +171,7 @@ class Search:
                 if self.state.best == before:
                     break
             best = self.state.best
-            last = ((f"stream plan: {name}", replace(best, stream_plan=name)) for name in SEARCHED)
+            last = ((f"stream plan: {name}", replace(best, stream_plan=name)) for name in self.last_plans)
             return self._try_each(last, holder)
 
     def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "Holder") -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from conf import not_one_of
@@ -67,10 +68,19 @@ class Weave(Scheduler):
         if self.file:
             self.file_schedule, self.recipe = _read(self.file)
         self.state = State()  # of the program that is prepared
+        self.is_learning = False  # and nothing else, in a process of its own
 
     @property
     def learns(self) -> bool:
         return self.file is None
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """As every scheduler's; here alone a search on a GPU may profile."""
+        self.is_learning = True
+        try:
+            super().learn(module, inputs)
+        finally:
+            self.is_learning = False
 
     def schedule(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
         """As every scheduler's; the plan holds what preparing from it would have to make again."""
@@ -156,6 +166,10 @@ class Weave(Scheduler):
             timer.close()  # also when it is interrupted, so that nothing is measured twice
             self.num_measured += timer.taken
 
+    def may_profile(self, device: torch.device) -> bool:
+        """May a search run a profiler? On a GPU that slows each later launch of a graph in the process."""
+        return self.is_learning or device.type != "cuda"
+
     def _searched(self, program: Program) -> State:
         """What the cache knows, after a search as long as the budget allows.
 
@@ -182,7 +196,8 @@ class Weave(Scheduler):
         def keep(state: State) -> None:
             cache.add({name: {**state.to_json()}})
 
-        searching = Search(program, rewrite, self.budget_s, self.report, keep, state, forecast_ms, self.costs != "simulated")
+        is_measuring, may_profile = self.costs != "simulated", self.may_profile(program.device)
+        searching = Search(program, rewrite, self.budget_s, self.report, keep, state, forecast_ms, is_measuring, may_profile)
         state = searching.run()
         self.num_measured += searching.num_tried
         return state
