@@ -12,6 +12,7 @@ from made_records import cell, latency, record, rounds
 from scipy.stats import t as student
 
 from results.cell import choose, named
+from results.latencies import latencies_ms
 from results.record import Measured, Quantity, Record
 from results.selection import Selection
 from results.statistics import FEW, STUDENT, interval, median_interval, resampled_medians
@@ -20,7 +21,7 @@ from results.warning import Warning
 from scripts.exhibits import findings
 from scripts.exhibits.evidence import Evidence, select
 from scripts.exhibits.preset import Preset
-from scripts.exhibits.quantities import Missing, saturation, sm_efficiency
+from scripts.exhibits.quantities import Missing, ratios_of_traces, saturation, sm_efficiency
 
 H200 = ROOT / "results" / "reference" / "h200"
 EAGER, NIMBLE = named("system", "eager"), named("system", "nimble")
@@ -88,10 +89,37 @@ def test_systems_that_served_the_same_traces_are_compared_trace_by_trace() -> No
     figure = next(f for f in judged("orca/extensions", [paged, prefixes]) if "orca_prefixes over" in f.what)
     assert figure.ours == pytest.approx(sorted(ratios)[1]) and figure.low <= min(ratios) and max(ratios) <= figure.high
     assert prefixes.serving is not None
+    row, (first, second) = ("gpt_13b", 1), (prefixes.cell.system.key, paged.cell.system.key)
+    for other in (
+        replace(prefixes, cell=replace(prefixes.cell, runner=choose("runner", "serving", rate=7.0))),
+        replace(prefixes, serving=replace(prefixes.serving, traces=[replace(t, seed=99) for t in prefixes.serving.traces])),
+    ):
+        assert ratios_of_traces(Evidence(Selection([paged, other])), row, first, second, saturation) == []
     fewer = replace(prefixes.serving, traces=prefixes.serving.traces[:2])
     apart = [paged, replace(prefixes, serving=fewer)]  # of other traces, by each one's median and interval
     wide = next(f for f in judged("orca/extensions", apart) if "orca_prefixes over" in f.what)
     assert wide.high / wide.low > 1.1 * figure.high / figure.low
+
+
+def test_of_times_between_tokens_the_shorter_is_the_better_trace_by_trace() -> None:
+    """Records of other systems, as if they were of Azure's trace."""
+    by_system = {r.cell.system.choice: r for r in Store(H200 / "serving-extensions.jsonl.gz").read().records.values()}
+    model = choose("model", "gpt_13b", positions=16384)
+    runner = choose("runner", "serving", trace="azure.csv.gz", concurrency=64)
+
+    def of_azure(name: str, like: str) -> Record:
+        one = by_system[like]
+        return replace(one, cell=replace(one.cell, model=model, runner=runner, system=choose("system", name)))
+
+    chunked, paged = of_azure("orca_chunked", "orca_prefixes"), of_azure("orca_paged", "orca_asynchronous")
+
+    def p99(one: Record) -> list[float]:
+        assert one.serving is not None
+        return [float(np.percentile(latencies_ms(trace.requests)["itl"], 99)) for trace in one.serving.traces]
+
+    ratios = [longer / shorter for longer, shorter in zip(p99(paged), p99(chunked), strict=True)]
+    figure = next(f for f in judged("orca/azure_trace", [chunked, paged]) if "p99 between tokens" in f.what)
+    assert min(ratios) > 1.1 and figure.ours == pytest.approx(sorted(ratios)[1])
 
 
 def test_records_of_another_arithmetic_are_not_taken_for_an_exhibits() -> None:

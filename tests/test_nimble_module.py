@@ -1,6 +1,7 @@
 """Nimble as a library: a module in the place of a module."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -159,6 +160,24 @@ def test_an_arena_gives_the_smallest_range_that_is_large_enough() -> None:
     assert arena.take(100, cpu) is large and arena.take(101, cpu) is larger
     roomy = Arena(room=1.5)
     assert roomy.take(99, cpu).numel() == 149 and roomy.take(149, cpu) is roomy.ranges[0] and len(roomy.ranges) == 1
+    with pytest.raises(ValueError, match=r"0\.5 times"):
+        Arena(room=0.5)
+
+
+def test_an_arena_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its room does not fit, a range has what was asked for; where that does not fit, it raises."""
+    empty = torch.empty
+
+    def limited(size: int, **options: Any) -> Tensor:
+        if size > 150:
+            raise torch.OutOfMemoryError("out of memory")
+        return empty(size, **options)
+
+    monkeypatch.setattr(torch, "empty", limited)
+    arena = Arena(room=2.0)
+    assert arena.take(100, torch.device("cpu")).numel() == 100
+    with pytest.raises(torch.OutOfMemoryError):
+        arena.take(151, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v2_cifar10", pytest.param("googlenet", marks=pytest.mark.slow)])

@@ -124,6 +124,14 @@ def test_an_engines_caches_go_with_it() -> None:
     assert len(CACHES) == before
 
 
+def test_room_is_left_for_weights_that_are_laid_out_anew() -> None:
+    """Twice by weave, whose candidate lies beside its best; the others copy none, and keep it for K/V slots."""
+    num_bytes = sum(p.numel() * p.element_size() for p in MODULE.parameters())
+    for name, copies in (("engine", 0), ("sequential", 0), ("nimble", 0), ("weave", 2)):
+        system = systems.load("orca", increments_by=name)
+        assert isinstance(system, ServingSystem) and system._copied_bytes(MODULE) == copies * num_bytes
+
+
 def test_what_executes_increments_is_a_system_of_modules() -> None:
     with pytest.raises(BadOption, match=r"increments_by=nimbel.*nimble"):
         systems.load("orca", increments_by="nimbel")

@@ -216,12 +216,16 @@ def ratios_of_traces(evidence: Evidence, row: Row, over: Choice, under: Choice, 
     """A quantity under one system over that under another, of each trace; empty where they did not serve the same traces."""
     if quantity not in OF_TRACES or evidence.measured is None:
         return []
-    servings = [evidence.measured.part(row, system, lambda record: record.serving) for system in (over, under)]
-    if any(one is None for one in servings):
-        return []
-    traces = [[trace.requests for trace in one.traces] for one in servings if one is not None]
-    asked = [[(requests.prompt_tokens, requests.max_new_tokens) for requests in each] for each in traces]
-    if asked[0] != asked[1]:
+    records = [evidence.measured.part(row, one, lambda record: record if record.serving else None) for one in (over, under)]
+    loads, traces = [], []
+    for record in filter(None, records):
+        assert record.serving is not None
+        traces.append([trace.requests for trace in record.serving.traces])
+        asked = [
+            (trace.seed, trace.requests.prompt_tokens, trace.requests.max_new_tokens) for trace in record.serving.traces
+        ]
+        loads.append((record.cell.runner, asked))
+    if len(loads) < 2 or loads[0] != loads[1]:
         return []
     return [OF_TRACES[quantity](one) / OF_TRACES[quantity](other) for one, other in zip(*traces, strict=True)]
 
@@ -275,7 +279,7 @@ def peak_throughput(evidence: Evidence, row: Row, system: Choice | None) -> floa
 
 
 def max_batch(evidence: Evidence, row: Row, system: Choice | None) -> float:
-    """Requests of the largest batch that the engine had room for, where a larger one was tried or there is none."""
+    """Requests of the largest batch that the engine had room for, where it had none for a larger one."""
     chosen, measured = _some(system), evidence.measured
     if measured is None:
         raise Missing("not measured")
@@ -284,7 +288,7 @@ def max_batch(evidence: Evidence, row: Row, system: Choice | None) -> float:
     fitting = [batch for batch in tried if not why_not(measured, (row[0], batch), chosen)]
     if not fitting:
         raise Missing(why_not(measured, row, chosen))
-    if max(fitting) == max(tried) < max(batches):
+    if max(fitting) == max(tried):
         raise Missing(f"{chosen} was tried at no batch above {max(tried)}")
     return float(max(fitting))
 

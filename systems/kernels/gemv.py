@@ -4,8 +4,8 @@ Such a product waits for memory alone. A thread block has a few rows of the weig
 before the product is computed by every thread block again, which takes less time than a kernel of its own. An activation and
 an addition come last.
 
-A weight depends on no kernel. So where a kernel is launched before the one before it has ended (programmatic dependent
-launch), its thread blocks read their first weights while they wait.
+A weight depends on no kernel. Where a kernel is launched before the one before it has ended (programmatic dependent launch),
+its thread blocks read their first weights while they wait.
 """
 
 from __future__ import annotations
@@ -45,6 +45,18 @@ def gemv(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_GELU: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):  # fmt: skip
+    """out = addend + gelu(norm(x) @ weight.T + bias) of one row; sums are in fp32.
+
+    Args:
+        x, norm_weight, norm_bias: [WIDTH], the last two of a norm before the product, or None.
+        weight: [num_rows, WIDTH], contiguous.
+        bias, addend, out: [num_rows]; the first two may be None.
+        eps: of the norm.
+        PADDED: the least power of two that is no smaller than WIDTH.
+        ROWS, COLUMNS: of a Strip.
+        IS_GELU: after the product, the tanh form.
+        IS_EARLY: launched while the kernel before it ends.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     column = tl.arange(0, COLUMNS)
@@ -105,10 +117,14 @@ class Gemv(Kernel):
         """Args:
         x: [..., features] of one row, contiguous.
         weight: [outputs, features], contiguous; no operator writes it.
-        bias: [outputs].
+        bias: [outputs], contiguous.
         out: [..., outputs], contiguous, where it writes; a new tensor where there is none.
+
+        Raises ValueError for more rows than one.
         """
         outputs, features = weight.shape
+        if x.numel() != features:
+            raise ValueError(f"a row of {features} is asked for, and x is {list(x.shape)}")
         if out is None:
             out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
         sizes = (features, triton.next_power_of_2(features), self.strip.rows, self.strip.columns)

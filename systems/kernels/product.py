@@ -40,7 +40,7 @@ class Product(Kernel):
         """Args:
         x: [..., features], contiguous.
         weight: [outputs, features], contiguous, rounded to TF32 where that is the precision.
-        bias: [outputs].
+        bias: [outputs], contiguous.
         tickets: as `Dense`'s.
         out: [..., outputs], contiguous, where it writes; a new tensor where there is none.
         """

@@ -39,7 +39,7 @@ def rounded(x):
 
 @triton.jit
 def wait_for_producers(is_early: tl.constexpr):
-    """Every block waits before it reads or writes: so what a kernel before the last one wrote is there too."""
+    """Every block waits before it writes, or reads what a kernel has written. So what one before the last wrote is there."""
     if is_early:
         tl.extra.cuda.gdc_wait()
 

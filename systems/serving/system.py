@@ -30,7 +30,7 @@ LEAST_SPARE_BYTES = 2 * GIB  # of it, for what an iteration computes
 USUAL_PROMPT = 1 / 4  # of all positions: prompts of a batch are seldom longer on average
 WIDTHS_OF_TOKEN = 14  # tensors as wide as the model that are alive at once, the inner ones of a block as several
 CPU_SLOTS = 16384  # by default
-COPIES = 2  # of the weights, as a system that schedules increments may lay them out: in its best plan, and in one beside it
+COPIES = {"weave": 2}  # of the weights, by what executes increments: as its best plan lays them out, and one beside it
 MOST = 2**31 - 1  # of any number: kernels and tensors hold them in 32 bits
 
 
@@ -242,6 +242,10 @@ class ServingSystem(AnyServingSystem):
         width_bytes = shape.heads * shape.head_size * item_bytes
         return max(LEAST_SPARE_BYTES, self.most_tokens(shape.positions) * WIDTHS_OF_TOKEN * width_bytes)
 
+    def _copied_bytes(self, decoder: nn.Module) -> int:
+        """Of a GPU, for weights that what executes increments lays out anew."""
+        return COPIES.get(self.increments_by, 0) * sum(p.numel() * p.element_size() for p in decoder.parameters())
+
     def _slots_that_fit(self, decoder: Decoder, weight: Tensor) -> int:
         shape = decoder.shape
         slot_bytes = 2 * shape.layers * shape.kv_heads * shape.head_size * weight.element_size()
@@ -250,13 +254,11 @@ class ServingSystem(AnyServingSystem):
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info()
         spare_bytes = self._spare_bytes(shape, weight.element_size())
-        if self.increments_by != ENGINE:
-            assert isinstance(decoder, nn.Module)
-            spare_bytes += COPIES * sum(p.numel() * p.element_size() for p in decoder.parameters())
+        spare_bytes += self._copied_bytes(cast(nn.Module, decoder))
         if (num_slots := int((free_bytes - spare_bytes) * SHARE) // slot_bytes) < 1:
             raise MemoryError(
                 f"beside the weights {free_bytes / GIB:.1f} GiB are free, of which {spare_bytes / GIB:.1f} are for "
-                "computing: the rest holds no K/V slot"
+                "computing and copies of weights: the rest holds no K/V slot"
             )
         return num_slots
 

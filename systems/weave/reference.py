@@ -31,7 +31,7 @@ class Reference:
     def __init__(self, captured: Program):
         self.captured, self.precision = captured, precision_of(captured)
         self.own = tensors(captured.run(captured.examples))
-        self.outputs, self.disturbed = widened(captured), widened(captured, self.precision)
+        self.outputs, self.disturbed = wide_outputs(captured), wide_outputs(captured, self.precision)
         cases = zip(self.own, self.disturbed, self.outputs, strict=True)
         self.eager = [distance(own, reference).or_more(distance(moved, reference)) for own, moved, reference in cases]
         multiple = MULTIPLE[self.precision]
@@ -55,7 +55,11 @@ class Reference:
     @cached_property
     def _spans(self) -> list[Span | None]:
         """Of each output what its outcomes span; None where it does not depend on a choice."""
-        others = [self.own, self.disturbed, *(rounded(self.captured, self.precision, seed) for seed in range(OUTCOMES))]
+        others = [
+            self.own,
+            self.disturbed,
+            *(rounded_outputs(self.captured, self.precision, seed) for seed in range(OUTCOMES)),
+        ]
         spans: list[Span | None] = []
         for i, (reference, eager, most) in enumerate(zip(self.outputs, self.eager, self.tolerances, strict=True)):
             span = Span(reference) if reference.is_floating_point() else None
@@ -79,7 +83,7 @@ def precision_of(program: Program) -> str:
     return "tf32" if program.device.type == "cuda" and is_rounded else "fp32"
 
 
-def widened(program: Program, disturbed_as: str | None = None) -> list[Tensor]:
+def wide_outputs(program: Program, disturbed_as: str | None = None) -> list[Tensor]:
     """A program's outputs with floating-point tensors in fp64, and no other conversions within it.
 
     Args:
@@ -96,7 +100,7 @@ def widened(program: Program, disturbed_as: str | None = None) -> list[Tensor]:
         return _outputs_with(program, wide, _wide_dtype)
 
 
-def rounded(program: Program, precision: str, seed: int) -> list[Tensor]:
+def rounded_outputs(program: Program, precision: str, seed: int) -> list[Tensor]:
     """A program's outputs with its weights half a unit of rounding away, each seed another way."""
     inputs = {id(x) for x in program.examples}
 
@@ -119,27 +123,19 @@ def _outputs_with(
     """A program's outputs with another tensor in the place of each that is not of whole numbers.
 
     A tensor is made where an operator reads it, and again for the next: a large model's in fp64 would not fit beside it.
-    What the program writes is made once, so that later operators read what was written.
 
     Args:
         tensor_of: makes it of the program's, and of how many were met before it.
         dtype_of: the type in the place of one that the program converts to.
     """
     numbers_by_id: dict[int, int] = {}
-    written_ids = {id(t) for t in program.changed}
-    made_by_id: dict[int, Tensor] = {}
 
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype):
             return dtype_of(leaf)
         if not isinstance(leaf, Tensor) or is_whole(leaf):
             return leaf
-        if id(leaf) in made_by_id:
-            return made_by_id[id(leaf)]
-        made = tensor_of(leaf, numbers_by_id.setdefault(id(leaf), len(numbers_by_id)))
-        if id(leaf) in written_ids:
-            made_by_id[id(leaf)] = made
-        return made
+        return tensor_of(leaf, numbers_by_id.setdefault(id(leaf), len(numbers_by_id)))
 
     inputs = [changed(x) for x in program.examples]
     values: list[Any] = [None] * len(program.graph)

@@ -1,5 +1,6 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -33,7 +34,7 @@ FEW = 4  # alternatives of a decision, up to which each is tried at all places o
 ALIKE = ("in turn", "at once")  # ways to measure what stays separate: one alternative, as the stream plan runs it
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
-ROOM = 2.0  # times the first candidate's memory that all have, so that a larger one need not lie elsewhere
+ROOM = 2.0  # bytes of the candidates' memory over those that the first needs
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
 OWN = ("merge_convolutions", "fuse_sums")  # kinds of decisions that no other scheduler takes
@@ -49,8 +50,8 @@ class Search:
         - It begins with what the other schedulers execute: the passes' own decisions, but for those of OWN kinds. In the end
           the best is held against that once more, both captured anew, and goes where it is no faster: by the next search
           where one is killed before, within its budget or not.
-        - Candidates lie in the same memory, and none runs beside another. In memory of its own a graph may be some percent
-          faster or slower than one captured from the same schedule, which would decide more often than the change does.
+        - Candidates lie in the same memory, but for those that need more than ROOM times the first's; none runs beside
+          another. In memory of its own a graph of the same schedule is some percent faster or slower. That would decide.
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
         - No candidate is measured twice, in whatever process the search goes on, but for one whose gain was given up.
         - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches and
@@ -214,11 +215,13 @@ class Search:
         alternatives = self._alternatives()
         places_by_change: dict[tuple[str, str], list[str]] = {}
         lost_ms: dict[tuple[str, str], float] = {}  # by what each operator takes alone
+        counts = Counter(decision.place for decision in self._rewritten(self.state.best)[1])
         for decision, name in alternatives:
             if name == decision.without or len(decision.milliseconds) <= FEW:
                 both = decision.kind, name
                 places_by_change.setdefault(both, []).append(decision.place)
-                lost_ms[both] = lost_ms.get(both, 0.0) + (decision.milliseconds[name] or 0.0) - _own_ms(decision)
+                lost = (decision.milliseconds[name] or 0.0) - (decision.milliseconds[decision.chosen] or 0.0)
+                lost_ms[both] = lost_ms.get(both, 0.0) + lost * counts[decision.place]
         for kind, name in sorted(lost_ms, key=lost_ms.__getitem__):
             places = places_by_change[kind, name]
             if len(places) > 1:
@@ -380,11 +383,6 @@ class Search:
     def _prepare(self, candidate: Candidate) -> Scheduled:
         program, _ = self._rewritten(candidate)
         return execute(*lower(program, candidate.schedule(program)), self.arena)
-
-
-def _own_ms(decision: Decision) -> float:
-    """Milliseconds of what a decision has chosen; 0 where it did not say."""
-    return decision.milliseconds[decision.chosen] or 0.0
 
 
 def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:

@@ -19,10 +19,16 @@ class Arena:
     range, which later ones share: prepare the largest shape first, and its arena serves all.
 
     Args:
-        room: how many times as large as it has to be a new range is, so that schedules that need more share it too.
+        room: bytes of a new range over those that are asked for, so that schedules that need more share it. A range is no
+            larger than asked for where memory does not allow it.
+
+    Raises:
+        ValueError: `room` is below 1.
     """
 
     def __init__(self, room: float = 1.0) -> None:
+        if room < 1:
+            raise ValueError(f"a range of {room} times what is asked for holds it not")
         self.room = room
         self.ranges: list[Tensor] = []
         self.streams_by_device: dict[torch.device, Streams] = {}
@@ -31,9 +37,15 @@ class Arena:
         """At least `size` bytes on `device`, as uint8[>= size]: the smallest range that is large enough, or a new one."""
         fitting = [r for r in self.ranges if r.device == device and r.numel() >= size]
         if not fitting:
-            self.ranges.append(torch.empty(ceil(size * self.room), dtype=torch.uint8, device=device))
+            self.ranges.append(self._new(size, device))
             return self.ranges[-1]
         return min(fitting, key=Tensor.numel)
+
+    def _new(self, size: int, device: torch.device) -> Tensor:
+        try:
+            return torch.empty(ceil(size * self.room), dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            return torch.empty(size, dtype=torch.uint8, device=device)
 
     def streams(self, device: torch.device) -> Streams:
         """The streams of a GPU whose workspaces these schedules use; they are free again once this arena is gone."""

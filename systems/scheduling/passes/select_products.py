@@ -48,8 +48,8 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - transposed: the weight laid out the other way, once, in memory of its own beside the module's.
         - bias apart: an elementwise operator of its own adds the bias, which is one more launch.
         - transposed, bias apart.
-        - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split. In fp32
-          its factors are sums of two numbers of TF32 each, which is as precise as the library's product.
+        - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split. Where
+          TF32 is off, each factor is a sum of two numbers of TF32: as precise as the library's product.
         - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
 
     Invariants:
@@ -111,6 +111,8 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     x, produces = program.value(p.x), program.calls[p.operator].produces
     if not has_kernels(program.device) or not all(map(_is_plain, (x, produces))) or p.weight.numel() >= 2**31:
         return {}
+    if p.bias is not None and not p.bias.is_contiguous():
+        return {}
     from systems.kernels.dense import THRICE  # imports Triton
     from systems.kernels.gemv import Gemv, strips_of
     from systems.kernels.product import Product as Kernel
@@ -123,13 +125,14 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     is_fp32 = x.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
+    as_rows = _laid_out(p, weight, _rows)
     if tiles:
-        laid, derived = _laid_out(p, weight, _rounded_rows if is_fp32 and precision == "tf32" else _rows)
+        laid, derived = _laid_out(p, weight, _rounded_rows) if is_fp32 and precision == "tf32" else as_rows
         for tile in tiles:
             shared = tickets(program, tile, num_rows, outputs)
             own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared), {}, produces), derived)
     if num_rows == 1:
-        laid, derived = _laid_out(p, weight, _rows)
+        laid, derived = as_rows
         for strip in strips_of(features):
             own[str(strip)] = _Own(Call(Gemv(strip), (p.x, laid, p.bias), {}, produces), derived)
     return own
