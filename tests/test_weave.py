@@ -44,7 +44,7 @@ from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 from systems.weave import candidate, forecast, reference, search, stream_plans, trials
 from systems.weave.candidate import Candidate
-from systems.weave.search import FEW, MARGIN, WORTH, Search
+from systems.weave.search import FEW, KEPT, MARGIN, WORTH, Search
 from systems.weave.state import State
 from systems.weave.stream_plans import SEARCHED, STREAM_PLANS
 from systems.weave.trials import ROUNDS
@@ -246,7 +246,9 @@ def test_what_is_clearly_slower_gets_few_rounds(monkeypatch: pytest.MonkeyPatch,
     calls: list[Prepared] = []
     monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: calls.append(prepared) or prepared.milliseconds)
     searching.budget_s = 0.0
-    monkeypatch.setattr(searching, "_is_over", lambda: "sequential" in {p.candidate.stream_plan for p in space.prepared})
+    monkeypatch.setattr(
+        searching, "_is_over", lambda *kept_s: "sequential" in {p.candidate.stream_plan for p in space.prepared}
+    )
     state = searching.run()
     assert len([p for p in calls if p.candidate.stream_plan == "sequential"]) == num_rounds
     assert state.ratios[Candidate("sequential").key] == pytest.approx(ratio)
@@ -899,6 +901,66 @@ def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_
     file.write_text(json.dumps(document))
     with pytest.raises(BadOption, match="captured cannot be read"):
         prepared(other)
+
+
+class Clock:
+    """Stands in for perf_counter: each candidate that is prepared takes a second."""
+
+    def __init__(self, searching: Search, monkeypatch: pytest.MonkeyPatch):
+        self.now = searching.begin = 1000.0
+        prepare = searching._prepare
+
+        def taking_a_second(candidate: Candidate) -> Prepared:
+            self.now += 1
+            return prepare(candidate)  # type: ignore[return-value]
+
+        monkeypatch.setattr(searching, "_prepare", taking_a_second)
+        monkeypatch.setattr(search, "perf_counter", lambda: self.now)
+
+
+def test_a_share_of_the_budget_is_kept_for_plans_that_are_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer search goes on from the best before them, and tries them again on what it finds."""
+    space = Space(4)
+    whole = space.searching(monkeypatch)[0].run()
+    space.prepared.clear()
+    searching, saved_states = space.searching(monkeypatch)
+    searching.budget_s, searching.kept_s = 20.0, KEPT * 20.0
+    clock = Clock(searching, monkeypatch)
+    state = searching.run()
+    tried = [each.candidate for each in space.prepared]
+    last = [candidate for candidate in tried if candidate.stream_plan in SEARCHED]
+    assert last and not state.is_complete and state.unsearched is not None and state.seconds >= 20.0
+    assert all(candidate.stream_plan not in SEARCHED for candidate in tried[: tried.index(last[0])]) and clock.now < 1025.0
+    again = space.searching(monkeypatch, State.from_json(saved_states[-1]))[0]
+    again.budget_s = 20.0
+    space.prepared.clear()
+    assert again.run().best == state.best and space.prepared == []  # the budget is spent
+    longer = space.searching(monkeypatch, State.from_json(saved_states[-1]))[0].run()
+    assert longer.is_complete and space.cost(longer.best) <= space.cost(state.best) + 1e-9
+    new = [each.candidate for each in space.prepared]
+    assert any(candidate.stream_plan not in SEARCHED and candidate not in tried for candidate in new)
+    assert any(candidate.stream_plan in SEARCHED for candidate in new) and whole.is_complete
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_local_search_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+    graph = program.graph
+    profiled: list[Program] = []
+
+    def profile(program: Program) -> Profile:
+        profiled.append(program)
+        return profile_of([operator(kernel(5 + v, 200, 128, 32, 0)) for v in range(len(graph))])
+
+    monkeypatch.setattr(stream_plans, "profile", profile)
+    monkeypatch.setattr(stream_plans, "find", lambda device: GPU)
+    monkeypatch.setattr(stream_plans, "operator_ms", lambda program: [0.005] * len(graph))
+    first, second = (STREAM_PLANS["local search"](program) for _ in range(2))
+    assert first == second and len(profiled) == 1
+    verify(graph, first)
+    monkeypatch.setattr(forecast, "profile", profile)
+    begun = min(forecast.milliseconds(program, STREAM_PLANS[name](program), GPU) for name in ("nimble", "list, 4 streams"))
+    assert forecast.milliseconds(program, first, GPU) <= begun
 
 
 @pytest.mark.parametrize("learns", [True, False])

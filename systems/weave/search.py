@@ -32,6 +32,7 @@ from .trials import Holder, in_turn, milliseconds
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
 FEW = 4  # alternatives of a decision, up to which each is tried at all places of its kind at once
 ALIKE = ("in turn", "at once")  # ways to measure what stays separate: one alternative, as the stream plan runs it
+KEPT = 0.1  # of the budget, for the stream plans that are tried last
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 ROOM = 2.0  # bytes of the candidates' memory over those that the first needs
@@ -59,7 +60,7 @@ class Search:
         - Where forecasts stand in the place of measurements, no candidate is measured, none launches early, and none has
           priorities.
         - Stream plans that are SEARCHED for are tried last, on the best that single changes have led to: each decision after
-          them would ask for another search.
+          them would ask for another search. A share of the budget is KEPT for them.
         - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
           those go that are not.
 
@@ -89,6 +90,7 @@ class Search:
     ):
         self.forecast, self.is_measuring = forecast, is_measuring
         self.last_plans = SEARCHED if may_profile else {}
+        self.kept_s = KEPT * budget_s if may_profile else 0.0
         self.captured, self.rewrite, self.inputs, self.budget_s = captured, rewrite, captured.examples, budget_s
         self.report, self.keep, self.state = report, keep, state or State()
         self.begin = perf_counter() - self.state.seconds
@@ -124,7 +126,8 @@ class Search:
         while not self.state.is_complete:
             are_all_tried = self._try_all()
             self.state.is_complete = (self._is_confirmed or self._confirm()) and are_all_tried
-            if self._is_over():
+            if self._is_over(self.kept_s):
+                self.begin = min(self.begin, perf_counter() - self.budget_s)  # nothing is tried in what is left
                 break
 
     @property
@@ -156,7 +159,7 @@ class Search:
         self.report(f"{len(self.state.gains)} gains given up: captured anew, all together take {ratio:.3f}")
         lost = {key: known for key, known in self.state.ratios.items() if known is None or known >= MARGIN}
         self.state.ratios = lost | {self.state.best.key: ratio}
-        self.state.best, self.state.gains = first, []
+        self.state.best, self.state.gains, self.state.unsearched = first, [], None
         return False
 
     def _try_all(self) -> bool:
@@ -164,28 +167,37 @@ class Search:
 
         Returns False where the budget was over before all were tried.
         """
+        if self.state.unsearched is not None:  # an earlier search ended with those, and changes were left
+            self.state.best, self.state.total = self.state.unsearched, None
+            del self.state.gains[self.state.num_gains :]
+            for name in SEARCHED:
+                self.state.ratios.pop(replace(self.state.best, stream_plan=name).key, None)
         with closing(Holder(self._prepare(self.state.best))) as holder:
+            are_all_tried = True
             while self.state.best.stream_plan not in SEARCHED:
                 before = self.state.best
-                if not self._try_each(self._changes(), holder):
-                    return False
-                if self.state.best == before:
+                are_all_tried = self._try_each(self._changes(), holder, self.kept_s)
+                if not are_all_tried or self.state.best == before:
                     break
             best = self.state.best
+            self.state.unsearched, self.state.num_gains = best, len(self.state.gains)
             last = ((f"stream plan: {name}", replace(best, stream_plan=name)) for name in self.last_plans)
-            return self._try_each(last, holder)
+            return self._try_each(last, holder) and are_all_tried
 
-    def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "Holder") -> bool:
-        """Returns False where the budget was over before all were tried."""
+    def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "Holder", kept_s: float = 0.0) -> bool:
+        """Returns False where the budget was over before all were tried.
+
+        kept_s: seconds of it that are for others.
+        """
         for change, candidate in changes:
-            if self._is_over():
+            if self._is_over(kept_s):
                 return False
             self._try(change, candidate, holder)
         return True
 
-    def _is_over(self) -> bool:
+    def _is_over(self, kept_s: float = 0.0) -> bool:
         self.state.seconds = perf_counter() - self.begin
-        return self.state.seconds > self.budget_s
+        return self.state.seconds >= self.budget_s - kept_s
 
     def _changes(self) -> Iterator[tuple[str, Candidate]]:
         """Every change of the best so far, in words and as a candidate: the stream plan, priorities, early launches,

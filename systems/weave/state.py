@@ -32,6 +32,8 @@ class State:
         ratios: by `Candidate.key`, over the best at that time; None where it failed.
         simulated: as `ratios`, of those that were simulated alone, since they looked slow.
         gains: the changes that led to the best, in order.
+        unsearched: the best before the stream plans that are tried last; None before these.
+        num_gains: that had led to it.
         total: of the best over the first, both captured anew in the end; None where that was not measured.
         dropped: decisions of the passes that cost more precision than a cell may lose, in words.
         seconds: spent so far.
@@ -43,6 +45,8 @@ class State:
     ratios: dict[str, float | None] = field(default_factory=dict)
     simulated: dict[str, float] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
+    unsearched: Candidate | None = None
+    num_gains: int = 0
     total: Gain | None = None
     dropped: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -55,6 +59,8 @@ class State:
             "ratios": {**self.ratios},
             "simulated": {**self.simulated},
             "gains": [[*astuple(gain)] for gain in self.gains],
+            "unsearched": self.unsearched.to_json() if self.unsearched else None,
+            "num_gains": self.num_gains,
             "total": [*astuple(self.total)] if self.total else None,
             "dropped": [*self.dropped],
             "seconds": self.seconds,
@@ -64,13 +70,15 @@ class State:
     @classmethod
     def from_json(cls, document: Any) -> "State":
         """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
-        first, total = document["first"], document["total"]
+        first, unsearched, total = document["first"], document["unsearched"], document["total"]
         return cls(
             Candidate.from_json(document["best"]),
             None if first is None else Candidate.from_json(first),
             {str(key): ratio for key, ratio in document["ratios"].items()},
             {str(key): float(ratio) for key, ratio in document["simulated"].items()},
             [_gain(*entry) for entry in document["gains"]],
+            None if unsearched is None else Candidate.from_json(unsearched),
+            int(document["num_gains"]),
             None if total is None else _gain(*total),
             [str(words) for words in document["dropped"]],
             float(document["seconds"]),

@@ -20,16 +20,19 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.plans.launch_order import ORDERS
 from systems.scheduling.plans.list_scheduling import list_schedule
+from systems.scheduling.plans.local_search import improved
 from systems.scheduling.plans.schedule import Schedule, Search, sequential
 from systems.scheduling.plans.stages import Stage, greedy, to_schedule
-from systems.scheduling.plans.stream_allocator import allocate_streams, needed_waits
+from systems.scheduling.plans.stream_allocator import allocate_streams, needed_waits, waits_between
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.scheduler import Scheduler
-from systems.scheduling.simulate.gpu import find
+from systems.scheduling.simulate.gpu import Gpu, find
 from systems.scheduling.simulate.measured_set import MeasuredSet, ProfiledProgram
+from systems.scheduling.simulate.simulator import Simulator
 
 KIND = "weave-stages"
 MOST_STREAMS = (2, 3, 4, 6, 8, 12)  # of list schedules
+SIMULATED_OPERATORS = 2_000_000  # of all schedules that local search tries: some 5 s
 StreamPlan = Callable[[Program], Schedule]
 
 
@@ -54,11 +57,7 @@ def _ios(program: Program, barriers: bool) -> Schedule:
     Raises:
         Unsupported: conf/gpu has no such device.
     """
-    device = torch.cuda.get_device_name(program.device) if program.device.type == "cuda" else str(program.device)
-    gpu = find(device)
-    if gpu is None:
-        why = "on a CPU" if program.device.type == "cpu" else f"since conf/gpu has no {device}"
-        raise Unsupported(f"IOS's stages are simulated for a GPU: skipped {why}")
+    gpu = _gpu_of(program)
     cache = Measurements(KIND, program.device)
     name = digest([structure(program), operator_ms(program)])
     if name not in cache:
@@ -81,6 +80,38 @@ def _ios_stages(program: Program, gpu: str) -> list[Stage]:
         schedule = ios.plan(program)
     merged = {frozenset(operators) for operators in schedule.merges or ()}
     return [Stage(groups, len(groups) == 1 and frozenset(groups[0]) in merged) for groups in schedule.stages or ()]
+
+
+def _by_simulation(program: Program) -> Schedule:
+    """What local search makes of the best of other plans here, by simulated latency of a profile of this program.
+
+    Raises:
+        Unsupported: conf/gpu has no such device.
+    """
+    gpu = _gpu_of(program)
+    cache = Measurements(KIND, program.device)
+    name = digest(["by simulation", structure(program), operator_ms(program)])
+    if name not in cache:
+        profiled = profile(program)
+        assert profiled is not None  # it was told to measure
+        simulator = Simulator(program.graph, profiled, gpu)
+        begun = [_nimble(program), *(_list(program, k) for k in MOST_STREAMS)]
+        first = min(begun, key=lambda schedule: simulator(schedule).latency_us)
+        found = improved(first, lambda schedule: simulator(schedule).latency_us, SIMULATED_OPERATORS // len(program.graph))
+        cache.add({name: [[*found.order], [*found.streams]]})
+    entry: Any = cache[name]
+    order, streams = map(tuple, entry)
+    return Schedule(program.graph, "local search", order, streams, waits_between(program.graph, order, streams))
+
+
+def _gpu_of(program: Program) -> Gpu:
+    """Raises Unsupported where conf/gpu has no such device."""
+    device = torch.cuda.get_device_name(program.device) if program.device.type == "cuda" else str(program.device)
+    gpu = find(device)
+    if gpu is None:
+        why = "on a CPU" if program.device.type == "cpu" else f"since conf/gpu has no {device}"
+        raise Unsupported(f"it is simulated for a GPU: skipped {why}")
+    return gpu
 
 
 def _opara(program: Program, order: str) -> Schedule:
@@ -117,5 +148,9 @@ STREAM_PLANS: dict[str, StreamPlan] = {
     **{f"list, {k} streams": partial(_list, num_streams=k) for k in MOST_STREAMS},
 }
 # Those that take a search of their own, tried last.
-SEARCHED: dict[str, StreamPlan] = {"IOS": partial(_ios, barriers=False), "IOS, barriers": partial(_ios, barriers=True)}
+SEARCHED: dict[str, StreamPlan] = {
+    "local search": _by_simulation,
+    "IOS": partial(_ios, barriers=False),
+    "IOS, barriers": partial(_ios, barriers=True),
+}
 STREAM_PLANS |= SEARCHED

@@ -20,6 +20,7 @@ from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.passes.rewriting import Remembered, Rewriting
+from systems.scheduling.plans import local_search
 from systems.scheduling.plans import schedule as schedules
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler, captured, proved
@@ -177,7 +178,7 @@ class Weave(Scheduler):
         """
         forecast_ms = None if self.costs == "measured" else forecast_on(program.device)
         cache = Measurements(KIND, program.device)
-        code = code_of(*(module.__name__ for module in (search, candidate, trials, stream_plans, forecast)))
+        code = code_of(*(module.__name__ for module in (search, candidate, trials, stream_plans, local_search, forecast)))
         name = digest([structure(program), sorted(self.rewriting.switches), code, self.costs])
         state = None
         if name in cache:
