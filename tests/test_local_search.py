@@ -38,17 +38,16 @@ def test_what_it_returns_is_valid_and_costs_no_more(graph: OperatorGraph, trials
 
 
 @given(dags())
-def test_dependencies_alone_bind_operators_of_different_streams(graph: OperatorGraph) -> None:
+def test_every_wait_is_a_dependency(graph: OperatorGraph) -> None:
     found = improved(assign_streams(graph), lambda schedule: 1.0, 20)
-    for u, v in found.waits:
-        assert found.streams[u] != found.streams[v]
+    assert set(found.waits) <= set(graph.edges)
     before = found.happens_before()
     for v in range(len(graph)):
         assert all(before[v] >> u & 1 for u in graph.predecessors[v])
 
 
 def test_googlenet_gains_by_simulation() -> None:
-    """Beside the best of the plans that it begins with, in a fused program on an H200."""
+    """Beside the best of Nimble's plan and list schedules, in a fused program on an H200."""
     gpu = find("NVIDIA H200")
     assert gpu is not None
     measured = MeasuredSet.read(ROOT / "results/reference/simulation/googlenet-b1-fused.json.gz").programs["nimble_fused"]

@@ -59,8 +59,9 @@ class Search:
           priorities are always measured, since no simulation knows them.
         - Where forecasts stand in the place of measurements, no candidate is measured, none launches early, and none has
           priorities.
-        - Stream plans that are SEARCHED for are tried last, on the best that single changes have led to: each decision after
-          them would ask for another search. A share of the budget is KEPT for them.
+        - Stream plans that are SEARCHED for are tried last, with the best that single changes have led to: each decision
+          after them would ask for another search. A share of the budget is KEPT for them. A longer search goes on from that
+          best.
         - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
           those go that are not.
 
@@ -103,6 +104,7 @@ class Search:
         """Search until the budget is over or nothing is left; returns the state."""
         if self.state.first is None:
             self.state.first = self.state.best = self._beginning()
+        self.state.is_complete = self.state.is_complete and self._are_last_tried
         is_over = self.state.is_complete or self._is_over()
         if is_over and self._is_confirmed:
             return self.state
@@ -125,15 +127,28 @@ class Search:
             self.state.first = self.state.best
         while not self.state.is_complete:
             are_all_tried = self._try_all()
-            self.state.is_complete = (self._is_confirmed or self._confirm()) and are_all_tried
-            if self._is_over(self.kept_s):
-                self.begin = min(self.begin, perf_counter() - self.budget_s)  # nothing is tried in what is left
-                break
+            if are_all_tried or self._is_over():
+                self.state.is_complete = (self._is_confirmed or self._confirm()) and are_all_tried
+                if self._is_over():
+                    break
+
+    @property
+    def _are_last_tried(self) -> bool:
+        """Were all stream plans tried that come last?"""
+        return all(self._last(name).key in self._known for name in self.last_plans)
+
+    def _last(self, name: str) -> Candidate:
+        return replace(self.state.best, stream_plan=name)
+
+    @property
+    def _known(self) -> set[str]:
+        """Keys of the candidates that need no trial."""
+        return self.state.ratios.keys() | (set() if self.is_measuring else self.state.simulated.keys())
 
     @property
     def _is_confirmed(self) -> bool:
         """Is there nothing to hold the best against, or was that done?"""
-        return not self.is_measuring or self.state.best == self.state.first or self.state.total is not None
+        return not self.is_measuring or self.state.chosen == self.state.first or self.state.total is not None
 
     def _beginning(self) -> Candidate:
         """The passes' own decisions, and none where no other scheduler takes one."""
@@ -141,15 +156,15 @@ class Search:
         return Candidate().choose_all({d.place: d.without for d in decisions if d.kind in OWN and d.is_change})
 
     def _confirm(self) -> bool:
-        """Keep the best only where it is faster than the first, both captured anew: a graph's age counts too.
+        """Keep what is chosen only where it is faster than the first, both captured anew: a graph's age counts too.
 
-        A best that is given up stays known as no faster. Other changes that won in turn are unknown again: each alone may
+        What is given up stays known as no faster. Other changes that won in turn are unknown again: each alone may
         still gain.
         """
         first = self.state.first or Candidate()
         with (
             closing(Holder(self._prepare(first))) as before,
-            closing(Holder(self._prepare(self.state.best))) as after,
+            closing(Holder(self._prepare(self.state.chosen))) as after,
         ):
             before_ms, after_ms = in_turn(before.executor, after.executor, self.inputs)
         if after_ms < before_ms:
@@ -158,8 +173,8 @@ class Search:
         ratio = after_ms / before_ms
         self.report(f"{len(self.state.gains)} gains given up: captured anew, all together take {ratio:.3f}")
         lost = {key: known for key, known in self.state.ratios.items() if known is None or known >= MARGIN}
-        self.state.ratios = lost | {self.state.best.key: ratio}
-        self.state.best, self.state.gains, self.state.unsearched = first, [], None
+        self.state.ratios = lost | {self.state.chosen.key: ratio}
+        self.state.best, self.state.gains, self.state.last, self.state.last_gain = first, [], None, None
         return False
 
     def _try_all(self) -> bool:
@@ -167,24 +182,46 @@ class Search:
 
         Returns False where the budget was over before all were tried.
         """
-        if self.state.unsearched is not None:  # an earlier search ended with those, and changes were left
-            self.state.best, self.state.total = self.state.unsearched, None
-            del self.state.gains[self.state.num_gains :]
-            for name in SEARCHED:
-                self.state.ratios.pop(replace(self.state.best, stream_plan=name).key, None)
         with closing(Holder(self._prepare(self.state.best))) as holder:
-            are_all_tried = True
-            while self.state.best.stream_plan not in SEARCHED:
+            are_all_tried, before = True, None
+            while are_all_tried and self.state.best != before:
                 before = self.state.best
                 are_all_tried = self._try_each(self._changes(), holder, self.kept_s)
-                if not are_all_tried or self.state.best == before:
-                    break
-            best = self.state.best
-            self.state.unsearched, self.state.num_gains = best, len(self.state.gains)
-            last = ((f"stream plan: {name}", replace(best, stream_plan=name)) for name in self.last_plans)
-            return self._try_each(last, holder) and are_all_tried
+            self.kept_s = 0.0
+            return self._try_last(holder) and are_all_tried
 
-    def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: "Holder", kept_s: float = 0.0) -> bool:
+    def _try_last(self, holder: Holder) -> bool:
+        """Try the stream plans that are searched for with the best so far, each held against what is chosen.
+
+        One that an earlier best had is held against the new best first. Returns as `_try_all`.
+
+        holder: of the best so far.
+        """
+        last = self.state.last
+        is_old = last is not None and self._last(last.stream_plan) != last
+        if not is_old and self._are_last_tried:
+            return True
+        if self._is_over():
+            return False
+        if last is not None:
+            with ExitStack() as unless_kept:
+                prepared = unless_kept.enter_context(closing(self._prepare(last)))
+                if is_old and self._is_slower(prepared, holder):
+                    self.state.last = self.state.last_gain = self.state.total = None
+                else:
+                    unless_kept.pop_all()
+                    holder.replace(prepared)
+        return self._try_each(((f"stream plan: {name}", self._last(name)) for name in self.last_plans), holder)
+
+    def _is_slower(self, prepared: Scheduled, holder: Holder) -> bool:
+        """Is what is chosen no faster than the best, which the holder has?"""
+        if self.is_measuring:
+            best_ms, chosen_ms = in_turn(holder.executor, prepared, self.inputs)
+            return best_ms <= chosen_ms
+        times = self._forecasts(self.state.best)
+        return times is not None and times[1] <= times[0]
+
+    def _try_each(self, changes: Iterable[tuple[str, Candidate]], holder: Holder, kept_s: float = 0.0) -> bool:
         """Returns False where the budget was over before all were tried.
 
         kept_s: seconds of it that are for others.
@@ -266,10 +303,9 @@ class Search:
         weighted.sort(key=lambda entry: entry[:2])
         return [(decision, name) for _, _, decision, name in weighted]
 
-    def _try(self, change: str, candidate: Candidate, holder: "Holder") -> None:
+    def _try(self, change: str, candidate: Candidate, holder: Holder) -> None:
         """Compare a candidate that was not compared before with the best so far, and keep the faster."""
-        known = self.state.ratios.keys() | (set() if self.is_measuring else self.state.simulated.keys())
-        if candidate == self.state.best or candidate.key in known:
+        if candidate == self.state.best or candidate.key in self._known:
             return
         self.report(f"{self.state.seconds:.0f} of {self.budget_s:.0f} s, {len(self.state.gains)} gains: {change}")
         ratio: float | None = None
@@ -290,8 +326,8 @@ class Search:
         if ratio is None and self.is_measuring:
             milliseconds(holder.executor, self.inputs)  # raises where the device is lost: no other candidate is at fault
 
-    def _compared(self, change: str, candidate: Candidate, holder: "Holder", times: tuple[float, float] | None) -> float:
-        """The ratio of a candidate over the best so far. It takes that one's place where it is faster, and precise.
+    def _compared(self, change: str, candidate: Candidate, holder: Holder, times: tuple[float, float] | None) -> float:
+        """The ratio of a candidate over the holder's. It takes that one's place where it is faster, and precise.
 
         Args:
             times: As forecast, which stand where nothing is measured.
@@ -310,13 +346,17 @@ class Search:
                     return 1.0  # as one that gains nothing, so that it is not tried again
                 unless_kept.pop_all()
                 holder.replace(prepared)
-                self.state.best, self.state.total = candidate, None
-                self.state.gains.append(Gain(change, before_ms, after_ms))
+                gain, self.state.total = Gain(change, before_ms, after_ms), None
+                if candidate.stream_plan in SEARCHED:
+                    self.state.last, self.state.last_gain = candidate, gain
+                else:
+                    self.state.best = candidate
+                    self.state.gains.append(gain)
         return ratio
 
     def _forecasts(self, candidate: Candidate) -> tuple[float, float] | None:
-        """Milliseconds of the best so far and of the candidate, or None where there is no forecast that knows both."""
-        best = self.state.best
+        """Milliseconds of what the candidate is held against, and of it; None where there is no forecast that knows both."""
+        best = self.state.chosen if candidate.stream_plan in SEARCHED or candidate == self.state.best else self.state.best
         if self.forecast is None or (candidate.is_early, candidate.priorities) != (best.is_early, best.priorities):
             return None
         programs = [self._rewritten(each)[0] for each in (best, candidate)]

@@ -27,17 +27,17 @@ class State:
     """What a search knows, so that it can go on in another process.
 
     Args:
-        best: the best so far.
+        best: the best so far of those without a stream plan that is searched for.
         first: where the search began, which is what the other schedulers execute; None before it began.
         ratios: by `Candidate.key`, over the best at that time; None where it failed.
         simulated: as `ratios`, of those that were simulated alone, since they looked slow.
         gains: the changes that led to the best, in order.
-        unsearched: the best before the stream plans that are tried last; None before these.
-        num_gains: that had led to it.
-        total: of the best over the first, both captured anew in the end; None where that was not measured.
+        last: one with such a plan that is faster than the best at that time; None where there is none.
+        last_gain: of that.
+        total: of what is chosen over the first, both captured anew in the end; None where that was not measured.
         dropped: decisions of the passes that cost more precision than a cell may lose, in words.
         seconds: spent so far.
-        is_complete: nothing is left to try, and the best was held against the first.
+        is_complete: nothing is left to try, and what is chosen was held against the first.
     """
 
     best: Candidate = field(default_factory=Candidate)
@@ -45,12 +45,22 @@ class State:
     ratios: dict[str, float | None] = field(default_factory=dict)
     simulated: dict[str, float] = field(default_factory=dict)
     gains: list[Gain] = field(default_factory=list)
-    unsearched: Candidate | None = None
-    num_gains: int = 0
+    last: Candidate | None = None
+    last_gain: Gain | None = None
     total: Gain | None = None
     dropped: list[str] = field(default_factory=list)
     seconds: float = 0.0
     is_complete: bool = False
+
+    @property
+    def chosen(self) -> Candidate:
+        """What is executed."""
+        return self.last or self.best
+
+    @property
+    def all_gains(self) -> list[Gain]:
+        """Those that led to it, and that of all of them together where it was measured."""
+        return [gain for gain in (*self.gains, self.last_gain, self.total) if gain is not None]
 
     def to_json(self) -> dict[str, JSON]:
         return {
@@ -59,8 +69,8 @@ class State:
             "ratios": {**self.ratios},
             "simulated": {**self.simulated},
             "gains": [[*astuple(gain)] for gain in self.gains],
-            "unsearched": self.unsearched.to_json() if self.unsearched else None,
-            "num_gains": self.num_gains,
+            "last": self.last.to_json() if self.last else None,
+            "last_gain": [*astuple(self.last_gain)] if self.last_gain else None,
             "total": [*astuple(self.total)] if self.total else None,
             "dropped": [*self.dropped],
             "seconds": self.seconds,
@@ -70,15 +80,15 @@ class State:
     @classmethod
     def from_json(cls, document: Any) -> "State":
         """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
-        first, unsearched, total = document["first"], document["unsearched"], document["total"]
+        first, last, last_gain, total = (document[name] for name in ("first", "last", "last_gain", "total"))
         return cls(
             Candidate.from_json(document["best"]),
             None if first is None else Candidate.from_json(first),
             {str(key): ratio for key, ratio in document["ratios"].items()},
             {str(key): float(ratio) for key, ratio in document["simulated"].items()},
             [_gain(*entry) for entry in document["gains"]],
-            None if unsearched is None else Candidate.from_json(unsearched),
-            int(document["num_gains"]),
+            None if last is None else Candidate.from_json(last),
+            None if last_gain is None else _gain(*last_gain),
             None if total is None else _gain(*total),
             [str(words) for words in document["dropped"]],
             float(document["seconds"]),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from systems.base import Unsupported
+from systems.cache import code_of
 from systems.profiling.intensity import memory_intensive
 from systems.profiling.measurements import Measurements
 from systems.profiling.profiler import profile
@@ -18,21 +19,22 @@ from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
+from systems.scheduling.plans import local_search
 from systems.scheduling.plans.launch_order import ORDERS
 from systems.scheduling.plans.list_scheduling import list_schedule
-from systems.scheduling.plans.local_search import improved
 from systems.scheduling.plans.schedule import Schedule, Search, sequential
 from systems.scheduling.plans.stages import Stage, greedy, to_schedule
 from systems.scheduling.plans.stream_allocator import allocate_streams, needed_waits, waits_between
 from systems.scheduling.plans.stream_assignment import assign_streams
 from systems.scheduling.scheduler import Scheduler
+from systems.scheduling.simulate import edges, events, kernels, simulator
 from systems.scheduling.simulate.gpu import Gpu, find
 from systems.scheduling.simulate.measured_set import MeasuredSet, ProfiledProgram
-from systems.scheduling.simulate.simulator import Simulator
 
 KIND = "weave-stages"
 MOST_STREAMS = (2, 3, 4, 6, 8, 12)  # of list schedules
-SIMULATED_OPERATORS = 2_000_000  # of all schedules that local search tries: some 5 s
+# Of local search: schedules, and the operators of all of them. Together they take some 5 s.
+MOST_TRIALS, SIMULATED_OPERATORS = 20_000, 2_000_000
 StreamPlan = Callable[[Program], Schedule]
 
 
@@ -83,25 +85,39 @@ def _ios_stages(program: Program, gpu: str) -> list[Stage]:
 
 
 def _by_simulation(program: Program) -> Schedule:
-    """What local search makes of the best of other plans here, by simulated latency of a profile of this program.
+    """What local search makes of the best of Nimble's and the list schedules, by latency as simulated from a profile.
 
     Raises:
         Unsupported: conf/gpu has no such device.
     """
     gpu = _gpu_of(program)
     cache = Measurements(KIND, program.device)
-    name = digest(["by simulation", structure(program), operator_ms(program)])
-    if name not in cache:
+    code = code_of(*(module.__name__ for module in (local_search, simulator, events, edges, kernels)))
+    name = digest(["local search", structure(program), operator_ms(program), repr(gpu), code])
+    found = _order_and_streams(cache[name]) if name in cache else None
+    if found is None:
         profiled = profile(program)
         assert profiled is not None  # it was told to measure
-        simulator = Simulator(program.graph, profiled, gpu)
-        begun = [_nimble(program), *(_list(program, k) for k in MOST_STREAMS)]
-        first = min(begun, key=lambda schedule: simulator(schedule).latency_us)
-        found = improved(first, lambda schedule: simulator(schedule).latency_us, SIMULATED_OPERATORS // len(program.graph))
-        cache.add({name: [[*found.order], [*found.streams]]})
-    entry: Any = cache[name]
-    order, streams = map(tuple, entry)
+        simulated = simulator.Simulator(program.graph, profiled, gpu)
+
+        def latency_us(schedule: Schedule) -> float:
+            return simulated(schedule).latency_us
+
+        first = min((_nimble(program), *(_list(program, k) for k in MOST_STREAMS)), key=latency_us)
+        best = local_search.improved(first, latency_us, min(MOST_TRIALS, SIMULATED_OPERATORS // len(program.graph)))
+        found = best.order, best.streams
+        cache.add({name: [[*best.order], [*best.streams]]})
+    order, streams = found
     return Schedule(program.graph, "local search", order, streams, waits_between(program.graph, order, streams))
+
+
+def _order_and_streams(entry: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """As the cache has them; None where it has something else."""
+    try:
+        order, streams = ([int(number) for number in numbers] for numbers in entry)
+    except (TypeError, ValueError):
+        return None
+    return (tuple(order), tuple(streams)) if len(order) == len(streams) else None
 
 
 def _gpu_of(program: Program) -> Gpu:

@@ -24,6 +24,7 @@ from systems.scheduling.plans import local_search
 from systems.scheduling.plans import schedule as schedules
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler, captured, proved
+from systems.scheduling.simulate.gpu import find
 
 from . import candidate, forecast, search, stream_plans, trials
 from .candidate import Choices
@@ -127,7 +128,7 @@ class Weave(Scheduler):
             if self.file_schedule.graph != program.graph:
                 raise BadOption(f"system.plan={self.file} does not fit: the passes make other operators here")
             return self.file_schedule
-        schedule = self.state.best.schedule(program)
+        schedule = self.state.chosen.schedule(program)
         simulated = len(self.state.simulated) if self.costs != "measured" else None
         spent = schedules.Search(seconds=self.state.seconds, measured=len(self.state.ratios), simulated=simulated)
         recipe = self.recipe.to_json() if self.recipe else None
@@ -138,13 +139,13 @@ class Weave(Scheduler):
             return self._by_file(program, self.recipe)
         state = self._searched(program)
         timer = NotingTimer(program.device)
-        rewritten, decisions = self._apply(program, timer, dict(state.best.choices))
+        rewritten, decisions = self._apply(program, timer, dict(state.chosen.choices))
         self.state = state
         switches = tuple(sorted(self.rewriting.switches))
-        self.recipe = Recipe(fingerprint(program), switches, dict(state.best.choices), timer.times)
+        self.recipe = Recipe(fingerprint(program), switches, dict(state.chosen.choices), timer.times)
         gains = [
             Decision("weave", gain.change, (), {"before": gain.before_ms, "after": gain.after_ms}, "after")
-            for gain in (*state.gains, *([state.total] if state.total else []))
+            for gain in state.all_gains
         ]
         drops = [Decision("weave", f"{words}, which costs precision", (), {}, "dropped") for words in state.dropped]
         return rewritten, [*decisions, *drops, *gains]
@@ -168,8 +169,8 @@ class Weave(Scheduler):
             self.num_measured += timer.taken
 
     def may_profile(self, device: torch.device) -> bool:
-        """May a search run a profiler? On a GPU that slows each later launch of a graph in the process."""
-        return self.is_learning or device.type != "cuda"
+        """May a search profile for a simulator that knows the GPU? It slows each later launch of a graph in the process."""
+        return self.is_learning and device.type == "cuda" and find(torch.cuda.get_device_name(device)) is not None
 
     def _searched(self, program: Program) -> State:
         """What the cache knows, after a search as long as the budget allows.

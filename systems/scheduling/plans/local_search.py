@@ -16,16 +16,15 @@ MORE_STREAMS = 8  # that operators may move to, where a schedule has fewer
 def improved(schedule: Schedule, cost: Callable[[Schedule], float], trials: int, seed: int = 0) -> Schedule:
     """Of the schedules tried, the one that costs least.
 
-    A move gives an operator another stream, or another place in the launch order. So operators that do not depend on each
-    other may come to wait: where they would slow a third one down, the whole gains.
+    A move gives an operator another stream, or another place in the launch order. A stream may then order operators that do
+    not depend on each other: at once they would slow down a third that others wait for.
 
-    Invariant: what it returns costs no more than what it was given, and dependencies alone bind the order of operators of
-    different streams.
+    Invariant: what it returns costs no more than what it was given. Each wait of a schedule that it made is a dependency.
 
     Args:
         schedule: without merges or stages, which a move would break.
         cost: of a schedule, such as simulated microseconds.
-        trials: schedules whose cost is asked for.
+        trials: changed schedules whose cost is asked for.
         seed: of the moves; the same seed gives the same schedule.
     """
     graph, chance = schedule.graph, random.Random(seed)
