@@ -21,8 +21,8 @@ PLAIN = (1, 1), (1, 1), (0, 0), (1, 1)
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def dense_job(channels: int, precision: str = "tf32", dtype: torch.dtype = torch.float32) -> Job:
-    tile = DenseTile(16, 16, 16, warps=4, stages=2)
+def dense_job(channels: int, precision: str = "tf32", dtype: torch.dtype = torch.float32, depth: int = 16) -> Job:
+    tile = DenseTile(16, 16, depth, warps=4, stages=2)
     kernel = Dense(*PLAIN, "none", "relu", precision, False, tile)
     x = torch.empty(1, channels, 4, 4, dtype=dtype).to(memory_format=torch.channels_last)
     return Job.of(kernel, [x, torch.empty(16, channels, dtype=dtype), None, None, None])
@@ -45,11 +45,11 @@ def cubins(folder: Path) -> list[str]:
 
 
 def test_processes_compile_each_kernel_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first does not compile. The third is of the same process, and does."""
+    """The first does not compile: its depth is no power of two. The third is of the same process, and does."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(compiling, "FEW", 2)
-    compile_for(H100, [dense_job(16, "no precision"), dense_job(16), separable_job(), product_job()])
+    compile_for(H100, [dense_job(16, depth=17), dense_job(16), separable_job(), product_job()])
     assert cubins(tmp_path) == ["_dense.cubin", "_dense.cubin", "_separable.cubin"]
 
 

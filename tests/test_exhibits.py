@@ -839,6 +839,8 @@ def test_the_largest_batch_that_fits_and_the_peak_of_requests_are_read() -> None
     beside = replace(beside, system=choose("system", "orca", **size))
     (untried, *_) = judged("orca/figure4.7a", [*limits[:2], record(of=beside)])[2]
     assert untried.ours is None and "no batch above 8" in untried.reason
+    (wrong, *_) = judged("orca/figure4.7a", [*limits[:2], of_batch(16, "incorrect")])[2]  # which says nothing of room
+    assert wrong.ours is None and "no batch above 8" in wrong.reason
     (alone, *_) = judged("orca/figure4.7a", limits[:2])[2]  # what fits may not be all that fits
     assert alone.ours is None and "no batch above 8" in alone.reason
     peak = Quantity("peak_throughput", "most requests finished", "req/s", 0.7, is_more_better=True)

@@ -96,8 +96,8 @@ def test_systems_that_served_the_same_traces_are_compared_trace_by_trace() -> No
     ):
         assert ratios_of_traces(Evidence(Selection([paged, other])), row, first, second, saturation) == []
     fewer = replace(prefixes.serving, traces=prefixes.serving.traces[:2])
-    apart = [paged, replace(prefixes, serving=fewer)]  # of other traces, by each one's median and interval
-    wide = next(f for f in judged("orca/extensions", apart) if "orca_prefixes over" in f.what)
+    of_other_traces = [paged, replace(prefixes, serving=fewer)]  # by each one's median and interval
+    wide = next(f for f in judged("orca/extensions", of_other_traces) if "orca_prefixes over" in f.what)
     assert wide.high / wide.low > 1.1 * figure.high / figure.low
 
 

@@ -31,17 +31,17 @@ def test_what_it_returns_is_valid_and_costs_no_more(graph: OperatorGraph, trials
         return costs.setdefault(key(schedule), chance.randrange(100))  # type: ignore[attr-defined]
 
     first = assign_streams(graph)
-    found = improved(first, cost, trials, seed)
-    verify(graph, found)
-    assert costs[key(found)] == min(costs.values()) <= costs[key(first)] and len(costs) <= trials + 1
-    assert improved(first, cost, trials, seed) == found
+    better = improved(first, cost, trials, seed)
+    verify(graph, better)
+    assert costs[key(better)] == min(costs.values()) <= costs[key(first)] and len(costs) <= trials + 1
+    assert improved(first, cost, trials, seed) == better
 
 
 @given(dags())
 def test_every_wait_is_a_dependency(graph: OperatorGraph) -> None:
-    found = improved(assign_streams(graph), lambda schedule: 1.0, 20)
-    assert set(found.waits) <= set(graph.edges)
-    before = found.happens_before()
+    better = improved(assign_streams(graph), lambda schedule: 1.0, 20)
+    assert set(better.waits) <= set(graph.edges)
+    before = better.happens_before()
     for v in range(len(graph)):
         assert all(before[v] >> u & 1 for u in graph.predecessors[v])
 
@@ -59,6 +59,6 @@ def test_googlenet_gains_by_simulation() -> None:
 
     plans = [assign_streams(measured.graph), *(list_schedule(measured.graph, alone_ms, k) for k in (2, 4, 8))]
     first = min(plans, key=latency_us)
-    found = improved(first, latency_us, 3000)
-    assert latency_us(found) < 0.99 * latency_us(first)
-    verify(measured.graph, found)
+    better = improved(first, latency_us, 3000)
+    assert latency_us(better) < 0.99 * latency_us(first)
+    verify(measured.graph, better)

@@ -305,6 +305,12 @@ def test_a_products_kernel_takes_the_librarys_place(device: str, shape: tuple[in
         torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-3)
 
 
+def test_a_precision_that_there_is_not_is_refused(device: str) -> None:
+    dense = dense_kernels()
+    with pytest.raises(ValueError, match="no precision fp8"):
+        dense.Dense((1, 1), (1, 1), (0, 0), (1, 1), "none", "none", "fp8", False, dense.DenseTile(16, 16, 16, 4, 3))
+
+
 def test_a_library_that_is_as_fast_keeps_its_product(device: str) -> None:
     module, x = Products().eval().to(device), torch.randn(2, 7, 20, device=device)
     with torch.no_grad():

@@ -217,14 +217,14 @@ def ratios_of_traces(evidence: Evidence, row: Row, over: Choice, under: Choice, 
     if quantity not in OF_TRACES or evidence.measured is None:
         return []
     records = [evidence.measured.part(row, one, lambda record: record if record.serving else None) for one in (over, under)]
-    loads, traces = [], []
+    loads, traces = [], []  # what each system was sent, and what its clients saw
     for record in filter(None, records):
         assert record.serving is not None
         traces.append([trace.requests for trace in record.serving.traces])
-        asked = [
+        seeds_and_lengths = [
             (trace.seed, trace.requests.prompt_tokens, trace.requests.max_new_tokens) for trace in record.serving.traces
         ]
-        loads.append((record.cell.runner, asked))
+        loads.append((record.cell.runner, seeds_and_lengths))
     if len(loads) < 2 or loads[0] != loads[1]:
         return []
     return [OF_TRACES[quantity](one) / OF_TRACES[quantity](other) for one, other in zip(*traces, strict=True)]
@@ -288,8 +288,9 @@ def max_batch(evidence: Evidence, row: Row, system: Choice | None) -> float:
     fitting = [batch for batch in tried if not why_not(measured, (row[0], batch), chosen)]
     if not fitting:
         raise Missing(why_not(measured, row, chosen))
-    if max(fitting) == max(tried):
-        raise Missing(f"{chosen} was tried at no batch above {max(tried)}")
+    larger = [record for batch in tried if batch > max(fitting) for record in measured.records_of((row[0], batch), chosen)]
+    if not any(record.status == "out_of_memory" for record in larger):
+        raise Missing(f"{chosen} ran out of memory at no batch above {max(fitting)}")
     return float(max(fitting))
 
 

@@ -65,7 +65,7 @@ class Dense(Kernel):
     Args:
         kernel, stride, padding, dilation: each (height, width).
         before, after: one of ACTIVATIONS each. Raises ValueError for another.
-        precision: of the product of fp32 tensors, one of PRECISIONS.
+        precision: of the product of fp32 tensors, one of PRECISIONS. Raises ValueError for another.
         is_channels_last: the layout of the output; else it is contiguous.
         tile: how the output is cut.
     """
@@ -82,6 +82,8 @@ class Dense(Kernel):
 
     def __post_init__(self) -> None:
         check_activations(self.before, self.after)
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"there is no precision {self.precision}")
 
     def __str__(self) -> str:
         words = [f"{name} {act}" for name in ("before", "after") if (act := getattr(self, name)) != "none"]

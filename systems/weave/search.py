@@ -54,7 +54,8 @@ class Search:
         - Candidates lie in the same memory, but for those that need more than ROOM times the first's; none runs beside
           another. In memory of its own a graph of the same schedule is some percent faster or slower. That would decide.
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
-        - No candidate is measured twice, in whatever process the search goes on, but for one whose gain was given up.
+        - No candidate is measured twice, in whatever process the search goes on, but for one whose gain was given up, and a
+          last plan that a new best is held against.
         - By a forecast, a candidate is measured unless the forecast has it SLOW times the best so far. Early launches and
           priorities are always measured, since no simulation knows them.
         - Where forecasts stand in the place of measurements, no candidate is measured, none launches early, and none has

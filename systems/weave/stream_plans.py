@@ -94,8 +94,8 @@ def _by_simulation(program: Program) -> Schedule:
     cache = Measurements(KIND, program.device)
     code = code_of(*(module.__name__ for module in (local_search, simulator, events, edges, kernels)))
     name = digest(["local search", structure(program), operator_ms(program), repr(gpu), code])
-    found = _order_and_streams(cache[name]) if name in cache else None
-    if found is None:
+    order_and_streams = _order_and_streams(cache[name]) if name in cache else None
+    if order_and_streams is None:
         profiled = profile(program)
         assert profiled is not None  # it was told to measure
         simulated = simulator.Simulator(program.graph, profiled, gpu)
@@ -105,9 +105,9 @@ def _by_simulation(program: Program) -> Schedule:
 
         first = min((_nimble(program), *(_list(program, k) for k in MOST_STREAMS)), key=latency_us)
         best = local_search.improved(first, latency_us, min(MOST_TRIALS, SIMULATED_OPERATORS // len(program.graph)))
-        found = best.order, best.streams
+        order_and_streams = best.order, best.streams
         cache.add({name: [[*best.order], [*best.streams]]})
-    order, streams = found
+    order, streams = order_and_streams
     return Schedule(program.graph, "local search", order, streams, waits_between(program.graph, order, streams))
 
 

@@ -28,7 +28,7 @@ class Arena:
 
     def __init__(self, room: float = 1.0) -> None:
         if room < 1:
-            raise ValueError(f"a range of {room} times what is asked for holds it not")
+            raise ValueError(f"a range of {room} times what is asked for cannot hold it")
         self.room = room
         self.ranges: list[Tensor] = []
         self.streams_by_device: dict[torch.device, Streams] = {}

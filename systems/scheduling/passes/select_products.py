@@ -125,14 +125,14 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     is_fp32 = x.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
-    as_rows = _laid_out(p, weight, _rows)
-    if tiles:
-        laid, derived = _laid_out(p, weight, _rounded_rows) if is_fp32 and precision == "tf32" else as_rows
-        for tile in tiles:
-            shared = tickets(program, tile, num_rows, outputs)
-            own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared), {}, produces), derived)
+    layout = _rounded_rows if is_fp32 and precision == "tf32" else _rows
+    laid, derived = _laid_out(p, weight, layout) if tiles else (weight, ())
+    for tile in tiles:
+        shared = tickets(program, tile, num_rows, outputs)
+        own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared), {}, produces), derived)
     if num_rows == 1:
-        laid, derived = as_rows
+        if not tiles or layout is not _rows:
+            laid, derived = _laid_out(p, weight, _rows)
         for strip in strips_of(features):
             own[str(strip)] = _Own(Call(Gemv(strip), (p.x, laid, p.bias), {}, produces), derived)
     return own
