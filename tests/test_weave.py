@@ -1040,7 +1040,7 @@ def test_candidates_of_a_search_lie_in_the_same_memory(device: str, monkeypatch:
 
     monkeypatch.setattr(search, "execute", noting)
     module, x = Branches().eval().to(device), torch.randn(1, 4, 8, 8, device=device)
-    systems.load("weave", budget_s=3.0).prepare(module, (x,)).close()
+    systems.load("weave", budget_s=25.0).prepare(module, (x,)).close()
     (arena,) = arenas
     assert len(made) > 3 and len(arena.ranges) == (1 if device == "cuda" else 0)
 
