@@ -200,8 +200,10 @@ class Selection:
         return sorted({q.reason for q in quantities if q.value is None and q.reason is not None})
 
     def title_of(self, rows: Sequence[Row]) -> str:
-        """The setting, and the batch if it is one; of several batches the model if that is one."""
+        """The setting, and the batch if it is one that a model runs; of several batches the model if that is one."""
         models, batches = sorted({model for model, _ in rows}), sorted({batch for _, batch in rows})
+        if all(record.serving is not None for record in self.records):  # an engine makes its batches of what comes
+            return self.setting.label
         if len(batches) == 1:
             return f"{self.setting.label}, batch {batches[0]}"
         return self.setting.label + (f", {models[0]}" if len(models) == 1 else "")
