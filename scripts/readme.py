@@ -53,6 +53,7 @@ SATURATED = RESULTS / "serving-azure-saturated.jsonl.gz"  # and as fast as they 
 EXTENDED = RESULTS / "serving-extensions.jsonl.gz"  # what came after Orca, with prompts that begin alike
 INCREMENTED = RESULTS / "serving-increments.jsonl.gz"  # an increment iteration by each of our schedulers
 PARTED = RESULTS / "serving-two-gpus.jsonl.gz"  # models in parts on two GPUs, and beside them on one
+QUARTERED = RESULTS / "serving-four-gpus.jsonl.gz"  # larger models in parts on four GPUs
 ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
 SEARCHED = RESULTS / "weave.jsonl.gz"  # weave in turn with what it begins with
 STAGES = RESULTS / "ios.jsonl.gz"
@@ -135,6 +136,8 @@ def parts() -> dict[str, str]:
         "two GPUs, iterations": serving_tables.iterations(records(PARTED)),
         "two GPUs, requests at once": serving_tables.at_once(records(PARTED)),
         "two GPUs, at an SLO": serving_tables.at_an_slo(records(PARTED)),
+        "four GPUs, iterations": serving_tables.iterations(records(QUARTERED)),
+        "four GPUs, both clocks": serving_tables.both_clocks(records(QUARTERED)),
         "vllm at once": serving_tables.at_once(records(PEERED)),
         "vllm at a rate": serving_tables.at_a_rate(records(PEERED)),
         "azure at once": serving_tables.at_once(records(SATURATED)),

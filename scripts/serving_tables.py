@@ -1,6 +1,6 @@
 """Tables of what serves: an engine's iterations, requests at once and at a rate, real traces beside simulated ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 import numpy as np
@@ -9,7 +9,7 @@ from results.latencies import latencies_ms, request_throughput
 from results.record import Quantity, Record
 from results.statistics import median_interval
 
-from .table import Made, Table, made, table
+from .table import Made, Source, Table, made, table
 from .tables import needed
 
 COMMIT_LETTERS = 7
@@ -21,7 +21,9 @@ def iterations(records: Iterable[Record]) -> Table:
     def number(record: Record, name: str) -> float:
         return needed(needed(needed(record.measured.get("engine")).quantity(name)).value)
 
+    engines = [record for record in records if record.is_ok and "engine" in record.measured]
     columns: Sequence[Made[Record]] = [
+        *_model_column(engines, lambda record: record),
         made("system", lambda record: record.cell.system.label, number=False),
         made("requests", lambda record: str(record.cell.batch)),
         made("tokens in, out", lambda record: f"{_option(record, 'prompt_tokens')}, {_option(record, 'new_tokens')}"),
@@ -31,8 +33,11 @@ def iterations(records: Iterable[Record]) -> Table:
         made("of it the GPU idles", lambda record: f"{number(record, 'idle_share'):.1%}"),
         made("commit", _commit, number=False),
     ]
-    engines = [record for record in records if record.is_ok and "engine" in record.measured]
-    return table(columns, sorted(engines, key=lambda record: (record.cell.batch, record.cell.system.label)))
+
+    def place(record: Record) -> tuple[int, int, str]:
+        return _layers(record), record.cell.batch, record.cell.system.label
+
+    return table(columns, sorted(engines, key=place))
 
 
 def at_once(records: Iterable[Record]) -> Table:
@@ -152,7 +157,9 @@ def both_clocks(records: Iterable[Record]) -> Table:
         difference = number(row, f"{name}_simulated") / number(row, f"{name}_real") - 1
         return f"{round(difference, 3) + 0.0:+.1%}"  # no -0.0 %
 
+    clocked = [record for record in records if record.is_ok and "simulation" in record.measured]
     columns: Sequence[Made[tuple[Record, float]]] = [
+        *_model_column(clocked, lambda row: row[0]),
         made("system", lambda row: row[0].cell.system.label, number=False),
         made("largest batch", lambda row: str(row[0].cell.system.options["max_batch_size"])),
         made("req/s that come", lambda row: f"{row[1]:g}"),
@@ -163,12 +170,23 @@ def both_clocks(records: Iterable[Record]) -> Table:
         made("commit", lambda row: _commit(row[0]), number=False),
     ]
 
-    def place(row: tuple[Record, float]) -> tuple[int, float]:
-        return int(str(row[0].cell.system.options["max_batch_size"])), row[1]
+    def place(row: tuple[Record, float]) -> tuple[int, str, int, float]:
+        system = row[0].cell.system
+        return _layers(row[0]), system.choice, int(str(system.options["max_batch_size"])), row[1]
 
-    clocked = [record for record in records if record.is_ok and "simulation" in record.measured]
     rows = [(record, rate) for record in clocked for rate in sorted({*record.measured["simulation"].samples["rate"]})]
-    return table(columns, sorted(rows, key=lambda row: (row[0].cell.system.choice, *place(row))))
+    return table(columns, sorted(rows, key=place))
+
+
+def _model_column(records: Sequence[Record], record_of: Callable[[Source], Record]) -> list[Made[Source]]:
+    """What names a row's model, where records have several."""
+    several = len({record.cell.model.label for record in records}) > 1
+    return [made("model", lambda row: record_of(row).cell.model.label, number=False)] if several else []
+
+
+def _layers(record: Record) -> int:
+    """Of its model: small ones come first."""
+    return int(str(record.cell.model.options["layers"]))
 
 
 def _commit(record: Record) -> str:
