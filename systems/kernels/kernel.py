@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,11 @@ class Kernel(ABC):
     is_early: bool = False
 
     @property
+    def code(self) -> str:
+        """A digest of the source that it is compiled from: what was measured of other code is not taken for this one's."""
+        return _digest(type(self).__module__)
+
+    @property
     def is_compiled(self) -> bool:
         """Is it known to need no compiling?"""
         return False
@@ -77,6 +85,23 @@ class Kernel(ABC):
         """
         launch = self.launch(*tensors)
         return launch.function.warmup(*launch.arguments, grid=launch.grid, **launch.options, **libraries())
+
+
+@cache
+def _digest(module: str) -> str:
+    """Of a module of this package and all of the package that it imports."""
+    pending, sources = [module], dict[str, str]()
+    while pending:
+        name = pending.pop()
+        if name not in sources:
+            sources[name] = inspect.getsource(sys.modules[name])
+            members = vars(sys.modules[name]).values()
+            pending += sorted({str(getattr(member, "__module__", "")) for member in members if _is_here(member)})
+    return sha256("\0".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:8]
+
+
+def _is_here(member: object) -> bool:
+    return str(getattr(member, "__module__", "")).startswith(f"{__package__}.")
 
 
 @cache

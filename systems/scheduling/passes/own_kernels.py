@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from conf.text import first_line
+from systems.kernels.kernel import Kernel
 from systems.scheduling.graph.part import alone, example
 from systems.scheduling.graph.patterns import users
 from systems.scheduling.graph.program import Call, Input, Output, Program
@@ -112,4 +113,6 @@ def milliseconds_of(
 
 
 def target_of(call: Call) -> str:
-    return f"opweave.{type(call.function).__name__.lower()}[{call.function}]"
+    kernel = call.function
+    assert isinstance(kernel, Kernel)
+    return f"opweave.{type(kernel).__name__.lower()}[{kernel}, code {kernel.code}]"
