@@ -118,20 +118,31 @@ class Dense(Kernel):
         parts = None
         if tile.splits > 1:
             parts = torch.empty((*grid, tile.pixels, tile.channels), dtype=torch.float32, device=x.device)
+        is_pointwise = self.kernel == (1, 1) and self.padding == (0, 0)
+        images = [tensor for tensor in (x, addend, out) if tensor is not None]
+        is_linear = is_pointwise and self.stride == (1, 1) and all(map(_is_linear, images))
         arguments = (
             x, weight, bias, addend, out, parts, tickets,
             m, height, width, h, w, c, k, *x.stride(), *strides_of(addend), *out.stride(),
             *self.kernel, *self.stride, *self.padding, *self.dilation, tile.splits,
-            self.before, self.after, self.precision, c < tile.depth,
+            self.before, self.after, self.precision,
+            c < tile.depth, c % tile.depth == 0, is_pointwise, is_linear,
             tile.pixels, tile.channels, tile.depth, self.is_early,
         )  # fmt: skip
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": self.is_early}
         return Launch(_dense, grid, arguments, options, out)
 
 
-# Outputs and products of a block that were among the fastest on an H200, of batch 1 and of larger ones.
-SMALL = ((32, 32, 32), (16, 32, 64), (64, 32, 64), (32, 16, 32), (16, 16, 64), (64, 64, 32))
-LARGE = ((64, 64, 32), (128, 64, 32), (64, 128, 32), (128, 128, 32))
+def _is_linear(tensor: Tensor) -> bool:
+    """Do all pixels of an image lie at one distance from each other?"""
+    samples, _, height, width = tensor.shape
+    by_sample, _, by_row, by_pixel = tensor.stride()
+    return (height == 1 or by_row == width * by_pixel) and (samples == 1 or by_sample == height * width * by_pixel)
+
+
+# Outputs and products of a block, and stages: enough of them that what a step reads was asked for some steps before.
+SMALL = ((32, 32, 32, 6), (32, 32, 64, 4), (16, 32, 64, 5), (64, 32, 64, 4), (32, 16, 32, 6), (16, 16, 64, 5), (64, 64, 32, 5))
+LARGE = ((64, 64, 32, 5), (128, 64, 32, 4), (64, 128, 32, 4), (128, 128, 32, 3))
 MOST_SPLITS = 8  # of a sum
 
 
@@ -146,13 +157,13 @@ def tiles(num_pixels: int, out_channels: int, in_channels: int, num_taps: int, n
     """
     widest = power_of_two(num_pixels), power_of_two(out_channels), power_of_two(in_channels * num_taps)
     candidates = []
-    for pixels, channels, depth in dict.fromkeys((*SMALL, *LARGE)):
-        tile = DenseTile(pixels, channels, depth, warps=8 if pixels * channels > 4096 else 4, stages=3)
+    for shape in dict.fromkeys((*SMALL, *LARGE)):
+        pixels, channels, depth, stages = shape
+        tile = DenseTile(pixels, channels, depth, warps=8 if pixels * channels > 4096 else 4, stages=stages)
         num_blocks = tile.num_blocks(num_pixels, out_channels)
-        is_large = (pixels, channels, depth) in LARGE
         if (pixels > widest[0] or channels > widest[1] or depth > widest[2]) or num_blocks > 16 * num_cores:
             continue
-        if is_large and num_blocks < 2 * num_cores and (pixels, channels, depth) not in SMALL:
+        if shape not in SMALL and num_blocks < 2 * num_cores:
             continue
         steps = -(-in_channels // depth) * num_taps if in_channels >= depth else -(-in_channels * num_taps // depth)
         splits = max(1, min(num_cores // num_blocks, steps // 2, MOST_SPLITS))
@@ -169,14 +180,18 @@ UNALIGNED = ["M", "HEIGHT", "WIDTH", "H", "W", "KH", "KW", "SH", "SW", "PH", "PW
 def _dense(
     x_ptr, weight_ptr, bias_ptr, addend_ptr, out_ptr, parts_ptr, tickets_ptr,
     M, HEIGHT, WIDTH, H, W, C, K, XN, XC, XH, XW, AN, AC, AH, AW, ON, OC, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW, SPLITS,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr, IS_FLAT: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
+    IS_FLAT: tl.constexpr, IS_EVEN: tl.constexpr, IS_POINTWISE: tl.constexpr, IS_LINEAR: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_producers(IS_EARLY)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     is_pixel, is_channel = pixel < M, channel < K
-    sample, row, column = pixel // (HEIGHT * WIDTH), pixel // WIDTH % HEIGHT, pixel % WIDTH
+    if IS_LINEAR:
+        sample, row, column = pixel * 0, pixel * 0, pixel
+    else:
+        sample, row, column = pixel // (HEIGHT * WIDTH), pixel // WIDTH % HEIGHT, pixel % WIDTH
     top, left = row * SH - PH, column * SW - PW
     total = KH * KW * C  # products of a sum
     steps_per_tap = (C + DEPTH - 1) // DEPTH
@@ -187,28 +202,45 @@ def _dense(
     x_pixel_ptr = x_ptr + sample * XN + top * XH + left * XW
     weight_channel_ptr = weight_ptr + channel * total
     sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
+    tap = (
+        begin // steps_per_tap
+    )  # the first step's: division takes longer than a step, so each counts on from the one before
+    first_channel, first_product = begin % steps_per_tap * DEPTH, tap * C
+    i, j = tap // KW, tap % KW
     for step in range(begin, end):
         if IS_FLAT:  # a step takes in channels of several taps
             at = step * DEPTH + tl.arange(0, DEPTH)
-            tap, c = at // C, at % C
-            i, j = tap // KW * DH, tap % KW * DW
-            y, z = top[:, None] + i[None, :], left[:, None] + j[None, :]
-            is_read = (y >= 0) & (y < H) & (z >= 0) & (z < W) & is_pixel[:, None] & (at < total)[None, :]
-            pointers = x_pixel_ptr[:, None] + (i * XH + j * XW + c * XC)[None, :]
+            taps, c = at // C, at % C
+            down, right = taps // KW * DH, taps % KW * DW
+            is_read = is_pixel[:, None] & (at < total)[None, :]
+            if not IS_POINTWISE:
+                y, z = top[:, None] + down[None, :], left[:, None] + right[None, :]
+                is_read &= (y >= 0) & (y < H) & (z >= 0) & (z < W)
+            pointers = x_pixel_ptr[:, None] + (down * XH + right * XW + c * XC)[None, :]
         else:
-            tap = step // steps_per_tap
-            c = step % steps_per_tap * DEPTH + tl.arange(0, DEPTH)
-            at = tap * C + c
-            i, j = tap // KW * DH, tap % KW * DW
-            y, z = top + i, left + j
-            is_read = ((y >= 0) & (y < H) & (z >= 0) & (z < W) & is_pixel)[:, None] & (c < C)[None, :]
-            pointers = (x_pixel_ptr + (i * XH + j * XW))[:, None] + (c * XC)[None, :]
+            c = first_channel + tl.arange(0, DEPTH)
+            at = first_product + c
+            is_inside = is_pixel
+            if not IS_POINTWISE:
+                y, z = top + i * DH, left + j * DW
+                is_inside = is_pixel & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+            is_read = is_inside[:, None] & (IS_EVEN | (c < C))[None, :]
+            pointers = (x_pixel_ptr + (i * DH * XH + j * DW * XW))[:, None] + (c * XC)[None, :]
+            first_channel += DEPTH
+            if not IS_POINTWISE:
+                is_next_tap = first_channel >= C
+                first_channel = tl.where(is_next_tap, 0, first_channel)
+                first_product += tl.where(is_next_tap, C, 0)
+                j += tl.where(is_next_tap, 1, 0)
+                is_next_row = j >= KW
+                j = tl.where(is_next_row, 0, j)
+                i += tl.where(is_next_row, 1, 0)
         values = tl.load(pointers, mask=is_read, other=0.0)
         if BEFORE != "none":
             values = tl.where(is_read, activated(values.to(tl.float32), BEFORE), 0.0).to(values.dtype)
         if PRECISION == "tf32":
             values = rounded(values)
-        is_product = at < total if IS_FLAT else c < C
+        is_product = at < total if IS_FLAT else IS_EVEN | (c < C)
         is_weight = is_channel[None, :] & is_product[:, None]
         weights = tl.load(weight_channel_ptr[None, :] + at[:, None], mask=is_weight, other=0.0)
         sums = tl.dot(values, weights, sums, input_precision=PRECISION)

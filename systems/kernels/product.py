@@ -44,12 +44,13 @@ class Product(Kernel):
         tickets: as `Dense`'s.
         out: [..., outputs], contiguous, where it writes; a new tensor where there is none.
         """
-        features, outputs = x.shape[-1], weight.shape[0]
         if out is None:
-            out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+            out = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
         acts = "none", "none"
         dense = Dense(ONE, ONE, NONE, ONE, *acts, self.precision, False, self.tile, is_early=self.is_early)
-        launch = dense.launch(x.view(-1, features, 1, 1), weight, bias, None, tickets, out.view(-1, outputs, 1, 1))
+        # Rows are the pixels of one image, a line of them.
+        lines = [tensor.view(1, 1, -1, tensor.shape[-1]).permute(0, 3, 1, 2) for tensor in (x, out)]
+        launch = dense.launch(lines[0], weight, bias, None, tickets, lines[1])
         return replace(launch, out=out)
 
 

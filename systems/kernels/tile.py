@@ -1,10 +1,14 @@
 """What kernels share within a tile: activations, rounding to TF32, and the launch before the kernel before has ended."""
 
+import os
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import cuda_capability_geq
 
+IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish")
 
 
@@ -32,8 +36,11 @@ def activated(x, name: tl.constexpr):
 def rounded(x):
     """To the nearest TF32, as libraries do: a tensor core cuts off what it cannot hold, which doubles the error."""
     if x.dtype == tl.float32:
-        nearest = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
-        x = tl.where(x == x, nearest, x)  # the addition would carry some NaNs over into zeros
+        if not IS_INTERPRETED and cuda_capability_geq(9, 0):  # in one instruction
+            x = tl.inline_asm_elementwise("cvt.rn.tf32.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
+        else:
+            nearest = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+            x = tl.where(x == x, nearest, x)  # the addition would carry some NaNs over into zeros
     return x
 
 
