@@ -3,6 +3,7 @@
 Without a GPU they run in Triton's interpreter.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,10 +20,11 @@ from rewriting import Function
 from torch import Tensor, nn
 from torch.nn import functional
 
+from systems.kernels import kernel as kernel_module
 from systems.profiling.intensity import work
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture, on_meta
-from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement
 from systems.scheduling.graph.rewrite import replace as replace_operators
 from systems.scheduling.passes import (
@@ -32,12 +34,14 @@ from systems.scheduling.passes import (
     fuse_in_triton,
     fuse_pools,
     fuse_sums,
+    own_kernels,
     select_products,
 )
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-MODULES = [f"systems.kernels.{name}" for name in ("tile", "separable", "dense", "gemv", "placed", "pooled", "product")]
+NAMES = ("tile", "separable", "dense", "depthwise", "gemv", "placed", "pooled", "product")
+MODULES = [f"systems.kernels.{name}" for name in NAMES]
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -152,8 +156,9 @@ def test_a_dense_kernel_computes_what_pytorch_does(
 ) -> None:
     draw = data.draw
     n, c, k, h, w = (draw(st.integers(1, most)) for most in (3, 40, 40, 9, 9))
-    kernel, stride, dilation = draw(pairs), draw(pairs), draw(pairs)
-    padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    ones = st.just((1, 1))  # a pixel of the input is one of the output
+    kernel, stride, dilation = draw(ones | pairs), draw(ones | pairs), draw(pairs)
+    padding = draw(st.just((0, 0)) | st.tuples(st.integers(0, 2), st.integers(0, 2)))
     has_bias, has_addend = draw(st.booleans()), draw(st.booleans())
     dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
     assume(all(s + 2 * p > d * (f - 1) for s, p, d, f in zip((h, w), padding, dilation, kernel, strict=True)))
@@ -183,6 +188,36 @@ def test_a_dense_kernel_computes_what_pytorch_does(
         check_place(out, place, dtype, is_last)
         expected = ACTS[after](convolved(x * scale) + (0 if addend is None else addend.double()))
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), before=acts, has_bias=st.booleans(), is_last=st.booleans(), reads_last=st.booleans())
+def test_a_depthwise_kernel_computes_what_pytorch_does(
+    device: str, data: st.DataObject, before: str, has_bias: bool, is_last: bool, reads_last: bool
+) -> None:
+    draw = data.draw
+    n, c, h, w = (draw(st.integers(1, most)) for most in (3, 140, 9, 9))
+    kernel, stride, dilation = draw(pairs | st.tuples(st.integers(1, 7), st.integers(1, 7))), draw(pairs), draw(pairs)
+    padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
+    assume(all(s + 2 * p > d * (f - 1) for s, p, d, f in zip((h, w), padding, dilation, kernel, strict=True)))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(device, dtype)
+
+    x = tensor(n, c, h, w).contiguous(memory_format=LAYOUTS[reads_last])
+    weight, bias = tensor(c, 1, *kernel), tensor(c) if has_bias else None
+    wide_bias = None if bias is None else bias.double()
+    expected = functional.conv2d(ACTS[before](x.double()), weight.double(), wide_bias, stride, padding, dilation, c)
+    kernels = import_module("systems.kernels.depthwise")
+    numbers = kernel, stride, padding, dilation
+    depthwise = kernels.Depthwise(*numbers, before, is_last, draw(st.sampled_from(kernels.tiles(c))))
+    place = draw(places(expected, dtype, is_last))
+    out = depthwise(x, fuse_in_triton._channels_apart(weight), bias, *place[:1])
+    check_place(out, place, dtype, is_last)
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -443,15 +478,25 @@ def rewritten(module: nn.Module, x: Tensor, cost: Callable[[Program], float]) ->
     return program, [d.chosen for d in decisions], expected
 
 
-def favour(name: str) -> Callable[[Program], float]:
-    return lambda program: float(name not in program.graph.operators[0].target)
+def favour(*names: str) -> Callable[[Program], float]:
+    """The first takes no time, the next one second, and so on; what has none of these names takes longest."""
+
+    def cost(program: Program) -> float:
+        target = program.graph.operators[0].target
+        return float(next((i for i, name in enumerate(names) if name in target), len(names)))
+
+    return cost
+
+
+def favour_the_library(program: Program) -> float:
+    return 2.0 if "opweave" in program.graph.operators[0].target else 1.0
 
 
 def test_the_pass_leaves_what_the_model_computes(device: str) -> None:
     torch.manual_seed(0)
     module = Block().eval().to(device)
     x = torch.randn(1, 12, 7, 7, device=device)
-    program, chosen, expected = rewritten(module, x, favour("opweave"))
+    program, chosen, expected = rewritten(module, x, favour("opweave.separable", "opweave"))
     (out,) = program.run((x,))
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
     targets = [o.target for o in program.graph.operators]
@@ -466,10 +511,35 @@ def test_the_pass_leaves_what_the_model_computes(device: str) -> None:
     torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [
+        (["opweave.dense", "aten"], ["aten.conv2d.default"] * 3),
+        (["opweave.depthwise", "aten"], ["aten.conv2d.default"] * 4),
+        (["opweave.dense", "opweave.depthwise", "aten"], []),
+    ],
+)
+def test_parts_of_what_stays_separate_have_kernels_of_their_own(device: str, names: list[str], others: list[str]) -> None:
+    """The kernel of either takes in the activation before it, also the one between them."""
+    module, x = Block().eval().to(device), torch.randn(1, 12, 9, 9, device=device)
+    program, chosen, expected = rewritten(module, x, favour(*names))
+    assert len(chosen) == 10 and [chosen[i] for i in (0, 3, 6)] == ["separate"] * 3
+    torch.testing.assert_close(program.run((x,))[0], expected, rtol=1e-3, atol=1e-3)
+    targets = [o.target for o in program.graph.operators]
+    assert [t for t in targets if t == "aten.conv2d.default"] == others
+    for name, count in (("opweave.dense", 4), ("opweave.depthwise", 3)):
+        assert sum(t.startswith(name) for t in targets) == (count if name in names else 0)
+    with torch.no_grad():
+        module.depthwise[0].weight.mul_(2)
+        module.pointwise[1].weight.mul_(2)
+    program.derived.refresh()
+    torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-3, atol=1e-3)
+
+
 def test_what_is_not_faster_stays(device: str) -> None:
     x = torch.randn(1, 12, 9, 9, device=device)
-    program, chosen, expected = rewritten(Block().eval().to(device), x, lambda _: 1.0)
-    assert chosen == ["separate"] * 4
+    program, chosen, expected = rewritten(Block().eval().to(device), x, favour_the_library)
+    assert chosen == ["separate"] * 10  # three places of two parts, and a convolution alone
     torch.testing.assert_close(program.run((x,))[0], expected, rtol=1e-3, atol=1e-3)
 
 
@@ -510,6 +580,21 @@ def test_what_others_read_is_not_fused(device: str) -> None:
     targets = [o.target for o in program.graph.operators if "opweave" in o.target]
     assert all("dense" in t and "after" not in t for t in targets) and "1x1" in targets[0] and "3x3" in targets[1]
     torch.testing.assert_close(tuple(program.run((x,))), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_what_was_measured_of_other_code_is_not_taken(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's name has a digest of its source, and of what that imports."""
+    tile = dense_kernels().DenseTile(16, 16, 16, 1, 1)
+    kernel = dense_kernels().Dense((1, 1), (1, 1), (0, 0), (1, 1), "none", "none", "ieee", False, tile)
+    call = Call(kernel, (), {}, None)
+    before = own_kernels.target_of(call)
+    source = inspect.getsource
+    for module in ("dense", "tile", "placed"):
+        changed = sys.modules.get(f"systems.kernels.{module}")
+        monkeypatch.setattr(inspect, "getsource", lambda of, it=changed: source(of) + "#" * (of is it))
+        kernel_module._digest.cache_clear()
+        assert (own_kernels.target_of(call) == before) == (module == "placed")
+    kernel_module._digest.cache_clear()
 
 
 def test_without_a_gpu_nothing_changes() -> None:
@@ -687,7 +772,7 @@ def test_a_concatenation_names_the_places_that_would_let_it_gain(device: str) ->
         program = capture(module, (x,))
 
     def both(choices: dict[str, str]) -> tuple[Program, list[Decision], Decision]:
-        own = Context(lambda _: 1.0, lambda _: 1.0, choices=choices)
+        own = Context(favour_the_library, favour_the_library, choices=choices)
         rewritten, kernels = fuse_in_triton.fuse_in_triton(program, own)
         joined, (decision, *_) = fuse_concatenations.fuse_concatenations(rewritten, own)
         return joined, kernels, decision

@@ -112,13 +112,15 @@ def _start(target: Any, jobs: Sequence[Job], environment: dict[str, str]) -> sub
 def _converter() -> Converter:
     """Of jobs to data for JSON and back."""
     from .dense import Dense  # all import Triton
+    from .depthwise import Depthwise
     from .gemv import Gemv
     from .placed import Placed
     from .pooled import Pooled
     from .product import Product
     from .separable import Separable
 
-    classes: dict[str, type[Kernel]] = {each.__name__: each for each in (Dense, Gemv, Placed, Pooled, Product, Separable)}
+    all_kernels: tuple[type[Kernel], ...] = (Dense, Depthwise, Gemv, Placed, Pooled, Product, Separable)
+    classes = {each.__name__: each for each in all_kernels}
     converter = Converter()
     converter.register_unstructure_hook(torch.dtype, lambda dtype: str(dtype).removeprefix("torch."))
     converter.register_structure_hook(torch.dtype, lambda name, _: getattr(torch, name))

@@ -1,7 +1,7 @@
 """Convolutions that kernels of this project take, with what stands around them: what passes match and name alike."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class Place:
 
     Args:
         operators: that one kernel replaces, in the order of capture; the last alone is read from outside.
-        conv: the convolution, of one group.
+        conv: the convolution, of one group; or a depthwise one alone, the first of the `parts_of` another place.
         x: what the kernel reads; before: the activation of it that others may read too, and that it computes itself.
         depthwise: the convolution before a pointwise one, and the activation between.
         addend: what is added, before the activation after.
@@ -54,10 +54,25 @@ def signature_of(separate: Program, place: Place) -> str:
 
 
 def separate_places(program: Program) -> dict[int, str]:
-    """Of the places that fuse_in_triton has left separate: the name of the place's decision by its last operator."""
-    return {
-        place.operators[-1]: place_of(KIND, signature_of(part(program, place.operators), place)) for place in places(program)
-    }
+    """Of the places that fuse_in_triton has left separate: the name of a decision by the place's last operator.
+
+    Where a place has parts, the decision is that of the pointwise convolution.
+    """
+    last = [(parts_of(program, place) or (place,))[-1] for place in places(program)]
+    return {place.operators[-1]: place_of(KIND, signature_of(part(program, place.operators), place)) for place in last}
+
+
+def parts_of(program: Program, place: Place) -> tuple[Place, ...]:
+    """The depthwise convolution of a place, with what comes before it, and the pointwise one, with all after it.
+
+    They are what a place that is left separate consists of. Empty where the place has no depthwise convolution.
+    """
+    if place.depthwise is None:
+        return ()
+    w = next(v for v in place.operators if _depthwise(program, v) is not None)
+    before, after = (tuple(v for v in place.operators if (v > w) == is_after) for is_after in (False, True))
+    depthwise = Place(before, place.depthwise, place.x, place.before, None, "none", None, "none", is_part=False)
+    return depthwise, replace(place, operators=after, x=Output(w), before=place.between, depthwise=None, between="none")
 
 
 def places(program: Program) -> list[Place]:

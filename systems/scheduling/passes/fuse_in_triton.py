@@ -1,5 +1,7 @@
 """Puts in kernels of our own for convolutions and what stands around them, where they are faster."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten, fastest
-from .convolution_places import KIND, Place, places, signature_of
+from .convolution_places import KIND, Place, parts_of, places, signature_of
 from .own_kernels import (
     SEPARATE,
     compile_unmeasured,
@@ -45,32 +47,29 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
         - A place of which no operator goes is taken only where it is at least 1 / WORTH times as fast alone. Beside others
           a kernel of many blocks takes longer: it holds more SMs. A part of a concatenation may save that one's kernel.
 
-    Each distinct place is measured separate, as the passes before leave it, and with each tile worth a trial.
+    Each distinct place is measured separate, as the passes before leave it, and with each tile worth a trial. Where a
+    depthwise convolution and the pointwise one after it stay separate, each of them is a place.
     """
     if not has_kernels(program.device):
         return program, []
-    times_by_signature: dict[str, tuple[dict[str, float | None], dict[str, str]]] = {}
+    trials = [_trial(program, place) for place in places(program)]
+    distinct = {each.signature: each for trial in trials for each in (trial, *trial.parts)}.values()
+    compile_unmeasured(program, (call for trial in distinct for call in trial.calls.values()), context)
+    measured: dict[str, _Times] = {}
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
-    trials = [_trial(program, place) for place in places(program)]
-    distinct = {trial.signature: trial for trial in trials}.values()
-    compile_unmeasured(program, (call for trial in distinct for call in trial.calls.values()), context)
     for trial in trials:
-        place, calls = trial.place, trial.calls
-        if trial.signature not in times_by_signature:
-            times_by_signature[trial.signature] = _times(program, trial, context)
-        times, reasons = times_by_signature[trial.signature]
-        weights = [shape_of(conv.weight) for conv in (place.depthwise, place.conv) if conv]
-        words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
-        pattern = f"{words}: {name_operators(program, place.operators)}"
-        own = _own_choice(times, is_kernel_saved=len(place.operators) > 1 or place.is_part)
-        decisions.append(context.decide(KIND, pattern, place.operators, trial.signature, times, reasons, own))
-        if (chosen := decisions[-1].chosen) in calls:
-            name = "_".join(program.graph.operators[v].name for v in place.operators)
-            target = target_of(calls[chosen])
-            replacements.append(
-                Replacement(place.operators, name, target, calls[chosen], {place.operators[-1]: None}, trial.derived)
-            )
+        pending = [trial]
+        while pending:
+            one = pending.pop()
+            decisions.append(_decide(program, one, context, measured))
+            chosen = decisions[-1].chosen
+            if (call := one.calls.get(chosen)) is not None:
+                name = "_".join(program.graph.operators[v].name for v in one.place.operators)
+                results: dict[int, int | None] = {one.place.operators[-1]: None}
+                replacements.append(Replacement(one.place.operators, name, target_of(call), call, results, one.derived))
+            else:
+                pending += reversed(one.parts)
     return without_unread_activations(replace(program, replacements)[0]), decisions
 
 
@@ -83,6 +82,7 @@ class _Trial:
         signature: equal for places that take equally long.
         calls: the kernel by the name of its tile.
         derived: the weights that were laid out for it.
+        parts: those that it consists of where it is left separate, each with alternatives of its own.
     """
 
     place: Place
@@ -90,13 +90,48 @@ class _Trial:
     signature: str
     calls: dict[str, Call]
     derived: tuple[Derived, ...]
+    parts: tuple[_Trial, ...]
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Milliseconds of a place by alternative, why an alternative has none, and the one that the pass takes by its rule."""
+
+    by_name: dict[str, float | None]
+    reasons: dict[str, str]
+    own: str
 
 
 def _trial(program: Program, place: Place) -> _Trial:
     separate = part(program, place.operators)
     signature = signature_of(separate, place)
     kernels, derived = _calls(program, place, num_cores(program.device))
-    return _Trial(place, separate, signature, {str(call.function.tile): call for call in kernels}, derived)  # type: ignore[attr-defined]
+    calls = {str(call.function.tile): call for call in kernels}  # type: ignore[attr-defined]
+    parts = tuple(_trial(program, each) for each in parts_of(program, place))
+    return _Trial(place, separate, signature, calls, derived, parts)
+
+
+def _decide(program: Program, trial: _Trial, context: Context, measured: dict[str, _Times]) -> Decision:
+    place, times = trial.place, _times(program, trial, context, measured)
+    weights = [shape_of(conv.weight) for conv in (place.depthwise, place.conv) if conv]
+    words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
+    pattern = f"{words}: {name_operators(program, place.operators)}"
+    return context.decide(KIND, pattern, place.operators, trial.signature, times.by_name, times.reasons, times.own)
+
+
+def _times(program: Program, trial: _Trial, context: Context, measured: dict[str, _Times]) -> _Times:
+    """What is `measured` of equal places, which it adds to. A place of parts takes as long as these, each at its fastest."""
+    if trial.signature not in measured:
+        if trial.parts:
+            parts = [_times(program, each, context, measured) for each in trial.parts]
+            separate = sum(times.by_name[times.own] or 0.0 for times in parts)
+        else:
+            separate = context.cost(context.later(trial.separate))
+        by_name, reasons = milliseconds_of(program, trial.calls, context)
+        by_name = {SEPARATE: separate, **by_name}
+        is_kernel_saved = len(trial.place.operators) > 1 or trial.place.is_part
+        measured[trial.signature] = _Times(by_name, reasons, _own_choice(by_name, is_kernel_saved))
+    return measured[trial.signature]
 
 
 def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
@@ -104,13 +139,6 @@ def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:
     measured = {name: t for name, t in times.items() if t is not None}
     best = fastest(measured)
     return best if is_kernel_saved or measured[best] < WORTH * measured[SEPARATE] else SEPARATE
-
-
-def _times(program: Program, trial: _Trial, context: Context) -> tuple[dict[str, float | None], dict[str, str]]:
-    """Milliseconds of a place by alternative, and why an alternative has none."""
-    separate = context.cost(context.later(trial.separate))
-    times, reasons = milliseconds_of(program, trial.calls, context)
-    return {SEPARATE: separate, **times}, reasons
 
 
 def _calls(program: Program, place: Place, cores: int) -> tuple[list[Call], tuple[Derived, ...]]:
@@ -123,6 +151,8 @@ def _calls(program: Program, place: Place, cores: int) -> tuple[list[Call], tupl
     precision = "tf32" if not is_fp32 or torch.backends.cudnn.allow_tf32 else "ieee"
     if place.depthwise is not None:
         return _separable_calls(program, place, place.depthwise, produces, precision, cores)
+    if place.conv.groups > 1:
+        return _depthwise_calls(place, produces)
     return _dense_calls(program, place, produces, precision, cores)
 
 
@@ -141,6 +171,17 @@ def _separable_calls(
     for tile in tiles(weight.shape[1], weight.shape[0], num_taps, num_pixels, cores):
         kernel = Separable(*numbers, *acts, precision, not produces.is_contiguous(), tile)
         calls.append(Call(kernel, (*arguments, tickets(program, tile, num_pixels, produces.shape[1])), {}, produces))
+    return calls, (taps,)
+
+
+def _depthwise_calls(place: Place, produces: Tensor) -> tuple[list[Call], tuple[Derived, ...]]:
+    from systems.kernels.depthwise import Depthwise, tiles  # imports Triton
+
+    taps = Derived.of(_channels_apart, place.conv.weight)
+    calls = []
+    for tile in tiles(produces.shape[1]):
+        kernel = Depthwise(*_numbers(place.conv), place.before, not produces.is_contiguous(), tile)
+        calls.append(Call(kernel, (place.x, taps.tensor, place.conv.bias), {}, produces))
     return calls, (taps,)
 
 
@@ -168,6 +209,11 @@ def _numbers(conv: Convolution) -> tuple[tuple[int, int], tuple[int, int], tuple
 def _taps(weight: Tensor) -> Tensor:
     """The weight of a depthwise convolution, [C, 1, height, width], as [height * width, C]."""
     return weight.flatten(1).t().contiguous()
+
+
+def _channels_apart(weight: Tensor) -> Tensor:
+    """The weight of a depthwise convolution, [C, 1, height, width], as [C, height * width], with strides (1, C)."""
+    return _taps(weight).t()
 
 
 def _rows(weight: Tensor) -> Tensor:

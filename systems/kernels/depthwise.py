@@ -1,0 +1,140 @@
+"""A depthwise convolution, the activation before it and its bias, in one kernel.
+
+A window's values are read once a tap, and from the cache after the first: the kernel is as short as its launch allows where
+every thread has few outputs and several reads in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .kernel import Kernel, Launch
+from .tile import activated, check_activations, empty_output, let_consumers_launch, wait_for_producers
+
+MOST_UNROLLED = 25  # taps of a kernel whose rows are all instructions one after the other
+
+
+@dataclass(frozen=True)
+class DepthwiseTile:
+    """How the output [pixels, channels] is cut.
+
+    Args:
+        pixels, channels: of the output that a block computes; powers of two.
+        warps: of a block.
+    """
+
+    pixels: int
+    channels: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.pixels}x{self.channels}, {self.warps} warps"
+
+
+@dataclass(frozen=True)
+class Depthwise(Kernel):
+    """out = bias + depthwise(before(x)), with as many outputs as inputs.
+
+    Args:
+        kernel, stride, padding, dilation: each (height, width).
+        before: one of ACTIVATIONS. Raises ValueError for another.
+        is_channels_last: the layout of the output; else it is contiguous.
+        tile: how the output is cut.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    before: str
+    is_channels_last: bool
+    tile: DepthwiseTile
+
+    def __post_init__(self) -> None:
+        check_activations(self.before)
+
+    def __str__(self) -> str:
+        words = [f"before {self.before}"] * (self.before != "none") + ["channels_last"] * self.is_channels_last
+        return ", ".join([f"{self.kernel[0]}x{self.kernel[1]}", *words, str(self.tile)])
+
+    def launch(self, x: Tensor, taps: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Launch:  # type: ignore[override]
+        """Args:
+        x: [N, C, H, W], of any strides.
+        taps: [C, kernel height * width], with strides (1, C): neighbouring threads read neighbouring channels.
+        bias: [C].
+        out: [N, C, H', W'] of any strides, where it writes; a new tensor where there is none.
+        """
+        n, c, h, w = x.shape
+        if out is None:
+            out = empty_output(x, c, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
+        height, width = out.shape[2:]
+        m = n * height * width
+        tile = self.tile
+        arguments = (
+            x, taps, bias, out, m, height, width, h, w, c, *x.stride(), *out.stride(),
+            *self.stride, *self.padding, *self.dilation, *self.kernel, self.before,
+            tile.pixels, tile.channels, self.kernel[0] * self.kernel[1] <= MOST_UNROLLED, self.is_early,
+        )  # fmt: skip
+        options = {"num_warps": tile.warps, "launch_pdl": self.is_early}
+        return Launch(_depthwise, (triton.cdiv(m, tile.pixels), triton.cdiv(c, tile.channels)), arguments, options, out)
+
+
+def tiles(channels: int) -> list[DepthwiseTile]:
+    """The tiles worth a trial, of four to eight outputs a thread; narrow ones where there are few channels."""
+    wide = 1 << (channels - 1).bit_length()
+    candidates = [DepthwiseTile(8, 64, 4), DepthwiseTile(16, 64, 4), DepthwiseTile(4, 128, 4)]
+    return [tile for tile in candidates if tile.channels <= wide] or [DepthwiseTile(16, min(wide, 32), 4)]
+
+
+# Sizes are arguments, so that a tile is compiled once for many convolutions of one kernel size.
+SIZES = ["M", "HEIGHT", "WIDTH", "H", "W", "SH", "SW", "PH", "PW", "DH", "DW"]
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _depthwise(
+    x_ptr, taps_ptr, bias_ptr, out_ptr, M, HEIGHT, WIDTH, H, W, C, XN, XC, XH, XW, ON, OC, OH, OW, SH, SW, PH, PW, DH, DW,
+    KH: tl.constexpr, KW: tl.constexpr, BEFORE: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, IS_UNROLLED: tl.constexpr, IS_EARLY: tl.constexpr,
+):  # fmt: skip
+    wait_for_producers(IS_EARLY)
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_pixel, is_c = pixel < M, c < C
+    sample, row, column = pixel // (HEIGHT * WIDTH), pixel // WIDTH % HEIGHT, pixel % WIDTH
+    top, left = row * SH - PH, column * SW - PW
+    x_window_ptr = x_ptr + (sample * XN + top * XH + left * XW)[:, None] + (c * XC)[None, :]
+    sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
+    if IS_UNROLLED:
+        for i in tl.static_range(KH):
+            sums = _row(sums, x_window_ptr, taps_ptr + c, i, top, left, is_pixel, is_c, H, W, C, XH, XW, DH, DW, KW, BEFORE)
+    else:
+        for i in range(KH):
+            sums = _row(sums, x_window_ptr, taps_ptr + c, i, top, left, is_pixel, is_c, H, W, C, XH, XW, DH, DW, KW, BEFORE)
+    let_consumers_launch(IS_EARLY)
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + c, mask=is_c, other=0.0).to(tl.float32)[None, :]
+    place = (sample * ON + row * OH + column * OW)[:, None] + c[None, :] * OC
+    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=is_pixel[:, None] & is_c[None, :])
+
+
+@triton.jit
+def _row(
+    sums, x_window_ptr, taps_c_ptr, i, top, left, is_pixel, is_c, H, W, C, XH, XW, DH, DW,
+    KW: tl.constexpr, BEFORE: tl.constexpr,
+):  # fmt: skip
+    """The sums with what row i of the windows adds. x_window_ptr: of each window's first value, [PIXELS, CHANNELS]."""
+    y = top + i * DH
+    is_inside_y = is_pixel & (y >= 0) & (y < H)
+    for j in tl.static_range(KW):
+        x = left + j * DW
+        mask = (is_inside_y & (x >= 0) & (x < W))[:, None] & is_c[None, :]
+        values = tl.load(x_window_ptr + (i * DH * XH + j * DW * XW), mask=mask, other=0.0).to(tl.float32)
+        if BEFORE != "none":  # of which some make no zero of a zero
+            values = tl.where(mask, activated(values, BEFORE), 0.0)
+        taps = tl.load(taps_c_ptr + (i * KW + j) * C, mask=is_c, other=0.0).to(tl.float32)
+        sums += values * taps[None, :]
+    return sums
