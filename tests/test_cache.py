@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.base import BadOption
-from systems.cache import MANIFEST, Cache, code_of, default_bound, default_folder
+from systems.cache import MANIFEST, Cache, code_in, code_of, default_bound, default_folder
 
 OF = {"model": "abc", "batch": 1}
 
@@ -187,6 +187,18 @@ def test_code_counts_as_it_stands_in_the_file(tmp_path: Path, monkeypatch: pytes
     assert first == code_of("made_by_this") != both
     (tmp_path / "made_by_this.py").write_text("x = 1 + 1\n")
     assert first != code_of("made_by_this")
+
+
+def test_the_code_of_a_package_is_of_all_its_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "of_this"
+    folder.mkdir()
+    for name in ("__init__", "used", "unused"):
+        (folder / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    first = code_in("of_this")
+    assert first == code_in("of_this") != code_in("of_this", "systems.kernels")
+    (folder / "unused.py").write_text("x = 1")
+    assert first != code_in("of_this")
 
 
 def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ from systems.scheduling.plans.priorities import PRIORITIES
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
 from systems.weave import candidate, forecast, reference, search, stream_plans, trials
+from systems.weave import system as weave_system
 from systems.weave.candidate import Candidate
 from systems.weave.search import FEW, MARGIN, WORTH, Search
 from systems.weave.state import State
@@ -1271,3 +1272,20 @@ def test_what_a_search_has_spent_is_kept_though_it_tried_nothing(monkeypatch: py
     space.prepared.clear()
     space.searching(monkeypatch, State.from_json(saved_states[-1]))[0].run()
     assert space.prepared == []
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_a_search_goes_on_with_what_was_found_of_the_same_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[State | None] = []
+
+    def noting(*arguments: Any) -> Search:
+        states.append(arguments[5])
+        return Search(*arguments)
+
+    monkeypatch.setattr(weave_system, "Search", noting)
+    module, x = Branches().eval(), torch.randn(1, 4, 8, 8)
+    for _ in range(2):
+        systems.load("weave", budget_s=3.0).prepare(module, (x,)).close()
+    monkeypatch.setattr(weave_system, "code_in", lambda *_: "of other kernels")
+    systems.load("weave", budget_s=3.0).prepare(module, (x,)).close()
+    assert [state is None for state in states] == [True, False, True]

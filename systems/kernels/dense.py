@@ -141,7 +141,15 @@ def _is_linear(tensor: Tensor) -> bool:
 
 
 # Outputs and products of a block, and stages: enough of them that what a step reads was asked for some steps before.
-SMALL = ((32, 32, 32, 6), (32, 32, 64, 4), (16, 32, 64, 5), (64, 32, 64, 4), (32, 16, 32, 6), (16, 16, 64, 5), (64, 64, 32, 5))
+SMALL = (
+    (32, 32, 32, 6),
+    (32, 32, 64, 4),
+    (16, 32, 64, 5),
+    (64, 32, 64, 4),
+    (32, 16, 32, 6),
+    (16, 16, 64, 5),
+    (64, 64, 32, 5),
+)
 LARGE = ((64, 64, 32, 5), (128, 64, 32, 4), (64, 128, 32, 4), (128, 128, 32, 3))
 MOST_SPLITS = 8  # of a sum
 

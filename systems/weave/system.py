@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from conf import not_one_of
 from conf.text import first_line
 from systems.base import BadOption
-from systems.cache import code_of
+from systems.cache import code_in, code_of
 from systems.profiling.measurements import Measurements
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision
@@ -180,7 +180,8 @@ class Weave(Scheduler):
         forecast_ms = None if self.costs == "measured" else forecast_on(program.device)
         cache = Measurements(KIND, program.device)
         code = code_of(*(module.__name__ for module in (search, candidate, trials, stream_plans, local_search, forecast)))
-        name = digest([structure(program), sorted(self.rewriting.switches), code, self.costs])
+        choosing = code_in("systems.kernels", "systems.scheduling.passes")  # what there is to choose from
+        name = digest([structure(program), sorted(self.rewriting.switches), code, choosing, self.costs])
         state = None
         if name in cache:
             try:
