@@ -26,7 +26,7 @@ from .tile import (
     wait_for_producers,
 )
 
-THRICE = "tf32x3"  # each factor as a sum of two numbers of TF32, in three products: as precise as fp32
+THRICE = "tf32x3"  # each factor as a number of TF32 and the rest, in three products: as precise as fp32
 PRECISIONS = ("tf32", THRICE, "ieee")
 
 
@@ -98,14 +98,16 @@ class Dense(Kernel):
         addend: Tensor | None,
         tickets: Tensor | None,
         out: Tensor | None = None,
+        rest: Tensor | None = None,
     ) -> Launch:
         """Args:
         x: [N, C, H, W], of any strides.
-        weight: [K, kernel height * width * C], contiguous, rounded to TF32 where that is the precision.
+        weight: [K, kernel height * width * C], contiguous, rounded to TF32 where that is the precision or THRICE.
         bias: [K].
         addend: of the output's shape, of any strides.
         tickets: [blocks without splits] int32, zeros, of this call alone; None without splits.
         out: [N, K, H', W'] of any strides, where it writes; a new tensor where there is none.
+        rest: what rounding has taken of the weight, in THRICE alone; as the weight, and 0 where that is no number.
         """
         n, c, h, w = x.shape
         k = weight.shape[0]
@@ -122,7 +124,7 @@ class Dense(Kernel):
         images = [tensor for tensor in (x, addend, out) if tensor is not None]
         is_linear = is_pointwise and self.stride == (1, 1) and all(map(_is_linear, images))
         arguments = (
-            x, weight, bias, addend, out, parts, tickets,
+            x, weight, rest, bias, addend, out, parts, tickets,
             m, height, width, h, w, c, k, *x.stride(), *strides_of(addend), *out.stride(),
             *self.kernel, *self.stride, *self.padding, *self.dilation, tile.splits,
             self.before, self.after, self.precision,
@@ -186,7 +188,7 @@ UNALIGNED = ["M", "HEIGHT", "WIDTH", "H", "W", "KH", "KW", "SH", "SW", "PH", "PW
 
 @triton.jit(do_not_specialize=UNALIGNED)
 def _dense(
-    x_ptr, weight_ptr, bias_ptr, addend_ptr, out_ptr, parts_ptr, tickets_ptr,
+    x_ptr, weight_ptr, rest_ptr, bias_ptr, addend_ptr, out_ptr, parts_ptr, tickets_ptr,
     M, HEIGHT, WIDTH, H, W, C, K, XN, XC, XH, XW, AN, AC, AH, AW, ON, OC, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW, SPLITS,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
     IS_FLAT: tl.constexpr, IS_EVEN: tl.constexpr, IS_POINTWISE: tl.constexpr, IS_LINEAR: tl.constexpr,
@@ -208,11 +210,13 @@ def _dense(
     begin = tl.program_id(2) * steps
     end = tl.minimum(begin + steps, all_steps)
     x_pixel_ptr = x_ptr + sample * XN + top * XH + left * XW
-    weight_channel_ptr = weight_ptr + channel * total
+    weight_channel_ptr, rest_channel_ptr = weight_ptr + channel * total, rest_ptr
+    if rest_ptr is not None:
+        rest_channel_ptr += channel * total
     sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
-    tap = (
-        begin // steps_per_tap
-    )  # the first step's: division takes longer than a step, so each counts on from the one before
+    rests = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)  # of sums, what products with rests come to
+    # Division takes longer than a step. So only the first divides, and each counts on from the one before.
+    tap = begin // steps_per_tap
     first_channel, first_product = begin % steps_per_tap * DEPTH, tap * C
     i, j = tap // KW, tap % KW
     for step in range(begin, end):
@@ -246,12 +250,23 @@ def _dense(
         values = tl.load(pointers, mask=is_read, other=0.0)
         if BEFORE != "none":
             values = tl.where(is_read, activated(values.to(tl.float32), BEFORE), 0.0).to(values.dtype)
-        if PRECISION == "tf32":
-            values = rounded(values)
         is_product = at < total if IS_FLAT else IS_EVEN | (c < C)
         is_weight = is_channel[None, :] & is_product[:, None]
         weights = tl.load(weight_channel_ptr[None, :] + at[:, None], mask=is_weight, other=0.0)
-        sums = tl.dot(values, weights, sums, input_precision=PRECISION)
+        # A tensor core cuts off what it adds to a sum. So it adds the products of a step alone, which is what the number
+        # says: without it the compiler makes one of both additions.
+        if rest_ptr is not None:
+            nearest = rounded(values)
+            rests = tl.dot(values - nearest, weights, rests, input_precision="tf32")
+            weight_rests = tl.load(rest_channel_ptr[None, :] + at[:, None], mask=is_weight, other=0.0)
+            rests = tl.dot(nearest, weight_rests, rests, input_precision="tf32")
+            sums += tl.dot(nearest, weights, input_precision="tf32", max_num_imprecise_acc=1)
+        elif PRECISION == "tf32" and values.dtype == tl.float32:
+            sums += tl.dot(rounded(values), weights, input_precision="tf32", max_num_imprecise_acc=1)
+        else:
+            sums = tl.dot(values, weights, sums, input_precision=PRECISION)
+    if rest_ptr is not None:  # of a factor that is no number, or none of TF32, the rest is none
+        sums += tl.where(tl.abs(sums) < float("inf"), rests, 0.0)
     let_consumers_launch(IS_EARLY)
     is_last = True
     if parts_ptr is not None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .dense import MOST_SPLITS, Dense, DenseTile, tiles
+from .dense import MOST_SPLITS, THRICE, Dense, DenseTile, tiles
 from .kernel import Kernel, Launch
 from .tile import power_of_two
 
 ONE, NONE = (1, 1), (0, 0)
-LARGEST = 64  # rows and outputs of a tile; a product with two of these a core and more is left to the library
-WIDE = (16, 32)  # rows of tiles with 64 outputs: the fastest of 40 on an H200 in THRICE, with two blocks a core
+LARGEST = 64  # rows and outputs of a tile for few rows
+WIDE = (DenseTile(16, 64, 64, warps=4, stages=3), DenseTile(32, 64, 32, warps=4, stages=4), DenseTile(128, 64, 32, 8, 4))
+LARGE = (DenseTile(128, 128, 32, warps=8, stages=3), DenseTile(128, 64, 32, warps=8, stages=4))
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,19 @@ class Product(Kernel):
         return f"{self.precision}, {self.tile}"
 
     def launch(  # type: ignore[override]
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, tickets: Tensor | None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tickets: Tensor | None,
+        rest: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Launch:
         """Args:
         x: [..., features], contiguous.
-        weight: [outputs, features], contiguous, rounded to TF32 where that is the precision.
+        weight: [outputs, features], contiguous, rounded to TF32 where that is the precision or THRICE.
         bias: [outputs], contiguous.
-        tickets: as `Dense`'s.
+        tickets, rest: as `Dense`'s.
         out: [..., outputs], contiguous, where it writes; a new tensor where there is none.
         """
         if out is None:
@@ -50,19 +57,26 @@ class Product(Kernel):
         dense = Dense(ONE, ONE, NONE, ONE, *acts, self.precision, False, self.tile, is_early=self.is_early)
         # Rows are the pixels of one image, a line of them.
         lines = [tensor.view(1, 1, -1, tensor.shape[-1]).permute(0, 3, 1, 2) for tensor in (x, out)]
-        launch = dense.launch(lines[0], weight, bias, None, tickets, lines[1])
+        launch = dense.launch(lines[0], weight, bias, None, tickets, lines[1], rest)
         return replace(launch, out=out)
 
 
-def tiles_of(num_rows: int, outputs: int, features: int, num_cores: int) -> list[DenseTile]:
-    """The tiles worth a trial; none of a product that fills the GPU anyway."""
+def tiles_of(num_rows: int, outputs: int, features: int, precision: str, num_cores: int) -> list[DenseTile]:
+    """The tiles worth a trial.
+
+    Of a product that fills the GPU there are none but in THRICE: its library takes no tensor cores for fp32.
+
+    Args:
+        precision: one of PRECISIONS.
+        num_cores: multiprocessors of the GPU.
+    """
     if DenseTile(LARGEST, LARGEST, LARGEST, 4, 3).num_blocks(num_rows, outputs) >= 2 * num_cores:
-        return []
+        return [*LARGE] if precision == THRICE else []
     candidates = [t for t in tiles(num_rows, outputs, features, 1, num_cores) if max(t.pixels, t.channels) <= LARGEST]
-    for rows in WIDE:
-        tile = DenseTile(rows, LARGEST, LARGEST, warps=4, stages=2)
-        if rows <= power_of_two(num_rows) and min(power_of_two(outputs), power_of_two(features)) >= LARGEST:
-            num_blocks = tile.num_blocks(num_rows, outputs)
-            splits = max(1, min(2 * num_cores // num_blocks, -(-features // LARGEST) // 2, MOST_SPLITS))
+    for tile in WIDE:
+        is_filled = tile.pixels <= power_of_two(num_rows) and tile.channels <= power_of_two(outputs)
+        if is_filled and tile.depth <= power_of_two(features):
+            cores_of_it = 2 * num_cores // tile.num_blocks(num_rows, outputs)  # two blocks a core
+            splits = max(1, min(cores_of_it, -(-features // tile.depth) // 2, MOST_SPLITS))
             candidates.append(replace(tile, splits=splits))
-    return candidates
+    return list(dict.fromkeys(candidates))

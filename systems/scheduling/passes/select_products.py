@@ -49,7 +49,8 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - bias apart: an elementwise operator of its own adds the bias, which is one more launch.
         - transposed, bias apart.
         - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split. Where
-          TF32 is off, each factor is a sum of two numbers of TF32: as precise as the library's product.
+          TF32 is off, each factor is a number of TF32 and a rest, and there are three products: as precise as the
+          library's. The weight then lies in memory twice more.
         - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
 
     Invariants:
@@ -121,18 +122,20 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     weight = p.weight if p.along == 0 else p.weight.t()  # [outputs, features]
     outputs, features = weight.shape
     num_rows = x.numel() // features
-    tiles = tiles_of(num_rows, outputs, features, num_cores(program.device))
     is_fp32 = x.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
-    layout = _rounded_rows if is_fp32 and precision == "tf32" else _rows
-    laid, derived = _laid_out(p, weight, layout) if tiles else (weight, ())
-    for tile in tiles:
-        shared = tickets(program, tile, num_rows, outputs)
-        own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared), {}, produces), derived)
+    if tiles := tiles_of(num_rows, outputs, features, precision, num_cores(program.device)):
+        laid, derived = _laid_out(p, weight, _rounded_rows if is_fp32 else _rows)
+        rest: Tensor | None = None
+        if precision == THRICE:
+            rest, others = _laid_out(p, weight, _rests)
+            derived += others
+        for tile in tiles:
+            shared = tickets(program, tile, num_rows, outputs)
+            own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared, rest), {}, produces), derived)
     if num_rows == 1:
-        if not tiles or layout is not _rows:
-            laid, derived = _laid_out(p, weight, _rows)
+        laid, derived = _laid_out(p, weight, _rows)
         for strip in strips_of(features):
             own[str(strip)] = _Own(Call(Gemv(strip), (p.x, laid, p.bias), {}, produces), derived)
     return own
@@ -172,6 +175,12 @@ def _rows(weight: Tensor, along: int) -> Tensor:
 def _rounded_rows(weight: Tensor, along: int) -> Tensor:
     """As that, each number rounded to the nearest that TF32 holds."""
     return nearest_tf32(_rows(weight, along))
+
+
+def _rests(weight: Tensor, along: int) -> Tensor:
+    """What rounding takes of each number, itself as TF32 holds it; 0 of what is no number."""
+    rows = _rows(weight, along)
+    return nearest_tf32(torch.nan_to_num(rows - nearest_tf32(rows), 0.0, 0.0, 0.0))
 
 
 def _measure(single: Program, cost: Cost) -> dict[str, float]:
