@@ -45,7 +45,8 @@ from systems.scheduling.plans.verify import verify
 from systems.weave import candidate, forecast, reference, search, stream_plans, trials
 from systems.weave import system as weave_system
 from systems.weave.candidate import Candidate
-from systems.weave.search import FEW, MARGIN, WORTH, Search
+from systems.weave.changes import WORTH
+from systems.weave.search import MARGIN, Search
 from systems.weave.state import State
 from systems.weave.stream_plans import SEARCHED, STREAM_PLANS
 from systems.weave.trials import ROUNDS
@@ -253,69 +254,6 @@ def test_what_is_clearly_slower_gets_few_rounds(monkeypatch: pytest.MonkeyPatch,
     state = searching.run()
     assert len([p for p in calls if p.candidate.stream_plan == "sequential"]) == num_rounds
     assert state.ratios[Candidate("sequential").key] == pytest.approx(ratio)
-
-
-@pytest.mark.parametrize(("chosen", "others"), [("at once", ["merged"]), ("in turn", ["merged"]), ("merged", ["at once"])])
-def test_what_stays_separate_is_one_alternative(monkeypatch: pytest.MonkeyPatch, chosen: str, others: list[str]) -> None:
-    space = Space(0)
-    times: dict[str, float | None] = {"at once": 1.0, "in turn": 1.1, "merged": 1.2}
-    space.decisions = lambda choices: [Decision("kind", "p", (0,), times, chosen, {}, "p")]  # type: ignore[method-assign]
-    searching, _ = space.searching(monkeypatch)
-    assert [name for _, name in searching._alternatives()] == others
-
-
-def test_of_many_alternatives_none_is_tried_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what does without the decision: a tile suits one shape."""
-    space = Space(0)
-    times: dict[str, float | None] = {"separate": 1.1, **{f"tile {i}": 1.0 + i / 100 for i in range(FEW)}}
-    own = [Decision("kind", place, (i,), times, "tile 0", {}, place) for i, place in enumerate(PLACES)]
-    space.decisions = lambda choices: own  # type: ignore[method-assign]
-    searching, _ = space.searching(monkeypatch)
-    assert [change for change, _ in searching._composites()] == ["kind: separate at 3 places"]
-
-
-def test_what_a_few_places_have_in_common_is_tried_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At two places too, and each of FEW alternatives."""
-    space = Space(0)
-    times: dict[str, float | None] = {"separate": 1.1, **{f"tile {i}": 1.0 + i / 100 for i in range(FEW - 1)}}
-    own = [Decision("kind", place, (i,), times, "tile 0", {}, place) for i, place in enumerate(PLACES[:2])]
-    space.decisions = lambda choices: own  # type: ignore[method-assign]
-    searching, _ = space.searching(monkeypatch)
-    composites = [candidate for change, candidate in searching._composites()]
-    names = ("separate", *(f"tile {i}" for i in range(1, FEW - 1)))
-    assert {c.choices for c in composites} == {tuple((place, name) for place in PLACES[:2]) for name in names}
-
-
-def test_of_changes_at_many_places_those_come_first_that_lose_least_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all: ten operators of a place that lose 0.1 ms each lose more than one of another that loses 0.3."""
-    space = Space(0)
-
-    def decision(kind: str, place: str, own_ms: float, lost_ms: float) -> Decision:
-        return Decision(kind, place, (), {"chosen": own_ms, "other": own_ms + lost_ms}, "chosen", {}, place)
-
-    many = [decision("many", place, 5.0, 0.1) for place in ("p", "q") for _ in range(10)]
-    few = [decision("few", place, 1.0, 0.3) for place in ("r", "s")]
-    space.decisions = lambda choices: [*many, *few]  # type: ignore[method-assign]
-    searching, _ = space.searching(monkeypatch)
-    assert [change for change, _ in searching._composites()] == ["few: other at 2 places", "many: other at 2 places"]
-
-
-def test_alternatives_come_by_what_their_places_take_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one place the faster first; up to WORTH times as slow as the one that was chosen."""
-    space = Space(0)
-
-    def decision(place: str, own_ms: float) -> Decision:
-        times = {"own": own_ms, "slower": 1.4 * own_ms, "faster": 1.1 * own_ms, "slow": (WORTH + 0.1) * own_ms}
-        return Decision("kind", place, (), times, "own", {}, place)
-
-    decisions = [decision("light", 1.0), decision("heavy", 2.5), *[decision("thrice", 0.9)] * 3]
-    needing = Decision("later", "needing", (), {"separate": 1.0, "written": 9.0}, "separate", {}, "needing", ("heavy",))
-    space.decisions = lambda choices: [*decisions, needing]  # type: ignore[method-assign]
-    searching, _ = space.searching(monkeypatch)
-    order = [(decision.place, name) for decision, name in searching._alternatives()]
-    assert order == [(place, name) for place in ("thrice", "heavy", "light") for name in ("faster", "slower")]
-    *_, last = searching._composites()
-    assert dict(last[1].choices) == {"needing": "written", "heavy": "faster"}
 
 
 def test_early_launches_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -23,6 +22,7 @@ from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.priorities import PRIORITIES, has_priorities
 from systems.scheduling.plans.schedule import Schedule
 
+from . import changes
 from .candidate import Candidate, Choices
 from .reference import Reference, tensors
 from .state import Gain, State
@@ -30,15 +30,10 @@ from .stream_plans import SEARCHED, STREAM_PLANS
 from .trials import Holder, in_turn, milliseconds
 
 MARGIN = 0.995  # of the best so far that a change has to stay below; less may be scatter
-FEW = 4  # alternatives of a decision, up to which each is tried at all places of its kind at once
-ALIKE = ("in turn", "at once")  # ways to measure what stays separate: one alternative, as the stream plan runs it
 KEPT = 0.1  # of the budget, for the stream plans that are tried last
-WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 ROOM = 2.0  # bytes of the candidates' memory over those that the first needs
 PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
-
-OWN = ("merge_convolutions", "fuse_sums")  # kinds of decisions that no other scheduler takes
 
 Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
 Forecast: TypeAlias = Callable[[Program, Schedule], float]  # milliseconds, by simulation
@@ -48,9 +43,9 @@ class Search:
     """An anytime search: `state` always holds the best so far.
 
     Invariants:
-        - It begins with what the other schedulers execute: the passes' own decisions, but for those of OWN kinds. In the end
-          the best is held against that once more, both captured anew, and goes where it is no faster: by the next search
-          where one is killed before, within its budget or not.
+        - It begins with what the other schedulers execute: the passes' own decisions, but for those of `changes.OWN` kinds.
+          In the end the best is held against that once more, both captured anew, and goes where it is no faster: by the
+          next search where one is killed before, within its budget or not.
         - Candidates lie in the same memory, but for those that need more than ROOM times the first's; none runs beside
           another. In memory of its own a graph of the same schedule is some percent faster or slower. That would decide.
         - A change is kept only where the whole graph with it is faster than without it, both called in turn.
@@ -154,7 +149,7 @@ class Search:
     def _beginning(self) -> Candidate:
         """The passes' own decisions, and none where no other scheduler takes one."""
         _, decisions = self._rewritten(Candidate())
-        return Candidate().choose_all({d.place: d.without for d in decisions if d.kind in OWN and d.is_change})
+        return Candidate().choose_all({d.place: d.without for d in decisions if d.kind in changes.OWN and d.is_change})
 
     def _confirm(self) -> bool:
         """Keep what is chosen only where it is faster than the first, both captured anew: a graph's age counts too.
@@ -249,60 +244,9 @@ class Search:
         program, _ = self._rewritten(best)
         if early_operators(program, replace(best, is_early=False).schedule(program)):
             yield f"early launches: {'no' if best.is_early else 'yes'}", replace(best, is_early=not best.is_early)
-        yield from self._composites()
-        for decision, alternative in self._alternatives():
-            change = f"{decision.kind} at {decision.pattern}: {alternative} in the place of {decision.chosen}"
-            yield change, self.state.best.choose(decision.place, alternative)
-
-    def _composites(self) -> Iterator[tuple[str, Candidate]]:
-        """Several decisions at once, each of which may gain only beside the others: one alternative at all places of a kind,
-        where that does without the decision or is one of a FEW; and one with the fastest at the places that it needs. What
-        loses least by the operators' own times comes first: layouts that lose much take long to measure anew."""
-        taken_alone = [d for d in self._rewritten(Candidate())[1] if d.kind in OWN and d.is_change]
-        for kind in OWN:
-            if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
-                yield f"{kind}: as each is fastest alone, at {len(by_place)} places", self.state.best.choose_all(by_place)
-        alternatives = self._alternatives()
-        places_by_change: dict[tuple[str, str], list[str]] = {}
-        lost_ms: dict[tuple[str, str], float] = {}  # by what each operator takes alone
-        counts = Counter(decision.place for decision in self._rewritten(self.state.best)[1])
-        for decision, name in alternatives:
-            if name == decision.without or len(decision.milliseconds) <= FEW:
-                both = decision.kind, name
-                places_by_change.setdefault(both, []).append(decision.place)
-                lost = (decision.milliseconds[name] or 0.0) - (decision.milliseconds[decision.chosen] or 0.0)
-                lost_ms[both] = lost_ms.get(both, 0.0) + lost * counts[decision.place]
-        for kind, name in sorted(lost_ms, key=lost_ms.__getitem__):
-            places = places_by_change[kind, name]
-            if len(places) > 1:
-                yield f"{kind}: {name} at {len(places)} places", self.state.best.choose_all(dict.fromkeys(places, name))
-        fastest: dict[str, str] = {}  # alternatives by place
-        for decision, name in alternatives:
-            fastest.setdefault(decision.place, name)
-        for decision in {d.place: d for d in self._rewritten(self.state.best)[1] if d.needs}.values():
-            needed = {place: fastest[place] for place in decision.needs if place in fastest}
-            if needed:
-                own = next(reversed(decision.milliseconds))
-                change = f"{decision.kind} at {decision.pattern}: {own}, and {len(needed)} places that it needs"
-                yield change, self.state.best.choose_all(needed | {decision.place: own})
-
-    def _alternatives(self) -> list[tuple[Decision, str]]:
-        """Decisions and other alternatives worth a trial; first those of the operators that take longest in all."""
-        members: dict[str, list[Decision]] = {}
-        for decision in self._rewritten(self.state.best)[1]:
-            if decision.place:
-                members.setdefault(decision.place, []).append(decision)
-        weighted = []
-        for equal in members.values():
-            first = equal[0]
-            own = first.milliseconds[first.chosen]
-            for name, t in first.milliseconds.items():
-                if name in ALIKE and (first.chosen in ALIKE or name != first.without):
-                    continue
-                if own is not None and t is not None and name != first.chosen and t <= WORTH * own:
-                    weighted.append((-own * len(equal), t, first, name))
-        weighted.sort(key=lambda entry: entry[:2])
-        return [(decision, name) for _, _, decision, name in weighted]
+        alone, others = self._rewritten(Candidate())[1], self._rewritten(self.state.best)[1]
+        yield from changes.at_several_places(self.state.best, others, alone)
+        yield from changes.at_one_place(self.state.best, others)
 
     def _try(self, change: str, candidate: Candidate, holder: Holder) -> None:
         """Compare a candidate that was not compared before with the best so far, and keep the faster."""

@@ -26,7 +26,7 @@ from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.scheduler import Scheduler, captured, proved
 from systems.scheduling.simulate.gpu import find
 
-from . import candidate, forecast, search, stream_plans, trials
+from . import candidate, changes, forecast, search, stream_plans, trials
 from .candidate import Choices
 from .forecast import forecast_on
 from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
@@ -179,7 +179,9 @@ class Weave(Scheduler):
         """
         forecast_ms = None if self.costs == "measured" else forecast_on(program.device)
         cache = Measurements(KIND, program.device)
-        code = code_of(*(module.__name__ for module in (search, candidate, trials, stream_plans, local_search, forecast)))
+        code = code_of(
+            *(module.__name__ for module in (search, candidate, changes, trials, stream_plans, local_search, forecast))
+        )
         choosing = code_in("systems.kernels", "systems.scheduling.passes")  # what there is to choose from
         name = digest([structure(program), sorted(self.rewriting.switches), code, choosing, self.costs])
         state = None
