@@ -191,11 +191,12 @@ def test_a_dense_kernel_computes_what_pytorch_does(
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), before=acts, has_bias=st.booleans(), is_last=st.booleans(), reads_last=st.booleans())
+@given(data=st.data(), before=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
 def test_a_depthwise_kernel_computes_what_pytorch_does(
-    device: str, data: st.DataObject, before: str, has_bias: bool, is_last: bool, reads_last: bool
+    device: str, data: st.DataObject, before: str, after: str, is_last: bool, reads_last: bool
 ) -> None:
     draw = data.draw
+    has_bias = draw(st.booleans())
     n, c, h, w = (draw(st.integers(1, most)) for most in (3, 140, 9, 9))
     kernel, stride, dilation = draw(pairs | st.tuples(st.integers(1, 7), st.integers(1, 7))), draw(pairs), draw(pairs)
     padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
@@ -210,9 +211,10 @@ def test_a_depthwise_kernel_computes_what_pytorch_does(
     weight, bias = tensor(c, 1, *kernel), tensor(c) if has_bias else None
     wide_bias = None if bias is None else bias.double()
     expected = functional.conv2d(ACTS[before](x.double()), weight.double(), wide_bias, stride, padding, dilation, c)
+    expected = ACTS[after](expected)
     kernels = import_module("systems.kernels.depthwise")
     numbers = kernel, stride, padding, dilation
-    depthwise = kernels.Depthwise(*numbers, before, is_last, draw(st.sampled_from(kernels.tiles(c))))
+    depthwise = kernels.Depthwise(*numbers, before, after, is_last, draw(st.sampled_from(kernels.tiles(c))))
     place = draw(places(expected, dtype, is_last))
     out = depthwise(x, fuse_in_triton._channels_apart(weight), bias, *place[:1])
     check_place(out, place, dtype, is_last)
@@ -590,9 +592,10 @@ class Shared(nn.Module):
 def test_what_others_read_is_not_fused(device: str) -> None:
     module, x = Shared().eval().to(device), torch.randn(1, 8, 6, 6, device=device)
     program, chosen, expected = rewritten(module, x, favour("opweave"))
-    assert len(chosen) == 2
+    assert len(chosen) == 3
     targets = [o.target for o in program.graph.operators if "opweave" in o.target]
-    assert all("dense" in t and "after" not in t for t in targets) and "1x1" in targets[0] and "3x3" in targets[1]
+    assert [t.split(",")[0] for t in targets] == ["opweave.depthwise[3x3", "opweave.dense[1x1", "opweave.dense[3x3"]
+    assert not any("after" in t for t in targets)
     torch.testing.assert_close(tuple(program.run((x,))), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -668,6 +671,7 @@ def test_no_branch_waits_for_what_the_vendors_kernel_adds() -> None:
     assert [(p.conv.weight.shape[2], len(p.operators), p.depthwise is not None, p.after) for p in places] == [
         (1, 2, True, "relu"),
         (3, 1, False, "none"),
+        (3, 1, False, "none"),
         (1, 1, False, "relu"),
     ]
 
@@ -731,17 +735,18 @@ def test_a_tensor_or_a_sum_is_written_to_its_place(
 
 
 class Inception(nn.Module):
-    """A concatenation of a convolution, a sum, a pool, an activation and another concatenation; one part is read twice."""
+    """A concatenation of convolutions, a sum, a pool, an activation and another concatenation; one part is read twice."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(8, 6, 1)
         self.depthwise, self.pointwise = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 1)
-        self.pool, self.last = nn.MaxPool2d(3, 1, 1), nn.Conv2d(38, 4, 1)
+        self.pool, self.last = nn.MaxPool2d(3, 1, 1), nn.Conv2d(46, 4, 1)
+        self.alone = nn.Conv2d(8, 8, 5, padding=2, groups=8)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         first = self.first(x).relu()
-        inner = torch.cat([self.second(x), self.pointwise(self.depthwise(x))], 1)
+        inner = torch.cat([self.second(x), self.pointwise(self.depthwise(x)), self.alone(x.sigmoid()).relu()], 1)
         third = self.third(x)
         y = torch.cat([first, inner, (self.pool(x) + x).relu(), self.pool(first), third], 1)
         return self.last(y), torch.cat([third, first], 1)
@@ -1002,3 +1007,23 @@ def test_a_sum_in_a_kernel_lies_as_pytorchs_does(device: str, is_last: bool, siz
     assert len(fused.graph) == 2 and out.stride() == fused.calls[-1].produces.stride() == expected.stride()
     tolerance = 1e-2 if device == "cuda" else 1e-4  # TF32
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+
+class Squeezed(nn.Module):
+    """A depthwise convolution whose output a pointwise one and another operator read, as where channels are weighed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise, self.pointwise = nn.Conv2d(8, 8, 5, padding=2, stride=2, groups=8), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.silu(self.depthwise(functional.relu6(x)))
+        return self.pointwise(y * y.mean((2, 3), keepdim=True))  # type: ignore[no-any-return]
+
+
+def test_a_depthwise_convolution_alone_takes_in_its_activations(device: str) -> None:
+    module, x = Squeezed().eval().to(device), torch.randn(1, 8, 9, 9, device=device)
+    program, chosen, expected = rewritten(module, x, favour("opweave"))
+    targets = [o.target for o in program.graph.operators]
+    assert len(chosen) == 2 and targets[0].startswith("opweave.depthwise[5x5, before relu6, after silu")
+    torch.testing.assert_close(program.run((x,))[0], expected, rtol=1e-3, atol=1e-3)

@@ -1,4 +1,4 @@
-"""A depthwise convolution, the activation before it and its bias, in one kernel.
+"""A depthwise convolution, its bias, and the activations before and after it, in one kernel.
 
 A window's values are read once a tap, and from the cache after the first: the kernel is as short as its launch allows where
 every thread has few outputs and several reads in flight.
@@ -37,11 +37,11 @@ class DepthwiseTile:
 
 @dataclass(frozen=True)
 class Depthwise(Kernel):
-    """out = bias + depthwise(before(x)), with as many outputs as inputs.
+    """out = after(bias + depthwise(before(x))), with as many outputs as inputs.
 
     Args:
         kernel, stride, padding, dilation: each (height, width).
-        before: one of ACTIVATIONS. Raises ValueError for another.
+        before, after: one of ACTIVATIONS each. Raises ValueError for another.
         is_channels_last: the layout of the output; else it is contiguous.
         tile: how the output is cut.
     """
@@ -51,14 +51,16 @@ class Depthwise(Kernel):
     padding: tuple[int, int]
     dilation: tuple[int, int]
     before: str
+    after: str
     is_channels_last: bool
     tile: DepthwiseTile
 
     def __post_init__(self) -> None:
-        check_activations(self.before)
+        check_activations(self.before, self.after)
 
     def __str__(self) -> str:
-        words = [f"before {self.before}"] * (self.before != "none") + ["channels_last"] * self.is_channels_last
+        words = [f"{name} {act}" for name in ("before", "after") if (act := getattr(self, name)) != "none"]
+        words += ["channels_last"] * self.is_channels_last
         return ", ".join([f"{self.kernel[0]}x{self.kernel[1]}", *words, str(self.tile)])
 
     def launch(self, x: Tensor, taps: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Launch:  # type: ignore[override]
@@ -76,7 +78,7 @@ class Depthwise(Kernel):
         tile = self.tile
         arguments = (
             x, taps, bias, out, m, height, width, h, w, c, *x.stride(), *out.stride(),
-            *self.stride, *self.padding, *self.dilation, *self.kernel, self.before,
+            *self.stride, *self.padding, *self.dilation, *self.kernel, self.before, self.after,
             tile.pixels, tile.channels, self.kernel[0] * self.kernel[1] <= MOST_UNROLLED, self.is_early,
         )  # fmt: skip
         options = {"num_warps": tile.warps, "launch_pdl": self.is_early}
@@ -97,7 +99,7 @@ SIZES = ["M", "HEIGHT", "WIDTH", "H", "W", "SH", "SW", "PH", "PW", "DH", "DW"]
 @triton.jit(do_not_specialize=SIZES)
 def _depthwise(
     x_ptr, taps_ptr, bias_ptr, out_ptr, M, HEIGHT, WIDTH, H, W, C, XN, XC, XH, XW, ON, OC, OH, OW, SH, SW, PH, PW, DH, DW,
-    KH: tl.constexpr, KW: tl.constexpr, BEFORE: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, IS_UNROLLED: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_producers(IS_EARLY)
@@ -118,7 +120,7 @@ def _depthwise(
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + c, mask=is_c, other=0.0).to(tl.float32)[None, :]
     place = (sample * ON + row * OH + column * OW)[:, None] + c[None, :] * OC
-    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=is_pixel[:, None] & is_c[None, :])
+    tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=is_pixel[:, None] & is_c[None, :])
 
 
 @triton.jit

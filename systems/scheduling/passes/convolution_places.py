@@ -26,7 +26,7 @@ class Place:
 
     Args:
         operators: that one kernel replaces, in the order of capture; the last alone is read from outside.
-        conv: the convolution, of one group; or a depthwise one alone, the first of the `parts_of` another place.
+        conv: the convolution, of one group; or a depthwise one alone.
         x: what the kernel reads; before: the activation of it that others may read too, and that it computes itself.
         depthwise: the convolution before a pointwise one, and the activation between.
         addend: what is added, before the activation after.
@@ -80,15 +80,16 @@ def places(program: Program) -> list[Place]:
     readers = users(program)
     taken: set[int] = set()
     matched: list[Place] = []
-    for v in range(len(program.graph)):
-        if v not in taken and (place := _place(program, readers, v, taken)) is not None:
-            matched.append(place)
-            taken.update(place.operators)
-    return matched
+    for find in (_place, _depthwise_place):  # a depthwise convolution that a pointwise one does not take is a place alone
+        for v in range(len(program.graph)):
+            if v not in taken and (place := find(program, readers, v, taken)) is not None:
+                matched.append(place)
+                taken.update(place.operators)
+    return sorted(matched, key=lambda place: place.operators[-1])
 
 
 def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> Place | None:
-    """The place of operator v, or None where it is no convolution that a kernel takes.
+    """The place of operator v, or None where it is no convolution of one group that a kernel takes.
 
     Args:
         readers: of each operator.
@@ -99,26 +100,15 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
         return None
     conv, addend, after = parsed
     operators, x = [v], conv.x
-
-    def own(reference: object) -> int | None:
-        """The operator that computes this for the place alone."""
-        if not isinstance(reference, Output) or reference.index is not None or reference.operator in taken:
-            return None
-        return None if only_user(readers[reference.operator]) is None else reference.operator
-
     between, depthwise = "none", None
-    u = own(x) if _is_pointwise(conv) and conv.stride == (1, 1) else None
+    u = _own(x, readers, taken) if _is_pointwise(conv) and conv.stride == (1, 1) else None
     if u is not None and (act := activation(program, u)):
-        w = own(program.calls[u].args[0])
+        w = _own(program.calls[u].args[0], readers, taken)
         if w is not None and (depthwise := _depthwise(program, w)):
             operators, x, between = [w, u, *operators], depthwise.x, act
     elif u is not None and (depthwise := _depthwise(program, u)):
         operators, x = [u, *operators], depthwise.x
-    before = "none"
-    if isinstance(x, Output) and x.operator not in taken and (act := activation(program, x.operator)):
-        if own(x) is not None:
-            operators = [x.operator, *operators]
-        before, x = act, program.calls[x.operator].args[0]
+    operators, x, before = _with_activation(program, readers, taken, operators, x)
     if addend is not None and not _is_computed_before(program, addend, operators[0]):
         operators, x, before, between, depthwise = [v], conv.x, "none", "none", None
     if after == "none" and addend is None:
@@ -132,9 +122,46 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
             operators, after = [*operators, reader], act
     if not isinstance(x, Output | Input) or not is_plain(program.value(x)):
         return None
-    last = max(operators)
-    is_part = all(u >= 0 and program.calls[u].function is CONCATENATION for u in readers[last])
+    is_part = _is_part(program, readers, operators)
     return Place(tuple(sorted(operators)), conv, x, before, depthwise, between, addend, after, is_part)
+
+
+def _depthwise_place(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> Place | None:
+    """The place of operator v, or None where it is no depthwise convolution that a kernel takes. All others are taken."""
+    conv, produces = _depthwise(program, v), program.calls[v].produces
+    if conv is None or not isinstance(produces, Tensor) or not is_plain(produces):
+        return None
+    operators, x, before = _with_activation(program, readers, taken, [v], conv.x)
+    after, reader = "none", only_user(readers[v])
+    if reader is not None and reader not in taken and (act := activation(program, reader)):
+        operators, after = [*operators, reader], act
+    if not isinstance(x, Output | Input) or not is_plain(program.value(x)):
+        return None
+    return Place(tuple(operators), conv, x, before, None, "none", None, after, _is_part(program, readers, operators))
+
+
+def _own(reference: object, readers: Sequence[list[int]], taken: Collection[int]) -> int | None:
+    """The operator that computes this for one place alone."""
+    if not isinstance(reference, Output) or reference.index is not None or reference.operator in taken:
+        return None
+    return None if only_user(readers[reference.operator]) is None else reference.operator
+
+
+def _with_activation(
+    program: Program, readers: Sequence[list[int]], taken: Collection[int], operators: list[int], x: object
+) -> tuple[list[int], object, str]:
+    """A place's first operators, with the activation that it reads where nothing else does; what it reads then, and the
+    activation of that."""
+    if isinstance(x, Output) and x.operator not in taken and (act := activation(program, x.operator)):
+        if _own(x, readers, taken) is not None:
+            operators = [x.operator, *operators]
+        return operators, program.calls[x.operator].args[0], act
+    return operators, x, "none"
+
+
+def _is_part(program: Program, readers: Sequence[list[int]], operators: Sequence[int]) -> bool:
+    """Do concatenations alone read the last operator?"""
+    return all(u >= 0 and program.calls[u].function is CONCATENATION for u in readers[max(operators)])
 
 
 def _dense(program: Program, v: int) -> tuple[Convolution, Output | Input | None, str] | None:

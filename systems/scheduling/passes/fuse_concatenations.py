@@ -21,7 +21,7 @@ from .own_kernels import SEPARATE, activation, has_kernels, is_plain, kernel_alo
 from .patterns import SPLIT, addend_of, returned_operators, shape_of
 
 WRITTEN = "written by its parts"  # the alternative to a kernel that copies them
-OUT = {"Dense": 5, "Separable": 7, "Pooled": 2}  # the place of the argument that such a kernel writes to
+OUT = {"Dense": 5, "Depthwise": 3, "Separable": 7, "Pooled": 2}  # the place of the argument that such a kernel writes to
 
 
 @dataclass(frozen=True)

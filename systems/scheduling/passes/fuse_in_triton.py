@@ -36,7 +36,8 @@ WORTH = 0.95  # of the time of what is there, that a kernel has to stay below in
 
 def fuse_in_triton(program: Program, context: Context) -> Rewritten:
     """Replace each convolution, with an activation before it and a sum and an activation after it, by one kernel of
-    `systems.kernels`, where that is faster; a pointwise one with the depthwise one before it (in none of the papers).
+    `systems.kernels`, where that is faster; a pointwise one with the depthwise one before it (in none of the papers). To
+    one that is depthwise alone nothing is added.
 
     Invariants:
         - Of the operators of a place only the last is read from outside, and a sum is fused only where its other addend is
@@ -180,7 +181,7 @@ def _depthwise_calls(place: Place, produces: Tensor) -> tuple[list[Call], tuple[
     taps = Derived.of(_channels_apart, place.conv.weight)
     calls = []
     for tile in tiles(produces.shape[1]):
-        kernel = Depthwise(*_numbers(place.conv), place.before, not produces.is_contiguous(), tile)
+        kernel = Depthwise(*_numbers(place.conv), place.before, place.after, not produces.is_contiguous(), tile)
         calls.append(Call(kernel, (place.x, taps.tensor, place.conv.bias), {}, produces))
     return calls, (taps,)
 
