@@ -45,7 +45,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from results.finding import NOT_RUN, Finding
+from results.finding import NOT_RUN, NOT_SHOWN, Finding
 from results.published.values import NoSuchValue
 from results.store import why_no_records
 from results.verdict import Verdict, read_verdicts, write_verdicts
@@ -104,7 +104,7 @@ def tell(
     """Print an exhibit, draw it to a folder, and write its verdict there."""
     show(preset, evidence, figures, verdict, console)
     folder.mkdir(parents=True, exist_ok=True)
-    charts, refused = pictures(preset, evidence, figures)
+    charts, refused = pictures(preset, evidence, figures) if verdict.verdict != NOT_SHOWN else ({}, {})
     for name, chart in charts.items():
         for suffix in style.FORMATS:
             path = folder / f"{name}.{suffix}"
@@ -154,7 +154,7 @@ def weight(verdict: Verdict) -> int:
     """2 for a verdict of a whole run, 1 for one of a small run or of changed settings, 0 where nothing was measured."""
     changes = shlex.split(verdict.command)[3:]
     is_whole = all(word.startswith(f"{FILES}=") for word in changes)  # nobody has the same files
-    return 0 if verdict.verdict == NOT_RUN else 1 + is_whole
+    return 0 if verdict.verdict in (NOT_RUN, NOT_SHOWN) else 1 + is_whole
 
 
 def listed() -> Iterator[str]:

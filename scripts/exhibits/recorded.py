@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from results.finding import CANNOT, NOT_RUN, Finding
+from results.finding import CANNOT, NOT_RUN, NOT_SHOWN, Finding
 from results.pack import SUFFIX
 from results.record import Record
 from results.store import Store
@@ -65,7 +65,7 @@ class Recorded:
 
     @property
     def tells(self) -> bool:
-        return self.verdict.verdict not in (CANNOT, NOT_RUN)
+        return self.verdict.verdict not in (CANNOT, NOT_RUN, NOT_SHOWN)
 
 
 def recorded(preset: Preset) -> list[Recorded]:
