@@ -13,6 +13,8 @@ from pathlib import Path
 
 import conf
 from results.pack import SUFFIX
+from results.record import Record
+from results.store import Store
 
 ROOT = conf.FOLDER.parent
 REFERENCE = ROOT / "results" / "reference"
@@ -71,9 +73,19 @@ def points(costs: str) -> tuple[Point, ...]:
     """
     path = Path(costs).expanduser()
     command = [sys.executable, "-m", f"{PREFIX}runners.serving.agreement", str(path.resolve()) if path.is_file() else costs]
-    packs = sorted(REFERENCE.glob(f"h*/serving*{SUFFIX}"))
-    done = subprocess.run([*command, *map(str, packs)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, *map(str, _packs())], cwd=ROOT, capture_output=True, text=True, check=True)
     return tuple(Point(**fields) for fields in json.loads(done.stdout))
+
+
+def records(costs: str) -> dict[str, Record]:
+    """The records that `points` are of, by their id."""
+    ids = {point.record for point in points(costs)}
+    return {record.id: record for pack in _packs() for record in Store(pack).read().records.values() if record.id in ids}
+
+
+def _packs() -> list[Path]:
+    """Committed records of what served."""
+    return sorted(REFERENCE.glob(f"h*/serving*{SUFFIX}"))
 
 
 def farthest(among: Sequence[Point]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT
 
@@ -16,9 +17,11 @@ from results.store import Store
 from runners.serving.options import costs_file
 from scripts import agreement
 from scripts.agreement import LATENCY, THROUGHPUT, Point, farthest, points, standing
+from scripts.charts.serving import RING, SIZE
 from scripts.exhibits import judgement
 from scripts.exhibits.evidence import Evidence, select
 from scripts.exhibits.findings import findings
+from scripts.exhibits.pictures import pictures
 from scripts.exhibits.preset import Preset
 from scripts.exhibits.recorded import recorded
 
@@ -99,6 +102,25 @@ def test_no_page_shows_what_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(judgement, "standing", lambda costs: (False, "simulations are off"))
     (best, *_) = recorded(Preset.read(EXHIBIT))
     assert best.verdict.verdict == NOT_SHOWN and not best.tells
+
+
+def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> None:
+    preset = Preset.read(EXHIBIT)
+    (best, *_) = recorded(preset)
+    charts, _ = pictures(preset, best.evidence, best.findings)
+    figure = charts["serving"].figure
+    (axes,) = [axes for axes in figure.axes if axes.get_title() == "GPT 13B"]
+    rings = [line for line in axes.lines if line.get_markersize() == RING["markersize"]]
+    drawn = sorted((x, y) for line in rings for x, y in line.get_xydata().tolist())
+    with_lines = [
+        point for point in points(COMMITTED) if agreement.records(COMMITTED)[point.record].cell.system.get(SIZE) != 16
+    ]
+    assert drawn == sorted((point.throughput_real, point.normalized_ms_real) for point in with_lines) and len(drawn) == 11
+    low, high = axes.get_xlim()
+    assert all(low < x < high for x, _ in drawn)
+    assert "measured" in [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    for chart in charts.values():
+        plt.close(chart.figure)
 
 
 def test_where_no_engine_was_measured_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

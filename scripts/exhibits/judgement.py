@@ -90,7 +90,7 @@ def judge(
         reason += f". {preset.remark}"
     measured = [finding for finding in findings if finding.ours is not None]
     judged = sum(finding.is_judged for finding in findings)
-    for costs in _costs(evidence):
+    for costs in costs_of(evidence.measured) if evidence.measured is not None else ():
         is_near, how_near = standing(costs)
         if is_near:
             reason += f". With {Path(costs).name} {how_near}"
@@ -113,10 +113,10 @@ def judge(
     )
 
 
-def _costs(evidence: Evidence) -> list[str]:
-    """Of the iterations of what was simulated."""
-    records = evidence.measured.records if evidence.measured is not None else []
-    return sorted({str(r.cell.runner.get("costs")) for r in records if r.cell.runner.name == SIMULATED and r.is_ok})
+def costs_of(measured: Selection) -> list[str]:
+    """Of iterations, by which records were simulated."""
+    records = [record for record in measured.records if record.cell.runner.name == SIMULATED and record.is_ok]
+    return sorted({str(record.cell.runner.get("costs")) for record in records})
 
 
 def stands(preset: Preset, evidence: Evidence) -> bool:
