@@ -62,6 +62,11 @@ class Point:
         return abs(self.throughput_error) <= THROUGHPUT and abs(self.latency_error or 0.0) <= LATENCY
 
 
+def are_there(costs: str) -> bool:
+    """Whether some costs are a file, or the name of a committed one."""
+    return Path(costs).expanduser().is_file() or (COSTS / f"{costs}{COSTS_SUFFIX}").exists()
+
+
 @cache
 def points(costs: str) -> tuple[Point, ...]:
     """Every committed real point of a model, split, precision and GPU that the costs are of.
@@ -99,7 +104,7 @@ def standing(costs: str) -> tuple[bool, str]:
 
     Costs without real points, as of more GPUs than were measured on, go by the points of all that are committed.
     """
-    if not Path(costs).expanduser().is_file() and not (COSTS / f"{costs}{COSTS_SUFFIX}").exists():
+    if not are_there(costs):
         return False, f"its costs, {costs}, are not there any more"
     among, whose = points(costs), ""
     if not among:

@@ -48,6 +48,7 @@ ELSEWHERE = {
     **dict.fromkeys(("orca/figure4.7a", "orca/batching_ladder"), ("serving",)),
     "orca/azure_trace": ("serving-azure-saturated",),
     "orca/extensions": ("serving-extensions",),
+    "orca/increments": ("serving-increments",),
     "orca/figure4.8_simulated": ("serving-simulated",),
     **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("windtunnel",)),
 }
