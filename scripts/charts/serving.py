@@ -59,7 +59,7 @@ def draw(measured: Selection, real: Mapping[Place, Sequence[Point]] | None = Non
     slos = {model: slo for model in lines if (slo := _slo_ms(measured, model)) is not None}
     drawn = [system for system in measured.systems if any(system in curves for curves in lines.values())]
     choices = [system.choice for system in drawn]
-    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _size(system)))
+    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), size_of(system)))
     across = min(ACROSS if width() == PAGE else 1, len(lines))
     down = -(-len(lines) // across)
     num_rings = 0
@@ -177,18 +177,18 @@ def _free(points: Sequence[Point], latency_ms: float) -> float:
 def _style(system: Choice, systems: Sequence[Choice]) -> dict[str, Any]:
     """A choice has a colour and a dash, and each of its largest batches a marker."""
     choices = list(dict.fromkeys(other.choice for other in systems))
-    sizes = sorted({_size(other) for other in systems})
+    sizes = sorted({size_of(other) for other in systems})
     number = choices.index(system.choice)
     return {
         "color": LINES[number % len(LINES)],
         "linestyle": DASHES[number % len(DASHES)],
-        "marker": ("o", "s", "^", "D", "v", "P", *MARKERS)[sizes.index(_size(system)) % (6 + len(MARKERS))],
+        "marker": ("o", "s", "^", "D", "v", "P", *MARKERS)[sizes.index(size_of(system)) % (6 + len(MARKERS))],
         "linewidth": 1.0,
         "markersize": 4.5,
     }
 
 
-def _size(system: Choice) -> int:
+def size_of(system: Choice) -> int:
     """Its largest batch, its file's where that is not changed; 0 where it has no such option."""
     of_file = conf.options("system", system.choice) if system.choice in conf.choices("system") else {}
     return int(system.options.get(SIZE) or of_file.get(SIZE) or 0)
@@ -196,10 +196,10 @@ def _size(system: Choice) -> int:
 
 def _handles(systems: Sequence[Choice]) -> list[Line2D]:
     """A line for each system, and a marker for each largest batch where there are several."""
-    if len({_size(system) for system in systems}) == 1:
+    if len({size_of(system) for system in systems}) == 1:
         return [Line2D([], [], label=written(_label(system)), **_style(system, systems)) for system in systems]
     lines = {_name(system): _style(system, systems) | {"marker": "none"} for system in systems}
-    markers = {_size(system): _style(system, systems)["marker"] for system in sorted(systems, key=_size)}
+    markers = {size_of(system): _style(system, systems)["marker"] for system in sorted(systems, key=size_of)}
     return [
         *(Line2D([], [], label=written(name), **style) for name, style in lines.items()),
         *(
@@ -210,7 +210,7 @@ def _handles(systems: Sequence[Choice]) -> list[Line2D]:
 
 
 def _label(system: Choice) -> str:
-    return f"{_name(system)}, batches of {_size(system)}" if _size(system) else _name(system)
+    return f"{_name(system)}, batches of {size_of(system)}" if size_of(system) else _name(system)
 
 
 def _name(system: Choice) -> str:
