@@ -111,7 +111,7 @@ def standing(costs: str) -> tuple[bool, str]:
         names = sorted(file.name.removesuffix(COSTS_SUFFIX) for file in COSTS.glob(f"*{COSTS_SUFFIX}"))
         among, whose = tuple(point for name in names for point in points(name)), " of other costs"
     if not among:
-        return False, "no engine served the same traces for real"
+        return False, "no record here is of an engine that served the same traces"
     num_near, (throughput, latency) = sum(point.is_near for point in among), farthest(among)
     off = f"throughput is off by {throughput:.1%} at most, and median normalized latency by {latency:.1%}"
     if num_near < len(among):

@@ -125,4 +125,4 @@ def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> No
 
 def test_where_no_engine_was_measured_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "points", lambda costs: ())
-    assert standing(COMMITTED) == (False, "no engine served the same traces for real")
+    assert standing(COMMITTED) == (False, "no record here is of an engine that served the same traces")
