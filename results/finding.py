@@ -14,9 +14,10 @@ from statistics import NormalDist
 HOLDS, EXCEEDS, IN_PART, DIRECTION = "holds", "exceeds", "holds in part", "direction only"
 DOES_NOT_HOLD, NOT_COMPARABLE, CANNOT = "does not hold", "not comparable", "cannot be run here"
 UNJUDGED = "not judged"  # of an exhibit of which less than half was measured
+NOT_SHOWN = "not shown"  # of an exhibit that is simulated, where simulations are not near enough to real engines
 NOT_RUN = "not run yet"  # of an exhibit, where nothing was asked for but to judge what is there
 JUDGED = (HOLDS, EXCEEDS, IN_PART, DIRECTION, DOES_NOT_HOLD)  # those that say how a figure stands
-VERDICTS = (*JUDGED, NOT_COMPARABLE, CANNOT, UNJUDGED, NOT_RUN)
+VERDICTS = (*JUDGED, NOT_COMPARABLE, CANNOT, UNJUDGED, NOT_RUN, NOT_SHOWN)
 
 SHARE, PART = 0.7, 0.3  # of the paper's gain: what holds, and what holds in part
 HALF = 0.5  # of an exhibit's figures: with fewer there is no verdict on it

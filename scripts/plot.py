@@ -4,9 +4,10 @@ python scripts/plot.py [CHART ...] [--results FOLDER ...] [--output FOLDER]
 
 Charts: speedup, throughput (over batch sizes), latency (its scatter), memory, sm_efficiency (counted and estimated values in
 charts of their own), search (and preparation), limits (distance to the critical path), accuracy (AUC), gain (AUC over the
-pipeline's), serving (latency over throughput), and each quantity of a further measurement by its name, MEASUREMENT.NAME. All
-that the results allow are drawn if none is named. Each machine, version of torch and precision has a set of charts of its
-own. A system with incorrect output has no speed in any chart.
+pipeline's), serving (latency over throughput), batch_course (requests and K/V slots over time, a chart for each record), and
+each quantity of a further measurement by its name, MEASUREMENT.NAME. All that the results allow are drawn if none is named,
+but for the courses of several records. Each machine, version of torch and precision has a set of charts of its own. A system
+with incorrect output has no speed in any chart.
 
     python scripts/plot.py --results results/reference/h200/zoo.jsonl.gz --output charts
     python scripts/plot.py speedup --baseline cuda_graph --batches 1 --published nimble/figure7
@@ -44,6 +45,7 @@ from results.setting import Setting
 from scripts.arguments import Parser, folder_of, path_argument
 from scripts.charts import (
     accuracy,
+    batch_course,
     latency,
     limits,
     memory,
@@ -80,6 +82,11 @@ def by_page(measured: Selection, *_: object) -> list[Drawing]:
     return [partial(latency.draw, page, number) for number, page in enumerate(pages, start=1)]
 
 
+def by_record(measured: Selection, *_: object) -> list[Drawing]:
+    """The course of batches, a chart for each record."""
+    return [partial(batch_course.draw, measured, number) for number in range(max(1, len(batch_course.records(measured))))]
+
+
 # The charts by name, in the order of a report.
 DRAW: dict[str, Drawings] = {
     "speedup": lambda measured, baseline, published: [partial(speedup.draw, measured, baseline, published)],
@@ -92,10 +99,11 @@ DRAW: dict[str, Drawings] = {
     "accuracy": one(accuracy.draw),
     "gain": one(accuracy.draw_gain),
     "serving": one(serving.draw),
+    batch_course.NAME: by_record,
 }
 CHARTS = tuple(DRAW)
 OF_TABLES = ("accuracy", "gain")  # of what learns, which has no speed
-OF_REQUESTS = ("serving",)  # of what serves
+OF_REQUESTS = ("serving", batch_course.NAME)  # of what serves
 MEDIAN, TAILS = "_p50", ("_p90", "_p99")  # in the names of quantities
 
 
@@ -104,6 +112,8 @@ def usual(measured: Selection) -> list[str]:
     learned = {record.accuracy is not None for record in measured.records}
     is_served = any(record.serving is not None or "capacity" in record.measured for record in measured.records)
     names = [name for name in CHARTS if (name in OF_TABLES) in learned and (is_served or name not in OF_REQUESTS)]
+    if len(batch_course.records(measured)) > 1:  # a page for each of many is for whoever names it
+        names.remove(batch_course.NAME)
     quantities = measured.quantities()
     medians = {name for name in quantities if MEDIAN in name}
     tails = {name.replace(MEDIAN, tail) for name in medians for tail in TAILS}  # a report's tables have them

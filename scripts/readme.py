@@ -60,6 +60,7 @@ STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
 LAUNCHED = RESULTS / "opara.jsonl.gz"
 ORDERED = RESULTS / "orders.jsonl.gz"  # in more launch orders, on more models, the same kernels in all
+COSTS = "gpt_13b-h200"  # of iterations, that figures of 13B are simulated with
 CHART = RESULTS / "speedup.svg"
 CELLS = RESULTS.with_suffix(".csv")
 COMMAND = "python scripts/readme.py"
@@ -142,7 +143,7 @@ def parts() -> dict[str, str]:
         "vllm at a rate": serving_tables.at_a_rate(records(PEERED)),
         "azure at once": serving_tables.at_once(records(SATURATED)),
         "azure at a rate": serving_tables.at_a_rate(records(AZURE)),
-        "both clocks": serving_tables.both_clocks(served),
+        "both clocks": serving_tables.both_clocks(served, COSTS),
         "launch orders": tables.launch_orders(launched),
     }
     return {name: "\n\n".join([table.markdown(), *beneath.get(name, [])]) for name, table in shown.items()}

@@ -45,7 +45,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from results.finding import NOT_RUN, Finding
+from results.finding import NOT_RUN, NOT_SHOWN, Finding
 from results.published.values import NoSuchValue
 from results.store import why_no_records
 from results.verdict import Verdict, read_verdicts, write_verdicts
@@ -104,7 +104,7 @@ def tell(
     """Print an exhibit, draw it to a folder, and write its verdict there."""
     show(preset, evidence, figures, verdict, console)
     folder.mkdir(parents=True, exist_ok=True)
-    charts, refused = pictures(preset, evidence, figures)
+    charts, refused = pictures(preset, evidence, figures) if verdict.verdict != NOT_SHOWN else ({}, {})
     for name, chart in charts.items():
         for suffix in style.FORMATS:
             path = folder / f"{name}.{suffix}"
@@ -154,7 +154,7 @@ def weight(verdict: Verdict) -> int:
     """2 for a verdict of a whole run, 1 for one of a small run or of changed settings, 0 where nothing was measured."""
     changes = shlex.split(verdict.command)[3:]
     is_whole = all(word.startswith(f"{FILES}=") for word in changes)  # nobody has the same files
-    return 0 if verdict.verdict == NOT_RUN else 1 + is_whole
+    return 0 if verdict.verdict in (NOT_RUN, NOT_SHOWN) else 1 + is_whole
 
 
 def listed() -> Iterator[str]:
@@ -231,6 +231,20 @@ def writable(parser: Parser, output: Path, runs: Sequence[Run]) -> Path:
     return file
 
 
+def with_costs(parser: Parser, runs: Sequence[Run], is_all: bool) -> list[Run]:
+    """Those whose simulations have the costs of iterations that they name; the program ends where another was asked for."""
+    without = {run.preset.name: commands for run in runs if (commands := run.missing_costs())}
+    if without and not is_all:
+        name, (command, *_) = next(iter(without.items()))
+        parser.error(f"{name}: needs costs of iterations that are not there; on a GPU this measures them: {command}")
+    if without:
+        print(
+            f"{parser.prog}: costs of iterations are not there for these, so they are left out: {', '.join(without)}",
+            file=sys.stderr,
+        )
+    return [run for run in runs if run.preset.name not in without]
+
+
 def main() -> None:
     parser = Parser(__doc__)
     wanted = request(parser)
@@ -259,6 +273,9 @@ def main() -> None:
     begin, failed, refused = time.monotonic(), False, 0
     verdicts: list[Verdict] = []
     runs = [Run(preset, wanted.overrides, wanted.results, wanted.output, wanted.small) for preset in presets]
+    if not (wanted.judge or wanted.recorded):
+        runs = with_costs(parser, runs, is_all=len(wanted.presets) == len(names()))
+        presets = [preset for preset in presets if any(run.preset.name == preset.name for run in runs)]
     file = writable(parser, wanted.output, runs)
     try:
         for place, (preset, run) in enumerate(zip(presets, runs, strict=True), start=1):

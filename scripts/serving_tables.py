@@ -9,6 +9,7 @@ from results.latencies import latencies_ms, request_throughput
 from results.record import Quantity, Record
 from results.statistics import median_interval
 
+from .agreement import Point, points
 from .table import Made, Source, Table, made, table
 from .tables import needed
 
@@ -146,16 +147,28 @@ def _lengths(record: Record) -> tuple[str, str]:
     return f"{ends[0][0]}-{ends[0][1]}", f"{ends[1][0]}-{ends[1][1]}"
 
 
-def both_clocks(records: Iterable[Record]) -> Table:
-    """Traces for real and under a virtual clock; a row a rate of a record of runner=simulation."""
+def both_clocks(records: Iterable[Record], costs: str | None = None) -> Table:
+    """Traces for real and under a virtual clock; a row a rate of a record of runner=simulation.
+
+    costs: committed ones, with which the same traces are simulated once more; None for no such columns.
+    """
+    again = {(point.record, point.rate): point for point in (points(costs) if costs is not None else ())}
 
     def number(row: tuple[Record, float], what: str) -> float:
         record, rate = row
         return needed(needed(needed(record.measured.get("simulation")).quantity(f"{what}_at_{rate:g}")).value)
 
     def simulated(row: tuple[Record, float], name: str) -> str:
-        difference = number(row, f"{name}_simulated") / number(row, f"{name}_real") - 1
-        return f"{round(difference, 3) + 0.0:+.1%}"  # no -0.0 %
+        return _share(number(row, f"{name}_simulated") / number(row, f"{name}_real") - 1)
+
+    def point(row: tuple[Record, float]) -> Point:
+        return again[row[0].id, row[1]]
+
+    def throughput_again(row: tuple[Record, float]) -> str:
+        return _share(point(row).throughput_error)
+
+    def latency_again(row: tuple[Record, float]) -> str:
+        return _share(needed(point(row).latency_error))
 
     clocked = [record for record in records if record.is_ok and "simulation" in record.measured]
     columns: Sequence[Made[tuple[Record, float]]] = [
@@ -165,8 +178,10 @@ def both_clocks(records: Iterable[Record]) -> Table:
         made("req/s that come", lambda row: f"{row[1]:g}"),
         made("served, real", lambda row: f"{number(row, 'throughput_real'):.2f}"),
         made("simulated", lambda row: simulated(row, "throughput")),
+        *([made(f"with {costs}", throughput_again)] if costs is not None else []),
         made("normalized ms, real", lambda row: f"{number(row, 'normalized_real'):.2f}"),
         made("simulated", lambda row: simulated(row, "normalized")),
+        *([made(f"with {costs}", latency_again)] if costs is not None else []),
         made("commit", lambda row: _commit(row[0]), number=False),
     ]
 
@@ -176,6 +191,11 @@ def both_clocks(records: Iterable[Record]) -> Table:
 
     rows = [(record, rate) for record in clocked for rate in sorted({*record.measured["simulation"].samples["rate"]})]
     return table(columns, sorted(rows, key=place))
+
+
+def _share(difference: float) -> str:
+    """ "+1.0%"; never "-0.0%"."""
+    return f"{round(difference, 3) + 0.0:+.1%}"
 
 
 def _model_column(records: Sequence[Record], record_of: Callable[[Source], Record]) -> list[Made[Source]]:

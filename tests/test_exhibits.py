@@ -78,7 +78,8 @@ ISSUED = {
             "figure4.8c",
             "figure4.9",
         ),
-        *("batching_ladder", "extensions", "azure_trace", "figure4.8_simulated"),
+        *("figure4.8_simulated", "figure4.8b_simulated", "figure4.8c_simulated", "figure4.9_simulated"),
+        *("attention", "azure_trace", "batching_ladder", "extensions", "increments", "microbatches", "prefetch"),
     ],
     "opara": [
         "figure1",
@@ -823,6 +824,18 @@ def test_the_sizes_of_table_4_1_are_counted() -> None:
     assert [f.ours for f in judged_findings] == pytest.approx([12.9, 101.2, 174.6, 340.6], abs=0.1)
 
 
+def test_an_increment_iteration_is_compared_by_who_schedules_it() -> None:
+    records = list(Store(H200 / "serving-increments.jsonl.gz").read().records.values())
+    over_sequential, over_nimble, nimble, over_engine = judged("orca/increments", records)[2]
+    assert [f.verdict for f in (over_sequential, over_nimble, nimble, over_engine)] == [HOLDS, HOLDS, IN_PART, IN_PART]
+    ms = {
+        str(record.cell.system.get("increments_by")): record.measured["engine"].quantity("increment_ms").value  # type: ignore[union-attr]
+        for record in records
+    }
+    assert over_nimble.ours == pytest.approx(ms["nimble"] / ms["weave"]) and over_nimble.ours > 1  # type: ignore[operator]
+    assert over_engine.ours == pytest.approx(ms["engine"] / ms["weave"]) and "increment iteration" in over_engine.what  # type: ignore[operator]
+
+
 def test_the_largest_batch_that_fits_and_the_peak_of_requests_are_read() -> None:
     """FasterTransformer's limits in figures 4.7a and 4.8a."""
     size = {"max_batch_size": 32}
@@ -843,6 +856,10 @@ def test_the_largest_batch_that_fits_and_the_peak_of_requests_are_read() -> None
     assert wrong.ours is None and "no batch above 8" in wrong.reason
     (alone, *_) = judged("orca/figure4.7a", limits[:2])[2]  # what fits may not be all that fits
     assert alone.ours is None and "no batch above 8" in alone.reason
+    wide = of_batch(64, "out_of_memory")
+    wide = replace(wide, cell=wide.cell.under(choose("system", "request_level", max_batch_size=128)))
+    (largest, *_) = judged("orca/figure4.7a", [*limits[:2], of_batch(32, "ok"), wide])[2]
+    assert largest.ours == 32.0  # a system of larger batches runs out of memory at the same
     peak = Quantity("peak_throughput", "most requests finished", "req/s", 0.7, is_more_better=True)
     one = cell("request_level", "gpt_101b", "capacity", device="cuda", precision="fp16")
     one = replace(one, system=choose("system", "request_level", max_batch_size=8, tensor_parallel=8))

@@ -27,7 +27,7 @@ from test_active_warps_chart import pictured_warps
 from results.cell import Cell, Choice, Conditions, choose, named
 from results.finding import Finding
 from results.published.values import exhibit
-from results.record import Measured, Quantity, Record, Serving
+from results.record import Iterations, Measured, Quantity, Record, ServedRequests, ServedTrace, Serving
 from results.selection import WORDS, NoResults, by_setting, latency_of, read
 from results.selection import Selection as Selected
 from results.siblings import siblings
@@ -35,6 +35,7 @@ from results.store import Store
 from scripts import plot
 from scripts.charts import (
     bars,
+    batch_course,
     claims,
     dots,
     latency,
@@ -57,6 +58,7 @@ from scripts.table import DASH
 
 REFERENCE = ROOT / "results" / "reference" / "h200"
 DEPTH_FIRST = named("system", "opara", launch_order="depth_first")
+SERVED = Path("results") / "reference" / "h200" / "serving-extensions.jsonl.gz"
 EAGER, NIMBLE, CUDA_GRAPH = (named("system", name) for name in ("eager", "nimble", "cuda_graph"))
 
 
@@ -145,6 +147,7 @@ CHARTS: dict[str, Callable[[], Figure]] = {
     "latency of several sweeps": lambda: latency.draw(several().only(batches=[1])).figure,
     "memory of several sweeps": lambda: memory.draw(several().only(batches=[1])).figure,
     "active warps": pictured_warps,
+    "course of batches": lambda: batch_course.draw(Selected(read([ROOT / SERVED]), style.order), 1).figure,
     "speedup over a long label": lambda: speedup.draw(launched(), DEPTH_FIRST).figure,
     "speedup over a long label at one batch": lambda: speedup.draw(launched().only(batches=[8]), DEPTH_FIRST).figure,
     "speedup of one": lambda: speedup.draw(measured().only(models=["nasnet"], systems=["nimble", "eager"])).figure,
@@ -635,3 +638,32 @@ def test_latency_over_throughput_has_a_line_for_each_largest_batch() -> None:
     assert labels == {"Orca", "batches of 1", "batches of 8"}
     with pytest.raises(NoResults, match="keeps up"):
         serving.draw(Selected([served(8, 4.0, 3.5, None)], style.order))
+
+
+def test_the_course_of_batches_is_that_of_the_iterations() -> None:
+    """An iteration's numbers stand until the next begins, and fall to none where the server has nothing to do."""
+    iterations = Iterations((0.0, 0.1, 5.0), (0.1, 0.2, 5.1), (2, 3, 1), (9, 3, 4), (9, 3, 4), (40, 60, 20))
+    served = ServedRequests((0.0,), (0.0,), (4,), (1,), ((5.1,),))
+    one = replace(cell(), model=chosen("model", "gpt"), system=chosen("system", "orca", max_batch_size=4))
+
+    def record_of(of: Cell, *traces: ServedTrace) -> Record:
+        return record(of=of, serving=Serving((), traces, 100, "real"))
+
+    told = record_of(one, ServedTrace(0, True, served, iterations))
+    chart = batch_course.draw(Selected([told], style.order))
+    top, bottom = chart.figure.axes
+    (course, bound), (slots,) = top.lines, bottom.lines
+    assert [list(line.get_xdata()) for line in (course, slots)] == [[0.0, 0.1, 0.2, 5.0, 5.1]] * 2
+    assert list(course.get_ydata()) == [2, 3, 0, 1, 0] and list(slots.get_ydata()) == [40, 60, 0, 20, 0]
+    assert set(bound.get_ydata()) == {4} and top.get_ylim()[1] > 4
+    assert "of 100" in bottom.get_title(loc="left") and chart.name == "batch_course"
+    plt.close(chart.figure)
+    nothing = Iterations((), (), (), (), (), ())
+    untold = record_of(replace(one, system=chosen("system", "vllm")), ServedTrace(0, True, served, nothing))
+    with pytest.raises(NoResults, match="no record holds the iterations"):
+        batch_course.draw(Selected([untold], style.order))
+    other = record_of(replace(one, system=chosen("system", "orca_paged")), ServedTrace(0, True, served, iterations))
+    both = Selected([told, untold, other], style.order)
+    charts, _ = plot.draw_all(both, ["batch_course"], EAGER, ())
+    assert list(charts) == ["batch_course-1", "batch_course-2"]
+    assert "batch_course" in plot.usual(Selected([told, untold])) and "batch_course" not in plot.usual(both)

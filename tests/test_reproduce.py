@@ -156,7 +156,15 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
         (["nimble/figure7"], "nimble/figure7: needs a GPU, and none is visible here; +size=small runs it on the CPU"),
         (["nimble/figure77"], "no exhibit is named 'nimble/figure77': did you mean nimble/figure7?"),
         (["figure7"], "no exhibit is named 'figure7': did you mean nimble/figure7, opara/figure7?"),
-        (["orca/figure4.8"], "did you mean orca/figure4.8_simulated, orca/figure4.8a, orca/figure4.8b, orca/figure4.8c?"),
+        (["orca/figure4.7"], "did you mean orca/figure4.7a, orca/figure4.7b, orca/figure4.7c?"),
+        (
+            ["orca/figure4.9_simulated"],
+            "costs of iterations that are not there; on a GPU this measures them: python run.py ",
+        ),
+        (
+            ["orca/microbatches"],
+            "system.pipeline_parallel=2 system=orca runner=iteration_costs output=results/reference/sim",
+        ),
         (["opara/"], "did you mean opara/figure1, opara/figure2, opara/figure5, opara/figure6, opara/figure7,"),
         (["nimble/figure7", "+size=tiny"], "+size=tiny is neither small nor full"),
         (["nimble/figure7", "+batch=1"], "+batch= is nothing that a preset can be given"),
@@ -229,7 +237,9 @@ def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> No
     assert (
         "no GPU is visible here, so these are left out" in first and "nimble/figure7" in first and "ios/table2" not in first
     )
-    free = [name for name in names() if Preset.read(name).needs not in ("gpu", "files")]
+    lacking = [line for line in refused.stderr.splitlines() if "costs of iterations are not there for these" in line]
+    assert len(lacking) == 1 and "orca/figure4.8b_simulated" in lacking[0] and "orca/figure4.8_simulated" not in lacking[0]
+    free = [name for name in names() if Preset.read(name).needs not in ("gpu", "files") and name not in lacking[0]]
     place = 1 + free.index("opara/table1")
     assert f"[{place}/{len(free)}] opara/table1" in refused.stderr and refused.returncode == 2
 

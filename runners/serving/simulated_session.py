@@ -111,11 +111,12 @@ class SimulatedSession(ServingSession):
     def compare(self) -> Correctness:
         return Correctness(True, "simulated: no token is computed", None, None, None, is_checked=False)
 
-    def _seen(self, trace: tuple[Arrival, ...]) -> Seen:
+    def simulate(self, trace: tuple[Arrival, ...]) -> Seen:
+        """What a client would see of one trace."""
         return simulated(self._server.scheduler, self.costs, trace, self._server.engine.num_workers)
 
     def serve(self) -> Serving:
-        seen = [self._seen(trace) for trace in self.traces]
+        seen = [self.simulate(trace) for trace in self.traces]
         stable = [metrics.is_stable(s.requests, 0) for s in seen]
         served = tuple(
             ServedTrace(self.cell.conditions.seed + i, is_stable, s.requests, s.iterations)
@@ -126,9 +127,9 @@ class SimulatedSession(ServingSession):
         return Serving(numbers, served, self._server.num_slots, "virtual", now())
 
     def try_rate(self, rate: float) -> Tried:
-        return Tried.of(rate, self._seen(replace(self.options, rate=rate).trace_of(self.cell.conditions.seed)))
+        return Tried.of(rate, self.simulate(replace(self.options, rate=rate).trace_of(self.cell.conditions.seed)))
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         check_alone(prompt_tokens, new_tokens, self._server.bounds)
         trace = tuple(Arrival(i * APART_S, prompt_tokens, new_tokens) for i in range(NUM_ALONE))
-        return median(metrics.latencies_ms(self._seen(trace))["normalized"])
+        return median(metrics.latencies_ms(self.simulate(trace))["normalized"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -14,7 +15,7 @@ from matplotlib.lines import Line2D
 import conf
 from results.cell import Choice
 from results.record import Record
-from results.selection import NoResults, Selection
+from results.selection import NoResults, Place, Selection
 
 from .chart import Chart
 from .names import written
@@ -23,6 +24,8 @@ from .style import FAINT, LINES, MARKERS, PAGE, above, house, note, set_log, wid
 ACROSS = 2  # panels
 HEIGHT = 2.8  # inches of a panel
 SIZE = "max_batch_size"
+RING: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markerfacecolor": "none"}  # of what was measured
+NEAR = 1.4  # times a latency, within which a point would lie under a text beside it
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of a system's choices, in turn
 
 
@@ -39,10 +42,15 @@ class Point:
     latency_ms: float | None
 
 
-def draw(measured: Selection) -> Chart:
+def draw(measured: Selection, real: Mapping[Place, Sequence[Point]] | None = None) -> Chart:
     """Median normalized latency over requests a second, both logarithmic, a panel for each model.
 
-    Raises NoResults where nothing was served at a rate.
+    Args:
+        measured: the records.
+        real: of simulated ones, what engines did, by model, batch and system; those of systems without a line are left out.
+
+    Raises:
+        NoResults: nothing was served at a rate.
     """
     lines = {model: _lines(measured, model) for model in measured.models}
     lines = {model: of for model, of in lines.items() if any(p.latency_ms for points in of.values() for p in points)}
@@ -51,24 +59,30 @@ def draw(measured: Selection) -> Chart:
     slos = {model: slo for model in lines if (slo := _slo_ms(measured, model)) is not None}
     drawn = [system for system in measured.systems if any(system in curves for curves in lines.values())]
     choices = [system.choice for system in drawn]
-    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _size(system)))
+    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), size_of(system)))
     across = min(ACROSS if width() == PAGE else 1, len(lines))
     down = -(-len(lines) // across)
+    num_rings = 0
     with house():
         figure, grid = plt.subplots(
             down, across, figsize=(width(), HEIGHT * down + 0.5), squeeze=False, layout="constrained"
         )
         for axes, model in zip(grid.flat, sorted(lines), strict=False):
-            _panel(axes, lines[model], systems, model, slos.get(model))
+            rings = _rings(lines[model], real or {}, model)
+            num_rings += len(rings)
+            _panel(axes, lines[model], systems, model, slos.get(model), rings)
         for axes in list(grid.flat)[len(lines) :]:
             axes.set_axis_off()
-        above(figure, _handles(systems), measured.setting.label)
+        ring = [Line2D([], [], label="measured", color=FAINT, marker="o", **RING)] if num_rings else []
+        above(figure, [*_handles(systems), *ring], measured.setting.label)
     caption = (
         "Median normalized latency (end to end, over the tokens generated) over the requests finished a second, a line for "
         "each largest batch. A cross under the axis is a rate that the system did not keep up with: it has a throughput and "
         "no latency."
     )
     caption += " The dotted line is twice what a request takes alone." if slos else ""
+    if num_rings:
+        caption += " Large rings are measured on an engine, with traces of their own. All else is simulated."
     return Chart("serving", "Serving: latency over throughput", caption, figure)
 
 
@@ -81,6 +95,14 @@ def _lines(measured: Selection, model: str) -> dict[Choice, list[Point]]:
             for rate, point in _points(record).items():
                 points.setdefault(system, {}).setdefault(rate, point)
     return {system: sorted(of.values(), key=lambda point: point.throughput) for system, of in points.items()}
+
+
+def _rings(
+    lines: Mapping[Choice, Sequence[Point]], real: Mapping[Place, Sequence[Point]], model: str
+) -> dict[Choice, list[Point]]:
+    """Of the systems that have lines, the points with a latency that were measured."""
+    of_system = {system: real.get((model, 1, system.key), ()) for system in lines}
+    return {system: stable for system, of in of_system.items() if (stable := [point for point in of if point.latency_ms])}
 
 
 def _points(record: Record) -> dict[float, Point]:
@@ -114,9 +136,14 @@ def _slo_ms(measured: Selection, model: str) -> float | None:
 
 
 def _panel(
-    axes: Axes, lines: dict[Choice, list[Point]], systems: Sequence[Choice], model: str, slo_ms: float | None
+    axes: Axes,
+    lines: dict[Choice, list[Point]],
+    systems: Sequence[Choice],
+    model: str,
+    slo_ms: float | None,
+    rings: Mapping[Choice, Sequence[Point]],
 ) -> None:
-    points = [point for of in lines.values() for point in of]
+    points = [point for of in (*lines.values(), *rings.values()) for point in of]
     latencies = [point.latency_ms for point in points if point.latency_ms]
     low, high = min(latencies) / 1.5, max(*latencies, slo_ms or 0.0) * 1.5
     for system, of in lines.items():
@@ -125,33 +152,43 @@ def _panel(
         axes.plot([throughput for throughput, _ in stable], [latency_ms for _, latency_ms in stable], **style)
         lost = [point.throughput for point in of if not point.latency_ms]
         axes.plot(lost, [low * 1.08] * len(lost), linestyle="none", marker="x", markersize=4, color=style["color"])
+    for system, measured in rings.items():
+        style, xs, ys = _style(system, systems), [p.throughput for p in measured], [p.latency_ms or 0.0 for p in measured]
+        axes.plot(xs, ys, color=style["color"], marker=style["marker"], **RING)
     throughputs = [point.throughput for point in points]
     set_log(axes, "x", min(throughputs) / 1.3, max(throughputs) * 1.3)
     set_log(axes, "y", low, high)
     if slo_ms:
         axes.axhline(slo_ms, color=FAINT, linewidth=0.8, linestyle=":")
-        middle = math.sqrt(min(throughputs) * max(throughputs))
-        note(axes, f"SLO {slo_ms:.3g} ms", (middle, slo_ms), (0, 5), ha="center")
+        note(axes, f"SLO {slo_ms:.3g} ms", (_free(points, slo_ms), slo_ms), (0, 5), ha="center")
     axes.set_title(written(model))
     axes.set_xlabel("requests finished a second")
     axes.set_ylabel("normalized latency, ms a token")
 
 
+def _free(points: Sequence[Point], latency_ms: float) -> float:
+    """A throughput around which no point is near to a latency: the middle of the widest gap, or of all."""
+    near = sorted(p.throughput for p in points if p.latency_ms and latency_ms / NEAR < p.latency_ms < latency_ms * NEAR)
+    every = sorted(point.throughput for point in points)
+    left, right = max(pairwise(near), key=lambda pair: pair[1] / pair[0], default=(every[0], every[-1]))
+    return math.sqrt(left * right)
+
+
 def _style(system: Choice, systems: Sequence[Choice]) -> dict[str, Any]:
     """A choice has a colour and a dash, and each of its largest batches a marker."""
     choices = list(dict.fromkeys(other.choice for other in systems))
-    sizes = sorted({_size(other) for other in systems})
+    sizes = sorted({size_of(other) for other in systems})
     number = choices.index(system.choice)
     return {
         "color": LINES[number % len(LINES)],
         "linestyle": DASHES[number % len(DASHES)],
-        "marker": ("o", "s", "^", "D", "v", "P", *MARKERS)[sizes.index(_size(system)) % (6 + len(MARKERS))],
+        "marker": ("o", "s", "^", "D", "v", "P", *MARKERS)[sizes.index(size_of(system)) % (6 + len(MARKERS))],
         "linewidth": 1.0,
         "markersize": 4.5,
     }
 
 
-def _size(system: Choice) -> int:
+def size_of(system: Choice) -> int:
     """Its largest batch, its file's where that is not changed; 0 where it has no such option."""
     of_file = conf.options("system", system.choice) if system.choice in conf.choices("system") else {}
     return int(system.options.get(SIZE) or of_file.get(SIZE) or 0)
@@ -159,10 +196,10 @@ def _size(system: Choice) -> int:
 
 def _handles(systems: Sequence[Choice]) -> list[Line2D]:
     """A line for each system, and a marker for each largest batch where there are several."""
-    if len({_size(system) for system in systems}) == 1:
+    if len({size_of(system) for system in systems}) == 1:
         return [Line2D([], [], label=written(_label(system)), **_style(system, systems)) for system in systems]
     lines = {_name(system): _style(system, systems) | {"marker": "none"} for system in systems}
-    markers = {_size(system): _style(system, systems)["marker"] for system in sorted(systems, key=_size)}
+    markers = {size_of(system): _style(system, systems)["marker"] for system in sorted(systems, key=size_of)}
     return [
         *(Line2D([], [], label=written(name), **style) for name, style in lines.items()),
         *(
@@ -173,7 +210,7 @@ def _handles(systems: Sequence[Choice]) -> list[Line2D]:
 
 
 def _label(system: Choice) -> str:
-    return f"{_name(system)}, batches of {_size(system)}" if _size(system) else _name(system)
+    return f"{_name(system)}, batches of {size_of(system)}" if size_of(system) else _name(system)
 
 
 def _name(system: Choice) -> str:

@@ -52,6 +52,7 @@ RATIO_WORDS = {
     "saturation": ", requests a second at saturation",
     "itl_p99": ", p99 between tokens",
     "batch_time": ", time of a batch",
+    "increment_time": ", an increment iteration",
 }
 EXTREMES = {
     "speedup_min": "smallest",

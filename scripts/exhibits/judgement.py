@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 
 from results.cell import Choice, named
@@ -17,6 +18,7 @@ from results.finding import (
     INTERVALS,
     NOT_COMPARABLE,
     NOT_RUN,
+    NOT_SHOWN,
     OF_RATIOS,
     RULES,
     VERDICTS,
@@ -25,7 +27,9 @@ from results.finding import (
 )
 from results.record import Record
 from results.selection import Row, Selection
+from results.setting import SIMULATED
 from results.verdict import Verdict
+from scripts.agreement import standing
 from scripts.charts.limits import ModelLimits, limits_of
 from scripts.charts.style import short
 
@@ -60,7 +64,8 @@ def judge(
     small: bool,
     changes: Mapping[str, str] | None = None,
 ) -> Verdict:
-    """By the rules of results.finding. What is about a GPU cannot be run on a CPU, whatever a CPU gave.
+    """By the rules of results.finding. What is about a GPU cannot be run on a CPU, whatever a CPU gave. What is simulated
+    is not shown where scripts/agreement.py refuses its costs.
 
     Args:
         preset: the exhibit, with the user's changes.
@@ -84,6 +89,14 @@ def judge(
     if preset.remark:
         reason += f". {preset.remark}"
     measured = [finding for finding in findings if finding.ours is not None]
+    judged = sum(finding.is_judged for finding in findings)
+    for costs in costs_of(evidence.measured) if evidence.measured is not None else ():
+        is_near, how_near = standing(costs)
+        if is_near:
+            reason += f". With {Path(costs).name} {how_near}"
+        else:
+            verdict, reason, measured, judged = NOT_SHOWN, f"Not shown: {how_near}", [], 0
+            break
     words = ["python", "scripts/reproduce.py", preset.name, *(f"{key}={value}" for key, value in (changes or {}).items())]
     words += ["+size=small"] * small
     return Verdict(
@@ -95,9 +108,15 @@ def judge(
         reason=reason,
         command=shlex.join(words),
         place=place,
-        judged=sum(finding.is_judged for finding in findings),
+        judged=judged,
         figures=len(findings),
     )
+
+
+def costs_of(measured: Selection) -> list[str]:
+    """Of iterations, by which records were simulated."""
+    records = [record for record in measured.records if record.cell.runner.name == SIMULATED and record.is_ok]
+    return sorted({str(record.cell.runner.get("costs")) for record in records})
 
 
 def stands(preset: Preset, evidence: Evidence) -> bool:

@@ -9,14 +9,27 @@ from results.cell import Choice
 from results.finding import Finding
 from results.published.value import Value
 from results.selection import NoResults, Place, Row, Selection, latency_of
-from scripts.charts import active_warps, blocks, claims, matrix, search, shares, sm_efficiency, speedup, style, tradeoff
+from scripts import agreement
+from scripts.charts import (
+    active_warps,
+    blocks,
+    claims,
+    matrix,
+    search,
+    serving,
+    shares,
+    sm_efficiency,
+    speedup,
+    style,
+    tradeoff,
+)
 from scripts.charts.chart import Chart
 from scripts.plot import CHARTS, Drawing, draw_all
 from scripts.timeline import draw as draw_timelines
 
 from .evidence import Evidence, place_in
 from .findings import published_speedups
-from .judgement import stands
+from .judgement import costs_of, stands
 from .marks import remark, share_bands, speedup_bands
 from .preset import Preset
 
@@ -103,7 +116,22 @@ def _of_plot(name: str, preset: Preset, measured: Selection) -> tuple[dict[str, 
             return [partial(sm_efficiency.draw, part, source, values, words) for source in sm_efficiency.SOURCES]
 
         return draw_all(measured, [name], preset.baseline, published, {name: efficiencies})
+    if name == "serving" and (real := _real(measured)):
+        return draw_all(
+            measured, [name], preset.baseline, published, {name: lambda part, *_: [partial(serving.draw, part, real)]}
+        )
     return draw_all(measured, [name], preset.baseline, published)
+
+
+def _real(measured: Selection) -> dict[Place, list[serving.Point]]:
+    """What engines did at the rates that simulations with the same costs are held against."""
+    of_place: dict[Place, list[serving.Point]] = {}
+    for costs in costs_of(measured):
+        records = agreement.records(costs)
+        for point in agreement.points(costs):
+            place = place_in(records[point.record].cell)
+            of_place.setdefault(place, []).append(serving.Point(point.throughput_real, point.normalized_ms_real))
+    return of_place
 
 
 def _without_mark(values: Sequence[Value], measured: Selection) -> str:

@@ -17,6 +17,7 @@ from results.statistics import median_interval
 from .evidence import Evidence
 
 PERCENT = 100.0
+LARGEST_BATCH = "max_batch_size"  # the option of systems that serve
 IOS = named("system", "ios")  # whose blocks a value without a system is about
 Part = TypeVar("Part")
 
@@ -273,25 +274,39 @@ def batch_time(evidence: Evidence, row: Row, system: Choice | None) -> float:
     return served(evidence, row, system, *SERVED_NAMES[batch_time])
 
 
+def increment_time(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """Milliseconds of an iteration without prompts."""
+    return served(evidence, row, system, *SERVED_NAMES[increment_time])
+
+
 def peak_throughput(evidence: Evidence, row: Row, system: Choice | None) -> float:
     """Requests finished a second at most, at any rate that was tried and with any largest batch."""
     return served(evidence, row, system, "capacity.peak_throughput", is_best=True)
 
 
 def max_batch(evidence: Evidence, row: Row, system: Choice | None) -> float:
-    """Requests of the largest batch that the engine had room for, where it had none for a larger one."""
+    """Requests of the largest batch that the engine had room for, where it had none for a larger one.
+
+    A system counts under each largest batch that it was asked for: what has room is told by the batch.
+    """
     chosen, measured = _some(system), evidence.measured
     if measured is None:
         raise Missing("not measured")
+    alike = [system for system in measured.systems if _of_any_size(system) == _of_any_size(chosen)]
     batches = [batch for model, batch in measured.rows if model == row[0]]
-    tried = [batch for batch in batches if measured.records_of((row[0], batch), chosen)]
-    fitting = [batch for batch in tried if not why_not(measured, (row[0], batch), chosen)]
+    fitting = [batch for batch in batches if any(not why_not(measured, (row[0], batch), system) for system in alike)]
     if not fitting:
         raise Missing(why_not(measured, row, chosen))
-    larger = [record for batch in tried if batch > max(fitting) for record in measured.records_of((row[0], batch), chosen)]
+    most = max(fitting)
+    larger = [r for b in batches if b > most for system in alike for r in measured.records_of((row[0], b), system)]
     if not any(record.status == "out_of_memory" for record in larger):
-        raise Missing(f"{chosen} ran out of memory at no batch above {max(fitting)}")
-    return float(max(fitting))
+        raise Missing(f"{chosen} ran out of memory at no batch above {most}")
+    return float(most)
+
+
+def _of_any_size(system: Choice) -> tuple[str, conf.Options]:
+    """A system without its largest batch."""
+    return system.choice, {key: value for key, value in system.key.values if key != LARGEST_BATCH}
 
 
 def _some(system: Choice | None) -> Choice:
@@ -311,13 +326,14 @@ SOURCED: dict[Quantity, Callable[[Evidence, Row, Choice | None], SmEfficiency | 
     sm_efficiency: efficiency_of,
     active_warps: warps_of,
 }
-COSTS: tuple[Quantity, ...] = (assignment_ms, search_seconds, makespan, itl_p99, batch_time)
+COSTS: tuple[Quantity, ...] = (assignment_ms, search_seconds, makespan, itl_p99, batch_time, increment_time)
 # Of systems that served one after another: no ratio of theirs is of turns.
 SERVED: dict[str, Quantity] = {
     "slo_rate": slo_rate,
     "saturation": saturation,
     "itl_p99": itl_p99,
     "batch_time": batch_time,
+    "increment_time": increment_time,
 }
 SERVED_NAMES: dict[
     Quantity, tuple[str, bool]
@@ -326,6 +342,7 @@ SERVED_NAMES: dict[
     saturation: ("serving.request_throughput", False),
     itl_p99: ("serving.itl_p99_ms", False),
     batch_time: ("engine.batch_ms", False),
+    increment_time: ("engine.increment_ms", False),
 }
 OF_TRACES: dict[Quantity, Callable[[ServedRequests], float]] = {
     saturation: request_throughput,

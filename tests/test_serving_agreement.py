@@ -1,0 +1,128 @@
+"""A simulated figure is shown only while simulations are near to engines that served the same traces for real."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from conftest import ROOT
+
+from results.cell import choose
+from results.files import read_json
+from results.finding import HOLDS, NOT_SHOWN
+from results.record import Record
+from results.store import Store
+from runners.serving.options import costs_file
+from scripts import agreement
+from scripts.agreement import LATENCY, THROUGHPUT, Point, farthest, points, standing
+from scripts.charts.serving import RING, SIZE
+from scripts.exhibits import judgement
+from scripts.exhibits.evidence import Evidence, select
+from scripts.exhibits.findings import findings
+from scripts.exhibits.pictures import pictures
+from scripts.exhibits.preset import Preset
+from scripts.exhibits.recorded import recorded
+
+COMMITTED = "gpt_13b-h200"
+EXHIBIT = "orca/figure4.8_simulated"
+
+
+@pytest.fixture(scope="module")
+def slow_costs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of the committed costs, but that each iteration takes a fifth longer."""
+    document = read_json(costs_file(COMMITTED))
+    document["table"]["seconds"] = [1.2 * seconds for seconds in document["table"]["seconds"]]
+    file = tmp_path_factory.mktemp("costs") / "slow.json"
+    file.write_text(json.dumps(document))
+    return str(file)
+
+
+def test_committed_costs_are_as_near_as_simulated_figures_need() -> None:
+    among = points(COMMITTED)
+    assert len(among) == 14 and all(point.is_near for point in among)
+    throughput, latency = farthest(among)
+    assert throughput <= THROUGHPUT and latency <= LATENCY
+    real = {r.id: r for r in Store(ROOT / "results" / "reference" / "h200" / "serving.jsonl.gz").read().all}
+    for point in among:
+        record = real[point.record]
+        measured = record.measured["simulation"].quantity(f"normalized_real_at_{point.rate:g}")
+        assert record.cell.model.choice == "gpt_13b" and measured is not None and measured.value == point.normalized_ms_real
+
+
+def test_costs_that_are_off_are_refused(slow_costs: str) -> None:
+    is_near, how = standing(slow_costs)
+    assert not is_near and "real points are not within 5% and 10%" in how
+    assert standing(COMMITTED)[0]
+    assert standing("gpt_31b-h200") == (False, "its costs, gpt_31b-h200, are not there any more")
+
+
+def test_costs_of_another_gpu_go_by_the_points_of_committed_ones(tmp_path: Path) -> None:
+    """No real point is theirs."""
+    document = read_json(costs_file(COMMITTED)) | {"device": "NVIDIA B300"}
+    file = tmp_path / "other.json.gz"
+    file.write_bytes(gzip.compress(json.dumps(document).encode()))
+    assert points(str(file)) == ()
+    is_near, how = standing(str(file))
+    assert is_near and how.startswith("at 14 real points of other costs ")
+
+
+@pytest.mark.parametrize(
+    ("simulated", "is_near"),
+    [((1.04, 9.1), True), ((1.06, 10.0), False), ((0.94, 10.0), False), ((1.0, 11.1), False), ((1.0, None), False)],
+)
+def test_a_point_is_near_in_both_numbers(simulated: tuple[float, float | None], is_near: bool) -> None:
+    assert Point("id", 8.0, 1.0, simulated[0], 10.0, simulated[1]).is_near is is_near
+
+
+def test_a_rate_that_neither_clock_keeps_up_with_has_a_throughput_alone() -> None:
+    assert Point("id", 8.0, 1.0, 1.04, None, None).is_near and not Point("id", 8.0, 1.0, 1.06, None, None).is_near
+    assert not Point("id", 8.0, 1.0, 1.0, None, 10.0).is_near
+
+
+def test_a_simulated_exhibit_has_no_verdict_where_its_costs_are_off(slow_costs: str) -> None:
+    preset = Preset.read(EXHIBIT)
+    (best, *_) = recorded(preset)
+    assert best.tells and best.verdict.verdict == HOLDS and f"With {COMMITTED} at 14 real points" in best.verdict.reason
+    measured = best.evidence.measured
+    assert measured is not None
+
+    def with_slow_costs(record: Record) -> Record:
+        runner = choose("runner", "simulated", **(record.cell.runner.options | {"costs": slow_costs}))
+        return replace(record, cell=replace(record.cell, runner=runner))
+
+    evidence = Evidence(select([with_slow_costs(record) for record in measured.records], [preset.sweep]))
+    verdict = judgement.judge(preset, evidence, findings(preset, evidence), small=False)
+    assert (verdict.verdict, verdict.extent, verdict.measured) == (NOT_SHOWN, "0 of 3", "")
+    assert verdict.reason.startswith("Not shown: ") and "are not within" in verdict.reason
+
+
+def test_no_page_shows_what_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judgement, "standing", lambda costs: (False, "simulations are off"))
+    (best, *_) = recorded(Preset.read(EXHIBIT))
+    assert best.verdict.verdict == NOT_SHOWN and not best.tells
+
+
+def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> None:
+    preset = Preset.read(EXHIBIT)
+    (best, *_) = recorded(preset)
+    charts, _ = pictures(preset, best.evidence, best.findings)
+    figure = charts["serving"].figure
+    (axes,) = [axes for axes in figure.axes if axes.get_title() == "GPT 13B"]
+    rings = [line for line in axes.lines if line.get_markersize() == RING["markersize"]]
+    drawn = sorted((x, y) for line in rings for x, y in line.get_xydata().tolist())
+    with_lines = [
+        point for point in points(COMMITTED) if agreement.records(COMMITTED)[point.record].cell.system.get(SIZE) != 16
+    ]
+    assert drawn == sorted((point.throughput_real, point.normalized_ms_real) for point in with_lines) and len(drawn) == 11
+    low, high = axes.get_xlim()
+    assert all(low < x < high for x, _ in drawn)
+    assert "measured" in [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    for chart in charts.values():
+        plt.close(chart.figure)
+
+
+def test_where_no_engine_was_measured_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "points", lambda costs: ())
+    assert standing(COMMITTED) == (False, "no record here is of an engine that served the same traces")
