@@ -348,6 +348,15 @@ def test_three_steady_requests_tell_nothing() -> None:
     assert metrics.is_stable(seen_of([0.0, 1.0, 2.0, 3.0], ends).requests, 0)
 
 
+def test_requests_that_nearly_all_come_before_the_first_is_finished_are_unstable() -> None:
+    """A large batch takes them all, so no latency is longer than another. One request alone waits for nobody."""
+    due = [i / 120 for i in range(100)]
+    assert not metrics.is_stable(seen_of(due, [(moment + 1.5,) for moment in due]).requests, 0)
+    assert metrics.is_stable(seen_of(due, [(moment + 0.25,) for moment in due]).requests, 0)
+    assert not metrics.is_stable(seen_of([0.0] * 60, [(1.0,)] * 60).requests, 0)
+    assert metrics.is_stable(seen_of([0.0], [(1.0,)]).requests, 0)
+
+
 def test_a_load_that_rises_is_stable_where_latencies_stay() -> None:
     """Azure's trace begins slowly, so more requests are unfinished at its end than at its beginning."""
     due = [float(i) for i in range(30)] + [30 + i / 10 for i in range(300)]
