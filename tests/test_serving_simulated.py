@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 from conftest import Run
@@ -405,6 +406,12 @@ def test_a_simulated_record_says_so_everywhere(tmp_path: Path) -> None:
     )
     rate = Capacity(choose("runner", "simulated")).measure(simulated_session(tmp_path, COSTS))
     assert isinstance(rate, Measured) and all("simulated" in str(quantity.source) for quantity in rate.quantities)
+
+
+def test_a_simulated_rate_has_a_trace_of_each_seed(tmp_path: Path) -> None:
+    one, three = (simulated_session(tmp_path, COSTS, repeats=repeats).try_rate(1e-7) for repeats in (1, 3))
+    assert one.trace_ms == three.trace_ms[:1] and len({*three.trace_ms}) == 3
+    assert three.normalized_ms == median(filter(None, three.trace_ms))
 
 
 def test_a_request_alone_that_no_slots_hold_is_refused(tmp_path: Path) -> None:
