@@ -43,7 +43,7 @@ from systems.serving.request import Delivery, Request, Sampling
 from systems.serving.request_level import RequestLevel
 from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
-from systems.serving.slots import ContiguousSlots, PagedSlots, Region
+from systems.serving.slots import ContiguousSlots, PagedSlots, Region, Slots
 from systems.serving.stage_costs import StageCosts
 from systems.serving.system import Server
 
@@ -330,6 +330,18 @@ def test_rates_that_a_server_keeps_up_with_are_stable_and_others_are_not(name: s
     highest = 0.6 if (name, count) == ("orca, 64", 100) else 0.85
     assert [share_stable(share) > 0.5 for share in (0.3, highest)] == [True, True]
     assert [share_stable(share) < 0.5 for share in (1.15, 2.8)] == [True, True]
+
+
+@pytest.mark.parametrize("num_slots", [2_000, 4_000, 8_000, 16_000])
+def test_blocks_of_16_hold_more_requests_than_runs_of_slots(num_slots: int) -> None:
+    """Though each request's slots are rounded up: what no run can use is more."""
+
+    def mean_rows(book: Slots) -> float:
+        iterations = simulated_trace(IterationLevel(book, 64), ON_H200, trace_of_13b(150, 1e6, 0)).iterations
+        lengths_s = [end - begin for begin, end in zip(iterations.begin_s, iterations.end_s, strict=True)]
+        return sum(rows * length_s for rows, length_s in zip(iterations.rows, lengths_s, strict=True)) / sum(lengths_s)
+
+    assert mean_rows(PagedSlots.all_free(num_slots, 16)) > mean_rows(ContiguousSlots.all_free(num_slots))
 
 
 # --- Models in parts ---
