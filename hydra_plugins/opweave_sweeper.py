@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -44,6 +44,10 @@ class OpweaveSweeper(BasicSweeper):
         is_elsewhere = self.config.hydra.launcher._target_ != HERE
         loader = self.hydra_context.config_loader
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
+        for override in overrides:
+            value = override.value()
+            if isinstance(value, ChoiceSweep) and composition.NULL in value.tags:
+                value.list = [None]
         check_number(overrides, self.config.max_cells)
         cells = [tuple(cell) for cell in self.split_arguments(overrides, None)[0]]
         requests = {}

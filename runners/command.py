@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 import warnings
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from importlib.metadata import version
 
 import hydra
@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from conf import FOLDER, GROUPS, folders
 from runners.checks import BadRequest
 from runners.execute import execute
-from runners.request.composition import Composition, composing, current
+from runners.request.composition import NULL, Composition, composing, current
 from runners.request.explain import check_arguments, explain
 from runners.request.help import register
 from runners.request.request import Request
@@ -37,6 +37,7 @@ INTERRUPTED = 130
 SWEEP = ("-m", "--multirun")
 SINGLE = (bool, int, float, str, QuotedString, type(None))
 EMPTY = "''"
+NULL_ALONE = f"tag({NULL},choice({EMPTY}))"
 
 
 @hydra.main(version_base="1.3", config_path=str(FOLDER), config_name="config")
@@ -55,16 +56,13 @@ def swept(arguments: list[str]) -> list[str]:
     parser = OverridesParser.create()
     rewritten = []
     for argument in arguments:
-        key, _, value = argument.partition("=")
-        try:
-            is_option = (
-                "." in key
-                and key.partition(".")[0] in GROUPS
-                and isinstance(parser.parse_override(argument).value(), SINGLE)
-            )
-        except HydraException:  # what is wrong with it is told of what was written
-            is_option = False
-        rewritten.append(f"{key}=choice({value or EMPTY})" if is_option else argument)
+        key, _, text = argument.partition("=")
+        rewritten.append(argument)
+        if "." in key and key.partition(".")[0] in GROUPS:
+            with suppress(HydraException):  # what is wrong with it is told of what was written
+                value = parser.parse_override(argument).value()
+                if isinstance(value, SINGLE):
+                    rewritten[-1] = f"{key}={NULL_ALONE if value is None else f'choice({text or EMPTY})'}"
     return rewritten
 
 

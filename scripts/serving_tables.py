@@ -10,7 +10,7 @@ from results.record import Quantity, Record
 from results.statistics import median_interval
 
 from .agreement import Point, points
-from .table import Made, Source, Table, made, table
+from .table import DASH, Made, Source, Table, made, table
 from .tables import needed
 
 COMMIT_LETTERS = 7
@@ -76,10 +76,15 @@ def at_once(records: Iterable[Record]) -> Table:
 
 
 def at_a_rate(records: Iterable[Record]) -> Table:
-    """Requests that come one by one; a row a record of runner=serving, with percentiles of every sample."""
+    """Requests that come one by one; a row a record of runner=serving, with percentiles of every sample.
+
+    A record with an unstable trace has no latency, but a dash.
+    """
 
     def percentiles(record: Record, latency: str, *shares: int, digits: int = 0) -> str:
         traces = needed(record.serving).traces
+        if not all(trace.is_stable for trace in traces):
+            return DASH
         samples_ms = [value for trace in traces for value in latencies_ms(trace.requests)[latency]]
         return ", ".join(f"{value:.{digits}f}" for value in np.percentile(samples_ms, shares))
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 from completion import completions
 from conftest import ROOT, Run, command, environment, records
 
-from results.cell import choose
+from results.cell import Cell, choose
 from results.files import PARTIAL
 from runners.cell.messages import Check, Refused
 from runners.cell.worker import Worker, guarded
-from runners.command import main
+from runners.command import composed, main
+from scripts.exhibits.preset import Preset, names
+from scripts.exhibits.running import Run as Exhibit
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import InvalidSchedule, verify
 
@@ -196,6 +199,44 @@ def test_an_option_that_all_swept_systems_have_is_taken_for_each(request_here: R
         assert "batch" in refused(done, folder, before)
     done = request_here("-m", "model=squeezenet", "system=eager,ios", "system.capture=false")
     assert "no key 'system.capture'" in refused(done, folder, before)
+
+
+@pytest.fixture
+def cells_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Cell]]:
+    """What a request composes into; nothing of it runs."""
+
+    def cells_of(*arguments: str) -> list[Cell]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", command(*arguments)[1:])
+        for variable, value in environment(HYDRA_FULL_ERROR="1").items():
+            monkeypatch.setenv(variable, value)
+        return [cell for request in composed().requests for cell in request.cells]
+
+    return cells_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["runner.trace=null"], [None]),
+        (["runner.trace=absent.csv", "runner.trace=null"], [None]),
+        (["runner.trace=null", "batch=1,2"], [None, None]),
+    ],
+)
+def test_null_is_swept_over_as_any_value_is(
+    arguments: list[str], expected: list[None], cells_of: Callable[..., list[Cell]]
+) -> None:
+    """Of an option that the swept runner has, and the one of conf/config.yaml has not."""
+    made = cells_of("-m", "model=gpt", "system=orca", "runner=serving", "device=cpu", *arguments)
+    assert [cell.runner.options["trace"] for cell in made] == expected
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name.startswith("orca/")])
+def test_a_small_run_of_an_exhibit_of_orca_composes(name: str, cells_of: Callable[..., list[Cell]], tmp_path: Path) -> None:
+    """Whatever its preset says that small changes."""
+    small = Exhibit(Preset.read(name), {}, tmp_path, tmp_path, small=True)
+    sweep = {key: value for key, value in small.preset.sweep.items() if key != "output"}
+    assert cells_of("-m", *(f"{key}={value}" for key, value in sweep.items()))
 
 
 def test_a_folder_without_permission_is_one_line(run: Run, folder: Path) -> None:

@@ -12,7 +12,7 @@ from made_records import cell, latency, record
 from results.record import Record
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import readme, tables
+from scripts import readme, serving_tables, tables
 from scripts.table import Column, Entry, Table, escaped
 
 ROOT = Path(__file__).parent.parent
@@ -165,6 +165,23 @@ def timed(ms: float, algorithms: str = "timed") -> Record:
 
 def chosen(ms: float) -> Record:
     return timed(ms, "heuristic")
+
+
+@pytest.mark.parametrize("are_stable", [True, False])
+def test_an_unstable_trace_has_no_latency_in_a_table(are_stable: bool) -> None:
+    """Whatever its tokens' times are; how many requests it served is told."""
+
+    def told(one: Record) -> Record:
+        serving = one.serving
+        assert serving is not None
+        traces = [replace(trace, is_stable=are_stable or i > 0) for i, trace in enumerate(serving.traces * 2)]
+        return replace(one, serving=replace(serving, traces=tuple(traces)))
+
+    rows = cells_of(serving_tables.at_a_rate(map(told, readme.records(readme.AZURE))).markdown())
+    assert [row["system"] for row in rows] == ["orca_chunked", "orca_paged"]
+    for row in rows:
+        texts = [text for heading, text in row.items() if " ms, " in heading]
+        assert len(texts) == 3 and all((text != "–") is are_stable for text in texts) and float(row["served"]) > 4
 
 
 def test_of_launch_orders_the_first_records_of_a_cell_make_its_row() -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ import conf
 import systems
 from models.gpt import GPT, Shape, made
 from models.gpt_part import Part, made_part
+from models.qwen3 import Qwen3, Qwen3Shape
 from results.cell import Cell, Conditions, choose
 from runners.checks import BadRequest
 from runners.request.request import Request, SweepOptions
@@ -42,12 +44,12 @@ from systems.serving import control as control_module
 from systems.serving import parallel
 from systems.serving.batch import Batch, Row
 from systems.serving.control import PipeControl, Wiring
-from systems.serving.engine import PROMPT_SIZES
+from systems.serving.engine import PROMPT_SIZES, LocalEngine
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.link import Link
 from systems.serving.message import from_bytes, to_bytes
 from systems.serving.parallel import EngineEnded, ParallelEngine
-from systems.serving.parts import Parts
+from systems.serving.parts import SHARE, Parts, rooms
 from systems.serving.parts import environment as environment_of
 from systems.serving.request import Sampling
 from systems.serving.slots import ContiguousSlots, Region
@@ -205,6 +207,27 @@ def test_buffers_of_communicators_come_before_slots_are_counted(tmp_path: Path, 
         torch.distributed.destroy_process_group()
         os.close(write)
     assert notes == ["connected", "counted"]
+
+
+GROUPED = Qwen3Shape(4, 32, heads=8, kv_heads=2, head_size=8, inner=48, positions=64, vocabulary=50)
+
+
+@pytest.mark.parametrize(("tensor", "kv_heads"), [(1, 2), (2, 1), (4, 1)])
+def test_a_slot_has_the_heads_of_keys_and_values_alone(tensor: int, kv_heads: int) -> None:
+    """Queries have four times as many heads. Parts beyond those of keys and values share one."""
+    cache = LocalEngine(Qwen3(replace(GROUPED, layers=2, kv_heads=kv_heads)), 99).cache
+    (room, *_) = rooms(GROUPED, Parts(2, tensor), [0], 4, 0, 2**31)
+    assert room.slot == cache.numel() * 4 / 100
+
+
+def test_a_worker_counts_the_slots_that_fit_by_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Qwen3(GROUPED)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**21))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda count, how: None)
+    counting = SimpleNamespace(spec=SimpleNamespace(spare_bytes=0), device="cpu")
+    num_slots = Worker._slots_that_fit(counting, decoder)  # type: ignore[arg-type]
+    slot = LocalEngine(decoder, 99).cache.numel() * 4 // 100
+    assert num_slots == int(2**20 * SHARE) // slot
 
 
 class Recorded:

@@ -17,6 +17,7 @@ import torch
 from conftest import Run, records
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from made_records import record as made_record
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
 
 import systems
@@ -348,6 +349,15 @@ def test_three_steady_requests_tell_nothing() -> None:
     assert metrics.is_stable(seen_of([0.0, 1.0, 2.0, 3.0], ends).requests, 0)
 
 
+def test_requests_that_nearly_all_come_before_the_first_is_finished_are_unstable() -> None:
+    """A large batch takes them all, so no latency is longer than another. One request alone waits for nobody."""
+    due = [i / 120 for i in range(100)]
+    assert not metrics.is_stable(seen_of(due, [(moment + 1.5,) for moment in due]).requests, 0)
+    assert metrics.is_stable(seen_of(due, [(moment + 0.25,) for moment in due]).requests, 0)
+    assert not metrics.is_stable(seen_of([0.0] * 60, [(1.0,)] * 60).requests, 0)
+    assert metrics.is_stable(seen_of([0.0], [(1.0,)]).requests, 0)
+
+
 def test_a_load_that_rises_is_stable_where_latencies_stay() -> None:
     """Azure's trace begins slowly, so more requests are unfinished at its end than at its beginning."""
     due = [float(i) for i in range(30)] + [30 + i / 10 for i in range(300)]
@@ -520,7 +530,7 @@ def test_a_rate_is_looked_for_until_requests_are_alone() -> None:
 
 
 def test_how_many_requests_are_unfinished_is_the_mean_over_the_trace() -> None:
-    tried = Tried.of(0.5, seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)]))
+    tried = Tried.of(0.5, [seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)])])
     assert tried.num_unfinished == pytest.approx((6 + 3) / 6) and tried.throughput == 2 / 6
 
 
@@ -528,9 +538,22 @@ def test_a_rate_at_which_requests_pile_up_keeps_no_slo(monkeypatch: pytest.Monke
     seen = seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)])
     for is_stable in (True, False):
         monkeypatch.setattr(metrics, "is_stable", lambda requests, warm_up, is_stable=is_stable: is_stable)
-        tried = Tried.of(0.5, seen)
+        tried = Tried.of(0.5, [seen])
         assert tried.normalized_ms == (pytest.approx((6e3 / 3 + 3e3) / 2) if is_stable else None)
         assert tried.keeps(2500.0) is is_stable and not tried.keeps(2499.0)
+
+
+def test_a_rate_keeps_an_slo_where_the_median_of_stable_traces_does() -> None:
+    """Of three seeds one may be slower, and none unstable."""
+
+    def answered(latency_s: float) -> Seen:
+        return seen_of([0.0, 100.0], [(latency_s,), (100.0 + latency_s,)])
+
+    tried = Tried.of(0.5, [answered(seconds) for seconds in (9.0, 1.0, 2.0)])
+    assert tried.trace_ms == (9000.0, 1000.0, 2000.0) and tried.normalized_ms == 2000.0 and tried.keeps(2000.0)
+    assert tried.throughput == 2 / 102 and tried.num_unfinished == 4 / 102
+    tried = Tried.of(0.5, [answered(1.0), answered(200.0), answered(1.0)])
+    assert tried.trace_ms == (1000.0, None, 1000.0) and tried.normalized_ms is None and not tried.keeps(1e6)
 
 
 def of_cell(
@@ -627,6 +650,9 @@ def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measurement, "options", replace(measurement.options, slo_ms=50.0))  # type: ignore[type-var]
     part = measurement.measure(session)
     assert isinstance(part, Measured) and part.quantities[1].value == 50.0
+    shown = replace(made_record(of=session.cell), measured={"capacity": part})
+    assert [column.text(shown) for column in measurement.columns] == ["5", "50.0", "1.0"]
+    assert [column.text(made_record()) for column in measurement.columns] == ["–", "–", "–"]
     monkeypatch.undo()
     assert session.alone_ms(6, 3) > 0 and session.try_rate(20.0).throughput > 0
     with pytest.raises(BadOption, match=r"^a request alone says .*: 128 prompt .* 256 positions; or say an SLO"):
@@ -634,6 +660,27 @@ def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyP
     few = of_cell("capacity", ServingSession, slots=100)
     with pytest.raises(BadOption, match=r"128 prompt tokens and 32 to generate are more than the 100 K/V slots"):
         measurement.__class__(few.cell.runner).measure(few)
+
+
+def test_each_seed_has_a_trace_at_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = of_cell("capacity", ServingSession, repeats=3, steps=1, slo_ms=1e6)
+    (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
+    served: list[tuple[float, int]] = []
+
+    def run(server: Server, trace: Sequence[Arrival], seed: int, *others: int) -> Seen:
+        span_s = trace[-1].due_s
+        served.append((round(7 / span_s, 3), seed))
+        is_late = seed == 1 and len(served) > 3
+        return seen_of([a.due_s for a in trace], [(a.due_s + span_s * (1 + seed) / (2 if is_late else 200),) for a in trace])
+
+    monkeypatch.setattr(traffic, "run", run)
+    part = measurement.measure(session)
+    assert isinstance(part, Measured)
+    assert [seed for _, seed in served] == [0, 1, 2] * len(set(part.samples["stable_rate"] + part.samples["unstable_rate"]))
+    assert len({rate for rate, _ in served[:3]}) == 3  # each seed has arrivals of its own
+    assert part.samples["stable_rate"] == (50.0,) and part.samples["trace_rate"][:3] == (50.0,) * 3
+    assert part.samples["unstable_trace_rate"] == part.samples["unstable_rate"]
+    assert part.samples["normalized_ms"] == (sorted(part.samples["trace_ms"][:3])[1],)
 
 
 def test_a_capacity_takes_no_other_load() -> None:

@@ -192,6 +192,35 @@ def test_who_arrives_earlier_has_run_as_often_at_least(workload: list[Asked], ma
             assert runs[earlier] >= min(runs[later], workload[earlier].new)
 
 
+@given(workloads(), st.integers(1, 4), st.integers(1, 3), st.integers(12, NUM_SLOTS))
+def test_blocks_of_one_slot_admit_every_batch_that_runs_of_slots_do(
+    workload: list[Asked], max_batch_size: int, num_workers: int, num_slots: int
+) -> None:
+    """Whatever runs have left free, and in what pieces: blocks admit the same requests, and perhaps more behind them."""
+
+    class Beside(IterationLevel):
+        def next_batch(self) -> Batch | None:
+            pool = (*self.started.values(), *self.waiting)
+            blocks = PagedSlots(num_slots, 1, tuple(range(self.slots.num_free)))
+            by_runs, by_blocks = (
+                [(part.request.id, part.num_tokens) for part in select(pool, book, max_batch_size).parts]
+                for book in (self.slots, blocks)
+            )
+            assert by_blocks[: len(by_runs)] == by_runs
+            return super().next_batch()
+
+    run(Beside(ContiguousSlots.all_free(num_slots), max_batch_size, num_workers), workload)
+
+
+def test_blocks_of_one_slot_admit_a_request_that_no_run_holds_and_larger_ones_may_refuse_it() -> None:
+    pool = [Request(0, (1,) * 6, 2)]
+    in_pieces = ContiguousSlots(12, ((0, 4), (8, 12)))
+    assert not select(pool, in_pieces, 4).parts and select(pool, PagedSlots(12, 1, (*range(4), *range(8, 12))), 4).parts
+    two = [Request(i, (1,) * 4, 2) for i in range(2)]
+    books = ContiguousSlots.all_free(12), PagedSlots.all_free(12, 5)
+    assert [len(select(two, book, 4).parts) for book in books] == [2, 1]  # six slots are two blocks of five
+
+
 def test_selecting_changes_nothing() -> None:
     pool = [Request(i, (1, 2, 3), 4, arrival_s=-i) for i in range(5)]
     before = [vars(request).copy() for request in pool]

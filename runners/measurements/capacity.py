@@ -1,6 +1,10 @@
 """runner=capacity: the largest rate that a server keeps an SLO at.
 
 By default that is the chapter's (section 4.5.2, figure 4.8): twice the normalized latency of a request alone.
+
+Each rate has `runner.repeats` traces, of seeds that follow each other. It keeps the SLO where all of them are stable and the
+median of their median normalized latencies keeps it. The record has the latency of each stable trace (samples trace_rate and
+trace_ms), and the rate of each other one (unstable_trace_rate).
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from results.record import Measured, Quantity, Record, now
 from runners.serving.capacity import Tried, largest_rate
 from runners.serving.options import CapacityOptions, ServingOptions
 
-from .base import DASH, Column, Measurement, Part, ServingComposition
+from .base import DASH, Column, Measurement, Part, ServingComposition, number_or_dash
 from .subject import Subject
 
 ALONE = 128, 32  # prompt tokens and new tokens of the request whose latency is the measure (figure 4.7's "orca(128)")
@@ -47,13 +51,32 @@ def _text(record: Record) -> str:
     return f"{quantity.value:.3g}{simulated}" if quantity.value is not None else f"none: {quantity.reason}"
 
 
+def _slo_text(record: Record) -> str:
+    part = record.measured.get("capacity")
+    quantity = part.quantity("slo_ms") if part else None
+    return number_or_dash(quantity.value if quantity else None, "{:.1f}")
+
+
+def _at_it_text(record: Record) -> str:
+    part = record.measured.get("capacity")
+    rate = part.quantity("slo_rate") if part else None
+    if part is None or rate is None:
+        return DASH
+    by_rate = dict(zip(part.samples["stable_rate"], part.samples["normalized_ms"], strict=True))
+    return number_or_dash(by_rate.get(rate.value or 0.0), "{:.1f}")
+
+
 class Capacity(Measurement):
     """The largest rate at an SLO."""
 
     name = "capacity"
     Options = CapacityOptions
     place = 37
-    columns = (Column("req/s at SLO", 0, _text, "the largest rate of arrivals that keeps the SLO"),)
+    columns = (
+        Column("req/s at SLO", 0, _text, "the largest rate of arrivals that keeps the SLO"),
+        Column("SLO ms", 0, _slo_text, "normalized latency, median: the SLO"),
+        Column("ms at it", 0, _at_it_text, "normalized latency, median: at that rate"),
+    )
     options: CapacityOptions
 
     def measure(self, session: Subject) -> Part:
@@ -75,6 +98,12 @@ class Capacity(Measurement):
             **{"stable_rate": rates, "normalized_ms": latencies_ms, "stable_throughput": throughputs},
             "unstable_rate": tuple(t.rate for t in tried if t.normalized_ms is None),
             "unstable_throughput": tuple(t.throughput for t in tried if t.normalized_ms is None),
+        }
+        traces = [(t.rate, ms) for t in tried for ms in t.trace_ms]
+        samples |= {
+            "trace_rate": tuple(rate for rate, ms in traces if ms is not None),
+            "trace_ms": tuple(ms for _, ms in traces if ms is not None),
+            "unstable_trace_rate": tuple(rate for rate, ms in traces if ms is None),
         }
         most = max(t.throughput for t in tried)
         peak = Quantity("peak_throughput", "most requests finished", "req/s", most, is_more_better=True, source=source)

@@ -16,7 +16,7 @@ from .base import DASH, Column, Measurement, Part, ServingComposition
 from .subject import Subject
 
 SOURCE = "virtual clock, with measured costs of iterations"
-UNSTABLE = "requests came faster than they were finished"
+UNSTABLE = "requests came faster than they were finished, or too few to tell"
 
 
 class ClockedTrace(Protocol):

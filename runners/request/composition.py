@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from .request import Request
 
+NULL = "null_alone"  # tags a sweep over null and nothing else: Hydra's choice(null) is an error
+
 
 @dataclass
 class Composition:

@@ -6,10 +6,12 @@ Invariant: the interval that is halved has a rate that keeps the SLO below, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+from results.latencies import seconds
 
 if TYPE_CHECKING:
     from .traffic import Seen
@@ -20,33 +22,36 @@ ALONE = 0.1  # requests that are unfinished, on average, up to which the median 
 
 @dataclass(frozen=True)
 class Tried:
-    """One rate.
+    """One rate: medians over its traces, each of a seed of its own.
 
     Args:
         rate: arrivals a second.
-        normalized_ms: median normalized latency; None where requests came faster than they were finished.
+        normalized_ms: median normalized latency; None where any trace is unstable.
         throughput: requests finished a second.
-        num_unfinished: requests that have come and are not finished, mean over the trace.
+        num_unfinished: requests that have come and are not finished, mean over a trace.
+        trace_ms: the median normalized latency of each trace; None for one that is unstable.
     """
 
     rate: float
     normalized_ms: float | None
     throughput: float
     num_unfinished: float
+    trace_ms: tuple[float | None, ...] = ()
 
     @classmethod
-    def of(cls, rate: float, seen: Seen) -> Tried:
-        """What one trace at a rate came to; requests came when they were due."""
+    def of(cls, rate: float, traces: Sequence[Seen]) -> Tried:
+        """What traces at a rate came to; requests came when they were due."""
         from . import metrics
 
-        is_stable, requests = metrics.is_stable(seen.requests, 0), seen.requests
-        latencies_ms = metrics.latencies_ms(seen)
-        span_s = max(tokens[-1] for tokens in requests.token_s) - min(requests.due_s)
+        latencies = [metrics.latencies_ms(seen) for seen in traces]
+        stable = [metrics.is_stable(seen.requests, 0) for seen in traces]
+        trace_ms = [median(of["normalized"]) for of in latencies]
         return cls(
             rate,
-            median(latencies_ms["normalized"]) if is_stable else None,
-            metrics.request_throughput(seen),
-            sum(latencies_ms["end_to_end"]) / 1e3 / span_s,
+            median(trace_ms) if all(stable) else None,
+            median(metrics.request_throughput(seen) for seen in traces),
+            median(sum(of["end_to_end"]) / 1e3 / seconds(seen.requests) for of, seen in zip(latencies, traces, strict=True)),
+            tuple(ms if is_stable else None for ms, is_stable in zip(trace_ms, stable, strict=True)),
         )
 
     def keeps(self, slo_ms: float) -> bool:
@@ -64,7 +69,7 @@ def largest_rate(
     """The largest rate found that keeps the SLO, None where none does; and all that were tried.
 
     Args:
-        try_rate: serves a trace at a rate.
+        try_rate: serves the traces of a rate.
         slo_ms: median normalized latency, at most.
         first: the rate tried first, doubled or halved until the interval is found, or until requests are alone.
         steps: halvings of the interval, on a logarithmic scale.

@@ -12,10 +12,11 @@ from results.statistics import describe
 
 from .traffic import Seen
 
+LEAST_LATENCIES = 3  # mean ones that a trace lasts, at least
 LEAST_STEADY = 4  # requests: three lie on one plane, whatever they are
 STEADY = (0.1, 0.9)  # of the arrivals: who comes before and after does not count for stability
 MOST_GROWTH = 0.05  # of the time that passes: latencies of a stable trace grow no more, or by a gap between two arrivals
-UNSTABLE = "requests came faster than they were finished: a latency would say how long the trace was"
+UNSTABLE = "requests came faster than they were finished, or too few to tell: a latency would say how long the trace was"
 WHOLE = "no answer came in more than one piece"
 UNSEEN = "a peer does not say what its iterations are"
 PERCENTILES = (50, 90, 99)
@@ -30,18 +31,28 @@ LATENCIES = {
 
 
 def is_stable(requests: ServedRequests, concurrency: int) -> bool:
-    """Do latencies not grow with the length of the trace? In a closed loop they do not.
+    """Do latencies say how fast the server is, and not how long the trace? In a closed loop they do.
 
-    A server that finishes fewer requests than come falls behind: its latencies grow with the time that passes. The growth is
-    that of the plane of least squares through the latencies of the steady part, over the time and the number of tokens.
-    So longer requests that happen to come late are no growth. A rising load alone adds little to it.
+    A trace is unstable for one of two reasons:
+    - It lasts less than LEAST_LATENCIES mean latencies. By Little's law more than a third of its requests are unfinished
+      then, on average: most of them meet a server that fills or empties. Such a trace shows no growth at any rate, since a
+      large batch takes all of it before the first request is finished.
+    - Latencies grow with the time that passes, as those of a server that falls behind do. The growth is that of the plane
+      of least squares through the latencies of the steady part, over the time and the number of tokens. So longer requests
+      that happen to come late are no growth. A rising load alone adds little to it.
     """
+    if concurrency or len(requests.due_s) == 1:
+        return True
+    latencies_s = [tokens[-1] - due for due, tokens in zip(requests.due_s, requests.token_s, strict=True)]
+    gap_s = (requests.due_s[-1] - requests.due_s[0]) / (len(requests.due_s) - 1)
+    if LEAST_LATENCIES * np.mean(latencies_s) > gap_s * len(requests.due_s):
+        return False
     first, last = (int(share * (len(requests.due_s) - 1)) for share in STEADY)
     steady = slice(first, last + 1)
     due = np.array(requests.due_s[steady])
-    if concurrency or len(due) < LEAST_STEADY or due[0] == due[-1]:
+    if len(due) < LEAST_STEADY or due[0] == due[-1]:
         return True
-    end_to_end = np.array([tokens[-1] for tokens in requests.token_s[steady]]) - due
+    end_to_end = np.array(latencies_s[steady])
     passed_s = due[-1] - due[0]
     num_tokens = [len(tokens) for tokens in requests.token_s[steady]]
     line = np.stack([np.ones(len(due)), (due - due[0]) / passed_s], axis=1)

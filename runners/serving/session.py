@@ -205,11 +205,11 @@ class ServingSession(Session):
         self.phase(f"serving: trace {number + 1} of {len(self.traces)}, {done}")
 
     def try_rate(self, rate: float) -> Tried:
-        """One trace at another rate."""
-        self.phase(f"serving: {rate:.3g} requests a second")
-        seed = self.cell.conditions.seed
-        trace = replace(self.options, rate=rate).trace_of(seed)
-        seen = traffic.run(self.server, trace, seed, 0, self.options.shared_tokens)
+        """A trace of each seed at another rate."""
+        options, seen = replace(self.options, rate=rate), []
+        for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):
+            self.phase(f"serving: {rate:.3g} requests a second")
+            seen.append(traffic.run(self.server, options.trace_of(seed), seed, 0, options.shared_tokens))
         return Tried.of(rate, seen)
 
     def both_clocks(self) -> tuple[tuple[ClockedTrace, ...], dict[str, tuple[float, ...]]]:

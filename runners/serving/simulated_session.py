@@ -127,7 +127,8 @@ class SimulatedSession(ServingSession):
         return Serving(numbers, served, self._server.num_slots, "virtual", now())
 
     def try_rate(self, rate: float) -> Tried:
-        return Tried.of(rate, self.simulate(replace(self.options, rate=rate).trace_of(self.cell.conditions.seed)))
+        options, first = replace(self.options, rate=rate), self.cell.conditions.seed
+        return Tried.of(rate, [self.simulate(options.trace_of(first + i)) for i in range(options.repeats)])
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         check_alone(prompt_tokens, new_tokens, self._server.bounds)

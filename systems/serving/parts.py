@@ -108,6 +108,18 @@ class Room:
         return int((self.whole - self.weights - self.spare) * SHARE) // self.slot
 
 
+def slot_bytes(shape: DecoderShape, item_bytes: int, parts: Parts = Parts()) -> int:
+    """Of a token's keys and values in a part. A head that several parts share, as queries may, is in each.
+
+    Args:
+        shape: of the whole model; of a part, where `parts` is left out.
+        item_bytes: of a number.
+        parts: how the model is split; its numbers divide the layers and the heads of queries.
+    """
+    kv_heads = -(-shape.kv_heads // parts.tensor)
+    return 2 * (shape.layers // parts.pipeline) * kv_heads * shape.head_size * item_bytes
+
+
 def rooms(shape: DecoderShape, parts: Parts, weights: Sequence[int], item_bytes: int, spare: int, whole: int) -> list[Room]:
     """The room of each rank.
 
@@ -119,7 +131,7 @@ def rooms(shape: DecoderShape, parts: Parts, weights: Sequence[int], item_bytes:
         spare: bytes for what an iteration computes.
         whole: bytes of a GPU.
     """
-    slot = 2 * (shape.layers // parts.pipeline) * (shape.heads // parts.tensor) * shape.head_size * item_bytes
+    slot = slot_bytes(shape, item_bytes, parts)
     return [Room(each, spare + CONTEXT_BYTES, slot, whole) for each in weights]
 
 

@@ -18,7 +18,7 @@ from systems.preparing import collector_spared
 
 from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
 from .loop import Clock, Course, Encoded, Inbox, serve
-from .parts import CONTROLS, GIB, REDUCTIONS, SHARE, PartedDecoder, Parts, Room, lack, rooms
+from .parts import CONTROLS, GIB, REDUCTIONS, SHARE, PartedDecoder, Parts, Room, lack, rooms, slot_bytes
 from .peer import PeerServer
 from .request import Delivery
 from .scheduler import Scheduler
@@ -248,14 +248,14 @@ class ServingSystem(AnyServingSystem):
 
     def _slots_that_fit(self, decoder: Decoder, weight: Tensor) -> int:
         shape = decoder.shape
-        slot_bytes = 2 * shape.layers * shape.kv_heads * shape.head_size * weight.element_size()
+        each_bytes = slot_bytes(shape, weight.element_size())
         if weight.device.type != "cuda":
-            return min(CPU_SLOTS, int(psutil.virtual_memory().available * SHARE / 2) // slot_bytes)
+            return min(CPU_SLOTS, int(psutil.virtual_memory().available * SHARE / 2) // each_bytes)
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info()
         spare_bytes = self._spare_bytes(shape, weight.element_size())
         spare_bytes += self._copied_bytes(cast(nn.Module, decoder))
-        if (num_slots := int((free_bytes - spare_bytes) * SHARE) // slot_bytes) < 1:
+        if (num_slots := int((free_bytes - spare_bytes) * SHARE) // each_bytes) < 1:
             raise MemoryError(
                 f"beside the weights {free_bytes / GIB:.1f} GiB are free, of which {spare_bytes / GIB:.1f} are for "
                 "computing and copies of weights: the rest holds no K/V slot"

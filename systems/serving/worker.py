@@ -36,7 +36,7 @@ from .control import END, Control, PipeControl, TensorControl, Wiring
 from .engine import Decoder, LocalEngine, lacks_memory
 from .link import Link
 from .message import from_bytes
-from .parts import REDUCTIONS, SHARE, Parts
+from .parts import REDUCTIONS, SHARE, Parts, slot_bytes
 from .sampling import sampled
 
 FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to workers that end
@@ -169,8 +169,7 @@ class Worker:
         shape, item_bytes = decoder.shape, next(decoder.parameters()).element_size()
         torch.cuda.empty_cache()
         free_bytes = torch.cuda.mem_get_info()[0] - self.spec.spare_bytes
-        slot_bytes = 2 * shape.layers * shape.heads * shape.head_size * item_bytes
-        count = torch.tensor([int(free_bytes * SHARE) // slot_bytes], device=self.device)
+        count = torch.tensor([int(free_bytes * SHARE) // slot_bytes(shape, item_bytes)], device=self.device)
         dist.all_reduce(count, dist.ReduceOp.MIN)
         if (num_slots := int(count)) < 1:
             raise MemoryError("beside the weights there is room for no K/V slot")
