@@ -20,7 +20,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.passes import rewriting
 from systems.scheduling.passes.context import Context, Rewritten
 from systems.scheduling.passes.rewriting import PASSES, SWITCHES, Pass, Rewriting
-from systems.weave.search import OWN
+from systems.weave.changes import OWN
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "systems" / "scheduling" / "passes"

@@ -566,6 +566,35 @@ def test_of_the_passes_decisions_exactly_those_go_that_cost_precision(bad: set[i
     assert all("costs precision" in message for message in messages)
 
 
+def test_decisions_that_others_bring_up_are_dropped_with_them() -> None:
+    """As the parts of a place that is left separate, which take kernels of their own; only the library is precise."""
+    captured, times = scaled()
+
+    def rewrite(choices: Mapping[str, str]) -> tuple[Program, list[Decision]]:
+        whole, part = choices.get("kind whole", "new"), choices.get("kind part", "new")
+        decisions = [Decision("kind", "whole", (), {"old": 1.0, "new": 0.5}, whole, {}, "kind whole")]
+        if whole == "old":
+            decisions.append(Decision("kind", "part", (), {"old": 1.0, "new": 0.5}, part, {}, "kind part"))
+        return times(1.0 if (whole, part) == ("old", "old") else 1.01), decisions
+
+    searching = Search(captured, rewrite, 1e6, lambda words: None, lambda state: None)
+    searching.excess = searching._reference()
+    searching._drop_imprecise()
+    assert dict(searching.state.best.choices) == {"kind whole": "old", "kind part": "old"}
+
+
+def test_a_change_is_of_what_is_the_best_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a gain the changes that follow have it too."""
+    space = Space(0)
+    searching, _ = space.searching(monkeypatch)
+    kept: list[tuple[str, str]] = []
+    for change, changed in searching._changes():
+        if change.startswith("kind at"):
+            assert set(kept) < set(changed.choices), change
+            searching.state.best, kept = changed, [*changed.choices]
+    assert len(kept) == len(PLACES)
+
+
 def test_what_no_decision_explains_is_told() -> None:
     captured, times = scaled()
     wrong, messages = times(1.01), list[str]()

@@ -3,7 +3,6 @@
 import pytest
 
 from systems.scheduling.decision import Decision
-from systems.weave.candidate import Candidate
 from systems.weave.changes import FEW, WORTH, at_one_place, at_several_places
 
 PLACES = ("p", "q", "r")
@@ -11,7 +10,7 @@ PLACES = ("p", "q", "r")
 
 def alternatives(decisions: list[Decision]) -> list[tuple[str, str]]:
     """Places and what is taken there, in order."""
-    return [candidate.choices[0] for _, candidate in at_one_place(Candidate(), decisions)]
+    return [next(iter(choices.items())) for _, choices in at_one_place(decisions)]
 
 
 @pytest.mark.parametrize(("chosen", "others"), [("at once", ["merged"]), ("in turn", ["merged"]), ("merged", ["at once"])])
@@ -24,16 +23,16 @@ def test_of_many_alternatives_none_is_tried_everywhere() -> None:
     """Only what does without the decision: a tile suits one shape."""
     times: dict[str, float | None] = {"separate": 1.1, **{f"tile {i}": 1.0 + i / 100 for i in range(FEW)}}
     own = [Decision("kind", place, (i,), times, "tile 0", {}, place) for i, place in enumerate(PLACES)]
-    assert [change for change, _ in at_several_places(Candidate(), own, own)] == ["kind: separate at 3 places"]
+    assert [change for change, _ in at_several_places(own, own)] == ["kind: separate at 3 places"]
 
 
 def test_what_a_few_places_have_in_common_is_tried_at_all_of_them() -> None:
     """At two places too, and each of FEW alternatives."""
     times: dict[str, float | None] = {"separate": 1.1, **{f"tile {i}": 1.0 + i / 100 for i in range(FEW - 1)}}
     own = [Decision("kind", place, (i,), times, "tile 0", {}, place) for i, place in enumerate(PLACES[:2])]
-    composites = [candidate for _, candidate in at_several_places(Candidate(), own, own)]
+    composites = [choices for _, choices in at_several_places(own, own)]
     names = ("separate", *(f"tile {i}" for i in range(1, FEW - 1)))
-    assert {c.choices for c in composites} == {tuple((place, name) for place in PLACES[:2]) for name in names}
+    assert {*map(tuple, map(dict.items, composites))} == {tuple((place, name) for place in PLACES[:2]) for name in names}
 
 
 def test_of_changes_at_many_places_those_come_first_that_lose_least_alone() -> None:
@@ -44,7 +43,7 @@ def test_of_changes_at_many_places_those_come_first_that_lose_least_alone() -> N
 
     many = [decision("many", place, 5.0, 0.1) for place in ("p", "q") for _ in range(10)]
     both = [*many, *(decision("few", place, 1.0, 0.3) for place in ("r", "s"))]
-    words = [change for change, _ in at_several_places(Candidate(), both, both)]
+    words = [change for change, _ in at_several_places(both, both)]
     assert words == ["few: other at 2 places", "many: other at 2 places"]
 
 
@@ -59,5 +58,5 @@ def test_alternatives_come_by_what_their_places_take_in_all() -> None:
     decisions = [decision("light", 1.0), decision("heavy", 2.5), *[decision("thrice", 0.9)] * 3, needing]
     expected = [(place, name) for place in ("thrice", "heavy", "light") for name in ("faster", "slower")]
     assert alternatives(decisions) == expected
-    *_, last = at_several_places(Candidate(), decisions, decisions)
-    assert dict(last[1].choices) == {"needing": "written", "heavy": "faster"}
+    *_, last = at_several_places(decisions, decisions)
+    assert last[1] == {"needing": "written", "heavy": "faster"}

@@ -1,4 +1,4 @@
-"""Which changes of the best so far are worth a trial in the whole, by the operators' own times, and in what order."""
+"""Which other decisions are worth a trial in the whole, by the operators' own times, and in what order."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -6,28 +6,24 @@ from typing import TypeAlias
 
 from systems.scheduling.decision import Decision
 
-from .candidate import Candidate
+from .candidate import Choices
 
 FEW = 4  # alternatives of a decision, up to which each is tried at all places of its kind at once
 ALIKE = ("in turn", "at once")  # ways to measure what stays separate: one alternative, as the stream plan runs it
 WORTH = 1.5  # times the chosen alternative's own time, up to which another is worth a trial in the whole
 OWN = ("merge_convolutions", "fuse_sums")  # kinds of decisions that no other scheduler takes
 
-Change: TypeAlias = tuple[str, Candidate]  # in words, and what it makes of the best
+Change: TypeAlias = tuple[str, Choices]  # in words, and as alternatives by place
 
 
-def at_one_place(best: Candidate, decisions: Sequence[Decision]) -> Iterator[Change]:
-    """Another alternative at one place, and those equal to it; first those of the operators that take longest in all.
-
-    Args:
-        decisions: of the best.
-    """
+def at_one_place(decisions: Sequence[Decision]) -> Iterator[Change]:
+    """Another alternative at one place, and those equal to it; first those of the operators that take longest in all."""
     for decision, alternative in _alternatives(decisions):
         change = f"{decision.kind} at {decision.pattern}: {alternative} in the place of {decision.chosen}"
-        yield change, best.choose(decision.place, alternative)
+        yield change, {decision.place: alternative}
 
 
-def at_several_places(best: Candidate, decisions: Sequence[Decision], alone: Sequence[Decision]) -> Iterator[Change]:
+def at_several_places(decisions: Sequence[Decision], alone: Sequence[Decision]) -> Iterator[Change]:
     """Several decisions at once, each of which may gain only beside the others.
 
     They are one alternative at all places of a kind, where that does without the decision or is one of a FEW; and one with
@@ -35,13 +31,13 @@ def at_several_places(best: Candidate, decisions: Sequence[Decision], alone: Seq
     much take long to measure anew.
 
     Args:
-        decisions: of the best.
+        decisions: what is chosen.
         alone: the passes' own, each as its operators are fastest alone.
     """
     taken_alone = [d for d in alone if d.kind in OWN and d.is_change]
     for kind in OWN:
         if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
-            yield f"{kind}: as each is fastest alone, at {len(by_place)} places", best.choose_all(by_place)
+            yield f"{kind}: as each is fastest alone, at {len(by_place)} places", by_place
     alternatives = _alternatives(decisions)
     places_by_change: dict[tuple[str, str], list[str]] = {}
     lost_ms: dict[tuple[str, str], float] = {}  # by what each operator takes alone
@@ -55,7 +51,7 @@ def at_several_places(best: Candidate, decisions: Sequence[Decision], alone: Seq
     for kind, name in sorted(lost_ms, key=lost_ms.__getitem__):
         places = places_by_change[kind, name]
         if len(places) > 1:
-            yield f"{kind}: {name} at {len(places)} places", best.choose_all(dict.fromkeys(places, name))
+            yield f"{kind}: {name} at {len(places)} places", dict.fromkeys(places, name)
     fastest: dict[str, str] = {}  # alternatives by place
     for decision, name in alternatives:
         fastest.setdefault(decision.place, name)
@@ -64,7 +60,7 @@ def at_several_places(best: Candidate, decisions: Sequence[Decision], alone: Seq
         if needed:
             own = next(reversed(decision.milliseconds))
             change = f"{decision.kind} at {decision.pattern}: {own}, and {len(needed)} places that it needs"
-            yield change, best.choose_all(needed | {decision.place: own})
+            yield change, needed | {decision.place: own}
 
 
 def _alternatives(decisions: Sequence[Decision]) -> list[tuple[Decision, str]]:

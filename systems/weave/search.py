@@ -244,9 +244,11 @@ class Search:
         program, _ = self._rewritten(best)
         if early_operators(program, replace(best, is_early=False).schedule(program)):
             yield f"early launches: {'no' if best.is_early else 'yes'}", replace(best, is_early=not best.is_early)
-        alone, others = self._rewritten(Candidate())[1], self._rewritten(self.state.best)[1]
-        yield from changes.at_several_places(self.state.best, others, alone)
-        yield from changes.at_one_place(self.state.best, others)
+        alone = self._rewritten(Candidate())[1]
+        for words, choices in changes.at_several_places(self._rewritten(self.state.best)[1], alone):
+            yield words, self.state.best.choose_all(choices)  # of what is the best by then
+        for words, choices in changes.at_one_place(self._rewritten(self.state.best)[1]):
+            yield words, self.state.best.choose_all(choices)
 
     def _try(self, change: str, candidate: Candidate, holder: Holder) -> None:
         """Compare a candidate that was not compared before with the best so far, and keep the faster."""
@@ -347,9 +349,7 @@ class Search:
         """
         dropped = dict(self.state.best.choices)
         while self._program_excess(dropped) > 1:
-            decisions_by_place = {
-                d.place: d for d in self.rewrite(dropped)[1] if d.place and d.place not in dropped and d.is_change
-            }
+            decisions_by_place = self._taken_without(dropped)
             rest = [(place, d.without) for place, d in decisions_by_place.items()]
             if self._program_excess(dropped | dict(rest)) > 1:
                 self.report("what the passes do without measuring costs more precision than a cell may lose")
@@ -364,6 +364,16 @@ class Search:
             self.state.dropped.append(f"{decision.kind} at {decision.pattern}: {decision.chosen}")
             self.report(f"dropped, since it costs precision: {self.state.dropped[-1]}")
         self.state.best = replace(self.state.best, choices=tuple(sorted(dropped.items())))
+
+    def _taken_without(self, dropped: dict[str, str]) -> dict[str, Decision]:
+        """The passes' decisions by place, and those that they take where all of these are dropped too."""
+        taken: dict[str, Decision] = {}
+        while True:
+            rest = dropped | {place: decision.without for place, decision in taken.items()}
+            others = {d.place: d for d in self.rewrite(rest)[1] if d.place and d.place not in rest and d.is_change}
+            if not others:
+                return taken
+            taken |= others
 
     def _program_excess(self, choices: Choices) -> float:
         program, _ = self.rewrite(choices)
