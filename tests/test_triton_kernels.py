@@ -1027,3 +1027,87 @@ def test_a_depthwise_convolution_alone_takes_in_its_activations(device: str) -> 
     targets = [o.target for o in program.graph.operators]
     assert len(chosen) == 2 and targets[0].startswith("opweave.depthwise[5x5, before relu6, after silu")
     torch.testing.assert_close(program.run((x,))[0], expected, rtol=1e-3, atol=1e-3)
+
+
+class Weighed(nn.Module):
+    """A depthwise convolution whose activation several read, one of them a convolution that could compute it itself."""
+
+    def __init__(self, way: int) -> None:
+        super().__init__()
+        self.depthwise, self.other = (nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(2))
+        self.dense, self.pointwise = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(x).relu()
+        if self.way == 0:
+            return self.dense(y) + y  # type: ignore[no-any-return]
+        if self.way == 1:
+            return self.pointwise(self.other(y)) + self.dense(y)  # type: ignore[no-any-return]
+        if self.way == 2:
+            return torch.cat([y, self.pointwise(y)], 1).exp()
+        return self.pointwise(y * self.dense(y).sigmoid())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", range(4))
+def test_an_activation_that_several_read_is_of_one_kernel(device: str, way: int) -> None:
+    module, x = Weighed(way).eval().to(device), torch.randn(1, 8, 6, 6, device=device)
+    program, _, expected = rewritten(module, x, favour("opweave"))
+    torch.testing.assert_close(program.run((x,))[0], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_part_first", [False, True])
+def test_equal_places_are_weighed_by_who_reads_them(device: str, is_part_first: bool) -> None:
+    """A kernel that is a little faster is taken where a concatenation alone reads it, whichever comes first."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            if is_part_first:
+                return torch.cat([self.one(x), x], 1).exp(), self.two(x).exp()
+            alone = self.two(x).exp()
+            return torch.cat([self.one(x), x], 1).exp(), alone
+
+    x = torch.randn(1, 8, 6, 6, device=device)
+
+    def cost(program: Program) -> float:
+        return 0.97 if "opweave" in program.graph.operators[0].target else 1.0
+
+    with torch.no_grad():
+        program = capture(Both().eval().to(device), (x,))
+    _, decisions = fuse_in_triton.fuse_in_triton(program, Context(cost, cost))
+    readers = {d.operators[0]: d.chosen for d in decisions}
+    first, second = (readers[v] for v in sorted(readers))
+    assert (first == "separate", second == "separate") == (not is_part_first, is_part_first)
+
+
+def test_a_weight_that_several_products_read_is_laid_out_once(device: str) -> None:
+    class Looped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(4):
+                x = self.linear(x)
+            return x
+
+    module, x = Looped().eval().to(device), torch.randn(1, 5, 32, device=device)
+    with torch.no_grad():
+        program = capture(module, (x,))
+    cost = favour("opweave")
+    program, decisions = select_products.select_products(program, Context(cost, cost))
+    assert len(decisions) == 4 and len(program.derived.derived) == 2  # the weight rounded, and its rests
+    with torch.no_grad():
+        module.linear.weight.mul_(2)
+        program.derived.refresh()
+        torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_view_whose_last_element_lies_far_away_is_left_to_the_library() -> None:
+    near = torch.empty(1, device="meta").as_strided((4, 8, 64, 64), (2**20, 4096, 64, 1))
+    far = torch.empty(1, device="meta").as_strided((4, 8, 64, 64), (2**30, 4096, 64, 1))
+    assert own_kernels.is_plain(near) and not own_kernels.is_plain(far)

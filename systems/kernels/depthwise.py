@@ -86,7 +86,7 @@ class Depthwise(Kernel):
 
 
 def tiles(channels: int) -> list[DepthwiseTile]:
-    """The tiles worth a trial, of four to eight outputs a thread; narrow ones where there are few channels."""
+    """The tiles worth a trial, of four to eight outputs a thread; a narrow one where there are fewer than 64 channels."""
     wide = 1 << (channels - 1).bit_length()
     candidates = [DepthwiseTile(8, 64, 4), DepthwiseTile(16, 64, 4), DepthwiseTile(4, 128, 4)]
     return [tile for tile in candidates if tile.channels <= wide] or [DepthwiseTile(16, min(wide, 32), 4)]

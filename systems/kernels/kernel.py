@@ -59,6 +59,11 @@ class Kernel(ABC):
         return _digest(type(self).__module__)
 
     @property
+    def target(self) -> str:
+        """Its name as an operator of a program: with all that decides what it takes."""
+        return f"opweave.{type(self).__name__.lower()}[{self}, code {self.code}]"
+
+    @property
     def is_compiled(self) -> bool:
         """Is it known to need no compiling?"""
         return False

@@ -1,4 +1,4 @@
-"""A matrix product with a weight, and its bias, of few rows.
+"""A matrix product with a weight, and its bias, of few rows; in THRICE of many too.
 
 It is a convolution of one tap whose pixels are the rows, by the same kernel. So a sum can be split among blocks.
 """

@@ -41,7 +41,7 @@ class Derivations:
         self.versions = self._versions()
 
     def __add__(self, more: Iterable[Derived]) -> "Derivations":
-        return Derivations((*self.derived, *more))
+        return Derivations(dict.fromkeys((*self.derived, *more)))  # several operators may read one
 
     @torch.no_grad()
     def refresh(self, force: bool = False) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch._ops import OpOverload
 
+from systems.kernels.kernel import Kernel
+
 from .derived import Derived
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Output, Program
@@ -122,8 +124,8 @@ def _operator(i: int, function: object) -> Operator:
     """Of a Call among the arguments: PyTorch's operator, or a kernel of this project."""
     if isinstance(function, OpOverload):
         return Operator(i, function._schema.name.split("::")[1], str(function))
-    name = type(function).__name__.lower()
-    return Operator(i, name, f"opweave.{name}[{function}]")
+    assert isinstance(function, Kernel)
+    return Operator(i, type(function).__name__.lower(), function.target)
 
 
 def without(program: Program, unread: Collection[int]) -> Program:

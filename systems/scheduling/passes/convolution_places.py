@@ -80,11 +80,16 @@ def places(program: Program) -> list[Place]:
     readers = users(program)
     taken: set[int] = set()
     matched: list[Place] = []
-    for find in (_place, _depthwise_place):  # a depthwise convolution that a pointwise one does not take is a place alone
-        for v in range(len(program.graph)):
-            if v not in taken and (place := find(program, readers, v, taken)) is not None:
-                matched.append(place)
-                taken.update(place.operators)
+    for v in range(len(program.graph)):
+        if v not in taken and (place := _place(program, readers, v, taken)) is not None:
+            matched.append(place)
+            taken.update(place.operators)
+    # A depthwise convolution that no pointwise one takes is a place alone. A place that computes its activation reads it.
+    read = {place.x.operator for place in matched if isinstance(place.x, Output)}
+    for v in range(len(program.graph)):
+        if v not in taken and (alone := _depthwise_place(program, readers, v, taken, v in read)) is not None:
+            matched.append(alone)
+            taken.update(alone.operators)
     return sorted(matched, key=lambda place: place.operators[-1])
 
 
@@ -126,14 +131,20 @@ def _place(program: Program, readers: Sequence[list[int]], v: int, taken: Collec
     return Place(tuple(sorted(operators)), conv, x, before, depthwise, between, addend, after, is_part)
 
 
-def _depthwise_place(program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int]) -> Place | None:
-    """The place of operator v, or None where it is no depthwise convolution that a kernel takes. All others are taken."""
+def _depthwise_place(
+    program: Program, readers: Sequence[list[int]], v: int, taken: Collection[int], is_read: bool
+) -> Place | None:
+    """The place of operator v, or None where it is no depthwise convolution that a kernel takes.
+
+    Args:
+        is_read: whether another place reads it, and not its activation.
+    """
     conv, produces = _depthwise(program, v), program.calls[v].produces
     if conv is None or not isinstance(produces, Tensor) or not is_plain(produces):
         return None
     operators, x, before = _with_activation(program, readers, taken, [v], conv.x)
     after, reader = "none", only_user(readers[v])
-    if reader is not None and reader not in taken and (act := activation(program, reader)):
+    if reader is not None and reader not in taken and not is_read and (act := activation(program, reader)):
         operators, after = [*operators, reader], act
     if not isinstance(x, Output | Input) or not is_plain(program.value(x)):
         return None

@@ -48,15 +48,15 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
         - A place of which no operator goes is taken only where it is at least 1 / WORTH times as fast alone. Beside others
           a kernel of many blocks takes longer: it holds more SMs. A part of a concatenation may save that one's kernel.
 
-    Each distinct place is measured separate, as the passes before leave it, and with each tile worth a trial. Where a
-    depthwise convolution and the pointwise one after it stay separate, each of them is a place.
+    Each distinct place is measured separate, as the passes before leave it, and with each tile worth a trial. A depthwise
+    convolution and the pointwise one after it, left separate, are places of their own, and take what these do together.
     """
     if not has_kernels(program.device):
         return program, []
     trials = [_trial(program, place) for place in places(program)]
     distinct = {each.signature: each for trial in trials for each in (trial, *trial.parts)}.values()
     compile_unmeasured(program, (call for trial in distinct for call in trial.calls.values()), context)
-    measured: dict[str, _Times] = {}
+    measured: dict[tuple[str, bool], _Times] = {}
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
     for trial in trials:
@@ -112,7 +112,7 @@ def _trial(program: Program, place: Place) -> _Trial:
     return _Trial(place, separate, signature, calls, derived, parts)
 
 
-def _decide(program: Program, trial: _Trial, context: Context, measured: dict[str, _Times]) -> Decision:
+def _decide(program: Program, trial: _Trial, context: Context, measured: dict[tuple[str, bool], _Times]) -> Decision:
     place, times = trial.place, _times(program, trial, context, measured)
     weights = [shape_of(conv.weight) for conv in (place.depthwise, place.conv) if conv]
     words = f"{shape_of(program.value(place.x))}, weight {' and '.join(weights)}"
@@ -120,9 +120,10 @@ def _decide(program: Program, trial: _Trial, context: Context, measured: dict[st
     return context.decide(KIND, pattern, place.operators, trial.signature, times.by_name, times.reasons, times.own)
 
 
-def _times(program: Program, trial: _Trial, context: Context, measured: dict[str, _Times]) -> _Times:
+def _times(program: Program, trial: _Trial, context: Context, measured: dict[tuple[str, bool], _Times]) -> _Times:
     """What is `measured` of equal places, which it adds to. A place of parts takes as long as these, each at its fastest."""
-    if trial.signature not in measured:
+    key = trial.signature, trial.place.is_part
+    if key not in measured:
         if trial.parts:
             parts = [_times(program, each, context, measured) for each in trial.parts]
             separate = sum(times.by_name[times.own] or 0.0 for times in parts)
@@ -131,8 +132,8 @@ def _times(program: Program, trial: _Trial, context: Context, measured: dict[str
         by_name, reasons = milliseconds_of(program, trial.calls, context)
         by_name = {SEPARATE: separate, **by_name}
         is_kernel_saved = len(trial.place.operators) > 1 or trial.place.is_part
-        measured[trial.signature] = _Times(by_name, reasons, _own_choice(by_name, is_kernel_saved))
-    return measured[trial.signature]
+        measured[key] = _Times(by_name, reasons, _own_choice(by_name, is_kernel_saved))
+    return measured[key]
 
 
 def _own_choice(times: dict[str, float | None], is_kernel_saved: bool) -> str:

@@ -56,7 +56,8 @@ def without_unread_activations(program: Program) -> Program:
 
 def is_plain(tensor: Tensor) -> bool:
     """Does a kernel take it? Its places are numbered in 32 bits."""
-    return tensor.dim() == 4 and tensor.dtype in DTYPES and 0 < tensor.numel() < 2**31
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.dim() == 4 and tensor.dtype in DTYPES and tensor.numel() > 0 and last < 2**31
 
 
 def kernel_alone(program: Program, call: Call, device: torch.device) -> Program:
@@ -113,6 +114,5 @@ def milliseconds_of(
 
 
 def target_of(call: Call) -> str:
-    kernel = call.function
-    assert isinstance(kernel, Kernel)
-    return f"opweave.{type(kernel).__name__.lower()}[{kernel}, code {kernel.code}]"
+    assert isinstance(call.function, Kernel)
+    return call.function.target

@@ -4,6 +4,7 @@ one of our own."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ WAYS = {
 MIN_GAIN = 1.03  # less may be scatter, and is not worth a copy of the weight or one more operator
 
 
+_Layouts: TypeAlias = dict[tuple[int, Callable[..., Tensor], int], Derived]  # by a weight's identity, layout and side
+
+
 @torch.no_grad()
 def select_products(program: Program, context: Context) -> Rewritten:
     """Give each product with a weight of the module's own the layout and the place of its bias that are the fastest.
@@ -49,8 +53,8 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - bias apart: an elementwise operator of its own adds the bias, which is one more launch.
         - transposed, bias apart.
         - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split. Where
-          TF32 is off, each factor is a number of TF32 and a rest, and there are three products: as precise as the
-          library's. The weight then lies in memory twice more.
+          TF32 is off, it takes one of many rows too: each factor is a number of TF32 and a rest, and there are three
+          products, as precise as the library's. The weight then lies in memory twice more.
         - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
 
     Invariants:
@@ -65,7 +69,8 @@ def select_products(program: Program, context: Context) -> Rewritten:
     transposed_by_weight: dict[int, Tensor] = {}  # by the identity of a weight, which several products may share
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
-    own_by_signature = {signature: _own(program, equal[0]) for signature, equal in products_by_signature.items()}
+    layouts: _Layouts = {}
+    own_by_signature = {signature: _own(program, equal[0], layouts) for signature, equal in products_by_signature.items()}
     compile_unmeasured(program, (each.call for own in own_by_signature.values() for each in own.values()), context)
     for signature, equal in products_by_signature.items():
         by_library = _measure(part(program, [equal[0].operator]), context.cost)
@@ -80,7 +85,7 @@ def select_products(program: Program, context: Context) -> Rewritten:
         if chosen == "library":
             continue
         if chosen not in WAYS:
-            replacements += [_by_own_kernel(program, p, chosen) for p in equal]
+            replacements += [_by_own_kernel(program, p, chosen, layouts) for p in equal]
             continue
         is_transposed, is_bias_apart = WAYS[chosen]
         for p in equal:
@@ -107,8 +112,8 @@ class _Own:
     derived: tuple[Derived, ...] = ()
 
 
-def _own(program: Program, p: Product) -> dict[str, _Own]:
-    """By the names of their tiles; none where no kernel of our own takes the product, or where it fills the GPU."""
+def _own(program: Program, p: Product, layouts: _Layouts) -> dict[str, _Own]:
+    """By the names of their tiles; none where no kernel of our own takes the product."""
     x, produces = program.value(p.x), program.calls[p.operator].produces
     if not has_kernels(program.device) or not all(map(_is_plain, (x, produces))) or p.weight.numel() >= 2**31:
         return {}
@@ -126,27 +131,31 @@ def _own(program: Program, p: Product) -> dict[str, _Own]:
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
     if tiles := tiles_of(num_rows, outputs, features, precision, num_cores(program.device)):
-        laid, derived = _laid_out(p, weight, _rounded_rows if is_fp32 else _rows)
+        laid, derived = _laid_out(p, weight, _rounded_rows if is_fp32 else _rows, layouts)
         rest: Tensor | None = None
         if precision == THRICE:
-            rest, others = _laid_out(p, weight, _rests)
+            rest, others = _laid_out(p, weight, _rests, layouts)
             derived += others
         for tile in tiles:
             shared = tickets(program, tile, num_rows, outputs)
             own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared, rest), {}, produces), derived)
     if num_rows == 1:
-        laid, derived = _laid_out(p, weight, _rows)
+        laid, derived = _laid_out(p, weight, _rows, layouts)
         for strip in strips_of(features):
             own[str(strip)] = _Own(Call(Gemv(strip), (p.x, laid, p.bias), {}, produces), derived)
     return own
 
 
-def _laid_out(p: Product, weight: Tensor, layout: Callable[..., Tensor]) -> tuple[Tensor, tuple[Derived, ...]]:
-    """A product's weight [outputs, features] as its kernels read it, which may be as it is."""
+def _laid_out(
+    p: Product, weight: Tensor, layout: Callable[..., Tensor], layouts: _Layouts
+) -> tuple[Tensor, tuple[Derived, ...]]:
+    """A product's weight [outputs, features] as its kernels read it, which may be as it is; once for all that read it."""
     if weight.is_contiguous() and layout is _rows:
         return weight, ()
-    derived = Derived.of(partial(layout, along=p.along), p.weight)
-    return derived.tensor, (derived,)
+    key = id(p.weight), layout, p.along
+    if key not in layouts:
+        layouts[key] = Derived.of(partial(layout, along=p.along), p.weight)
+    return layouts[key].tensor, (layouts[key],)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -162,8 +171,8 @@ def _own_choice(by_library: Mapping[str, float], by_own: Mapping[str, float]) ->
     return own if own is not None and by_library[chosen] >= MIN_GAIN * by_own[own] else chosen
 
 
-def _by_own_kernel(program: Program, p: Product, tile: str) -> Replacement:
-    own, v = _own(program, p)[tile], p.operator
+def _by_own_kernel(program: Program, p: Product, tile: str, layouts: _Layouts) -> Replacement:
+    own, v = _own(program, p, layouts)[tile], p.operator
     return Replacement((v,), program.graph.operators[v].name, target_of(own.call), own.call, {v: None}, own.derived)
 
 
