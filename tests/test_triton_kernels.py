@@ -52,6 +52,7 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
     "hardswish": functional.hardswish,
+    "gelu": functional.gelu,
 }
 
 
@@ -240,7 +241,8 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
     tiles = products.tiles_of(num_rows, outputs, features, precision, draw(st.sampled_from([1, 30, 140])))
     assume(tiles)
     tile = draw(st.sampled_from(tiles))
-    product = products.Product(precision, tile)
+    after = draw(acts)
+    product = products.Product(precision, tile, after)
     laid, rest = weight, None
     if precision == "tf32x3":
         laid, rest = select_products._rounded_rows(weight, 0), select_products._rests(weight, 0)
@@ -250,6 +252,7 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
     tolerance = 16 * torch.finfo(dtype).eps
     for scale in (1.0, -0.5):  # the tickets are ready for another call
         expected = functional.linear(x.double() * scale, weight.double(), bias.double() if has_bias else None)
+        expected = ACTS[after](expected)
         place = [torch.full_like(expected, torch.nan, dtype=dtype)] if draw(st.booleans()) else []
         out = product(x * scale, laid, bias if has_bias else None, tickets, rest, *place)
         assert out.shape == expected.shape and out.is_contiguous() and (not place or out is place[0])
@@ -619,7 +622,7 @@ def test_without_a_gpu_nothing_changes() -> None:
     assert fuse_in_triton.fuse_in_triton(program, Context(favour("opweave"), favour("opweave"))) == (program, [])
 
 
-@pytest.mark.parametrize("act", ["relu", "relu6", "silu", "sigmoid", "hardswish"])
+@pytest.mark.parametrize("act", sorted(ACTS.keys() - {"none"}))
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_what_is_no_number_stays_none(device: str, act: str, precision: str) -> None:
     x = torch.randn(1, 16, 2, 2, device=device)
@@ -636,10 +639,10 @@ def test_what_is_no_number_stays_none(device: str, act: str, precision: str) -> 
 
 def test_an_activation_that_there_is_not_is_refused(device: str) -> None:
     numbers = (1, 1), (1, 1), (0, 0), (1, 1)
-    with pytest.raises(ValueError, match="no activation gelu"):
-        kernels().Separable(*numbers, "gelu", "none", "none", "ieee", False, kernels().Tile(16, 16, 16, 1, 1))
-    with pytest.raises(ValueError, match="no activation gelu"):
-        dense_kernels().Dense(*numbers, "none", "gelu", "ieee", False, dense_kernels().DenseTile(16, 16, 16, 1, 1))
+    with pytest.raises(ValueError, match="no activation tanh"):
+        kernels().Separable(*numbers, "tanh", "none", "none", "ieee", False, kernels().Tile(16, 16, 16, 1, 1))
+    with pytest.raises(ValueError, match="no activation tanh"):
+        dense_kernels().Dense(*numbers, "none", "tanh", "ieee", False, dense_kernels().DenseTile(16, 16, 16, 1, 1))
 
 
 class Sums(nn.Module):
@@ -1104,6 +1107,35 @@ def test_a_weight_that_several_products_read_is_laid_out_once(device: str) -> No
     with torch.no_grad():
         module.linear.weight.mul_(2)
         program.derived.refresh()
+        torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
+
+
+class Perceptron(nn.Module):
+    """Products with an activation after each, the second of which is read twice; and one whose activation has an option."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(functional.gelu(self.first(x)))
+        z = self.third(y.relu() + y).sigmoid()
+        return functional.gelu(self.fourth(z), approximate="tanh")
+
+
+def test_a_product_takes_in_the_activation_that_alone_reads_it(device: str) -> None:
+    module, x = Perceptron().eval().to(device), torch.randn(1, 5, 32, device=device)
+    with torch.no_grad():
+        program = capture(module, (x,))
+    cost = favour("opweave")
+    program, _ = select_products.select_products(program, Context(cost, cost))
+    targets = [o.target.split(", ")[0].split("[")[-1] for o in program.graph.operators]
+    own = [name for o, name in zip(program.graph.operators, targets, strict=True) if o.target.startswith("opweave.product")]
+    assert own == ["after gelu", "tf32x3", "after sigmoid", "tf32x3"]
+    assert sum(work(program, v)[0] for v in range(len(program.graph)) if "opweave" in program.graph.operators[v].target) == (
+        4 * 2 * 5 * 32 * 32
+    )
+    with torch.no_grad():
         torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .dense import MOST_SPLITS, THRICE, Dense, DenseTile, tiles
 from .kernel import Kernel, Launch
-from .tile import power_of_two
+from .tile import check_activations, power_of_two
 
 ONE, NONE = (1, 1), (0, 0)
 LARGEST = 64  # rows and outputs of a tile for few rows
@@ -22,18 +22,23 @@ LARGE = (DenseTile(128, 128, 32, warps=8, stages=3), DenseTile(128, 64, 32, warp
 
 @dataclass(frozen=True)
 class Product(Kernel):
-    """out = x @ weight.T + bias.
+    """out = after(x @ weight.T + bias).
 
     Args:
         precision: of the product of fp32 tensors, one of PRECISIONS.
         tile: how the output [rows, outputs] is cut.
+        after: one of ACTIVATIONS. Raises ValueError for another.
     """
 
     precision: str
     tile: DenseTile
+    after: str = "none"
+
+    def __post_init__(self) -> None:
+        check_activations(self.after)
 
     def __str__(self) -> str:
-        return f"{self.precision}, {self.tile}"
+        return ", ".join([f"after {self.after}"] * (self.after != "none") + [self.precision, str(self.tile)])
 
     def launch(  # type: ignore[override]
         self,
@@ -53,8 +58,7 @@ class Product(Kernel):
         """
         if out is None:
             out = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
-        acts = "none", "none"
-        dense = Dense(ONE, ONE, NONE, ONE, *acts, self.precision, False, self.tile, is_early=self.is_early)
+        dense = Dense(ONE, ONE, NONE, ONE, "none", self.after, self.precision, False, self.tile, is_early=self.is_early)
         # Rows are the pixels of one image, a line of them.
         lines = [tensor.view(1, 1, -1, tensor.shape[-1]).permute(0, 3, 1, 2) for tensor in (x, out)]
         launch = dense.launch(lines[0], weight, bias, None, tickets, lines[1], rest)

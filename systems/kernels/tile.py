@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
 
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish")
+ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish", "gelu")
 
 
 @triton.jit
@@ -29,6 +29,8 @@ def activated(x, name: tl.constexpr):
         x = 1.0 / (1.0 + tl.exp(-x))
     elif name == "hardswish":
         x = x * _between_0_and_6(x + 3.0) / 6.0
+    elif name == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     return x
 
 

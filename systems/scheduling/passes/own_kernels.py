@@ -32,6 +32,7 @@ NAMES: dict[object, str] = {
     aten.silu.default: "silu",
     aten.sigmoid.default: "sigmoid",
     aten.hardswish.default: "hardswish",
+    aten.gelu.default: "gelu",
 }
 
 

@@ -1,8 +1,9 @@
 """Selects for each matrix product the fastest kernel: a library's, by the layout of its weight and the place of its bias, or
 one of our own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from functools import partial
 from typing import TypeAlias
 
@@ -12,13 +13,14 @@ from torch import Tensor
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.derived import Derived
 from systems.scheduling.graph.part import part
-from systems.scheduling.graph.patterns import ADDITION
+from systems.scheduling.graph.patterns import ADDITION, only_user, users
 from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Cost, Rewritten, fastest
 from .own_kernels import (
     DTYPES,
+    activation,
     compile_unmeasured,
     has_kernels,
     milliseconds_of,
@@ -54,7 +56,8 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - transposed, bias apart.
         - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split. Where
           TF32 is off, it takes one of many rows too: each factor is a number of TF32 and a rest, and there are three
-          products, as precise as the library's. The weight then lies in memory twice more.
+          products, as precise as the library's. The weight then lies in memory twice more. An activation that alone
+          reads the product is computed there.
         - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
 
     Invariants:
@@ -70,6 +73,7 @@ def select_products(program: Program, context: Context) -> Rewritten:
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
     layouts: _Layouts = {}
+    readers = users(program)
     own_by_signature = {signature: _own(program, equal[0], layouts) for signature, equal in products_by_signature.items()}
     compile_unmeasured(program, (each.call for own in own_by_signature.values() for each in own.values()), context)
     for signature, equal in products_by_signature.items():
@@ -85,7 +89,7 @@ def select_products(program: Program, context: Context) -> Rewritten:
         if chosen == "library":
             continue
         if chosen not in WAYS:
-            replacements += [_by_own_kernel(program, p, chosen, layouts) for p in equal]
+            replacements += [_by_own_kernel(program, p, chosen, layouts, readers) for p in equal]
             continue
         is_transposed, is_bias_apart = WAYS[chosen]
         for p in equal:
@@ -171,9 +175,20 @@ def _own_choice(by_library: Mapping[str, float], by_own: Mapping[str, float]) ->
     return own if own is not None and by_library[chosen] >= MIN_GAIN * by_own[own] else chosen
 
 
-def _by_own_kernel(program: Program, p: Product, tile: str, layouts: _Layouts) -> Replacement:
-    own, v = _own(program, p, layouts)[tile], p.operator
-    return Replacement((v,), program.graph.operators[v].name, target_of(own.call), own.call, {v: None}, own.derived)
+def _by_own_kernel(
+    program: Program, p: Product, chosen: str, layouts: _Layouts, readers: Sequence[list[int]]
+) -> Replacement:
+    """By the kernel of a name, which takes in the activation that alone reads the product where it has a tile."""
+    from systems.kernels.product import Product as Kernel  # imports Triton
+
+    own, v = _own(program, p, layouts)[chosen], p.operator
+    call, reader = own.call, only_user(readers[v])
+    operators: tuple[int, ...] = (v,)
+    if isinstance(call.function, Kernel) and reader is not None and (act := activation(program, reader)):
+        kernel, operators = changed(call.function, after=act), (v, reader)
+        call = changed(call, function=kernel, produces=program.calls[reader].produces)
+    results: dict[int, int | None] = {operators[-1]: None}
+    return Replacement(operators, program.graph.operators[v].name, target_of(call), call, results, own.derived)
 
 
 def _rows(weight: Tensor, along: int) -> Tensor:
