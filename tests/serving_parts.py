@@ -20,9 +20,10 @@ def slot_of(region: Region, position: int) -> int:
 
 
 def telling_part(arguments: str, rank: int, parts: Parts, device: torch.device) -> GPTPart:
-    """A part of `telling()`."""
+    """A part of `telling()`. arguments: the number of its layers; SHAPE's where empty."""
     stage, part = parts.place(rank)
-    module = made_part(SHAPE, Part(stage, parts.pipeline, part, parts.tensor), device, torch.float64)
+    shape = replace(SHAPE, layers=int(arguments or SHAPE.layers))
+    module = made_part(shape, Part(stage, parts.pipeline, part, parts.tensor), device, torch.float64)
     amplify(module)
     return module
 

@@ -39,6 +39,8 @@ HELD = {
         "test_serving_extensions.test_tokens_under_each_switch_are_those_of_each_request_alone",
         "test_serving_increments.test_tokens_are_the_same_whatever_executes_increments",
         "test_serving_parallel.test_any_split_is_one_process",
+        "test_serving_parallel.test_three_stages_are_one_process",
+        "test_serving_parallel.test_chunks_of_prompts_that_begin_alike_in_blocks_are_one_process",
     ],
     "3 reserved slots are those of started requests": [
         "test_serving_invariants.test_reserved_slots_are_those_of_started_requests",

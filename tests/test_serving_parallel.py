@@ -51,6 +51,8 @@ from systems.serving.message import from_bytes, to_bytes
 from systems.serving.parallel import EngineEnded, ParallelEngine
 from systems.serving.parts import SHARE, Parts, rooms
 from systems.serving.parts import environment as environment_of
+from systems.serving.prefix_cache import CachedSlots
+from systems.serving.request import Request as ServedRequest
 from systems.serving.request import Sampling
 from systems.serving.slots import ContiguousSlots, Region
 from systems.serving.system import Server, ServingSystem
@@ -69,9 +71,15 @@ def telling(shape: Shape = SHAPE, device: str = "cpu") -> GPT:
 MODULE = telling()
 
 
-def started(parts: Parts, control: str = "pipe", maker: str = "serving_parts:telling_part") -> ParallelEngine:
+def started(
+    parts: Parts,
+    control: str = "pipe",
+    maker: str = "serving_parts:telling_part",
+    arguments: str = "",
+    block_size: int = 0,
+) -> ParallelEngine:
     specs = [
-        Spec(parts, rank, "cpu", "", maker, "", NUM_SLOTS, 0, 0, "split", False, 4, control)
+        Spec(parts, rank, "cpu", "", maker, arguments, NUM_SLOTS, 0, block_size, "split", False, 4, control)
         for rank in range(parts.num_ranks)
     ]
     return ParallelEngine(specs, SHAPE.vocabulary)
@@ -271,6 +279,38 @@ def test_any_split_is_one_process(pipeline: int, tensor: int, control: str) -> N
     finally:
         engine.close()
     assert not any(psutil.pid_exists(worker.process.pid) for worker in engine.workers)
+
+
+@pytest.mark.slow
+def test_three_stages_are_one_process() -> None:
+    """Three batches are in flight."""
+    engine = started(Parts(3, 1), arguments="3")
+    try:
+        check_tokens(engine, telling(replace(SHAPE, layers=3)))
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pipeline", "tensor"), [(1, 2), (2, 1)])
+def test_chunks_of_prompts_that_begin_alike_in_blocks_are_one_process(pipeline: int, tensor: int) -> None:
+    """Paged K/V with prefixes, of which later requests find two blocks there, in chunks of 3, 5 and 8 tokens."""
+
+    def requests() -> list[ServedRequest]:
+        first, *others = requests_of([(12, 4), (12, 3), (9, 5)])
+        return [first, *(replace(r, prompt=first.prompt[:8] + r.prompt[8:]) for r in others)]
+
+    engine = started(Parts(pipeline, tensor), block_size=4)
+    try:
+        for chunk in (3, 5, 8):
+            scheduler = IterationLevel(
+                CachedSlots.all_free(NUM_SLOTS, 4), 2, num_workers=engine.num_workers, max_num_batched_tokens=chunk
+            )
+            tokens = served(scheduler, engine, requests(), 1)
+            assert tokens == {r.id: alone(MODULE, r) for r in requests()}
+            assert scheduler.num_reserved == 0
+    finally:
+        engine.close()
 
 
 TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
