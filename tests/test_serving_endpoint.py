@@ -346,7 +346,7 @@ def test_a_conversation_is_answered_by_the_folders_template(with_tokenizer: Runn
     messages = [{"role": "user", "content": "hello w7"}]
     expected = alone(module, Request(0, tokenizer.chat(messages), 6))
     chat = with_tokenizer.client.chat.completions
-    parameters = {"model": "hf", "messages": messages, "max_completion_tokens": 6, "temperature": 0}
+    parameters = {"model": with_tokenizer.folder.name, "messages": messages, "max_completion_tokens": 6, "temperature": 0}
     answer = chat.create(**parameters, extra_body={"ignore_eos": True})
     assert answer.choices[0].message.content == tokenizer.decoded(expected) != ""
     assert answer.object == "chat.completion" and answer.choices[0].finish_reason == "length"
@@ -356,13 +356,15 @@ def test_a_conversation_is_answered_by_the_folders_template(with_tokenizer: Runn
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "w7"}]}]
     again = chat.create(**parameters | {"messages": parts}, extra_body={"ignore_eos": True})
     assert again.choices[0].message.content == answer.choices[0].message.content
-    text = with_tokenizer.client.completions.create(model="hf", prompt="hello w7", max_tokens=3, temperature=0)
+    text = with_tokenizer.client.completions.create(
+        model=with_tokenizer.folder.name, prompt="hello w7", max_tokens=3, temperature=0
+    )
     assert text.usage and text.usage.prompt_tokens == 2
 
 
 def test_the_end_of_a_text_ends_an_answer(with_tokenizer: Running) -> None:
     """Drawn often enough, the id that ends a text comes; ignore_eos goes on."""
-    parameters = {"model": "hf", "prompt": "hello", "max_tokens": 50, "temperature": 5.0}
+    parameters = {"model": with_tokenizer.folder.name, "prompt": "hello", "max_tokens": 50, "temperature": 5.0}
     answers = [with_tokenizer.client.completions.create(**parameters, seed=seed).choices[0] for seed in range(30)]
     stopped = [choice for choice in answers if choice.finish_reason == "stop"]
     assert stopped and all(choice.token_ids[-1] == 1 and 1 not in choice.token_ids[:-1] for choice in stopped)
@@ -372,7 +374,7 @@ def test_the_end_of_a_text_ends_an_answer(with_tokenizer: Running) -> None:
 @pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], [{"role": "user", "content": 3}], [3]])
 def test_a_conversation_that_is_none_is_refused(with_tokenizer: Running, messages: object) -> None:
     with pytest.raises(openai.BadRequestError, match="message"):
-        with_tokenizer.client.chat.completions.create(model="hf", messages=messages)  # type: ignore[call-overload]
+        with_tokenizer.client.chat.completions.create(model=with_tokenizer.folder.name, messages=messages)  # type: ignore[call-overload]
 
 
 # --- Parts ---

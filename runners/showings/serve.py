@@ -90,10 +90,11 @@ def served(cell: Cell, listener: socket.socket) -> int:
     from systems.serving.engine import lacks_memory
     from systems.serving.parallel import EngineEnded
 
+    folder = Path(str(cell.model.get("path"))).expanduser() if cell.model.name == FOLDER else None
     told("making the model")
     try:
         server = server_of(cell)
-        text = tokenizer_of(Path(str(cell.model.get("path"))).expanduser()) if cell.model.name == FOLDER else None
+        text = None if folder is None else tokenizer_of(folder)
     except (BadModel, BadOption) as error:
         raise BadRequest(str(error)) from error
     except (Unsupported, MemoryError, RuntimeError) as error:
@@ -102,7 +103,8 @@ def served(cell: Cell, listener: socket.socket) -> int:
         told(f"{cell.system.choice} on {cell.model.choice}: {first_line(error)}")
         return BAD_REQUEST if isinstance(error, Unsupported) else 1
     host, port = listener.getsockname()[:2]
-    endpoint = Endpoint(server, cell.model.choice, text or Bytes(), told)
+    name = cell.model.choice if folder is None else folder.resolve().name
+    endpoint = Endpoint(server, name, text or Bytes(), told)
     error_of = asyncio.run(endpoint.run(listener, lambda: told(f"listening on http://{host}:{port}")))
     if error_of is not None:
         told(f"the engine has stopped: {type(error_of).__name__}: {first_line(error_of)}")
