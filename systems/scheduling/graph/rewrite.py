@@ -3,11 +3,9 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch._ops import OpOverload
-
-from systems.kernels.kernel import Kernel
 
 from .derived import Derived
 from .operator_graph import Operator, OperatorGraph
@@ -33,6 +31,14 @@ class Replacement:
     call: Call
     results: dict[int, int | None]
     derived: tuple[Derived, ...] = ()
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A function that has its own name as an operator."""
+
+    @property
+    def target(self) -> str: ...
 
 
 Key = tuple[int, int]  # an old operator's id and 0, or what comes before it and a negative number
@@ -124,7 +130,7 @@ def _operator(i: int, function: object) -> Operator:
     """Of a Call among the arguments: PyTorch's operator, or a kernel of this project."""
     if isinstance(function, OpOverload):
         return Operator(i, function._schema.name.split("::")[1], str(function))
-    assert isinstance(function, Kernel)
+    assert isinstance(function, Named)
     return Operator(i, type(function).__name__.lower(), function.target)
 
 
