@@ -7,11 +7,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import conf
+from results.agreement import LATENCY, THROUGHPUT, Point
 from results.pack import SUFFIX
 from results.record import Record
 from results.store import Store
@@ -20,46 +20,6 @@ ROOT = conf.FOLDER.parent
 REFERENCE = ROOT / "results" / "reference"
 COSTS, COSTS_SUFFIX = REFERENCE / "simulation" / "serving", ".json.gz"  # of runner=iteration_costs
 PREFIX = (__package__ or "").removesuffix("scripts")  # "opweave." in a wheel, nothing in a checkout
-THROUGHPUT, LATENCY = 0.05, 0.10  # by which a simulation may be off
-
-
-@dataclass(frozen=True)
-class Point:
-    """A rate of arrivals under two clocks.
-
-    Args:
-        record: the id of the real one's record.
-        rate: arrivals, requests a second.
-        throughput_real, throughput: requests finished a second, for real and simulated.
-        normalized_ms_real, normalized_ms: median normalized latencies; None where requests came faster than they were
-            finished.
-    """
-
-    record: str
-    rate: float
-    throughput_real: float
-    throughput: float
-    normalized_ms_real: float | None
-    normalized_ms: float | None
-
-    @property
-    def throughput_error(self) -> float:
-        """0.01 where the simulated one is 1 % more."""
-        return self.throughput / self.throughput_real - 1
-
-    @property
-    def latency_error(self) -> float | None:
-        """None where one of the two has no latency."""
-        if self.normalized_ms is None or self.normalized_ms_real is None:
-            return None
-        return self.normalized_ms / self.normalized_ms_real - 1
-
-    @property
-    def is_near(self) -> bool:
-        """Both are stable or neither is, and the numbers that there are agree."""
-        if (self.normalized_ms is None) != (self.normalized_ms_real is None):
-            return False
-        return abs(self.throughput_error) <= THROUGHPUT and abs(self.latency_error or 0.0) <= LATENCY
 
 
 def are_there(costs: str) -> bool:

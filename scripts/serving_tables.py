@@ -5,11 +5,12 @@ from statistics import median
 
 import numpy as np
 
+from results.agreement import Point
 from results.latencies import latencies_ms, request_throughput
 from results.record import Quantity, Record
 from results.statistics import median_interval
 
-from .agreement import Point, points
+from .agreement import points
 from .table import DASH, Made, Source, Table, made, table
 from .tables import needed
 

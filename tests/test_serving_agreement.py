@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT
 
+from results.agreement import LATENCY, THROUGHPUT, Point
 from results.cell import choose
 from results.files import read_json
 from results.finding import HOLDS, NOT_SHOWN
@@ -16,7 +17,7 @@ from results.record import Record
 from results.store import Store
 from runners.serving.options import costs_file
 from scripts import agreement
-from scripts.agreement import LATENCY, THROUGHPUT, Point, farthest, points, standing
+from scripts.agreement import farthest, points, standing
 from scripts.charts.serving import RING, SIZE
 from scripts.exhibits import judgement
 from scripts.exhibits.evidence import Evidence, select

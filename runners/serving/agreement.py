@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
+from results.agreement import Point
 from results.cell import Cell, choose
 from results.record import Record
 from results.store import Store
@@ -21,26 +22,6 @@ from systems.base import BadOption
 from . import metrics
 from .options import SimulatedOptions, SimulationOptions
 from .simulated_session import SimulatedSession, costs_of
-
-
-@dataclass(frozen=True)
-class Point:
-    """A rate of arrivals under two clocks.
-
-    Args:
-        record: the id of the real one's record.
-        rate: arrivals, requests a second.
-        throughput_real, throughput: requests finished a second, for real and simulated; medians over repeats.
-        normalized_ms_real, normalized_ms: median normalized latencies; None where requests came faster than they were
-            finished.
-    """
-
-    record: str
-    rate: float
-    throughput_real: float
-    throughput: float
-    normalized_ms_real: float | None
-    normalized_ms: float | None
 
 
 def points(costs: str, records: Iterable[Record]) -> Iterator[Point]:
