@@ -388,8 +388,8 @@ def test_three_products_of_tf32_are_as_precise_as_fp32(device: str, features: in
     x *= 10.0 ** torch.randint(-3, 4, (30, 1), generator=random).to(device)
     exact = functional.linear(x.double(), weight.double())
     shape = dense_kernels().DenseTile(*tile, 8 if tile[0] > 64 else 4, 3)
-    alone = import_module("systems.kernels.product").Product("tf32", shape)
-    near, far = thrice(x, weight, shape), alone(x, select_products._rounded_rows(weight, 0), None, None)
+    one_product = import_module("systems.kernels.product").Product("tf32", shape)
+    near, far = thrice(x, weight, shape), one_product(x, select_products._rounded_rows(weight, 0), None, None)
     of_thrice, of_one, of_library = (float((y - exact).norm()) for y in (near, far, functional.linear(x, weight)))
     assert of_thrice < 4 * of_library and of_one > 50 * of_thrice
 
@@ -402,6 +402,15 @@ def test_three_products_of_tf32_keep_what_is_not_finite(device: str) -> None:
         x[row, row] = weight[row, 10 + row] = weight[row + 3, row] = number
     out = thrice(x, weight, dense_kernels().DenseTile(16, 16, 16, 4, 3))
     torch.testing.assert_close(out, functional.linear(x, weight), equal_nan=True)
+
+
+def test_three_products_of_tf32_take_the_rest_of_a_weight_and_others_none(device: str) -> None:
+    """With the rounded weight alone a product would be no more precise than TF32."""
+    product, tile = import_module("systems.kernels.product").Product, dense_kernels().DenseTile(16, 16, 16, 4, 3)
+    x, weight = torch.ones(4, 20, device=device), torch.ones(7, 20, device=device)
+    for precision, rest in (("tf32x3", None), ("tf32", weight), ("ieee", weight)):
+        with pytest.raises(ValueError, match=f"^{precision} takes "):
+            product(precision, tile)(x, weight, None, None, rest)
 
 
 def test_a_product_that_fills_the_gpu_is_left_to_the_library(device: str) -> None:
@@ -1071,8 +1080,8 @@ def test_equal_places_are_weighed_by_who_reads_them(device: str, is_part_first: 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             if is_part_first:
                 return torch.cat([self.one(x), x], 1).exp(), self.two(x).exp()
-            alone = self.two(x).exp()
-            return torch.cat([self.one(x), x], 1).exp(), alone
+            other = self.two(x).exp()
+            return torch.cat([self.one(x), x], 1).exp(), other
 
     x = torch.randn(1, 8, 6, 6, device=device)
 

@@ -587,12 +587,12 @@ def test_a_change_is_of_what_is_the_best_by_then(monkeypatch: pytest.MonkeyPatch
     """After a gain the changes that follow have it too."""
     space = Space(0)
     searching, _ = space.searching(monkeypatch)
-    kept: list[tuple[str, str]] = []
+    choices: list[tuple[str, str]] = []  # of the best
     for change, changed in searching._changes():
         if change.startswith("kind at"):
-            assert set(kept) < set(changed.choices), change
-            searching.state.best, kept = changed, [*changed.choices]
-    assert len(kept) == len(PLACES)
+            assert set(choices) < set(changed.choices), change
+            searching.state.best, choices = changed, [*changed.choices]
+    assert len(choices) == len(PLACES)
 
 
 def test_what_no_decision_explains_is_told() -> None:

@@ -110,7 +110,14 @@ class Dense(Kernel):
         tickets: [blocks without splits] int32, zeros, of this call alone; None without splits.
         out: [N, K, H', W'] of any strides, where it writes; a new tensor where there is none.
         rest: what rounding has taken of the weight, in THRICE alone; as the weight, and 0 where that is no number.
+
+        Raises:
+            ValueError: THRICE has no rest, or another precision has one.
         """
+        if (rest is None) == (self.precision == THRICE):
+            raise ValueError(
+                f"{self.precision} takes {'what rounding left of' if rest is None else 'nothing beside'} a weight"
+            )
         n, c, h, w = x.shape
         k = weight.shape[0]
         if out is None:
@@ -216,7 +223,7 @@ def _dense(
     if rest_ptr is not None:
         rest_channel_ptr += channel * total
     sums = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)
-    rests = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)  # of sums, what products with rests come to
+    rests = tl.full((PIXELS, CHANNELS), 0.0, tl.float32)  # what the products with rests add to the sums
     # Division takes longer than a step. So only the first divides, and each counts on from the one before.
     tap = begin // steps_per_tap
     first_channel, first_product = begin % steps_per_tap * DEPTH, tap * C
@@ -267,7 +274,7 @@ def _dense(
             sums += tl.dot(rounded(values), weights, input_precision="tf32", max_num_imprecise_acc=1)
         else:
             sums = tl.dot(values, weights, sums, input_precision=PRECISION)
-    if rest_ptr is not None:  # of a factor that is no number, or none of TF32, the rest is none
+    if rest_ptr is not None:  # an infinite factor has no rest: what would be added is no number
         sums += tl.where(tl.abs(sums) < float("inf"), rests, 0.0)
     let_consumers_launch(IS_EARLY)
     is_last = True

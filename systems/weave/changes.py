@@ -23,7 +23,7 @@ def at_one_place(decisions: Sequence[Decision]) -> Iterator[Change]:
         yield change, {decision.place: alternative}
 
 
-def at_several_places(decisions: Sequence[Decision], alone: Sequence[Decision]) -> Iterator[Change]:
+def at_several_places(decisions: Sequence[Decision], of_passes: Sequence[Decision]) -> Iterator[Change]:
     """Several decisions at once, each of which may gain only beside the others.
 
     They are one alternative at all places of a kind, where that does without the decision or is one of a FEW; and one with
@@ -32,9 +32,9 @@ def at_several_places(decisions: Sequence[Decision], alone: Sequence[Decision]) 
 
     Args:
         decisions: what is chosen.
-        alone: the passes' own, each as its operators are fastest alone.
+        of_passes: the passes' own, each as its operators are fastest alone.
     """
-    taken_alone = [d for d in alone if d.kind in OWN and d.is_change]
+    taken_alone = [d for d in of_passes if d.kind in OWN and d.is_change]
     for kind in OWN:
         if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
             yield f"{kind}: as each is fastest alone, at {len(by_place)} places", by_place

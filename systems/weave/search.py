@@ -244,8 +244,8 @@ class Search:
         program, _ = self._rewritten(best)
         if early_operators(program, replace(best, is_early=False).schedule(program)):
             yield f"early launches: {'no' if best.is_early else 'yes'}", replace(best, is_early=not best.is_early)
-        alone = self._rewritten(Candidate())[1]
-        for words, choices in changes.at_several_places(self._rewritten(self.state.best)[1], alone):
+        of_passes = self._rewritten(Candidate())[1]
+        for words, choices in changes.at_several_places(self._rewritten(self.state.best)[1], of_passes):
             yield words, self.state.best.choose_all(choices)  # of what is the best by then
         for words, choices in changes.at_one_place(self._rewritten(self.state.best)[1]):
             yield words, self.state.best.choose_all(choices)

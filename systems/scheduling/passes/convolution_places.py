@@ -87,9 +87,9 @@ def places(program: Program) -> list[Place]:
     # A depthwise convolution that no pointwise one takes is a place alone. A place that computes its activation reads it.
     read = {place.x.operator for place in matched if isinstance(place.x, Output)}
     for v in range(len(program.graph)):
-        if v not in taken and (alone := _depthwise_place(program, readers, v, taken, v in read)) is not None:
-            matched.append(alone)
-            taken.update(alone.operators)
+        if v not in taken and (place := _depthwise_place(program, readers, v, taken, v in read)) is not None:
+            matched.append(place)
+            taken.update(place.operators)
     return sorted(matched, key=lambda place: place.operators[-1])
 
 
