@@ -78,7 +78,13 @@ ISSUED = {
             "figure4.8c",
             "figure4.9",
         ),
-        *("figure4.8_simulated", "figure4.8b_simulated", "figure4.8c_simulated", "figure4.9_simulated"),
+        *(
+            "figure4.8_simulated",
+            "figure4.8a_simulated",
+            "figure4.8b_simulated",
+            "figure4.8c_simulated",
+            "figure4.9_simulated",
+        ),
         *("attention", "azure_trace", "batching_ladder", "extensions", "increments", "microbatches", "prefetch"),
     ],
     "opara": [
