@@ -42,6 +42,8 @@ from runners.measurements import kernels, latency, sm_efficiency, throughput
 from runners.measurements.parts import limits_of_model
 from runners.measurements.sm_efficiency import CountersUnavailable, occupied, parse_counters
 from runners.request.request import Request, SweepOptions
+from runners.showings import asking
+from runners.showings.iteration_costs import IterationCosts
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.checking import Tried, digest_of_file, sources_of, tried
 from runners.sweep.cores import shares
@@ -519,3 +521,32 @@ def test_phases_add_up_to_the_time_that_passed() -> None:
     seconds = phases.seconds()
     assert list(seconds) == ["loading", "preparing", "memory"] and reported[2] == "preparing: 1 stage"
     assert 0.05 <= sum(seconds.values()) <= time.perf_counter() - begin and seconds["preparing"] > 0.03
+
+
+def test_what_a_cell_shows_runs_on_the_gpu_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = list[str]()
+
+    class Process:
+        """A worker that answers at once: there is no GPU 3 here."""
+
+        def __init__(self, device: str, visible_device: str):
+            seen.append(visible_device)
+
+        def ask(self, *arguments: object) -> Failed:
+            return Failed("error", "no GPU")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(asking, "CellProcess", Process)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    split = Cell(
+        choose("model", "gpt"),
+        choose("system", "orca", tensor_parallel=2),
+        choose("runner", "iteration_costs"),
+        Conditions(1, "cuda", "fp16"),
+    )
+    options = SweepOptions(tmp_path, False, 60, None, rounds=0, max_load=1.0, gpus=(3, 1, 2), output=None)
+    asking.ask(split, options)
+    IterationCosts(split.runner).run(Request((split,), replace(options, output=tmp_path / "costs.json")))
+    assert seen == ["3", "3,1"]

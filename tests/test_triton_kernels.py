@@ -1152,3 +1152,23 @@ def test_a_view_whose_last_element_lies_far_away_is_left_to_the_library() -> Non
     near = torch.empty(1, device="meta").as_strided((4, 8, 64, 64), (2**20, 4096, 64, 1))
     far = torch.empty(1, device="meta").as_strided((4, 8, 64, 64), (2**30, 4096, 64, 1))
     assert own_kernels.is_plain(near) and not own_kernels.is_plain(far)
+
+
+@given(
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 40), st.integers(1, 4), st.integers(1, 4)),
+    wider=st.integers(0, 40),
+    is_channels_last=st.booleans(),
+)
+def test_numbers_over_a_unit_times_it_are_what_they_were(
+    dtype: torch.dtype, shape: tuple[int, ...], wider: int, is_channels_last: bool
+) -> None:
+    """Of a part of a wider tensor too, whose strides are not the channels'. Of no neighbours the unit is 1."""
+    n, c, h, w = shape
+    layout = LAYOUTS[is_channels_last]
+    x = torch.empty(n, c + wider, h, w, dtype=dtype, device="meta").to(memory_format=layout)[:, :c]
+    unit, over = import_module("systems.kernels.tile").split_by_unit(x, c, None)
+    expected = [c, x.stride(0), x.stride(2), x.stride(3), 0, 0, 0]
+    assert [number * unit for number in over] == expected
+    longest = next(u for u in (8, 4, 2, 1) if all(number % u == 0 for number in expected) and u * x.element_size() <= 16)
+    assert unit == (longest if x.stride(1) == 1 else 1)

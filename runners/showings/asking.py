@@ -27,11 +27,11 @@ Document = Mapping[str, Any]  # as JSON has it
 def ask(cell: Cell, options: SweepOptions, timeout: float | None = None, gpus: str | None = None) -> Shown | Failed:
     """What the cell's runner shows, from a process of its own.
 
-    timeout: seconds, those of the options if None. gpus: those that it sees, the first if None.
+    timeout: seconds, those of the options if None. gpus: those that it sees, the first of the options if None.
 
     Raises BadRequest for what only the model or the system could tell.
     """
-    process = CellProcess(cell.device, gpus or visible(0))
+    process = CellProcess(cell.device, gpus or visible((options.gpus or (0,))[0]))
     try:
         with _told(cell.runner.name) as phase:
             answer = process.ask(Show(cell), timeout or options.timeout, options.memory_gib, phase)

@@ -1,6 +1,6 @@
 """runner=iteration_costs: what iterations cost one part of a model, which is all of it that the device has to hold.
 
-Where several GPUs are there, sums over as many as the split has are measured too. runner=simulated takes the file.
+Where `gpus` names several, sums over as many as the split has are measured too. runner=simulated takes the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 from results.cell import Cell
 from runners.cell.messages import Failed
 from runners.checks import BadRequest
-from runners.machine.device import cuda_device_count, visible
+from runners.machine.device import visible
 from runners.request.request import Request
 
 from .asking import ask, check_output, write
@@ -31,8 +31,8 @@ class IterationCosts(Showing):
         if len(request.cells) > 1:
             raise BadRequest("runner=iteration_costs measures one model under one system: ask for no sweep")
         (cell,) = request.cells
-        degree = int(str(cell.system.get("tensor_parallel", 1)))  # sums are measured over as many as there are
-        gpus = ",".join(visible(gpu) for gpu in range(min(cuda_device_count(), degree))) or "0"
+        degree = int(str(cell.system.get("tensor_parallel", 1)))  # sums are measured over as many as `gpus` names
+        gpus = ",".join(visible(gpu) for gpu in (request.options.gpus or (0,))[:degree])
         answer = ask(cell, request.options, gpus=gpus)
         if isinstance(answer, Failed):
             print(f"opweave: {answer.status}: {answer.reason}", file=sys.stderr)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .kernel import Kernel, Launch
-from .tile import activated, check_activations, empty_output, let_consumers_launch, wait_for_producers
+from .tile import activated, check_activations, empty_output, let_consumers_launch, split_by_unit, wait_for_producers
 
 MOST_UNROLLED = 25  # taps of a kernel whose rows are all instructions one after the other
 
@@ -76,10 +76,11 @@ class Depthwise(Kernel):
         height, width = out.shape[2:]
         m = n * height * width
         tile = self.tile
+        unit, (channels, xn, xh, xw, on, oh, ow) = split_by_unit(x, c, out)
         arguments = (
-            x, taps, bias, out, m, height, width, h, w, c, *x.stride(), *out.stride(),
+            x, taps, bias, out, m, height, width, h, w, channels, xn, x.stride(1), xh, xw, on, out.stride(1), oh, ow,
             *self.stride, *self.padding, *self.dilation, *self.kernel, self.before, self.after,
-            tile.pixels, tile.channels, self.kernel[0] * self.kernel[1] <= MOST_UNROLLED, self.is_early,
+            unit, tile.pixels, tile.channels, self.kernel[0] * self.kernel[1] <= MOST_UNROLLED, self.is_early,
         )  # fmt: skip
         options = {"num_warps": tile.warps, "launch_pdl": self.is_early}
         return Launch(_depthwise, (triton.cdiv(m, tile.pixels), triton.cdiv(c, tile.channels)), arguments, options, out)
@@ -100,9 +101,10 @@ SIZES = ["M", "HEIGHT", "WIDTH", "H", "W", "SH", "SW", "PH", "PW", "DH", "DW"]
 def _depthwise(
     x_ptr, taps_ptr, bias_ptr, out_ptr, M, HEIGHT, WIDTH, H, W, C, XN, XC, XH, XW, ON, OC, OH, OW, SH, SW, PH, PW, DH, DW,
     KH: tl.constexpr, KW: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, IS_UNROLLED: tl.constexpr, IS_EARLY: tl.constexpr,
+    UNIT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, IS_UNROLLED: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_producers(IS_EARLY)
+    C, XN, XH, XW, ON, OH, OW = C * UNIT, XN * UNIT, XH * UNIT, XW * UNIT, ON * UNIT, OH * UNIT, OW * UNIT
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     is_pixel, is_c = pixel < M, c < C

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .dense import MOST_SPLITS, THRICE, Dense, DenseTile, tiles
+from .dense import THRICE, Dense, DenseTile, split, tiles
 from .kernel import Kernel, Launch
 from .tile import check_activations, power_of_two
 
 ONE, NONE = (1, 1), (0, 0)
 LARGEST = 64  # rows and outputs of a tile for few rows
-WIDE = (DenseTile(16, 64, 64, warps=4, stages=3), DenseTile(32, 64, 32, warps=4, stages=4), DenseTile(128, 64, 32, 8, 4))
-LARGE = (DenseTile(128, 128, 32, warps=8, stages=3), DenseTile(128, 64, 32, warps=8, stages=4))
+WIDE = (DenseTile(64, 32, 32, 4, 4), DenseTile(64, 64, 32, 4, 4), DenseTile(16, 32, 64, 4, 5))
+LARGE = (DenseTile(64, 32, 32, 4, 3), DenseTile(64, 64, 32, 4, 3), DenseTile(128, 128, 32, 8, 4))
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,6 @@ def tiles_of(num_rows: int, outputs: int, features: int, precision: str, num_cor
         return [*LARGE] if precision == THRICE else []
     candidates = [t for t in tiles(num_rows, outputs, features, 1, num_cores) if max(t.pixels, t.channels) <= LARGEST]
     for tile in WIDE:
-        is_filled = tile.pixels <= power_of_two(num_rows) and tile.channels <= power_of_two(outputs)
-        if is_filled and tile.depth <= power_of_two(features):
-            cores_of_it = 2 * num_cores // tile.num_blocks(num_rows, outputs)  # two blocks a core
-            splits = max(1, min(cores_of_it, -(-features // tile.depth) // 2, MOST_SPLITS))
-            candidates.append(replace(tile, splits=splits))
+        if tile.pixels <= power_of_two(num_rows) and tile.channels <= power_of_two(outputs):
+            candidates += split(tile, tile.num_blocks(num_rows, outputs), -(-features // tile.depth), num_cores)
     return list(dict.fromkeys(candidates))
