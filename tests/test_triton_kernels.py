@@ -35,12 +35,13 @@ from systems.scheduling.passes import (
     fuse_pools,
     fuse_sums,
     own_kernels,
+    select_attention,
     select_products,
 )
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-NAMES = ("tile", "separable", "dense", "depthwise", "gemv", "placed", "pooled", "product")
+NAMES = ("tile", "separable", "dense", "depthwise", "gemv", "placed", "pooled", "product", "attention")
 MODULES = [f"systems.kernels.{name}" for name in NAMES]
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -62,7 +63,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-        monkeypatch.setattr(triton.language, "sum", triton.jit(triton.language.sum.fn))  # it was imported to be compiled
+        for name in ("sum", "max"):  # they were imported to be compiled
+            monkeypatch.setattr(triton.language, name, triton.jit(getattr(triton.language, name).fn))
         for module in MODULES:
             monkeypatch.delitem(sys.modules, module, raising=False)
     yield request.param
@@ -1172,3 +1174,78 @@ def test_numbers_over_a_unit_times_it_are_what_they_were(
     assert [number * unit for number in over] == expected
     longest = next(u for u in (8, 4, 2, 1) if all(number % u == 0 for number in expected) and u * x.element_size() <= 16)
     assert unit == (longest if x.stride(1) == 1 else 1)
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "added", "bool"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), is_token_major=st.booleans())
+def test_an_attention_computes_what_pytorch_does(device: str, data: st.DataObject, kind: str, is_token_major: bool) -> None:
+    """Of fewer keys than queries and of more, with masks that are broadcast, and of a query that sees nothing."""
+    draw = data.draw
+    n, heads, size, value_size = (draw(st.integers(1, most)) for most in (2, 3, 40, 40))
+    num_queries, num_keys = draw(st.integers(1, 90)), draw(st.integers(1, 150))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def tensor(tokens: int, numbers: int) -> Tensor:
+        """Of heads beside each other, or of tokens."""
+        if draw(st.booleans()):
+            return torch.randn(n, tokens, heads, numbers, generator=random).transpose(1, 2).to(device, dtype)
+        return torch.randn(n, heads, tokens, numbers, generator=random).to(device, dtype)
+
+    query, key, value = tensor(num_queries, size), tensor(num_keys, size), tensor(num_keys, value_size)
+    mask: Tensor | None = None
+    if kind in ("added", "bool"):
+        shape = draw(st.sampled_from([(num_queries, num_keys), (1, heads, 1, num_keys), (n, 1, num_queries, num_keys)]))
+        mask = torch.randn(*shape, generator=random).to(device, dtype)
+        if kind == "bool":
+            mask = mask > 0.3
+            mask[..., -1, :] = False
+    attention = import_module("systems.kernels.attention")
+    tile = draw(st.sampled_from(attention.tiles(num_queries, num_keys)))
+    scale = draw(st.sampled_from([0.2, 1.0]))
+    precision = draw(st.sampled_from(["ieee", "tf32x3"] if dtype is torch.float32 else ["tf32"]))
+    kernel = attention.Attention(scale, kind == "causal", precision, is_token_major, tile)
+    wide = (each.double() for each in (query, key, value))
+    seen = mask.double() if mask is not None and kind == "added" else mask
+    expected = functional.scaled_dot_product_attention(*wide, attn_mask=seen, is_causal=kind == "causal", scale=scale)
+    out = kernel(query, key, value, mask)
+    assert out.shape == expected.shape and (out.transpose(1, 2) if is_token_major else out).is_contiguous()
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=4 * tolerance)
+
+
+class Attending(nn.Module):
+    """Two equal attentions, and one of a head that no kernel of ours takes."""
+
+    def forward(self, x: Tensor, wide: Tensor) -> tuple[Tensor, ...]:
+        heads = x.view(2, 20, 3, 16).transpose(1, 2)
+        attend = functional.scaled_dot_product_attention
+        first = attend(heads, heads, heads, is_causal=True)
+        return first, attend(first, first, first, is_causal=True), attend(wide, wide, wide)
+
+
+def test_attentions_take_the_kernel_that_is_faster(device: str) -> None:
+    x, wide = torch.randn(2, 20, 48, device=device), torch.randn(1, 1, 4, 200, device=device)
+    with torch.no_grad():
+        captured = capture(Attending().eval(), (x, wide))
+    cost = favour("opweave.attention")
+    program, decisions = select_attention.select_attention(captured, Context(cost, cost))
+    assert [d.chosen != select_attention.LIBRARY for d in decisions] == [True, True]
+    assert sum("opweave.attention" in operator.target for operator in program.graph.operators) == 2
+    for got, expected in zip(program.run([x, wide]), captured.run([x, wide]), strict=True):
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride()
+    assert [work(program, v)[0] for v in decisions[0].operators] == [work(captured, v)[0] for v in decisions[0].operators]
+    cost = favour("aten")
+    kept, decisions = select_attention.select_attention(captured, Context(cost, cost))
+    assert kept.calls == captured.calls and {d.chosen for d in decisions} == {select_attention.LIBRARY}
+
+
+@pytest.mark.parametrize("asked", [{"dropout_p": 0.1}, {"enable_gqa": True}])
+def test_an_attention_with_more_than_a_kernel_computes_stays(device: str, asked: dict[str, Any]) -> None:
+    x = torch.randn(1, 2, 8, 16, device=device)
+    with torch.no_grad():
+        captured = capture(Function(lambda _, x: functional.scaled_dot_product_attention(x, x, x, **asked)), (x,))
+    program, decisions = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    assert program.calls == captured.calls and not decisions

@@ -86,8 +86,12 @@ def work(program: Program, v: int) -> tuple[int, int]:
     moved = num_bytes(read) + num_bytes(written)
     if not any(t.is_floating_point() for t in written):
         return 0, moved
-    operations = _counted(program, v) if isinstance(call.function, torch._ops.OpOverload) else 0
     name = program.graph.operators[v].name
+    operations = 0
+    if "scaled_dot_product" in name:  # the library's, or a kernel of our own
+        operations = _attention(*(program.value(argument) for argument in call.args[:3]))
+    elif isinstance(call.function, torch._ops.OpOverload):
+        operations = _counted(program, v)
     if not operations and ("conv" in name or name in PRODUCT_NAMES) and len(call.args) > 1:
         weight = program.value(call.args[2 if str(call.function) in RESIDUAL_SECOND else 1])
         if isinstance(weight, Tensor):
@@ -117,8 +121,6 @@ def _moved(program: Program, v: int) -> tuple[list[Tensor], list[Tensor]]:
 def _counted(program: Program, v: int) -> int:
     """What torch's counter says, on tensors without data; 0 of an operator that it does not know."""
     device = program.device
-    if "scaled_dot_product" in str(program.calls[v].function):
-        return _attention(*(program.value(argument) for argument in program.calls[v].args[:3]))
 
     def fake(argument: Any) -> Any:
         value = program.value(argument)

@@ -23,6 +23,7 @@ from .fuse_sums import fuse_sums
 from .merge_convolutions import merge_convolutions
 from .merge_equal import merge_equal
 from .merge_linears import merge_linears
+from .select_attention import select_attention
 from .select_kernels import select_kernels
 from .select_products import select_products
 
@@ -61,6 +62,7 @@ PASSES = (
     Pass(merge_convolutions, ("merge_convolutions",)),  # as that
     Pass(select_kernels, ("select_kernels", "select_layouts")),
     Pass(select_products, ("select_products",)),
+    Pass(select_attention, ("select_attention",)),
     Pass(fuse_convolution, ("fuse_convolution",)),
     Pass(fuse_in_triton, ("fuse_in_triton",)),
     Pass(fuse_sums, ("fuse_sums",)),
