@@ -46,7 +46,12 @@ FIGURE5 = RESULTS / "figure5.jsonl.gz"  # Opara's, with counters
 LEARNED = RESULTS / "windtunnel.jsonl.gz"  # pipelines over New York's flights
 HALF = RESULTS / "half-precision.jsonl.gz"  # the zoo in fp16 and bf16 under each fused system
 SPEED = RESULTS / "windtunnel-speed.jsonl.gz"  # of their tuning and predicting
-SERVED = [RESULTS / f"{name}.jsonl.gz" for name in ("serving", "serving-transformers", "serving-asynchronous")]  # 13B
+SERVED = [  # 13B
+    RESULTS / f"serving{what}.jsonl.gz" for what in ("", "-engine", "-ladder", "-transformers", "-asynchronous")
+]
+ATTENDED = RESULTS / "serving-attention.jsonl.gz"  # attention in one launch, or in a call a request
+PREFETCHED = RESULTS / "serving-prefetch.jsonl.gz"  # a small model with a batch more in flight, and without
+OTHERS = RESULTS / "serving-models.jsonl.gz"  # another architecture, and an encoder-decoder
 PEERED = RESULTS / "serving-vllm.jsonl.gz"  # vLLM and Orca, one after another on one machine
 AZURE = RESULTS / "serving-azure.jsonl.gz"  # conversations of Azure's trace, as they came
 SATURATED = RESULTS / "serving-azure-saturated.jsonl.gz"  # and as fast as they were answered
@@ -134,6 +139,9 @@ def parts() -> dict[str, str]:
         "requests at once, h100": serving_tables.at_once(records(ON_H100)),
         "requests at once, extensions": serving_tables.at_once(records(EXTENDED)),
         "increments": serving_tables.iterations(records(INCREMENTED)),
+        "attention": serving_tables.iterations(records(ATTENDED)),
+        "prefetch": serving_tables.at_once(records(PREFETCHED)),
+        "other models": serving_tables.at_a_rate(records(OTHERS)),
         "two GPUs, iterations": serving_tables.iterations(records(PARTED)),
         "two GPUs, requests at once": serving_tables.at_once(records(PARTED)),
         "two GPUs, at an SLO": serving_tables.at_an_slo(records(PARTED)),

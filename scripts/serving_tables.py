@@ -57,7 +57,7 @@ def at_once(records: Iterable[Record]) -> Table:
         made("system", lambda record: record.cell.system.label, number=False),
         made("at once", lambda record: _option(record, "concurrency")),
         made("largest batch", lambda record: str(record.cell.system.options["max_batch_size"])),
-        made("tokens out", lambda record: _lengths(record)[1], number=False),
+        made("tokens in, out", lambda record: ", ".join(_lengths(record)), number=False),
         made("requests a second", throughput),
         made("tokens a second", lambda record: f"{number(record, 'output_throughput'):,.0f}"),
         made(
@@ -89,7 +89,9 @@ def at_a_rate(records: Iterable[Record]) -> Table:
         samples_ms = [value for trace in traces for value in latencies_ms(trace.requests)[latency]]
         return ", ".join(f"{value:.{digits}f}" for value in np.percentile(samples_ms, shares))
 
+    served = [record for record in records if record.is_ok and record.serving and not record.cell.runner.get("concurrency")]
     columns: Sequence[Made[Record]] = [
+        *_model_column(served, lambda record: record),
         made("system", lambda record: record.cell.system.label, number=False),
         made("requests", lambda record: _option(record, "requests")),
         made("tokens in, out", lambda record: ", ".join(_lengths(record)), number=False),
@@ -100,7 +102,6 @@ def at_a_rate(records: Iterable[Record]) -> Table:
         made("between tokens ms, p50, p99", lambda record: percentiles(record, "itl", 50, 99, digits=1)),
         made("commit", _commit, number=False),
     ]
-    served = [record for record in records if record.is_ok and record.serving and not record.cell.runner.get("concurrency")]
     return table(columns, sorted(served, key=lambda record: (_lengths(record), _come(record), record.cell.system.label)))
 
 

@@ -45,11 +45,15 @@ ELSEWHERE = {
         ("ios",),
     ),
     "ios/pruning": ("ios-pruning",),
-    **dict.fromkeys(("orca/figure4.7a", "orca/batching_ladder"), ("serving",)),
+    "orca/figure4.7a": ("serving",),
+    "orca/batching_ladder": ("serving-ladder",),
+    "orca/attention": ("serving-attention",),
+    "orca/prefetch": ("serving-prefetch",),
     "orca/azure_trace": ("serving-azure-saturated",),
     "orca/extensions": ("serving-extensions",),
     "orca/increments": ("serving-increments",),
-    "orca/figure4.8_simulated": ("serving-simulated",),
+    **dict.fromkeys((f"orca/figure4.{n}_simulated" for n in ("8", "8a", "8b", "8c", "9")), ("serving-simulated",)),
+    "orca/microbatches": ("serving-simulated",),
     **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("windtunnel",)),
 }
 
