@@ -537,6 +537,7 @@ def test_systems_are_compared_under_one_load() -> None:
     came, saturated = (list(Store(H200 / f"{name}.jsonl.gz").read().records.values()) for name in packs)
     mixed = [came[0], saturated[1], saturated[0], came[1]]
     came_on_its_own = {key: value for key, value in sweep.items() if key != "runner.concurrency"}
+    came_on_its_own |= {"runner.trace": "azure-from-191.csv.gz"}
     for records, asked, load in ((mixed, sweep, 64), (mixed, came_on_its_own, 0), (saturated, sweep, 64)):
         chosen = select(records, [asked])
         assert chosen is not None and len(chosen.systems) == 2
