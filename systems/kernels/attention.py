@@ -18,7 +18,7 @@ from .kernel import Kernel, Launch
 from .tile import let_consumers_launch, power_of_two, rounded, strides_of, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) is exp2(LOG2_E * x), which is one instruction
-LARGEST_HEAD = 128  # numbers of a head: a block holds a sum of each
+LARGEST_HEAD = 256  # numbers of a head: a block holds a sum of each
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,18 @@ class AttentionTile:
 
     def __str__(self) -> str:
         return f"{self.queries} queries, {self.keys} keys, {self.warps} warps"
+
+
+TILES = (
+    AttentionTile(16, 32, 2),
+    AttentionTile(16, 64, 2),
+    AttentionTile(16, 64, 4),
+    AttentionTile(16, 128, 4),
+    AttentionTile(32, 64, 4),
+    AttentionTile(64, 64, 4),
+    AttentionTile(128, 64, 8),
+)
+MOST_BLOCKS = 16  # of a core
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,8 @@ class Attention(Kernel):
     ) -> Launch:
         """Args:
         query: [N, heads, queries, D], whose last stride is 1, as those of all but the mask.
-        key: [N, heads, keys, D].
-        value: [N, heads, keys, E]; D and E are LARGEST_HEAD at most.
+        key: [N, K/V heads, keys, D], whose heads have as many query heads each.
+        value: [N, K/V heads, keys, E]; D and E are LARGEST_HEAD at most.
         mask: broadcast to [N, heads, queries, keys]; what is added to scores, or a bool that says which count. A query of
             which none counts has zeros.
         out: [N, heads, queries, E], where it writes; a new tensor where there is none.
@@ -87,7 +99,7 @@ class Attention(Kernel):
         arguments = (
             query, key, value, mask, out, heads, num_queries, num_keys, self.scale,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(seen), *out.stride()[:3],
-            size, value_size, power_of_two(size), power_of_two(value_size),
+            heads // key.shape[1], size, value_size, power_of_two(size), power_of_two(value_size),
             mask is not None and mask.dtype is torch.bool, self.is_causal, self.precision,
             tile.queries, tile.keys, self.is_early,
         )  # fmt: skip
@@ -97,12 +109,20 @@ class Attention(Kernel):
         )
 
 
-def tiles(num_queries: int, num_keys: int) -> list[AttentionTile]:
-    """The tiles worth a trial, of few queries a block, so that there are many blocks at batch 1."""
-    sizes = ((16, 32, 2), (16, 64, 2), (16, 64, 4), (16, 128, 4), (32, 64, 4), (64, 64, 4))
+def tiles(num_queries: int, num_keys: int, num_heads: int, num_cores: int) -> list[AttentionTile]:
+    """The tiles worth a trial; none of so few queries that blocks are many more than there are cores.
+
+    Args:
+        num_heads: of queries, of all samples.
+        num_cores: multiprocessors of the GPU.
+    """
     widest = power_of_two(num_queries), power_of_two(num_keys)
-    fitting = [AttentionTile(*size) for size in sizes if size[0] <= widest[0] and size[1] <= widest[1]]
-    return fitting or [AttentionTile(16, 16, 2)]
+    candidates = []
+    for tile in TILES:
+        num_blocks = -(-num_queries // tile.queries) * num_heads
+        if tile.queries <= widest[0] and tile.keys <= widest[1] and num_blocks <= MOST_BLOCKS * num_cores:
+            candidates.append(tile)
+    return candidates or [AttentionTile(min(64, widest[0]), min(64, widest[1]), 4)]
 
 
 @triton.jit
@@ -117,7 +137,7 @@ def _product(a, b, PRECISION: tl.constexpr):
 def _attention(
     query_ptr, key_ptr, value_ptr, mask_ptr, out_ptr, HEADS, NUM_QUERIES, NUM_KEYS, scale,
     QN, QH, QS, KN, KH, KS, VN, VH, VS, MN, MH, MQ, MK, ON, OH, OS,
-    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, PADDED: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, PADDED: tl.constexpr, VALUE_PADDED: tl.constexpr,
     IS_BOOL: tl.constexpr, IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -127,8 +147,8 @@ def _attention(
     i, d, e = first + tl.arange(0, QUERIES), tl.arange(0, PADDED), tl.arange(0, VALUE_PADDED)
     is_query, is_d, is_e = i < NUM_QUERIES, d < SIZE, e < VALUE_SIZE
     query_ptr += sample * QN + head * QH
-    key_ptr += sample * KN + head * KH
-    value_ptr += sample * VN + head * VH
+    key_ptr += sample * KN + head // GROUP * KH
+    value_ptr += sample * VN + head // GROUP * VH
     queries = tl.load(query_ptr + i[:, None] * QS + d[None, :], mask=is_query[:, None] & is_d[None, :], other=0.0)
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)
     totals = tl.full((QUERIES,), 0.0, tl.float32)

@@ -12,7 +12,7 @@ from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten, fastest
-from .own_kernels import compile_unmeasured, has_kernels, is_plain, milliseconds_of, target_of
+from .own_kernels import compile_unmeasured, has_kernels, is_plain, milliseconds_of, num_cores, target_of
 from .patterns import shape_of
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -73,7 +73,7 @@ def _own(program: Program, v: int) -> dict[str, Call]:
     is_fp32 = asked.produces.dtype is torch.float32
     precision = THRICE if is_fp32 and not torch.backends.cuda.matmul.allow_tf32 else "tf32"
     own: dict[str, Call] = {}
-    for tile in tiles(asked.num_queries, asked.num_keys):
+    for tile in tiles(asked.num_queries, asked.num_keys, asked.num_heads, num_cores(program.device)):
         kernel = Attention(asked.scale, asked.is_causal, precision, asked.is_token_major, tile)
         own[str(tile)] = Call(kernel, asked.tensors, {}, asked.produces)
     return own
@@ -86,10 +86,12 @@ class _Asked:
     Args:
         tensors: references to query, key, value and mask.
         produces: its output.
+        num_heads: of queries, of all samples.
     """
 
     tensors: tuple[Any, ...]
     produces: Tensor
+    num_heads: int
     num_queries: int
     num_keys: int
     scale: float
@@ -103,7 +105,7 @@ def _asked(program: Program, v: int) -> _Asked | None:
 
     call = program.calls[v]
     given = dict(zip(ARGUMENTS, call.args, strict=False)) | call.kwargs
-    if given.get("dropout_p") or given.get("enable_gqa"):
+    if given.get("dropout_p"):
         return None
     references = tuple(given.get(name) for name in ARGUMENTS[:4])
     query, key, value, mask = (program.value(a) if a is not None else None for a in references)
@@ -113,9 +115,10 @@ def _asked(program: Program, v: int) -> _Asked | None:
     for tensor in (query, key, value, out):
         if not is_plain(tensor) or tensor.stride(3) != 1 or tensor.dtype is not out.dtype:
             return None
-    (n, heads, num_queries, size), (num_keys, value_size) = query.shape, value.shape[2:]
-    is_shaped = key.shape == (n, heads, num_keys, size) and value.shape[:2] == (n, heads)
-    if not is_shaped or max(size, value_size) > LARGEST_HEAD:
+    (n, heads, num_queries, size), (kv_heads, num_keys, value_size) = query.shape, value.shape[1:]
+    is_grouped = kv_heads == heads or (given.get("enable_gqa") and heads % kv_heads == 0)
+    is_shaped = key.shape == (n, kv_heads, num_keys, size) and value.shape[0] == n
+    if not is_grouped or not is_shaped or max(size, value_size) > LARGEST_HEAD:
         return None
     if mask is not None and (mask.dtype not in (out.dtype, torch.bool) or mask.numel() >= 2**31):
         return None
@@ -124,4 +127,4 @@ def _asked(program: Program, v: int) -> _Asked | None:
         return None
     scale = given.get("scale")
     scale = size**-0.5 if scale is None else float(scale)
-    return _Asked(references, out, num_queries, num_keys, scale, bool(given.get("is_causal")), is_token_major)
+    return _Asked(references, out, n * heads, num_queries, num_keys, scale, bool(given.get("is_causal")), is_token_major)
