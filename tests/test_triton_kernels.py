@@ -41,7 +41,7 @@ from systems.scheduling.passes import (
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-NAMES = ("tile", "separable", "dense", "depthwise", "gemv", "placed", "pooled", "product", "attention")
+NAMES = ("tile", "convolution", "separable", "dense", "depthwise", "gemv", "placed", "pooled", "product", "attention")
 MODULES = [f"systems.kernels.{name}" for name in NAMES]
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel import Kernel, Launch
+from .convolution import Convolution
+from .kernel import Launch
 from .tile import (
     activated,
     check_activations,
-    empty_output,
     let_consumers_launch,
     power_of_two,
     rounded,
@@ -62,21 +62,16 @@ class DenseTile:
 
 
 @dataclass(frozen=True)
-class Dense(Kernel):
+class Dense(Convolution):
     """out = after(bias + convolution(before(x)) + addend), of one group.
 
     Args:
-        kernel, stride, padding, dilation: each (height, width).
         before, after: one of ACTIVATIONS each. Raises ValueError for another.
         precision: of the product of fp32 tensors, one of PRECISIONS. Raises ValueError for another.
         is_channels_last: the layout of the output; else it is contiguous.
         tile: how the output is cut.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
     before: str
     after: str
     precision: str
@@ -91,7 +86,7 @@ class Dense(Kernel):
     def __str__(self) -> str:
         words = [f"{name} {act}" for name in ("before", "after") if (act := getattr(self, name)) != "none"]
         words += ["channels_last"] * self.is_channels_last
-        return ", ".join([f"{self.kernel[0]}x{self.kernel[1]}", *words, self.precision, str(self.tile)])
+        return ", ".join([self.window, *words, self.precision, str(self.tile)])
 
     def launch(  # type: ignore[override]
         self,
@@ -122,7 +117,7 @@ class Dense(Kernel):
         n, c, h, w = x.shape
         k = weight.shape[0]
         if out is None:
-            out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
+            out = self.output(x, k, self.is_channels_last)
         height, width = out.shape[2:]
         tile = self.tile
         m = n * height * width

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel import Kernel, Launch
-from .tile import activated, check_activations, empty_output, let_consumers_launch, split_by_unit, wait_for_producers
+from .convolution import Convolution
+from .kernel import Launch
+from .tile import activated, check_activations, let_consumers_launch, split_by_unit, wait_for_producers
 
 MOST_UNROLLED = 25  # taps of a kernel whose rows are all instructions one after the other
 
@@ -36,20 +37,15 @@ class DepthwiseTile:
 
 
 @dataclass(frozen=True)
-class Depthwise(Kernel):
+class Depthwise(Convolution):
     """out = after(bias + depthwise(before(x))), with as many outputs as inputs.
 
     Args:
-        kernel, stride, padding, dilation: each (height, width).
         before, after: one of ACTIVATIONS each. Raises ValueError for another.
         is_channels_last: the layout of the output; else it is contiguous.
         tile: how the output is cut.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
     before: str
     after: str
     is_channels_last: bool
@@ -61,7 +57,7 @@ class Depthwise(Kernel):
     def __str__(self) -> str:
         words = [f"{name} {act}" for name in ("before", "after") if (act := getattr(self, name)) != "none"]
         words += ["channels_last"] * self.is_channels_last
-        return ", ".join([f"{self.kernel[0]}x{self.kernel[1]}", *words, str(self.tile)])
+        return ", ".join([self.window, *words, str(self.tile)])
 
     def launch(self, x: Tensor, taps: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Launch:  # type: ignore[override]
         """Args:
@@ -72,7 +68,7 @@ class Depthwise(Kernel):
         """
         n, c, h, w = x.shape
         if out is None:
-            out = empty_output(x, c, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
+            out = self.output(x, c, self.is_channels_last)
         height, width = out.shape[2:]
         m = n * height * width
         tile = self.tile

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel import Kernel, Launch
+from .convolution import Convolution
+from .kernel import Launch
 from .tile import (
     activated,
     check_activations,
-    empty_output,
     let_consumers_launch,
     power_of_two,
     rounded,
@@ -62,21 +62,18 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Separable(Kernel):
+class Separable(Convolution):
     """out = after(bias + pointwise(between(depthwise(before(x)) + depthwise_bias)) + addend).
 
+    The window is the depthwise convolution's.
+
     Args:
-        kernel, stride, padding, dilation: of the depthwise convolution, each (height, width).
         before, between, after: one of ACTIVATIONS each. Raises ValueError for another.
         precision: of the product of fp32 tensors, "tf32" or "ieee".
         is_channels_last: the layout of the output; else it is contiguous.
         tile: how the output is cut.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
     before: str
     between: str
     after: str
@@ -88,7 +85,7 @@ class Separable(Kernel):
         check_activations(self.before, self.between, self.after)
 
     def __str__(self) -> str:
-        words = [f"{self.kernel[0]}x{self.kernel[1]}"]
+        words = [self.window]
         words += [f"{name} {act}" for name in ("before", "between", "after") if (act := getattr(self, name)) != "none"]
         words += ["channels_last"] * self.is_channels_last
         return ", ".join([*words, self.precision, str(self.tile)])
@@ -117,7 +114,7 @@ class Separable(Kernel):
         n, c, h, w = x.shape
         k = pointwise.shape[0]
         if out is None:
-            out = empty_output(x, k, self.kernel, self.stride, self.padding, self.dilation, self.is_channels_last)
+            out = self.output(x, k, self.is_channels_last)
         height, width = out.shape[2:]
         tile = self.tile
         grid = (triton.cdiv(n * height * width, tile.pixels), triton.cdiv(k, tile.channels), tile.splits)

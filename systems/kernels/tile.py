@@ -3,7 +3,6 @@
 import os
 from math import gcd
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -85,28 +84,6 @@ def shared_sum(sums, parts_ptr, tickets_ptr, SPLITS, PIXELS: tl.constexpr, CHANN
             sums += tl.load(part_ptr + s * (PIXELS * CHANNELS), volatile=True)
         tl.store(tickets_ptr + block, 0)
     return sums, is_last
-
-
-def empty_output(
-    x: Tensor,
-    channels: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    is_channels_last: bool,
-) -> Tensor:
-    """What a convolution of x [N, C, H, W] writes to: [N, channels, H', W'] in one of two layouts.
-
-    Args:
-        kernel, stride, padding, dilation: each (height, width).
-    """
-    sizes = (
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
-    )
-    layout = torch.channels_last if is_channels_last else torch.contiguous_format
-    return torch.empty((x.shape[0], channels, *sizes), dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 def strides_of(tensor: Tensor | None) -> tuple[int, ...]:
