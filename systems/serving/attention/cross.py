@@ -1,6 +1,7 @@
-"""Attention of an encoder-decoder, one call a row: prompts among themselves, decoders' tokens to theirs and across.
+"""Attention of an encoder-decoder: of each prompt among its own tokens, and of all decoders' tokens to theirs and across.
 
 The first places of a row's region hold keys and values of its prompt, for attention across; the others its decoder's own.
+Decoders have a token each, but for one that begins anew, so all rows are in one call, filled up to the longest.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..layout import Layout
-from . import split
+
+Bias = Callable[[Tensor], Tensor]  # of relative places [L, C], [heads, L, C]
 
 
 class CrossAttention:
@@ -27,64 +29,71 @@ class CrossAttention:
         self.cache, self.layout = cache, layout
         sources: list[int] = []
         targets: list[int] = []
-        self.counts: list[tuple[int, int]] = []  # of each row: tokens of its prompt, and of its decoder
-        at = 0
+        self.prompts: list[int] = []  # tokens of each that is encoded
+        counts: list[int] = []  # of each row's decoder
         for row in layout.rows:
-            num_sources = row.num_source if row.begin == 0 else 0
+            at, num_sources = len(sources) + len(targets), row.num_source if row.begin == 0 else 0
             end = at + len(row.tokens)
             sources += range(at, at + num_sources)
             targets += range(at + num_sources, end)
-            self.counts.append((num_sources, end - at - num_sources))
-            at = end
+            self.prompts += [num_sources] * (num_sources > 0)
+            counts.append(end - at - num_sources)
         device = layout.tokens.device
-        self.sources = torch.tensor(sources, device=device, dtype=torch.long)
-        self.targets = torch.tensor(targets, device=device, dtype=torch.long)
-        self.slots = layout.slots.long()
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, bias: Callable[[Tensor], Tensor]) -> Tensor:
-        outputs, at = [], 0
-        for count, _ in self.counts:
-            if count:
-                places = torch.arange(count, device=q.device)
-                part = slice(at, at + count)
-                outputs.append(_attend(q[part], k[part], v[part], bias(places[None] - places[:, None])))
-                at += count
+        def numbers(values: list[int]) -> Tensor:
+            return torch.tensor(values, device=device, dtype=torch.long)
+
+        self.sources, self.targets, self.slots = numbers(sources), numbers(targets), layout.slots.long()
+        longest = max(counts)
+        self.shape = len(counts), longest  # of queries, filled up
+        self.at = numbers([row * longest + i for row, count in enumerate(counts) for i in range(count)])  # of each query
+        num_prompt = [row.num_source for row in layout.rows]
+        num_own = [row.num_context - row.num_source for row in layout.rows]
+        begin, of_prompt, of_own, of_row = map(numbers, ([0] * len(counts), num_prompt, num_own, counts))
+        self.prompt, self.own = self._slots(begin, of_prompt, max(num_prompt)), self._slots(of_prompt, of_own, max(num_own))
+        self.is_prompt = (torch.arange(max(num_prompt), device=device) < of_prompt[:, None])[:, None, None]  # [R, 1, 1, C]
+        query = (of_own - of_row)[:, None] + torch.arange(longest, device=device)  # its place, [R, longest]
+        self.relative = torch.arange(max(num_own), device=device) - query[..., None]  # [R, longest, C]
+        self.scores: Tensor | None = None  # that places add, of every layer
+
+    def encode(self, q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
+        outputs = []
+        for queries, keys, values in zip(*(x.split(self.prompts) for x in (q, k, v)), strict=True):
+            places = torch.arange(len(queries), device=q.device)
+            queries, keys, values = (x.transpose(0, 1) for x in (queries, keys, values))
+            outputs.append(_attend(queries, keys, values, bias(places[None] - places[:, None])).transpose(0, 1))
         return torch.cat(outputs)
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
         self._store(layer, k, v, self.slots[self.sources])
 
-    def decode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Callable[[Tensor], Tensor]) -> Tensor:
+    def decode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor:
         self._store(layer, k, v, self.slots[self.targets])
-        outputs, at = [], 0
-        for number, (row, (_, count)) in enumerate(zip(self.layout.rows, self.counts, strict=True)):
-            keys, values = self._filled(layer, number)[:, row.num_source :]
-            places = torch.arange(len(keys), device=q.device)
-            relative = places[None] - places[-count:, None]
-            scores = bias(relative).masked_fill(relative > 0, float("-inf"))
-            outputs.append(_attend(q[at : at + count], keys, values, scores))
-            at += count
-        return torch.cat(outputs)
+        if self.scores is None:
+            added = bias(self.relative.flatten(0, 1)).unflatten(1, self.shape).movedim(0, 1)  # [R, heads, longest, C]
+            self.scores = added.masked_fill(self.relative[:, None] > 0, float("-inf"))
+        return self._attended(q, self.cache[layer][:, self.own], self.scores)
 
     def across(self, layer: int, q: Tensor) -> Tensor:
-        outputs, at = [], 0
-        for number, (row, (_, count)) in enumerate(zip(self.layout.rows, self.counts, strict=True)):
-            keys, values = self._filled(layer, number)[:, : row.num_source]
-            outputs.append(_attend(q[at : at + count], keys, values, None))
-            at += count
-        return torch.cat(outputs)
+        return self._attended(q, self.cache[layer][:, self.prompt], self.is_prompt)
+
+    def _slots(self, begin: Tensor, count: Tensor, most: int) -> Tensor:
+        """Of `count` places of each row's region from `begin` on, [R, most]; a row that has fewer has its last one again."""
+        place = begin[:, None] + torch.minimum(torch.arange(most, device=begin.device), count[:, None] - 1)
+        blocks, size = self.layout.blocks.long(), self.layout.block_size
+        return blocks.gather(1, place // size) + place % size if size else blocks[:, :1] + place
 
     def _store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         self.cache[layer, 0].index_copy_(0, slots, k)
         self.cache[layer, 1].index_copy_(0, slots, v)
 
-    def _filled(self, layer: int, number: int) -> Tensor:
-        """[2, C, heads, head size] of a row."""
-        layout = self.layout
-        return split.filled(self.cache[layer], layout.rows[number], layout.blocks[number], layout.block_size)
+    def _attended(self, q: Tensor, filled: Tensor, mask: Tensor) -> Tensor:
+        """Of queries [N, heads, head size], over keys and values [2, R, C, heads, head size] of all rows."""
+        rows = q.new_zeros(self.shape[0] * self.shape[1], *q.shape[1:]).index_copy(0, self.at, q).unflatten(0, self.shape)
+        keys, values = filled.transpose(2, 3)
+        return _attend(rows.transpose(1, 2), keys, values, mask).transpose(1, 2).flatten(0, 1)[self.at]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """[L, heads, head size] over [C, heads, head size], scores not scaled."""
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0).transpose(0, 1)
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """[..., heads, L, head size] over [..., heads, C, head size], scores not scaled."""
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
