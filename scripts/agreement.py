@@ -12,6 +12,7 @@ from pathlib import Path
 
 import conf
 from results.agreement import LATENCY, THROUGHPUT, Point
+from results.files import read_json
 from results.pack import SUFFIX
 from results.record import Record
 from results.store import Store
@@ -62,14 +63,19 @@ def farthest(among: Sequence[Point]) -> tuple[float, float]:
 def standing(costs: str) -> tuple[bool, str]:
     """Whether figures that are simulated with some costs are shown, and by what numbers.
 
-    Costs without real points, as of more GPUs than were measured on, go by the points of all that are committed.
+    Costs without real points go by the points of committed ones. Costs of a part of layers or of a stage do so only where
+    others of such a part have points: a model on one GPU shows nothing of sums and stages.
     """
     if not are_there(costs):
         return False, f"its costs, {costs}, are not there any more"
     among, whose = points(costs), ""
     if not among:
         names = sorted(file.name.removesuffix(COSTS_SUFFIX) for file in COSTS.glob(f"*{COSTS_SUFFIX}"))
-        among, whose = tuple(point for name in names for point in points(name)), " of other costs"
+        committed = {name: points(name) for name in names}
+        for split in sorted(_splits(costs)):
+            if not any(committed[name] and split in _splits(name) for name in names):
+                return False, f"no record here is of an engine {SPLITS[split]} that served what costs of such parts simulate"
+        among, whose = tuple(point for each in committed.values() for point in each), " of other costs"
     if not among:
         return False, "no record here is of an engine that served the same traces"
     num_near, (throughput, latency) = sum(point.is_near for point in among), farthest(among)
@@ -78,3 +84,13 @@ def standing(costs: str) -> tuple[bool, str]:
         most = f"{THROUGHPUT:.0%} and {LATENCY:.0%}"
         return False, f"{len(among) - num_near} of {len(among)} real points{whose} are not within {most}: {off}"
     return True, f"at {len(among)} real points{whose} {off}"
+
+
+SPLITS = {"tensor": "in parts of each layer", "pipeline": "in stages"}
+
+
+def _splits(costs: str) -> set[str]:
+    """How the model is split, of which some costs are one part: of SPLITS."""
+    path = Path(costs).expanduser()
+    parts = read_json(path if path.is_file() else COSTS / f"{costs}{COSTS_SUFFIX}")["parts"]
+    return {split for split in SPLITS if parts[split] > 1}

@@ -85,7 +85,16 @@ ISSUED = {
             "figure4.8c_simulated",
             "figure4.9_simulated",
         ),
-        *("attention", "azure_trace", "batching_ladder", "extensions", "increments", "microbatches", "prefetch"),
+        *(
+            "attention",
+            "azure_trace",
+            "batching_ladder",
+            "extensions",
+            "increments",
+            "microbatches",
+            "preemption",
+            "prefetch",
+        ),
     ],
     "opara": [
         "figure1",

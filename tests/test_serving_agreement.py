@@ -69,6 +69,20 @@ def test_costs_of_another_gpu_go_by_the_points_of_committed_ones(tmp_path: Path)
     assert is_near and how.startswith("at 14 real points of other costs ")
 
 
+def test_costs_of_parts_go_by_points_of_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one GPU say nothing of sums over layers, or of stages."""
+    own = {COMMITTED: points(COMMITTED)}
+    monkeypatch.setattr(agreement, "points", lambda costs: own.get(costs, ()))
+    for parts, lacks in (((1, 8), "in parts of each layer"), ((2, 1), "in stages"), ((2, 8), "in stages")):
+        document = read_json(costs_file(COMMITTED)) | {"parts": {"pipeline": parts[0], "tensor": parts[1]}}
+        file = tmp_path / f"{parts}.json"
+        file.write_text(json.dumps(document))
+        is_near, how = standing(str(file))
+        assert not is_near and f"an engine {lacks} that served" in how
+    own["gpt_13b-pp2-h200"] = own[COMMITTED]
+    assert standing(str(tmp_path / "(2, 1).json"))[0] and not standing(str(tmp_path / "(2, 8).json"))[0]
+
+
 @pytest.mark.parametrize(
     ("simulated", "is_near"),
     [((1.04, 9.1), True), ((1.06, 10.0), False), ((0.94, 10.0), False), ((1.0, 11.1), False), ((1.0, None), False)],

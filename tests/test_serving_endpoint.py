@@ -184,6 +184,7 @@ def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
         ({"prompt": "a", "max_tokens": 0}, "max_tokens=0"),
         ({"prompt": "a", "max_tokens": 2048}, "2048 positions"),
         ({"prompt": "a", "n": 2}, "n=2 is not served"),
+        ({"prompt": "a", "extra_body": {"stop_token_ids": [3]}}, "stop_token_ids=[3] is not served"),
         ({"prompt": "a", "stop": [""]}, "stop="),
         ({"prompt": "a", "temperature": -1}, "temperature=-1.0 is not 0 or more"),
         ({"prompt": "a", "top_p": 0}, "top_p=0.0 is not above 0"),
@@ -291,6 +292,7 @@ def test_a_host_that_is_none_is_one_line(run: Run) -> None:
         (["system.slots=2000000000"], {}, "can't allocate memory"),
         ([f"system.slots={10**19}"], {}, "is not an integer of at least 0 and at most 2147483647"),
         (["system=request_level", "system.slots=1000"], {}, "a request holds 2048 K/V slots"),
+        (["system.slots=1"], {}, "there is room for no request: 1 prompt tokens and 1 to generate are more than the 1 K/V"),
     ],
 )
 def test_a_server_that_cannot_be_is_one_line(

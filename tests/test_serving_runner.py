@@ -99,6 +99,8 @@ def test_files_of_azure_and_burstgpt_are_read(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         file.write(AZURE)
     assert read(tmp_path / "a.csv.gz", 9) == read(tmp_path / "a.csv", 9)
+    (tmp_path / "failed.csv").write_text(f"{BURST}46,GPT-4,9,0,9,x\n47,GPT-4,9,1,10,x\n")
+    assert [arrival.max_new_tokens for arrival in read(tmp_path / "failed.csv", 3)] == [18, 230, 1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
     **{"n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "logprobs": (False,), "top_logprobs": ()},
     **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
     **{"top_k": (-1, 0), "min_p": (0,), "tools": ([],), "response_format": ({"type": "text"},)},
+    **{"stop_token_ids": ([],), "min_tokens": (0,)},
 }
 
 BYTES = Bytes()

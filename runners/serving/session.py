@@ -73,9 +73,13 @@ def decoder_of(cell: Cell, parts: Parts) -> AnyDecoder | Parted:
 
 
 def warm_up(server: Server | PeerServer, longest_prompt: int) -> None:
-    """A few requests, so that kernels are compiled and libraries have chosen theirs."""
-    length = min(longest_prompt, server.bounds[1] - WARM_NEW, server.num_slots - WARM_NEW)
-    requests = [Request(i, (i,) * length, WARM_NEW) for i in range(NUM_WARM)]
+    """A few requests, so that kernels are compiled and libraries have chosen theirs. Raises BadOption where none fits."""
+    room = min(server.num_slots, server.bounds[1])
+    count = max(1, min(WARM_NEW, room - 1))
+    length = max(1, min(longest_prompt, room - count))
+    requests = [Request(i, (i,) * length, count) for i in range(NUM_WARM)]
+    if reason := refusal(requests[0], *server.bounds):
+        raise BadOption(f"there is room for no request: {reason}")
     server.serve(Listed(requests), discard, RealClock())
 
 

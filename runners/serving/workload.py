@@ -19,6 +19,7 @@ COLUMNS = {
     "Azure's": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "BurstGPT's": ("Timestamp", "Request tokens", "Response tokens"),
 }
+WITH_FAILURES = "BurstGPT's"  # requests that failed have no response token, and are left out
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,17 @@ def read(file: Path, count: int) -> tuple[Arrival, ...]:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
             names = {name.strip(): name for name in reader.fieldnames or ()}
-            columns = next((c for c in COLUMNS.values() if set(c) <= set(names)), None)
-            if columns is None:
+            found = next((each for each in COLUMNS.items() if set(each[1]) <= set(names)), None)
+            if found is None:
                 known = "; or ".join(f"{', '.join(columns)} ({whose})" for whose, columns in COLUMNS.items())
                 raise BadRequest(f"runner.trace={file} lacks columns: it needs {known}")
-            rows: list[Arrival] = []
+            (origin, columns), rows = found, list[Arrival]()
             for number, row in enumerate(reader, 2):
                 if len(rows) == count:
                     break
-                rows.append(_arrival_of(file, number, [row[names[column]] for column in columns]))
+                cells = [row[names[column]] for column in columns]
+                if origin != WITH_FAILURES or str(cells[-1]).strip() != "0":
+                    rows.append(_arrival_of(file, number, cells))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadRequest(f"runner.trace={file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not rows:

@@ -214,7 +214,7 @@ def _most(measured: Selection, row: Row, limits: ModelLimits | None) -> list[str
 
 
 def _reason(findings: Sequence[Finding]) -> str:
-    """How many figures stand how, the worst first, and why some are missing."""
+    """How many figures stand how, the worst first, why some are missing, and a few that hold."""
     counts = [f"{n} {(ONE if n == 1 else SEVERAL)[v]}" for v in VERDICTS if (n := sum(f.verdict == v for f in findings))]
     sentences = [f"Of {len(findings)} figures {', '.join(counts)}"] if len(findings) > 1 else []
     for verdict in (DOES_NOT_HOLD, DIRECTION, IN_PART):
@@ -225,6 +225,10 @@ def _reason(findings: Sequence[Finding]) -> str:
             sentences.append(f"{verdict.capitalize()}: {'; '.join(named)}{more}")
     for verdict, words in UNJUDGED_FIGURES.items():
         sentences += _unjudged([f for f in findings if f.verdict == verdict], words)
+    holding = [f for f in findings if f.verdict in (EXCEEDS, HOLDS)]
+    if sentences and 0 < len(holding) <= MOST:
+        named = [f"{f.what} {_figure(f, 'ours')}{_beside(f)}" for f in holding]
+        sentences.append(f"{'Holds' if len(holding) == 1 else 'Hold'}: {'; '.join(named)}")
     return ". ".join(sentences) or _sentence(findings[0])
 
 
@@ -245,8 +249,12 @@ def _unjudged(findings: Sequence[Finding], words: str) -> list[str]:
 def _sentence(finding: Finding) -> str:
     """Ours with its interval, what has to be known of it, and the paper's."""
     known = f" ({finding.reason})" if finding.reason else ""
-    paper = "" if finding.rule in IN_WORDS else f", published {published(finding)}"
-    return f"{finding.what} {interval(finding)}{known}{paper}"
+    return f"{finding.what} {interval(finding)}{known}{_beside(finding)}"
+
+
+def _beside(finding: Finding) -> str:
+    """The paper's number, where it has one."""
+    return "" if finding.rule in IN_WORDS else f", published {published(finding)}"
 
 
 def _figures(findings: Sequence[Finding], which: str) -> str:

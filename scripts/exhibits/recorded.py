@@ -48,7 +48,6 @@ ELSEWHERE = {
     "orca/figure4.7a": ("serving",),
     "orca/batching_ladder": ("serving-ladder",),
     "orca/attention": ("serving-attention",),
-    "orca/prefetch": ("serving-prefetch",),
     "orca/azure_trace": ("serving-azure-saturated",),
     "orca/extensions": ("serving-extensions",),
     "orca/increments": ("serving-increments",),
