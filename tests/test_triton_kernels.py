@@ -16,7 +16,7 @@ import torch
 import triton
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from rewriting import Function
+from rewriting import Function, takes_new_weights
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -1260,3 +1260,55 @@ def test_an_attention_of_fewer_keys_heads_has_a_kernel(device: str) -> None:
     program, (decision,) = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
     assert decision.chosen != select_attention.LIBRARY
     torch.testing.assert_close(program.run([x, few]), captured.run([x, few]))
+
+
+class Windows(nn.Module):
+    """Attention step by step, as of windows: a bias of its own, and a mask that each window has another row of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(1, 2, 6, 6))
+        self.mask = nn.Parameter(torch.randn(1, 4, 1, 6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = x.view(8, 6, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        scores = ((query * 0.5) @ key.transpose(-2, -1) * 0.5 + self.bias) * 2
+        scores = (scores.view(2, 4, 2, 6, 6) + self.mask).view(8, 2, 6, 6)
+        return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("which", ["a.bias", "a.mask"])
+def test_attention_step_by_step_becomes_one_kernel(device: str, which: str) -> None:
+    torch.manual_seed(0)
+    module = Function(lambda p, x: p["a"](x), a=Windows()).eval().to(device)
+    x = torch.randn(8, 6, 96, device=device)
+    with torch.no_grad():
+        captured = capture(module, (x,))
+    program, (decision,) = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    names = [operator.name for operator in program.graph.operators]
+    assert not {"matmul", "softmax", "add", "mul"} & set(names) and decision.chosen != own_kernels.SEPARATE
+    torch.testing.assert_close(program.run([x]), captured.run([x]), rtol=1e-4, atol=1e-4)
+    takes_new_weights(program, module, x, which)
+    kept, (decision,) = select_attention.select_attention(captured, Context(favour("aten"), favour("aten")))
+    assert kept.calls == captured.calls and decision.chosen == own_kernels.SEPARATE
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda q, k, v, m: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
+        lambda q, k, v, m: (q @ k.transpose(-2, -1) + m).softmax(-1) @ v,  # which changes from call to call
+        lambda q, k, v, m: ((scores := q @ k.transpose(-2, -1)).softmax(-1) @ v, scores),
+        lambda q, k, v, m: ((shares := (q @ k.transpose(-2, -1)).softmax(-1)) @ v, shares),
+        lambda q, k, v, m: (q @ k).softmax(-1) @ v,
+        lambda q, k, v, m: (q @ k.transpose(0, 1)).softmax(-1) @ v,
+        lambda q, k, v, m: v @ (q @ k.transpose(-2, -1)).softmax(-1),
+        lambda q, k, v, m: (q @ k.transpose(-2, -1)).relu().softmax(-1) @ v,
+    ],
+)
+def test_what_is_no_attention_step_by_step_stays(device: str, forward: Callable[..., object]) -> None:
+    q, k, v, m = (torch.randn(2, 2, 16, 16, device=device) for _ in range(4))
+    with torch.no_grad():
+        captured = capture(Function(lambda _, *tensors: forward(*tensors)), (q, k, v, m))
+    program, decisions = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    assert program.calls == captured.calls and not decisions
