@@ -191,17 +191,25 @@ def without_plain_groups(svg: str) -> str:
 
 
 def with_shared_styles(html: str) -> str:
-    """The page with each style that its charts repeat as a class, which its style sheet defines."""
+    """The page with each style that its charts repeat as a class, which its style sheet defines; what clips them, too."""
     in_tag = re.compile(r' style="([^"]*)"')
     charts = CHART.findall(html)
     counts = Counter(style for chart in charts for style in in_tag.findall(chart))
     names = {style: f"s{number}" for number, style in enumerate((s for s, count in counts.items() if count > 1), start=1)}
 
-    def classed(chart: re.Match[str]) -> str:
-        return in_tag.sub(lambda match: f' class="{names[match[1]]}"' if match[1] in names else match[0], chart[0])
+    areas: dict[str, str] = {}  # names by what clips an element
 
+    def clipped(match: re.Match[str]) -> str:
+        return f' class="{match[2]} {areas.setdefault(match[1], f"k{len(areas) + 1}")}"'
+
+    def classed(chart: re.Match[str]) -> str:
+        svg = in_tag.sub(lambda match: f' class="{names[match[1]]}"' if match[1] in names else match[0], chart[0])
+        return re.sub(r' clip-path="([^"]*)" class="([^"]*)"', clipped, svg)
+
+    page = CHART.sub(classed, html)
     rules = "".join(f".{name} {{{style}}}\n" for style, name in names.items())
-    return CHART.sub(classed, html).replace("</style>", f"{rules}</style>", 1)
+    rules += "".join(f".{name} {{clip-path: {area}}}\n" for area, name in areas.items())
+    return page.replace("</style>", f"{rules}</style>", 1)
 
 
 def with_shared_paths(html: str) -> str:

@@ -51,8 +51,7 @@ ELSEWHERE = {
     "orca/azure_trace": ("serving-azure-saturated",),
     "orca/extensions": ("serving-extensions",),
     "orca/increments": ("serving-increments",),
-    **dict.fromkeys((f"orca/figure4.{n}_simulated" for n in ("8", "8a", "8b", "8c", "9")), ("serving-simulated",)),
-    "orca/microbatches": ("serving-simulated",),
+    "orca/figure4.8_simulated": ("serving-simulated",),
     **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("windtunnel",)),
 }
 
