@@ -20,6 +20,7 @@ from results.store import Store
 ROOT = conf.FOLDER.parent
 REFERENCE = ROOT / "results" / "reference"
 COSTS, COSTS_SUFFIX = REFERENCE / "simulation" / "serving", ".json.gz"  # of runner=iteration_costs
+SPLITS = {"tensor": "in parts of each layer", "pipeline": "in stages"}  # of a model, in words
 PREFIX = (__package__ or "").removesuffix("scripts")  # "opweave." in a wheel, nothing in a checkout
 
 
@@ -84,9 +85,6 @@ def standing(costs: str) -> tuple[bool, str]:
         most = f"{THROUGHPUT:.0%} and {LATENCY:.0%}"
         return False, f"{len(among) - num_near} of {len(among)} real points{whose} are not within {most}: {off}"
     return True, f"at {len(among)} real points{whose} {off}"
-
-
-SPLITS = {"tensor": "in parts of each layer", "pipeline": "in stages"}
 
 
 def _splits(costs: str) -> set[str]:

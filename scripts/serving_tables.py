@@ -8,7 +8,6 @@ import numpy as np
 from results.agreement import Point
 from results.latencies import latencies_ms, request_throughput
 from results.record import Quantity, Record
-from results.statistics import median_interval
 
 from .agreement import points
 from .table import DASH, Made, Source, Table, made, table
@@ -50,15 +49,15 @@ def at_once(records: Iterable[Record]) -> Table:
 
     def throughput(record: Record) -> str:
         values = [request_throughput(trace.requests) for trace in needed(record.serving).traces]
-        interval = "[{:.1f}, {:.1f}]".format(*median_interval(values)) if len(values) > 1 else ""
-        return f"{median(values):.1f} {interval}".strip()
+        each = f" ({', '.join(f'{value:.1f}' for value in values)})" if len(values) > 1 else ""
+        return f"{median(values):.1f}{each}"
 
     columns: Sequence[Made[Record]] = [
         made("system", lambda record: record.cell.system.label, number=False),
         made("at once", lambda record: _option(record, "concurrency")),
         made("largest batch", lambda record: str(record.cell.system.options["max_batch_size"])),
         made("tokens in, out", lambda record: ", ".join(_lengths(record)), number=False),
-        made("requests a second", throughput),
+        made("requests a second (of each trace)", throughput),
         made("tokens a second", lambda record: f"{number(record, 'output_throughput'):,.0f}"),
         made(
             "between tokens ms, p50, p99",

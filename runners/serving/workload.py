@@ -72,16 +72,16 @@ def read(file: Path, count: int) -> tuple[Arrival, ...]:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
             names = {name.strip(): name for name in reader.fieldnames or ()}
-            found = next((each for each in COLUMNS.items() if set(each[1]) <= set(names)), None)
-            if found is None:
+            whose = next((whose for whose, columns in COLUMNS.items() if set(columns) <= set(names)), None)
+            if whose is None:
                 known = "; or ".join(f"{', '.join(columns)} ({whose})" for whose, columns in COLUMNS.items())
                 raise BadRequest(f"runner.trace={file} lacks columns: it needs {known}")
-            (origin, columns), rows = found, list[Arrival]()
+            rows: list[Arrival] = []
             for number, row in enumerate(reader, 2):
                 if len(rows) == count:
                     break
-                cells = [row[names[column]] for column in columns]
-                if origin != WITH_FAILURES or str(cells[-1]).strip() != "0":
+                cells = [row[names[column]] for column in COLUMNS[whose]]
+                if whose != WITH_FAILURES or str(cells[-1]).strip() != "0":
                     rows.append(_arrival_of(file, number, cells))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadRequest(f"runner.trace={file} cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -54,7 +54,7 @@ class AttentionPlace:
 def attention_places(program: Program, most_numbers: int) -> list[AttentionPlace]:
     """Those that a kernel takes. most_numbers: of a head."""
     readers = users(program)
-    found = []
+    places = []
     for v, call in enumerate(program.calls):
         place = None
         if call.function is ATTENTION:
@@ -62,24 +62,24 @@ def attention_places(program: Program, most_numbers: int) -> list[AttentionPlace
         elif call.function is SOFTMAX:
             place = _step_by_step(program, readers, v)
         if place is not None and _is_taken(program, place, most_numbers):
-            found.append(place)
-    return found
+            places.append(place)
+    return places
 
 
 def _whole(program: Program, v: int) -> AttentionPlace | None:
     call = program.calls[v]
-    given = dict(zip(ARGUMENTS, call.args, strict=False)) | call.kwargs
-    query, key, value, mask = (given.get(name) for name in ARGUMENTS[:4])
+    arguments = dict(zip(ARGUMENTS, call.args, strict=False)) | call.kwargs
+    query, key, value, mask = (arguments.get(name) for name in ARGUMENTS[:4])
     heads, kv_heads = (program.value(a).shape[1:2] for a in (query, key))
     if (
-        given.get("dropout_p")
+        arguments.get("dropout_p")
         or not isinstance(call.produces, Tensor)
-        or (heads != kv_heads and not given.get("enable_gqa"))
+        or (heads != kv_heads and not arguments.get("enable_gqa"))
     ):
         return None
-    scale = given.get("scale")
+    scale = arguments.get("scale")
     scale = program.value(query).shape[-1] ** -0.5 if scale is None else float(scale)
-    return AttentionPlace((v,), query, key, value, mask, call.produces, scale, bool(given.get("is_causal")))
+    return AttentionPlace((v,), query, key, value, mask, call.produces, scale, bool(arguments.get("is_causal")))
 
 
 def _step_by_step(program: Program, readers: Sequence[list[int]], v: int) -> AttentionPlace | None:

@@ -34,8 +34,8 @@ def select_attention(program: Program, context: Context) -> Rewritten:
 
     equal_by_signature: dict[str, list[AttentionPlace]] = {}
     for place in attention_places(program, LARGEST_HEAD):
-        alone = part(program, place.operators)
-        signature = "; ".join(alone.signature(i) for i in range(len(place.operators)))
+        captured = part(program, place.operators)
+        signature = "; ".join(captured.signature(i) for i in range(len(place.operators)))
         equal_by_signature.setdefault(signature, []).append(place)
     own_by_signature = {signature: _own(program, equal[0]) for signature, equal in equal_by_signature.items()}
     compile_unmeasured(program, (call for own in own_by_signature.values() for call in own.values()), context)
