@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import numpy
 import pytest
 from conftest import Run
 from hypothesis import given, settings
@@ -213,6 +214,52 @@ def test_batches_return_in_the_order_of_their_submission() -> None:
         engine.submit(rows_of(num_tokens))
     returned = [(len(engine.collect().tokens), clock.now()) for _ in range(2)]
     assert returned == [(2, 11.0), (1, 11.0)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gpu_is_under_load_before_anything_is_timed(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of 4 s behind each other, until 30 s are over and all of them are back."""
+    clock, submitted = VirtualClock(), []
+
+    class Counting(SimulatedEngine):
+        def submit(self, batch: Batch) -> None:
+            submitted.append(batch)
+            super().submit(batch)
+
+    monkeypatch.setattr(costs, "perf_counter", clock.now)
+    engine = Counting(clock, LinearCost(4.0), workers)
+    costs._load(engine, rows_of(1), 30.0)
+    assert not engine.num_in_flight and 30.0 <= clock.now() <= 30.0 + 4.0 * (workers + 1)
+    assert clock.now() == 4.0 * (len(submitted) + workers - 1)  # no stage has waited
+    loads: list[tuple[int, float]] = []
+    monkeypatch.setattr(costs, "_load", lambda engine, batch, load_s: loads.append((batch.num_tokens, load_s)))
+    monkeypatch.setattr(costs, "seconds_of", lambda engine, batch: costs.Seconds(batch.num_tokens, 0.0))
+    table = costs.measured(LocalEngine(MODULE, NUM_SLOTS), NUM_SLOTS, SHAPE.positions, 3, load_s=5.0)
+    assert loads == [(max(table.tokens), 5.0)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 9)), min_size=2, max_size=6, unique_by=lambda pair: pair[0]))
+def test_a_table_takes_the_delays_of_another_one(measured: list[tuple[int, float]]) -> None:
+    counts, delays = zip(*sorted(measured), strict=True)
+    other = CostTable(counts, (1.0,) * len(counts), 0.5, delays, 3.0, 0.25)
+    tokens = tuple(range(counts[0], counts[-1] + 1))
+    table = CostTable(tokens, tuple(map(float, tokens)), 0.125, (7.0,) * len(tokens)).returning_as(other)
+    assert table.delays == pytest.approx(numpy.interp(tokens, counts, delays))
+    assert (table.loop_s, table.loop_row_s, table.place_s) == (3.0, 0.25, 0.125)
+    assert table.seconds == tuple(map(float, tokens))
+
+
+@given(st.integers(1, 5), st.sampled_from([1, 2, 4, 6, 8]), st.integers(1, 20))
+def test_parts_within_a_number_of_processes(pipeline: int, tensor: int, count: int) -> None:
+    """As many stages as fit, and then the largest part of each that divides it."""
+    few = Parts(pipeline, tensor).within(count)
+    fitting = [
+        (stages, degree)
+        for stages in range(1, pipeline + 1)
+        for degree in range(1, tensor + 1)
+        if stages * degree <= count and tensor % degree == 0
+    ]
+    assert (few.pipeline, few.tensor) == max(fitting)
 
 
 def test_what_the_loop_takes_between_iterations_is_measured_by_rows() -> None:
@@ -479,6 +526,7 @@ def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     costs_of_stage = StageCosts.of_document(read_json(tmp_path / "costs.json"))
     assert costs_of_stage.parts == Parts(1, 4) and costs_of_stage.reductions is not None and costs_of_stage.device == "cpu"
+    assert costs_of_stage.returning == Parts(1, 2) and costs_of_stage.table.loop_s > 0
     assert max(costs_of_stage.table.seconds) > 0 and min(costs_of_stage.reductions.seconds) > 0
     load = [
         "runner.requests=1",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -40,6 +40,18 @@ def parted(cell: Cell, parts: Parts) -> Parted:
     conditions = cell.conditions
     arguments = {"shape": asdict(shape), "precision": conditions.precision, "algorithms": conditions.algorithms}
     return Parted(shape, torch.device(cell.device), DTYPES[conditions.precision], arguments=json.dumps(arguments))
+
+
+def shallow(model: Parted, parts: Parts, num_layers: int) -> Parted:
+    """The same model with few layers in each stage.
+
+    Args:
+        parts: how it is to be split.
+        num_layers: of each stage.
+    """
+    shape = replace(model.shape, layers=num_layers * parts.pipeline)
+    arguments = json.loads(model.arguments) | {"shape": asdict(shape)}
+    return replace(model, shape=shape, arguments=json.dumps(arguments))
 
 
 def part_of(arguments: str, rank: int, parts: Parts, device: torch.device) -> GPTPart:

@@ -225,7 +225,8 @@ class ServingSession(Session):
         if not isinstance(server, Server):
             raise BadOption(f"runner=simulation has our schedulers alone: system={self.cell.system.choice} has its own")
         block_size = int(self.cell.system.options.get("block_size") or 0)
-        table = costs.of_server(server, self.serving_system.max_batch_size, block_size)
+        load_s = costs.LOAD_S if self.cell.device == "cuda" else 0.0
+        table = costs.of_server(server, self.serving_system.max_batch_size, block_size, load_s)
         clocked = []
         for rate in options.all_rates:
             for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):

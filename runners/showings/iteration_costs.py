@@ -1,13 +1,16 @@
 """runner=iteration_costs: what iterations cost one part of a model, which is all of it that the device has to hold.
 
-Where `gpus` names several, sums over as many as the split has are measured too. runner=simulated takes the file.
+Where `gpus` names several, what goes between parts is measured too: sums over as many as the split has, and how late tokens
+are back from as many processes, each with a few layers. runner=simulated takes the file.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import ClassVar
+from copy import copy
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
 
 from results.cell import Cell
 from runners.cell.messages import Failed
@@ -17,6 +20,15 @@ from runners.request.request import Request
 
 from .asking import ask, check_output, write
 from .base import Showing
+
+if TYPE_CHECKING:  # they load PyTorch
+    from runners.serving.parted import Parted
+    from systems.serving.costs import CostTable
+    from systems.serving.parts import Parts
+    from systems.serving.system import ServingSystem
+
+FEW_LAYERS = 4  # of a stage, where processes are timed: enough to keep a device busy while the host goes on
+ON_CPU = 2  # processes that are timed
 
 
 class IterationCosts(Showing):
@@ -31,8 +43,8 @@ class IterationCosts(Showing):
         if len(request.cells) > 1:
             raise BadRequest("runner=iteration_costs measures one model under one system: ask for no sweep")
         (cell,) = request.cells
-        degree = int(str(cell.system.get("tensor_parallel", 1)))  # sums are measured over as many as `gpus` names
-        gpus = ",".join(visible(gpu) for gpu in (request.options.gpus or (0,))[:degree])
+        num_ranks = prod(int(str(cell.system.get(key, 1))) for key in ("pipeline_parallel", "tensor_parallel"))
+        gpus = ",".join(visible(gpu) for gpu in (request.options.gpus or (0,))[:num_ranks])
         answer = ask(cell, request.options, gpus=gpus)
         if isinstance(answer, Failed):
             print(f"opweave: {answer.status}: {answer.reason}", file=sys.stderr)
@@ -63,19 +75,26 @@ class IterationCosts(Showing):
         model, parts = parted(cell, system.parts), system.parts
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
         on_gpu = cell.device == "cuda"
-        sums = None
-        if parts.tensor > 1 and (not on_gpu or torch.cuda.device_count() > 1):
-            degree = min(parts.tensor, torch.cuda.device_count()) if on_gpu else 2
+        load_s = costs.LOAD_S if on_gpu else 0.0
+        block_size = int(cell.system.options.get("block_size") or 0)
+        count = torch.cuda.device_count() if on_gpu else ON_CPU
+        sums, returning = None, None
+        if parts.tensor > 1 and count > 1:
+            degree = min(parts.tensor, count)
             report(f"measuring sums over {degree} processes")
             sums = reductions.measured(cell.device, degree, system.reductions)
+        if parts.num_ranks > 1 and count > 1:
+            returning = parts.within(count)
+            report(f"measuring what goes between {returning.num_ranks} processes")
+            between = self._between(system, model, returning, block_size)
         report("making a part of the model")
         last = Part(parts.pipeline - 1, parts.pipeline, 0, parts.tensor)
         part = made_part(model.shape, last, model.device, model.dtype)
         part.join(Alone(parts.tensor))
-        block_size = int(cell.system.options.get("block_size") or 0)
         engine, num_slots = system.local_engine(part, block_size)
         report("measuring iterations")
-        table = costs.of_server(system.server_of(engine, num_slots, model.shape), system.max_batch_size, block_size)
+        server = system.server_of(engine, num_slots, model.shape)
+        table = costs.of_server(server, system.max_batch_size, block_size, load_s)
         shape = model.shape
         document = StageCosts(
             device=torch.cuda.get_device_name() if on_gpu else "cpu",
@@ -84,7 +103,21 @@ class IterationCosts(Showing):
             shape=(shape.layers, shape.hidden, shape.heads, shape.positions, shape.vocabulary),
             parts=parts,
             token_bytes=shape.hidden * model.dtype.itemsize,
-            table=table,
+            table=table if returning is None else table.returning_as(between),
             reductions=sums,
+            returning=returning,
         )
         return json.loads(document.to_json())
+
+    def _between(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int) -> CostTable:
+        """The costs of a model of few layers in processes: of its delays how late tokens are back."""
+        from runners.serving.parted import shallow
+        from systems.serving import costs
+
+        system = copy(system)
+        system.parts = parts
+        server = system.prepare_serving(shallow(model, parts, FEW_LAYERS))
+        try:
+            return costs.of_server(server, system.max_batch_size, block_size)
+        finally:
+            server.engine.close()

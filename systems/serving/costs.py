@@ -28,6 +28,7 @@ NUMS_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of an iteration
 PROMPTS = (100, 150, 200, 300, 350, 400, 450)  # tokens of one, between those: products take time by tiles, not by tokens
 LOOP_TOKENS = 24  # that each request generates, for the time of the loop
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
+LOAD_S = 5.0  # of a GPU, before anything is timed
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class CostTable:
         delay_s = max(self._between(self.delays, batch.num_tokens), 0.0) if self.delays else 0.0
         return delay_s + self.loop_s + self.loop_row_s * len(batch.rows)
 
+    def returning_as(self, other: CostTable) -> CostTable:
+        """This table's iterations, with the delays of another one."""
+        delays = tuple(max(other._between(other.delays, count), 0.0) for count in self.tokens)
+        return replace(self, delays=delays, loop_s=other.loop_s, loop_row_s=other.loop_row_s)
+
     def samples(self) -> dict[str, tuple[float, ...]]:
         """The numbers by name, as a record holds them: milliseconds by tokens; microseconds of a place and of the loop."""
         return {
@@ -82,7 +88,9 @@ def places_of(batch: Batch) -> int:
     return sum(row.num_context for row in batch.rows)
 
 
-def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size: int, block_size: int = 0) -> CostTable:
+def measured(
+    engine: Engine, num_slots: int, num_positions: int, max_batch_size: int, block_size: int = 0, load_s: float = 0.0
+) -> CostTable:
     """The costs of an engine that has nothing to do. Its keys and values are overwritten.
 
     Args:
@@ -91,6 +99,7 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
         num_positions: the longest sequence.
         max_batch_size: rows of the largest iteration of increments.
         block_size: of its K/V manager.
+        load_s: seconds of the largest iterations, before anything is timed: a GPU at its power limit lowers its clocks.
     """
     rows = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_batch_size] + [max_batch_size]
     longest = min(MUCH, num_positions, num_slots)
@@ -100,6 +109,7 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
     kinds = {sum(count for _, count in mix): mix for mix in (*prompts, *mixes) if _slots_of(mix, block_size) <= num_slots}
     # The largest first: what a GPU's clocks are under load, they are for all.
     batches = {num_tokens: _batch(kinds[num_tokens], block_size) for num_tokens in sorted(kinds, reverse=True)}
+    _load(engine, batches[max(batches)], load_s)
     seconds = {num_tokens: seconds_of(engine, batch) for num_tokens, batch in batches.items()}
     count = max((n for n in rows if n * (longest + block_size) <= num_slots), default=1)
     long, short = (_batch([(length - 1, 1)] * count, block_size) for length in (longest, min(LITTLE, longest)))
@@ -107,18 +117,19 @@ def measured(engine: Engine, num_slots: int, num_positions: int, max_batch_size:
     place_s = max(slope, 0.0)
     tokens = tuple(sorted(kinds))
     stages = [max(seconds[n].stage - place_s * places_of(batches[n]), 0.0) for n in tokens]
-    return CostTable(tokens, _ascending(stages), place_s, tuple(seconds[n].delay for n in tokens))
+    return CostTable(tokens, _ascending(stages), place_s, _ascending([seconds[n].delay for n in tokens]))
 
 
-def of_server(server: Server, most_requests: int, block_size: int = 0) -> CostTable:
+def of_server(server: Server, most_requests: int, block_size: int = 0, load_s: float = 0.0) -> CostTable:
     """The costs of a server that has nothing to do: its engine's iterations, and what its loop takes between them.
 
     Args:
         most_requests: of a batch.
         block_size: of its K/V manager.
+        load_s: as `measured` takes it.
     """
     num_slots, num_positions, _ = server.bounds
-    table = measured(server.engine, num_slots, num_positions, most_requests, block_size)
+    table = measured(server.engine, num_slots, num_positions, most_requests, block_size, load_s)
 
     def serve(inbox: Inbox) -> Course:
         return server.serve(inbox, discard, RealClock())
@@ -176,6 +187,17 @@ def seconds_of(engine: Engine, batch: Batch) -> Seconds:
     return Seconds(stage_s, max(alone_s - engine.num_workers * stage_s, 0.0))
 
 
+def _load(engine: Engine, batch: Batch, load_s: float) -> None:
+    """Iterations behind each other, for as many seconds."""
+    end_s = perf_counter() + load_s
+    while perf_counter() < end_s:
+        while engine.num_in_flight <= engine.num_workers:
+            engine.submit(batch)
+        engine.collect()
+    while engine.num_in_flight:
+        engine.collect()
+
+
 def _alone(engine: Engine, batch: Batch) -> float:
     """Seconds from the submission of an iteration to its tokens."""
     begin = perf_counter()
@@ -185,7 +207,7 @@ def _alone(engine: Engine, batch: Batch) -> float:
 
 
 def _ascending(values: Sequence[float]) -> tuple[float, ...]:
-    """The nearest values of which none is below one before it: more tokens cost no less (isotonic regression)."""
+    """The nearest values of which none is below one before it: more tokens take no less (isotonic regression)."""
     pools: list[tuple[float, int]] = []  # a mean, and how many values have it
     for value in values:
         mean, count = value, 1

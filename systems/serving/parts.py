@@ -36,6 +36,12 @@ class Parts:
     def num_ranks(self) -> int:
         return self.pipeline * self.tensor
 
+    def within(self, count: int) -> Parts:
+        """As many stages of them as there is room for among `count` processes, and then as many parts of each."""
+        pipeline = min(self.pipeline, count)
+        degrees = [degree for degree in range(1, self.tensor + 1) if not self.tensor % degree]
+        return Parts(pipeline, max(degree for degree in degrees if degree * pipeline <= count))
+
     def place(self, rank: int) -> tuple[int, int]:
         """(stage, part within it) of a rank."""
         return divmod(rank, self.tensor)

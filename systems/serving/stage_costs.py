@@ -33,6 +33,8 @@ class StageCosts:
         token_bytes: of a token's hidden state.
         table: of the last stage's first part alone, its logits included; nothing is summed or sent in it.
         reductions: None where they were not measured, as on a single GPU.
+        returning: parts of the model of few layers whose delays the table has: what goes between processes is in them.
+            None: the delays are those of the part alone.
     """
 
     device: str
@@ -43,6 +45,7 @@ class StageCosts:
     token_bytes: int
     table: CostTable
     reductions: Reductions | None
+    returning: Parts | None = None
 
     def __call__(self, batch: Batch) -> float:
         """Seconds of one stage for an iteration: its part, and the sums of its layers."""
@@ -54,7 +57,7 @@ class StageCosts:
         return seconds
 
     def delay(self, batch: Batch) -> float:
-        """As the table's: that of the part."""
+        """As the table's."""
         return self.table.delay(batch)
 
     def to_json(self) -> str:
@@ -68,6 +71,8 @@ class StageCosts:
         tuples = {name: tuple(table[name]) for name in ("tokens", "seconds", "delays")}
         fields["table"] = CostTable(**table | tuples)
         fields["reductions"] = sums and Reductions(**sums | {name: tuple(sums[name]) for name in ("num_bytes", "seconds")})
+        returning = fields.get("returning")
+        fields["returning"] = returning and Parts(**returning)
         return cls(**fields | {"parts": Parts(**fields["parts"]), "shape": tuple(fields["shape"])})
 
 
