@@ -12,6 +12,7 @@ from statistics import median
 
 import numpy
 import pytest
+import torch
 from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,7 +46,7 @@ from systems.serving.request_level import RequestLevel
 from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
 from systems.serving.slots import ContiguousSlots, PagedSlots, Region, Slots
-from systems.serving.stage_costs import StageCosts
+from systems.serving.stage_costs import Alone, StageCosts
 from systems.serving.system import Server
 
 SCHEDULERS: dict[str, Callable[[int], Scheduler]] = {
@@ -182,6 +183,14 @@ def test_measured_costs_are_those_of_the_engine(block_size: int, monkeypatch: py
         assert table.delay(batch) == pytest.approx(0.25 * batch.num_tokens)
 
 
+@given(st.integers(1, 16), st.integers(1, 600))
+def test_prompts_of_an_iteration_have_half_a_tile_more_than_whole_ones(count: int, longest: int) -> None:
+    lengths = [length for _, length in costs._prompts(count, longest)]
+    assert len(lengths) == count and max(lengths) <= longest and max(lengths) - min(lengths) <= 1
+    if longest > costs.PROMPT + costs.TILE:
+        assert sum(lengths) % costs.TILE == costs.TILE // 2 and sum(lengths) // costs.PROMPT == count
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_stage_and_the_way_back_are_told_apart(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an engine whose stages take 4 s, and whose tokens are there 1.5 s after the last one's end."""
@@ -247,6 +256,14 @@ def test_a_table_takes_the_delays_of_another_one(measured: list[tuple[int, float
     assert table.delays == pytest.approx(numpy.interp(tokens, counts, delays))
     assert (table.loop_s, table.loop_row_s, table.place_s) == (3.0, 0.25, 0.125)
     assert table.seconds == tuple(map(float, tokens))
+
+
+def test_a_part_alone_receives_numbers_as_others_would_send() -> None:
+    """A GPU multiplies zeros faster than numbers that differ."""
+    torch.manual_seed(0)
+    x = torch.zeros(64, 32)
+    Alone(2).receive(x)
+    assert float(x.mean()) == pytest.approx(0, abs=0.1) and float(x.std()) == pytest.approx(1, abs=0.1)
 
 
 @given(st.integers(1, 5), st.sampled_from([1, 2, 4, 6, 8]), st.integers(1, 20))

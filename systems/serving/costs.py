@@ -23,9 +23,11 @@ from .slots import Region
 from .system import Server
 
 LITTLE, MUCH = 16, 512  # places that an increment attends to, for the cost of a token and for that of a place
-PROMPT = 256  # tokens of each prompt of an iteration of several
+PROMPT = 256  # tokens of each prompt of an iteration of several, about
 NUMS_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of an iteration
-PROMPTS = (100, 150, 200, 300, 350, 400, 450)  # tokens of one, between those: products take time by tiles, not by tokens
+PROMPTS = (100, 150, 200, 250, 350, 400, 450, 500)  # tokens of one, between those
+# Products take time by tiles of so many tokens. With half a tile more than whole ones they take what they do on average.
+TILE = 128
 LOOP_TOKENS = 24  # that each request generates, for the time of the loop
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
 LOAD_S = 5.0  # of a GPU, before anything is timed
@@ -104,7 +106,7 @@ def measured(
     rows = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_batch_size] + [max_batch_size]
     longest = min(MUCH, num_positions, num_slots)
     mixes = [[(LITTLE - 1, 1)] * count for count in rows]
-    prompts = [[(0, min(PROMPT, longest))] * count for count in NUMS_PROMPTS if count <= max_batch_size]
+    prompts = [_prompts(count, longest) for count in NUMS_PROMPTS if count <= max_batch_size]
     prompts += [[(0, length)] for length in PROMPTS if length <= longest]
     kinds = {sum(count for _, count in mix): mix for mix in (*prompts, *mixes) if _slots_of(mix, block_size) <= num_slots}
     # The largest first: what a GPU's clocks are under load, they are for all.
@@ -216,6 +218,12 @@ def _ascending(values: Sequence[float]) -> tuple[float, ...]:
             mean, count = (before * num_before + mean * count) / (num_before + count), num_before + count
         pools.append((mean, count))
     return tuple(mean for mean, count in pools for _ in range(count))
+
+
+def _prompts(count: int, longest: int) -> list[tuple[int, int]]:
+    """As many rows of nearly as many tokens each; none has more than the longest."""
+    tokens = count * PROMPT + TILE // 2
+    return [(0, min(tokens // count + (number < tokens % count), longest)) for number in range(count)]
 
 
 def _slots_of(mix: Sequence[tuple[int, int]], block_size: int) -> int:

@@ -1,4 +1,4 @@
-"""How near the kernels that serve are to the rate at which a GPU copies: attention of increments, products of one token.
+"""How near the kernels that serve are to the rate at which a GPU copies: attention of a batch, products of one token.
 
 python tests/benchmarks/benchmark_serving.py [--attention] [--products] [--all] [--processes N]
 
@@ -10,6 +10,7 @@ processes compile them. Each is compared with PyTorch's operators first. Needs a
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product as combinations
@@ -21,6 +22,7 @@ from time import perf_counter
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import torch
+import triton
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,6 +39,8 @@ from systems.serving.slots import Region
 HEADS, SIZE = 40, 128  # of the 13B model
 HIDDEN = HEADS * SIZE
 CASES = ((1, 160), (1, 2000), (8, 300), (16, 1000), (64, 300), (128, 300), (32, 2000))  # increments, filled places of each
+MIXED = ((0, 0, 2), (8, 300, 1), (62, 300, 2), (126, 300, 2), (60, 300, 4))  # and prompts beside them, of PROMPT tokens
+PROMPT = 272
 SHAPES = {"qkv": (3 * HIDDEN, HIDDEN), "out": (HIDDEN, HIDDEN), "up": (4 * HIDDEN, HIDDEN), "down": (HIDDEN, 4 * HIDDEN)}
 CANDIDATES = tuple(
     Cut(keys, splits, warps, stages, is_by_products, least_part=keys)
@@ -47,6 +51,9 @@ CANDIDATES = tuple(
         ),
         (1, 2, 4, 8, 16),
     )
+)
+WITH_PROMPTS = tuple(
+    Cut(keys, 1, warps, stages, True) for keys, warps, stages in combinations((32, 64, 128), (4, 8), (1, 2, 3, 4))
 )
 COLUMNS = ((512, 1), (512, 2), (1024, 2), (1024, 4), (2048, 8))  # of a strip, and its warps
 STRIPS = tuple(Strip(rows, columns, warps) for rows in (1, 2, 4, 8) for columns, warps in COLUMNS)
@@ -97,30 +104,45 @@ def copy_rate() -> float:
 
 
 @dataclass(frozen=True)
-class Increments:
-    """Rows of one token: queries, the caches of several layers, and the layout."""
+class Attention:
+    """Rows of a batch: queries, the caches of several layers, the layout, and of each row its places and tokens."""
 
     q: Tensor
     caches: list[Tensor]
     layout: Layout
+    rows: tuple[tuple[int, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the keys and values that are read."""
+        return sum(places for places, _ in self.rows) * 4 * HIDDEN
 
     def attend(self, cut: Cut | None, i: int) -> Tensor:
         return fused.attend(self.q, self.caches[i % len(self.caches)], self.layout, cut)
 
     def expected(self) -> Tensor:
-        """Of the first cache."""
-        kv = self.caches[0][:, :-1].unflatten(1, (len(self.q), -1)).transpose(2, 3)  # [2, rows, heads, places, head size]
-        return functional.scaled_dot_product_attention(self.q[:, :, None], kv[0], kv[1])[:, :, 0]
+        """Of the first cache, a call for each row."""
+        outputs, token, slot = [], 0, 0
+        for places, tokens in self.rows:
+            query = self.q[token : token + tokens].transpose(0, 1)  # [heads, tokens, head size]
+            key, value = self.caches[0][:, slot : slot + places].transpose(1, 2)  # each [heads, places, head size]
+            outputs.append(functional.scaled_dot_product_attention(query, key, value, is_causal=tokens > 1).transpose(0, 1))
+            token, slot = token + tokens, slot + places
+        return torch.cat(outputs)
 
 
-def increments(num_rows: int, num_places: int) -> Increments:
-    slots = num_rows * num_places
+def attention_of(num_increments: int, num_places: int, num_prompts: int = 0) -> Attention:
+    """Rows of one token, and prompts of PROMPT behind them."""
+    sizes = ((num_places, 1),) * num_increments + ((PROMPT, PROMPT),) * num_prompts
+    rows, slots, num_tokens = [], 0, 0
+    for i, (places, tokens) in enumerate(sizes):
+        region = Region((slots,), places, places)
+        rows.append(Row(i, region, places - tokens, (0,) * tokens, 0, tokens, 0, Sampling()))
+        slots, num_tokens = slots + places, num_tokens + tokens
     num_layers = max(2, -(-CACHE_BYTES // (slots * 4 * HIDDEN)))
-    regions = [Region((i * num_places,), num_places, num_places) for i in range(num_rows)]
-    rows = tuple(Row(i, region, num_places - 1, (0,), 0, 1, 0, Sampling()) for i, region in enumerate(regions))
-    layout = LayoutBuffer(torch.device("cuda"), slots, 1, 0).of(Batch(0, rows))
+    layout = LayoutBuffer(torch.device("cuda"), slots, 1, 0).of(Batch(0, tuple(rows)))
     caches = [torch.randn(2, slots + 1, HEADS, SIZE, device="cuda", dtype=torch.float16) for _ in range(num_layers)]
-    return Increments(torch.randn(num_rows, HEADS, SIZE, device="cuda", dtype=torch.float16), caches, layout)
+    return Attention(torch.randn(num_tokens, HEADS, SIZE, device="cuda", dtype=torch.float16), caches, layout, sizes)
 
 
 @dataclass(frozen=True)
@@ -157,20 +179,23 @@ def products_of(name: str, num_layers: int) -> Products:
     return Products(torch.randn(1, width, **like), linears, norm, addend, name == "up")  # type: ignore[call-overload]
 
 
-def attention(cuts: tuple[Cut | None, ...]) -> None:
-    """A line for each case and cut, the fastest first; None stands for the table's."""
-    for num_rows, num_places in CASES:
-        case = increments(num_rows, num_places)
-        num_bytes = num_rows * num_places * 4 * HIDDEN
-        results = []
-        for cut in cuts:
-            check(case.attend(cut, 0), case.expected(), f"attention by {cut}")
-            seconds = seconds_of(partial(case.attend, cut), max(8, len(case.caches)))
-            results.append((seconds, cut or fused.cut_of(num_rows * HEADS, False), cut is None))
-        results.sort(key=lambda result: result[0])
-        for seconds, cut, is_tables in [*results[:6], *(result for result in results[6:] if result[2])]:
-            rate = num_bytes / seconds / GB
-            say(f"{num_rows} x {num_places}: {seconds * 1e6:.1f} us, {rate:.0f} GB/s by {cut}{' (table)' * is_tables}")
+def attention(case: Attention, what: str, cuts: tuple[Cut | None, ...]) -> None:
+    """A line for each cut, the fastest first; None stands for the table's."""
+    results = []
+    for cut in cuts:
+        try:
+            output = case.attend(cut, 0)
+        except triton.OutOfResources as error:
+            say(f"{what}: {cut}: {error}")
+            continue
+        check(output, case.expected(), f"attention by {cut}")
+        seconds = seconds_of(partial(case.attend, cut), max(8, len(case.caches)))
+        used = fused.cut_of(len(case.layout.tile_rows) * HEADS, case.layout.has_prompts)
+        results.append((seconds, cut or used, cut is None))
+    results.sort(key=lambda result: result[0])
+    for seconds, cut, is_tables in [*results[:6], *(result for result in results[6:] if result[2])]:
+        rate = case.num_bytes / seconds / GB
+        say(f"{what}: {seconds * 1e6:.1f} us, {rate:.0f} GB/s by {cut}{' (table)' * is_tables}")
 
 
 def products(strips: tuple[Strip | None, ...]) -> None:
@@ -192,9 +217,10 @@ def products(strips: tuple[Strip | None, ...]) -> None:
 @torch.inference_mode()
 def compile_part(part: int, num_parts: int) -> None:
     """Launch what the timed loops launch, one of `num_parts` shares of it: kernels lie in Triton's cache then."""
-    case = increments(*CASES[0])
-    for cut in CANDIDATES[part::num_parts]:
-        case.attend(cut, 0)
+    for case, candidates in ((attention_of(*CASES[0]), CANDIDATES), (attention_of(*MIXED[1]), WITH_PROMPTS)):
+        for cut in candidates[part::num_parts]:
+            with suppress(triton.OutOfResources):  # the timed loop says so
+                case.attend(cut, 0)
     for name in SHAPES:
         one = products_of(name, 1)
         for strip, is_early in [*combinations(STRIPS, (False, True))][part::num_parts]:
@@ -219,7 +245,12 @@ def main() -> None:
     say(f"copies reach {copy_rate() / GB:.0f} GB/s on {torch.cuda.get_device_name()}")
     with torch.inference_mode():
         if arguments.attention or not arguments.products:
-            attention((None, *CANDIDATES) if arguments.all else (None,))
+            for count, places in CASES:
+                case = attention_of(count, places)
+                attention(case, f"{count} x {places}", (None, *CANDIDATES) if arguments.all else (None,))
+            for count, places, prompts in MIXED:
+                case, what = attention_of(count, places, prompts), f"{count} x {places} and {prompts} prompts"
+                attention(case, what, (None, *WITH_PROMPTS) if arguments.all else (None,))
         if arguments.products or not arguments.attention:
             products(STRIPS if arguments.all else (None,))
 
