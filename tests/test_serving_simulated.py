@@ -183,12 +183,20 @@ def test_measured_costs_are_those_of_the_engine(block_size: int, monkeypatch: py
         assert table.delay(batch) == pytest.approx(0.25 * batch.num_tokens)
 
 
-@given(st.integers(1, 16), st.integers(1, 600))
-def test_prompts_of_an_iteration_have_half_a_tile_more_than_whole_ones(count: int, longest: int) -> None:
-    lengths = [length for _, length in costs._prompts(count, longest)]
-    assert len(lengths) == count and max(lengths) <= longest and max(lengths) - min(lengths) <= 1
-    if longest > costs.PROMPT + costs.TILE:
-        assert sum(lengths) % costs.TILE == costs.TILE // 2 and sum(lengths) // costs.PROMPT == count
+@given(st.integers(1, 600), st.integers(1, 40), st.floats(0, 1))
+def test_prompts_of_an_iteration_have_its_tokens_and_are_none_too_long(longest: int, most_rows: int, share: float) -> None:
+    num_tokens = max(round(share * longest * most_rows), 1)
+    lengths = [length for _, length in costs._prompts(num_tokens, longest, most_rows)]
+    assert sum(lengths) == num_tokens and len(lengths) <= most_rows
+    assert min(lengths) > 0 and max(lengths) <= longest and max(lengths) - min(lengths) <= 1
+    if longest >= 2 * costs.PROMPT and costs.PROMPT <= num_tokens <= costs.PROMPT * most_rows:
+        assert 0.6 * costs.PROMPT < num_tokens / len(lengths) < 1.5 * costs.PROMPT + 1
+
+
+def test_iterations_that_are_timed_fill_tiles_more_or_less() -> None:
+    """On average half a tile: what the largest have, and the others by their steps."""
+    used = [(total % costs.TILE) / costs.TILE for total in costs.FEW_TOKENS]
+    assert numpy.mean(used) == pytest.approx(0.5, abs=0.05) and max(numpy.diff(sorted(used))) < 0.2
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

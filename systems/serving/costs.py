@@ -24,10 +24,11 @@ from .system import Server
 
 LITTLE, MUCH = 16, 512  # places that an increment attends to, for the cost of a token and for that of a place
 PROMPT = 256  # tokens of each prompt of an iteration of several, about
-NUMS_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of an iteration
-PROMPTS = (100, 150, 200, 250, 350, 400, 450, 500)  # tokens of one, between those
-# Products take time by tiles of so many tokens. With half a tile more than whole ones they take what they do on average.
-TILE = 128
+# Tokens of an iteration of one prompt or a few. Products take time by tiles, and graphs are of certain sizes: steps of no
+# whole tile have some of the samples just above a size, and some just below.
+FEW_TOKENS = range(100, 769, 37)
+NUMS_PROMPTS = (4, 6, 8, 12, 16)  # of an iteration of more
+TILE = 128  # With half a tile more than whole ones, those take what an iteration does on average.
 LOOP_TOKENS = 24  # that each request generates, for the time of the loop
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
 LOAD_S = 5.0  # of a GPU, before anything is timed
@@ -106,8 +107,8 @@ def measured(
     rows = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_batch_size] + [max_batch_size]
     longest = min(MUCH, num_positions, num_slots)
     mixes = [[(LITTLE - 1, 1)] * count for count in rows]
-    prompts = [_prompts(count, longest) for count in NUMS_PROMPTS if count <= max_batch_size]
-    prompts += [[(0, length)] for length in PROMPTS if length <= longest]
+    totals = [*FEW_TOKENS, *(count * PROMPT + TILE // 2 for count in NUMS_PROMPTS)]
+    prompts = [_prompts(total, longest, max_batch_size) for total in totals if total <= longest * max_batch_size]
     kinds = {sum(count for _, count in mix): mix for mix in (*prompts, *mixes) if _slots_of(mix, block_size) <= num_slots}
     # The largest first: what a GPU's clocks are under load, they are for all.
     batches = {num_tokens: _batch(kinds[num_tokens], block_size) for num_tokens in sorted(kinds, reverse=True)}
@@ -220,10 +221,10 @@ def _ascending(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(mean for mean, count in pools for _ in range(count))
 
 
-def _prompts(count: int, longest: int) -> list[tuple[int, int]]:
-    """As many rows of nearly as many tokens each; none has more than the longest."""
-    tokens = count * PROMPT + TILE // 2
-    return [(0, min(tokens // count + (number < tokens % count), longest)) for number in range(count)]
+def _prompts(num_tokens: int, longest: int, most_rows: int) -> list[tuple[int, int]]:
+    """Rows of nearly as many tokens each: about PROMPT, where that is no more than the longest and takes no more rows."""
+    count = max(min(round(num_tokens / PROMPT), most_rows), -(-num_tokens // longest))
+    return [(0, num_tokens // count + (number < num_tokens % count)) for number in range(count)]
 
 
 def _slots_of(mix: Sequence[tuple[int, int]], block_size: int) -> int:
