@@ -64,17 +64,18 @@ def farthest(among: Sequence[Point]) -> tuple[float, float]:
 def standing(costs: str) -> tuple[bool, str]:
     """Whether figures that are simulated with some costs are shown, and by what numbers.
 
-    Costs without real points go by the points of committed ones. Costs of a part of layers or of a stage do so only where
-    others of such a part have points: a model on one GPU shows nothing of sums and stages.
+    Costs without real points go by the points of committed ones that are split in no other way. Costs of a part of layers or
+    of a stage do so only where others of such a part have points: a model on one GPU shows nothing of sums and stages.
     """
     if not are_there(costs):
         return False, f"its costs, {costs}, are not there any more"
     among, whose = points(costs), ""
     if not among:
         names = sorted(file.name.removesuffix(COSTS_SUFFIX) for file in COSTS.glob(f"*{COSTS_SUFFIX}"))
-        committed = {name: points(name) for name in names}
-        for split in sorted(_splits(costs)):
-            if not any(committed[name] and split in _splits(name) for name in names):
+        splits = _splits(costs)
+        committed = {name: points(name) for name in names if _splits(name) <= splits}
+        for split in sorted(splits):
+            if not any(each and split in _splits(name) for name, each in committed.items()):
                 return False, f"no record here is of an engine {SPLITS[split]} that served what costs of such parts simulate"
         among, whose = tuple(point for each in committed.values() for point in each), " of other costs"
     if not among:

@@ -168,7 +168,7 @@ def both_clocks(records: Iterable[Record], costs: str | None = None) -> Table:
         return _share(number(row, f"{name}_simulated") / number(row, f"{name}_real") - 1)
 
     def point(row: tuple[Record, float]) -> Point:
-        return again[row[0].id, row[1]]
+        return needed(again.get((row[0].id, row[1])))  # of another model or split there is none
 
     def throughput_again(row: tuple[Record, float]) -> str:
         return _share(point(row).throughput_error)

@@ -256,14 +256,17 @@ def test_a_gpu_is_under_load_before_anything_is_timed(workers: int, monkeypatch:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 9)), min_size=2, max_size=6, unique_by=lambda pair: pair[0]))
-def test_a_table_takes_the_delays_of_another_one(measured: list[tuple[int, float]]) -> None:
+def test_a_table_is_delayed_by_what_goes_between_processes(measured: list[tuple[int, float]]) -> None:
     counts, delays = zip(*sorted(measured), strict=True)
-    other = CostTable(counts, (1.0,) * len(counts), 0.5, delays, 3.0, 0.25)
+    between = CostTable(counts, (1.0,) * len(counts), 0.5, delays, 3.0, 0.25)
+    alone = CostTable((1, 99), (5.0, 6.0), 0.0, (0.5, 0.5), 1.0, 0.5)
     tokens = tuple(range(counts[0], counts[-1] + 1))
-    table = CostTable(tokens, tuple(map(float, tokens)), 0.125, (7.0,) * len(tokens)).returning_as(other)
-    assert table.delays == pytest.approx(numpy.interp(tokens, counts, delays))
-    assert (table.loop_s, table.loop_row_s, table.place_s) == (3.0, 0.25, 0.125)
-    assert table.seconds == tuple(map(float, tokens))
+    own = CostTable(tokens, tuple(map(float, tokens)), 0.125, (0.25,) * len(tokens), 0.5, 0.5)
+    table = own.delayed_by(between, alone)
+    assert table.delays == pytest.approx(numpy.maximum(numpy.interp(tokens, counts, delays) - 0.25, 0))
+    assert (table.loop_s, table.loop_row_s) == pytest.approx((2.5, 0.25))
+    assert table.place_s == 0.125 and table.seconds == own.seconds
+    assert own.delayed_by(alone, alone) == own
 
 
 def test_a_part_alone_receives_numbers_as_others_would_send() -> None:

@@ -1,7 +1,7 @@
 """runner=iteration_costs: what iterations cost one part of a model, which is all of it that the device has to hold.
 
-Where `gpus` names several, what goes between parts is measured too: sums over as many as the split has, and how late tokens
-are back from as many processes, each with a few layers. runner=simulated takes the file.
+Where `gpus` names several, what goes between parts is measured too: sums over as many as the split has, and how much later
+tokens are back from as many processes, each with a few layers, than from one. runner=simulated takes the file.
 """
 
 from __future__ import annotations
@@ -60,13 +60,12 @@ class IterationCosts(Showing):
         import psutil
         import torch
 
-        from models.gpt_part import Part, made_part
         from runners.cell.arithmetic import set_arithmetic
-        from runners.serving.parted import parted
+        from runners.serving.parted import parted, shallow
         from runners.serving.session import system_of
         from systems.base import Unsupported
         from systems.serving import costs, reductions
-        from systems.serving.stage_costs import Alone, StageCosts
+        from systems.serving.stage_costs import StageCosts
         from systems.serving.system import ServingSystem
 
         system = system_of(cell)
@@ -83,18 +82,16 @@ class IterationCosts(Showing):
             degree = min(parts.tensor, count)
             report(f"measuring sums over {degree} processes")
             sums = reductions.measured(cell.device, degree, system.reductions)
+        between = None
         if parts.num_ranks > 1 and count > 1:
             returning = parts.within(count)
+            few = shallow(model, returning, FEW_LAYERS)
             report(f"measuring what goes between {returning.num_ranks} processes")
-            between = self._between(system, model, returning, block_size)
-        report("making a part of the model")
-        last = Part(parts.pipeline - 1, parts.pipeline, 0, parts.tensor)
-        part = made_part(model.shape, last, model.device, model.dtype)
-        part.join(Alone(parts.tensor))
-        engine, num_slots = system.local_engine(part, block_size)
-        report("measuring iterations")
-        server = system.server_of(engine, num_slots, model.shape)
-        table = costs.of_server(server, system.max_batch_size, block_size, load_s)
+            between = self._parallel(system, few, returning, block_size), self._alone(system, few, returning, block_size)
+        report("measuring iterations of a part of the model")
+        table = self._alone(system, model, parts, block_size, load_s)
+        if between is not None:
+            table = table.delayed_by(*between)
         shape = model.shape
         document = StageCosts(
             device=torch.cuda.get_device_name() if on_gpu else "cpu",
@@ -103,20 +100,35 @@ class IterationCosts(Showing):
             shape=(shape.layers, shape.hidden, shape.heads, shape.positions, shape.vocabulary),
             parts=parts,
             token_bytes=shape.hidden * model.dtype.itemsize,
-            table=table if returning is None else table.returning_as(between),
+            table=table,
             reductions=sums,
             returning=returning,
         )
         return json.loads(document.to_json())
 
-    def _between(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int) -> CostTable:
-        """The costs of a model of few layers in processes: of its delays how late tokens are back."""
-        from runners.serving.parted import shallow
+    def _alone(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int, load_s: float = 0.0) -> CostTable:
+        """The costs of the last stage's first part, in this process."""
+        from models.gpt_part import Part, made_part
+        from systems.serving import costs
+        from systems.serving.stage_costs import Alone
+
+        last = Part(parts.pipeline - 1, parts.pipeline, 0, parts.tensor)
+        part = made_part(model.shape, last, model.device, model.dtype)
+        part.join(Alone(parts.tensor))
+        engine, num_slots = system.local_engine(part, block_size)
+        try:
+            server = system.server_of(engine, num_slots, model.shape)
+            return costs.of_server(server, system.max_batch_size, block_size, load_s)
+        finally:
+            engine.close()
+
+    def _parallel(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int) -> CostTable:
+        """The costs of all parts, in processes of their own."""
         from systems.serving import costs
 
         system = copy(system)
         system.parts = parts
-        server = system.prepare_serving(shallow(model, parts, FEW_LAYERS))
+        server = system.prepare_serving(model)
         try:
             return costs.of_server(server, system.max_batch_size, block_size)
         finally:

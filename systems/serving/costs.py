@@ -62,10 +62,27 @@ class CostTable:
         delay_s = max(self._between(self.delays, batch.num_tokens), 0.0) if self.delays else 0.0
         return delay_s + self.loop_s + self.loop_row_s * len(batch.rows)
 
-    def returning_as(self, other: CostTable) -> CostTable:
-        """This table's iterations, with the delays of another one."""
-        delays = tuple(max(other._between(other.delays, count), 0.0) for count in self.tokens)
-        return replace(self, delays=delays, loop_s=other.loop_s, loop_row_s=other.loop_row_s)
+    def delayed_by(self, between: CostTable, alone: CostTable) -> CostTable:
+        """This table with what goes between processes in its delays.
+
+        A delay of its own stays: a graph of more layers takes longer to launch.
+
+        Args:
+            between: of a model of few layers in processes.
+            alone: of a part of that model by itself.
+        """
+
+        def later(count: int) -> float:
+            return between._between(between.delays, count) - alone._between(alone.delays, count)
+
+        delays = tuple(max(delay + later(count), 0.0) for count, delay in zip(self.tokens, self.delays, strict=True))
+        loop_s, loop_row_s = between.loop_s - alone.loop_s, between.loop_row_s - alone.loop_row_s
+        return replace(
+            self,
+            delays=delays,
+            loop_s=max(self.loop_s + loop_s, 0.0),
+            loop_row_s=max(self.loop_row_s + loop_row_s, 0.0),
+        )
 
     def samples(self) -> dict[str, tuple[float, ...]]:
         """The numbers by name, as a record holds them: milliseconds by tokens; microseconds of a place and of the loop."""

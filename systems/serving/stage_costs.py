@@ -33,8 +33,8 @@ class StageCosts:
         token_bytes: of a token's hidden state.
         table: of the last stage's first part alone, its logits included; nothing is summed or sent in it.
         reductions: None where they were not measured, as on a single GPU.
-        returning: parts of the model of few layers whose delays the table has: what goes between processes is in them.
-            None: the delays are those of the part alone.
+        returning: parts of the model of few layers that says how much later tokens are back from processes than from one.
+            None: the table's delays are those of the part alone.
     """
 
     device: str
