@@ -152,6 +152,8 @@ def inlined(chart: Chart, number: int) -> str:
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].strip()  # without the declarations of a file
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|(?<=>)\n\s*(?=<)", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # the page's style sheet has it
+    svg = re.sub(r' (?:xmlns:xlink|version)="[^"]*"', "", svg).replace("xlink:href=", "href=")
     svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda path: short_path(path[0]), svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)  # a text that stands upright
     svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # the whole picture's
@@ -220,7 +222,7 @@ def with_shared_paths(html: str) -> str:
 
     def reference(match: re.Match[str]) -> str:
         number = numbers.get(match[2])
-        return match[0] if number is None else f'<use{match[1]} xlink:href="#path-{number}"{match[3]}/>'
+        return match[0] if number is None else f'<use{match[1]} href="#path-{number}"{match[3]}/>'
 
     paths = "".join(f'<path id="path-{number}" d="{path}"/>' for path, number in numbers.items())
     return long_path.sub(reference, html).replace(SHARED, f"{SHARED.removesuffix('</defs></svg>')}{paths}</defs></svg>", 1)

@@ -72,9 +72,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert policy is not None and policy.startswith("default-src 'none'")
     ids = [a["id"] for _, a in page.tags if a.get("id")]
     assert len(set(ids)) == len(ids)
-    targets = {a["href"] or "" for tag, a in page.tags if tag == "a"} | set(
-        re.findall(r'(?:xlink:href="|url\()#([^")]+)', html)
-    )
+    targets = {a["href"] or "" for tag, a in page.tags if tag == "a"} | set(re.findall(r'(?:href="|url\()#([^")]+)', html))
     assert {target.removeprefix("#") for target in targets} <= set(ids)
 
 
@@ -385,9 +383,7 @@ def test_charts_share_the_paths_that_they_have_in_common() -> None:
     page = f'{SHARED}<path id="a" d="{path}" style="fill: red"/><path d="{path}"/><path d="M 1 1"/>'
     shared = with_shared_paths(page)
     assert shared.count(path) == 1 and f'<path id="path-1" d="{path}"/></defs></svg>' in shared
-    assert shared.endswith(
-        '<use id="a" xlink:href="#path-1" style="fill: red"/><use xlink:href="#path-1"/><path d="M 1 1"/>'
-    )
+    assert shared.endswith('<use id="a" href="#path-1" style="fill: red"/><use href="#path-1"/><path d="M 1 1"/>')
     assert with_shared_paths(shared) == shared
 
 

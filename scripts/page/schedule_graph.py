@@ -124,8 +124,10 @@ class ScheduleGraph:
             f'<rect width="{width}" height="{height}" fill="white"/>',
             *self._bands(layer, width),
         ]
+        parts.append('<g fill="none" stroke="#666">')
         for u, v in sorted(set(schedule.edges) | waits, key=lambda pair: pair in waits):
             parts.append(_edge(place(u), place(v), (u, v) in waits, operators[u].stream == operators[v].stream))
+        parts.append("</g>")
         for v, o in operators.items():
             parts.append(_operator(place(v), o, merged.get(v)))
         return "\n".join([*parts, "</svg>"])
@@ -182,7 +184,7 @@ def _edge(start: tuple[float, float], end: tuple[float, float], wait: bool, same
         path = f"M{x0:g} {y0:g}C{side:g} {y0 + 12:g} {side:g} {y1 - 12:g} {x1:g} {y1:g}"
     else:
         path = f"M{x0:g} {y0:g}C{x0:g} {y0 + bend:g} {x1:g} {y1 - bend:g} {x1:g} {y1:g}"
-    look = 'stroke="#666"' if same_stream else 'stroke="#c4c4c4"'
+    look = "" if same_stream else ' stroke="#c4c4c4"'
     if wait:
-        look = 'stroke="#111" stroke-dasharray="4 2"'
-    return f'<path d="{path}" fill="none" {look}/>'
+        look = ' stroke="#111" stroke-dasharray="4 2"'
+    return f'<path d="{path}"{look}/>'
