@@ -640,6 +640,16 @@ def test_latency_over_throughput_has_a_line_for_each_largest_batch() -> None:
         serving.draw(Selected([served(8, 4.0, 3.5, None)], style.order))
 
 
+def test_lines_of_one_system_with_other_options_look_different() -> None:
+    name = "request_level_microbatches"
+    systems = [
+        chosen("system", name, max_batch_size=batch, microbatch_size=size) for batch, size in ((8, 2), (8, 4), (16, 2))
+    ]
+    styles = [serving._style(system, systems) for system in systems]
+    assert styles[0]["color"] != styles[1]["color"] and styles[0]["linestyle"] != styles[1]["linestyle"]
+    assert styles[0]["color"] == styles[2]["color"] and styles[0]["marker"] != styles[2]["marker"]
+
+
 def test_the_course_of_batches_is_that_of_the_iterations() -> None:
     """An iteration's numbers stand until the next begins, and fall to none where the server has nothing to do."""
     iterations = Iterations((0.0, 0.1, 5.0), (0.1, 0.2, 5.1), (2, 3, 1), (9, 3, 4), (9, 3, 4), (40, 60, 20))

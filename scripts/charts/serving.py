@@ -26,7 +26,7 @@ HEIGHT = 2.8  # inches of a panel
 SIZE = "max_batch_size"
 RING: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markerfacecolor": "none"}  # of what was measured
 NEAR = 1.4  # times a latency, within which a point would lie under a text beside it
-DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of a system's choices, in turn
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of systems, in turn
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def draw(measured: Selection, real: Mapping[Place, Sequence[Point]] | None = Non
     slos = {model: slo for model in lines if (slo := _slo_ms(measured, model)) is not None}
     drawn = [system for system in measured.systems if any(system in curves for curves in lines.values())]
     choices = [system.choice for system in drawn]
-    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), size_of(system)))
+    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _name(system), size_of(system)))
     across = min(ACROSS if width() == PAGE else 1, len(lines))
     down = -(-len(lines) // across)
     num_rings = 0
@@ -175,10 +175,10 @@ def _free(points: Sequence[Point], latency_ms: float) -> float:
 
 
 def _style(system: Choice, systems: Sequence[Choice]) -> dict[str, Any]:
-    """A choice has a colour and a dash, and each of its largest batches a marker."""
-    choices = list(dict.fromkeys(other.choice for other in systems))
+    """A line of the legend has a colour and a dash, and each of its largest batches a marker."""
+    names = list(dict.fromkeys(_name(other) for other in systems))
     sizes = sorted({size_of(other) for other in systems})
-    number = choices.index(system.choice)
+    number = names.index(_name(system))
     return {
         "color": LINES[number % len(LINES)],
         "linestyle": DASHES[number % len(DASHES)],
