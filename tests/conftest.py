@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 
 settings.register_profile("opweave", deadline=None)  # a shared machine's timing says nothing about correctness
 settings.load_profile("opweave")
-pytest.register_assert_rewrite("rewriting")
+pytest.register_assert_rewrite("rewriting", "triton_cases")
 
 TINY = '''
 import os, time

@@ -1,0 +1,158 @@
+"""The kernel of attention: against PyTorch, and in the programs in which its pass puts it."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rewriting import Function, takes_new_weights
+from torch import Tensor, nn
+from torch.nn import functional
+from triton_cases import device_with_kernels, favour
+
+from systems.profiling.intensity import work
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.passes import own_kernels, select_attention
+from systems.scheduling.passes.context import Context
+
+device = device_with_kernels
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "added", "bool"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), is_token_major=st.booleans())
+def test_an_attention_computes_what_pytorch_does(device: str, data: st.DataObject, kind: str, is_token_major: bool) -> None:
+    """Of fewer keys than queries and of more, with masks that are broadcast, and of a query that sees nothing."""
+    draw = data.draw
+    n, kv_heads, group, size, value_size = (draw(st.integers(1, most)) for most in (2, 2, 3, 40, 40))
+    heads = kv_heads * group
+    num_queries, num_keys = draw(st.integers(1, 90)), draw(st.integers(1, 150))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def tensor(heads: int, tokens: int, numbers: int) -> Tensor:
+        """Of heads beside each other, or of tokens."""
+        if draw(st.booleans()):
+            return torch.randn(n, tokens, heads, numbers, generator=random).transpose(1, 2).to(device, dtype)
+        return torch.randn(n, heads, tokens, numbers, generator=random).to(device, dtype)
+
+    query = tensor(heads, num_queries, size)
+    key, value = tensor(kv_heads, num_keys, size), tensor(kv_heads, num_keys, value_size)
+    mask: Tensor | None = None
+    if kind in ("added", "bool"):
+        shape = draw(st.sampled_from([(num_queries, num_keys), (1, heads, 1, num_keys), (n, 1, num_queries, num_keys)]))
+        mask = torch.randn(*shape, generator=random).to(device, dtype)
+        if kind == "bool":
+            mask = mask > 0.3
+            mask[..., -1, :] = False
+    attention = import_module("systems.kernels.attention")
+    tile = draw(st.sampled_from(attention.tiles(num_queries, num_keys, n * heads, draw(st.sampled_from([1, 140])))))
+    scale = draw(st.sampled_from([0.2, 1.0]))
+    precision = draw(st.sampled_from(["ieee", "tf32x3"] if dtype is torch.float32 else ["tf32"]))
+    kernel = attention.Attention(scale, kind == "causal", precision, is_token_major, tile)
+    wide = (each.double() for each in (query, *(each.repeat_interleave(group, 1) for each in (key, value))))
+    seen = mask.double() if mask is not None and kind == "added" else mask
+    expected = functional.scaled_dot_product_attention(*wide, attn_mask=seen, is_causal=kind == "causal", scale=scale)
+    out = kernel(query, key, value, mask)
+    assert out.shape == expected.shape and (out.transpose(1, 2) if is_token_major else out).is_contiguous()
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=4 * tolerance)
+
+
+class Attending(nn.Module):
+    """Two equal attentions, and one of a head that no kernel of ours takes."""
+
+    def forward(self, x: Tensor, wide: Tensor) -> tuple[Tensor, ...]:
+        heads = x.view(2, 20, 3, 16).transpose(1, 2)
+        attend = functional.scaled_dot_product_attention
+        first = attend(heads, heads, heads, is_causal=True)
+        return first, attend(first, first, first, is_causal=True), attend(wide, wide, wide)
+
+
+def test_attentions_take_the_kernel_that_is_faster(device: str) -> None:
+    x, wide = torch.randn(2, 20, 48, device=device), torch.randn(1, 1, 4, 300, device=device)
+    with torch.no_grad():
+        captured = capture(Attending().eval(), (x, wide))
+    cost = favour("opweave.attention")
+    program, decisions = select_attention.select_attention(captured, Context(cost, cost))
+    assert [d.chosen != select_attention.LIBRARY for d in decisions] == [True, True]
+    assert sum("opweave.attention" in operator.target for operator in program.graph.operators) == 2
+    for got, expected in zip(program.run([x, wide]), captured.run([x, wide]), strict=True):
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride()
+    assert [work(program, v)[0] for v in decisions[0].operators] == [work(captured, v)[0] for v in decisions[0].operators]
+    cost = favour("aten")
+    kept, decisions = select_attention.select_attention(captured, Context(cost, cost))
+    assert kept.calls == captured.calls and {d.chosen for d in decisions} == {select_attention.LIBRARY}
+
+
+def test_an_attention_with_dropout_stays(device: str) -> None:
+    x = torch.randn(1, 2, 8, 16, device=device)
+    with torch.no_grad():
+        captured = capture(Function(lambda _, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)), (x,))
+    program, decisions = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    assert program.calls == captured.calls and not decisions
+
+
+def test_an_attention_of_fewer_keys_heads_has_a_kernel(device: str) -> None:
+    x, few = torch.randn(1, 4, 8, 16, device=device), torch.randn(1, 2, 8, 16, device=device)
+    attend = functional.scaled_dot_product_attention
+    with torch.no_grad():
+        captured = capture(Function(lambda _, x, few: attend(x, few, few, enable_gqa=True)), (x, few))
+    program, (decision,) = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    assert decision.chosen != select_attention.LIBRARY
+    torch.testing.assert_close(program.run([x, few]), captured.run([x, few]))
+
+
+class Windows(nn.Module):
+    """Attention step by step, as of windows: a bias of its own, and a mask that each window has another row of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(1, 2, 6, 6))
+        self.mask = nn.Parameter(torch.randn(1, 4, 1, 6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = x.view(8, 6, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        scores = ((query * 0.5) @ key.transpose(-2, -1) * 0.5 + self.bias) * 2
+        scores = (scores.view(2, 4, 2, 6, 6) + self.mask).view(8, 2, 6, 6)
+        return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("which", ["a.bias", "a.mask"])
+def test_attention_step_by_step_becomes_one_kernel(device: str, which: str) -> None:
+    torch.manual_seed(0)
+    module = Function(lambda p, x: p["a"](x), a=Windows()).eval().to(device)
+    x = torch.randn(8, 6, 96, device=device)
+    with torch.no_grad():
+        captured = capture(module, (x,))
+    program, (decision,) = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    names = [operator.name for operator in program.graph.operators]
+    assert not {"matmul", "softmax", "add", "mul"} & set(names) and decision.chosen != own_kernels.SEPARATE
+    torch.testing.assert_close(program.run([x]), captured.run([x]), rtol=1e-4, atol=1e-4)
+    takes_new_weights(program, module, x, which)
+    kept, (decision,) = select_attention.select_attention(captured, Context(favour("aten"), favour("aten")))
+    assert kept.calls == captured.calls and decision.chosen == own_kernels.SEPARATE
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda q, k, v, m: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
+        lambda q, k, v, m: (q @ k.transpose(-2, -1) + m).softmax(-1) @ v,  # which changes from call to call
+        lambda q, k, v, m: ((scores := q @ k.transpose(-2, -1)).softmax(-1) @ v, scores),
+        lambda q, k, v, m: ((shares := (q @ k.transpose(-2, -1)).softmax(-1)) @ v, shares),
+        lambda q, k, v, m: (q @ k).softmax(-1) @ v,
+        lambda q, k, v, m: (q @ k.transpose(0, 1)).softmax(-1) @ v,
+        lambda q, k, v, m: v @ (q @ k.transpose(-2, -1)).softmax(-1),
+        lambda q, k, v, m: (q @ k.transpose(-2, -1)).relu().softmax(-1) @ v,
+    ],
+)
+def test_what_is_no_attention_step_by_step_stays(device: str, forward: Callable[..., object]) -> None:
+    q, k, v, m = (torch.randn(2, 2, 16, 16, device=device) for _ in range(4))
+    with torch.no_grad():
+        captured = capture(Function(lambda _, *tensors: forward(*tensors)), (q, k, v, m))
+    program, decisions = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    assert program.calls == captured.calls and not decisions
