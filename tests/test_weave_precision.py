@@ -1,0 +1,175 @@
+"""What weave's search holds a candidate's output to, and what it drops for it."""
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from weave_space import Branches, Space, scaled
+
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.weave import reference, search
+from systems.weave.candidate import Candidate
+from systems.weave.search import Search
+from systems.weave.state import State
+
+
+def test_what_costs_precision_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Space(2).searching(monkeypatch)[0].run()
+    assert right.best != Candidate()
+    space = Space(2, wrong=lambda candidate: candidate != Candidate())
+    state = space.searching(monkeypatch)[0].run()
+    assert state.best == Candidate() and state.gains == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(bad=st.sets(st.integers(0, 6)), order=st.permutations(range(7)))
+def test_of_the_passes_decisions_exactly_those_go_that_cost_precision(bad: set[int], order: list[int]) -> None:
+    """Each bad decision multiplies the output by 1.01; the errors of several add up."""
+    captured, times = scaled()
+
+    def rewrite(choices: Mapping[str, str]) -> tuple[Program, list[Decision]]:
+        own = {f"kind {i}": choices.get(f"kind {i}", "new") for i in order}
+        return times(1.01 ** sum(own[f"kind {i}"] == "new" for i in bad)), [
+            Decision("kind", p, (), {"old": 1.0, "new": 0.5}, c, {}, p) for p, c in own.items()
+        ]
+
+    messages: list[str] = []
+    searching = Search(captured, rewrite, 1e6, messages.append, lambda state: None)
+    searching.excess = searching._reference()
+    searching._drop_imprecise()
+    assert dict(searching.state.best.choices) == {f"kind {i}": "old" for i in bad}
+    assert len(searching.state.dropped) == len(bad) and State.from_json(searching.state.to_json()) == searching.state
+    assert all("costs precision" in message for message in messages)
+
+
+def test_decisions_that_others_bring_up_are_dropped_with_them() -> None:
+    """As the parts of a place that is left separate, which take kernels of their own; only the library is precise."""
+    captured, times = scaled()
+
+    def rewrite(choices: Mapping[str, str]) -> tuple[Program, list[Decision]]:
+        whole, part = choices.get("kind whole", "new"), choices.get("kind part", "new")
+        decisions = [Decision("kind", "whole", (), {"old": 1.0, "new": 0.5}, whole, {}, "kind whole")]
+        if whole == "old":
+            decisions.append(Decision("kind", "part", (), {"old": 1.0, "new": 0.5}, part, {}, "kind part"))
+        return times(1.0 if (whole, part) == ("old", "old") else 1.01), decisions
+
+    searching = Search(captured, rewrite, 1e6, lambda words: None, lambda state: None)
+    searching.excess = searching._reference()
+    searching._drop_imprecise()
+    assert dict(searching.state.best.choices) == {"kind whole": "old", "kind part": "old"}
+
+
+def test_what_no_decision_explains_is_told() -> None:
+    captured, times = scaled()
+    wrong, messages = times(1.01), list[str]()
+    decisions = [Decision("kind", "p", (), {"old": 1.0, "new": 0.5}, "new", {}, "kind p")]
+    searching = Search(captured, lambda choices: (wrong, decisions), 1e6, messages.append, lambda state: None)
+    searching.excess = searching._reference()
+    searching._drop_imprecise()
+    assert searching.state.dropped == [] and "do without measuring" in messages[-1]
+
+
+class Conversions(nn.Module):
+    """What widening has to reach: conversions, a constant, whole numbers, a dtype among the arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.embedding = nn.Linear(8, 8), nn.Embedding(5, 8)
+        self.register_buffer("shift", torch.randn(8))
+
+    def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x).to(torch.float16).float() + self.shift + self.embedding(i)
+        return torch.softmax(y, -1, dtype=torch.float32) * torch.ones(8), i + 1
+
+
+def test_a_widened_program_computes_in_fp64_alone() -> None:
+    module, inputs = Conversions().eval(), (torch.randn(3, 8), torch.arange(3))
+    program = capture(module, inputs)
+    outputs = reference.wide_outputs(program)
+    assert [o.dtype for o in outputs] == [torch.float64, torch.int64] and torch.equal(outputs[1], inputs[1] + 1)
+    y = module.linear(inputs[0]) + module.shift + module.embedding(inputs[1])
+    exact = [p.double() for p in (module.linear.weight, module.linear.bias)]
+    y = (
+        nn.functional.linear(inputs[0].double(), *exact)
+        + module.shift.double()
+        + module.embedding.weight.double()[inputs[1]]
+    )
+    torch.testing.assert_close(outputs[0], torch.softmax(y, -1), rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        assert module(*inputs)[0].dtype == torch.float32  # the program itself is what it was
+    (disturbed, _) = reference.wide_outputs(program, "fp32")
+    assert 1e-9 < reference.distance(disturbed, outputs[0]).norm < 1e-5
+
+
+class Counter(nn.Module):
+    """Adds to a buffer, and reads what it has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.add_(self.linear(x))
+        return self.linear(self.total)
+
+
+def test_a_widened_program_reads_what_it_has_written_and_leaves_the_module() -> None:
+    module, x = Counter().eval(), torch.randn(3)
+    (output,) = reference.wide_outputs(capture(module, (x,)))
+    assert not module.total.any()
+    linear = nn.Linear(3, 3).double()
+    linear.load_state_dict(module.linear.state_dict())
+    torch.testing.assert_close(output, linear(linear(x.double())).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_widened_program_holds_one_weight_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose weights in fp64 would not fit."""
+    module = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8))).eval()
+    program = capture(module, (torch.randn(1, 64),))
+    made: list[ref[Tensor]] = []
+    most = 0
+    disturb = reference.disturb
+
+    def noting(tensor: Tensor, *arguments: Any) -> None:
+        nonlocal most
+        made.append(ref(tensor))
+        most = max(most, sum(t is not None and t.numel() > 64 for t in (each() for each in made)))
+        disturb(tensor, *arguments)
+
+    monkeypatch.setattr(reference, "disturb", noting)
+    reference.wide_outputs(program, "fp32")
+    assert most == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_reference_takes_what_eager_makes_and_not_what_is_off(dtype: torch.dtype) -> None:
+    module, x = Branches().eval().to(dtype), torch.randn(2, 4, 8, 8, dtype=dtype)
+    captured = capture(module, (x,))
+    assert reference.precision_of(captured) == {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    eager_reference = reference.Reference(captured)
+    (out,) = captured.run((x,))
+    assert eager_reference.excess([out]) <= 1
+    one = out.clone()
+    one.view(-1)[7] += 20 * torch.finfo(dtype).eps * out.abs().max() * (100 if dtype == torch.float32 else 1)
+    hole = out.clone()
+    hole.view(-1)[7] = torch.nan
+    assert min(eager_reference.excess([wrong]) for wrong in (one, hole, out * 1.1, out.roll(1))) > 1
+
+
+def test_without_fp64_a_search_compares_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(captured: Program) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(search, "Reference", none)
+    space = Space(2, wrong=lambda candidate: candidate != Candidate())
+    state = space.searching(monkeypatch)[0].run()
+    assert state.best == Candidate() and state.gains == []
+    assert Space(2).searching(monkeypatch)[0].run().best != Candidate()
