@@ -66,7 +66,7 @@ UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without 
 LAUNCHED = RESULTS / "opara.jsonl.gz"
 ORDERED = RESULTS / "orders.jsonl.gz"  # in more launch orders, on more models, the same kernels in all
 COSTS = "gpt_13b-h200"  # of iterations, that figures of 13B are simulated with
-IN_STAGES, IN_QUARTERS = "gpt_13b-pp2-h200", "gpt_66b-tp4-h200"  # of parts
+COSTS_IN_STAGES, COSTS_IN_QUARTERS = "gpt_13b-pp2-h200", "gpt_66b-tp4-h200"
 CHART = RESULTS / "speedup.svg"
 CELLS = RESULTS.with_suffix(".csv")
 COMMAND = "python scripts/readme.py"
@@ -145,10 +145,10 @@ def parts() -> dict[str, str]:
         "other models": serving_tables.at_a_rate(records(OTHERS)),
         "two GPUs, iterations": serving_tables.iterations(records(PARTED)),
         "two GPUs, requests at once": serving_tables.at_once(records(PARTED)),
-        "two GPUs, both clocks": serving_tables.both_clocks(records(PARTED), IN_STAGES),
+        "two GPUs, both clocks": serving_tables.both_clocks(records(PARTED), COSTS_IN_STAGES),
         "two GPUs, at an SLO": serving_tables.at_an_slo(records(PARTED)),
         "four GPUs, iterations": serving_tables.iterations(records(QUARTERED)),
-        "four GPUs, both clocks": serving_tables.both_clocks(records(QUARTERED), IN_QUARTERS),
+        "four GPUs, both clocks": serving_tables.both_clocks(records(QUARTERED), COSTS_IN_QUARTERS),
         "vllm at once": serving_tables.at_once(records(PEERED)),
         "vllm at a rate": serving_tables.at_a_rate(records(PEERED)),
         "azure at once": serving_tables.at_once(records(SATURATED)),

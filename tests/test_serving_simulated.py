@@ -29,14 +29,16 @@ from runners.measurements.registry import plan
 from runners.measurements.serving import ServingMeasurement
 from runners.serving import metrics, timeline
 from runners.serving.options import costs_file
+from runners.serving.parted import Parted
 from runners.serving.simulated_session import SimulatedSession
 from runners.serving.simulation import simulated as simulated_trace
 from runners.serving.workload import Arrival, drawn
+from runners.showings.iteration_costs import FEW_LAYERS, IterationCosts
 from systems.base import BadOption
 from systems.serving import costs
 from systems.serving.batch import Batch, Row
 from systems.serving.costs import CostTable
-from systems.serving.engine import LocalEngine, Returned
+from systems.serving.engine import Engine, LocalEngine, Returned
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Course, Inbox, Iteration, Listed, RealClock, serve
 from systems.serving.parts import Parts
@@ -193,10 +195,22 @@ def test_prompts_of_an_iteration_have_its_tokens_and_are_none_too_long(longest: 
         assert 0.6 * costs.PROMPT < num_tokens / len(lengths) < 1.5 * costs.PROMPT + 1
 
 
-def test_iterations_that_are_timed_fill_tiles_more_or_less() -> None:
-    """On average half a tile: what the largest have, and the others by their steps."""
-    used = [(total % costs.TILE) / costs.TILE for total in costs.FEW_TOKENS]
-    assert numpy.mean(used) == pytest.approx(0.5, abs=0.05) and max(numpy.diff(sorted(used))) < 0.2
+def test_iterations_that_are_timed_fill_tiles_more_or_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On average half a tile, as the largest do; a prompt is timed where hardly anything fits."""
+    monkeypatch.setattr(costs, "seconds_of", lambda engine, batch: costs.Seconds(batch.num_tokens, 0.0))
+    tokens = costs.measured(LocalEngine(MODULE, NUM_SLOTS), 10**5, 2048, 64).tokens
+    used = [(count % costs.TILE) / costs.TILE for count in tokens if count > 64]
+    assert numpy.mean(used) == pytest.approx(0.5, abs=0.06) and max(numpy.diff(sorted(used))) < 0.2
+    assert tokens[-1] % costs.TILE == costs.TILE // 2
+    assert costs.measured(LocalEngine(MODULE, NUM_SLOTS), NUM_SLOTS, 40, 1).tokens == (1, 40)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([3.0], (3.0,)), ([3.0, 1.0], (3.0, 1.0)), ([1.0, 9.0, 2.0, 3.0], (1.0, 2.0, 3.0, 3.0)), ([2.0] * 3, (2.0,) * 3)],
+)
+def test_a_delay_that_stands_out_is_not_taken(values: list[float], expected: tuple[float, ...]) -> None:
+    assert costs._smoothed(values) == expected
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -248,11 +262,17 @@ def test_a_gpu_is_under_load_before_anything_is_timed(workers: int, monkeypatch:
     costs._load(engine, rows_of(1), 30.0)
     assert not engine.num_in_flight and 30.0 <= clock.now() <= 30.0 + 4.0 * (workers + 1)
     assert clock.now() == 4.0 * (len(submitted) + workers - 1)  # no stage has waited
-    loads: list[tuple[int, float]] = []
-    monkeypatch.setattr(costs, "_load", lambda engine, batch, load_s: loads.append((batch.num_tokens, load_s)))
-    monkeypatch.setattr(costs, "seconds_of", lambda engine, batch: costs.Seconds(batch.num_tokens, 0.0))
+    calls: list[tuple[str, int, float]] = []
+
+    def timed(engine: Engine, batch: Batch) -> costs.Seconds:
+        calls.append(("timed", batch.num_tokens, 0.0))
+        return costs.Seconds(batch.num_tokens, 0.0)
+
+    monkeypatch.setattr(costs, "_load", lambda engine, batch, load_s: calls.append(("load", batch.num_tokens, load_s)))
+    monkeypatch.setattr(costs, "seconds_of", timed)
     table = costs.measured(LocalEngine(MODULE, NUM_SLOTS), NUM_SLOTS, SHAPE.positions, 3, load_s=5.0)
-    assert loads == [(max(table.tokens), 5.0)]
+    most = max(table.tokens)
+    assert calls[:2] == [("load", most, 5.0), ("timed", most, 0.0)] and [what for what, *_ in calls].count("load") == 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 9)), min_size=2, max_size=6, unique_by=lambda pair: pair[0]))
@@ -263,10 +283,37 @@ def test_a_table_is_delayed_by_what_goes_between_processes(measured: list[tuple[
     tokens = tuple(range(counts[0], counts[-1] + 1))
     own = CostTable(tokens, tuple(map(float, tokens)), 0.125, (0.25,) * len(tokens), 0.5, 0.5)
     table = own.delayed_by(between, alone)
-    assert table.delays == pytest.approx(numpy.maximum(numpy.interp(tokens, counts, delays) - 0.25, 0))
+    assert table.delays == pytest.approx(numpy.interp(tokens, counts, delays) - 0.25)
     assert (table.loop_s, table.loop_row_s) == pytest.approx((2.5, 0.25))
     assert table.place_s == 0.125 and table.seconds == own.seconds
     assert own.delayed_by(alone, alone) == own
+
+
+def test_the_delays_of_a_part_are_those_of_processes_beside_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of its own delay of 2, few layers in one process of 0.5, and in two of 1.5."""
+    seen: list[tuple[str, int, int, Parts]] = []
+
+    def table_of(delay: float) -> CostTable:
+        return CostTable((1, 9), (1.0, 5.0), 0.0, (delay, delay))
+
+    def alone(_: object, system: object, model: Parted, parts: Parts, block_size: int, load_s: float = 0.0) -> CostTable:
+        seen.append(("alone", model.shape.layers, model.shape.vocabulary, parts))
+        return table_of(2.0 if parts.tensor == 4 else 0.5)
+
+    def parallel(_: object, system: object, model: Parted, parts: Parts, block_size: int) -> CostTable:
+        seen.append(("parallel", model.shape.layers, model.shape.vocabulary, parts))
+        return table_of(1.5)
+
+    monkeypatch.setattr(IterationCosts, "_alone", alone)
+    monkeypatch.setattr(IterationCosts, "_parallel", parallel)
+    system = choose("system", "orca", pipeline_parallel=2, tensor_parallel=4)
+    monkeypatch.setattr("systems.serving.reductions.measured", lambda *_: SUMS)
+    cell = Cell(choose("model", "gpt", heads=8), system, choose("runner", "iteration_costs"), Conditions(1, "cpu", "fp32"))
+    of_stage = StageCosts.of_document(IterationCosts(cell.runner).show(cell, "0", lambda _: None))
+    assert of_stage.table.delays == (3.0, 3.0) and of_stage.delay_parts == Parts(2, 1)
+    vocabulary = of_stage.shape[-1]
+    few = (2 * FEW_LAYERS, -(-vocabulary // 4), Parts(2, 1))
+    assert seen == [("parallel", *few), ("alone", *few), ("alone", of_stage.shape[0], vocabulary, Parts(2, 4))]
 
 
 def test_a_part_alone_receives_numbers_as_others_would_send() -> None:
@@ -554,7 +601,7 @@ def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     costs_of_stage = StageCosts.of_document(read_json(tmp_path / "costs.json"))
     assert costs_of_stage.parts == Parts(1, 4) and costs_of_stage.reductions is not None and costs_of_stage.device == "cpu"
-    assert costs_of_stage.returning == Parts(1, 2) and costs_of_stage.table.loop_s > 0
+    assert costs_of_stage.delay_parts == Parts(1, 2)
     assert max(costs_of_stage.table.seconds) > 0 and min(costs_of_stage.reductions.seconds) > 0
     load = [
         "runner.requests=1",

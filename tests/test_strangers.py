@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ from made_records import cell, record
 
 from results.cell import choose
 from results.words import MOST_LETTERS, one_line, printable
-from runners.cell.messages import Answer, Check, Failed, Refused
+from runners.cell.messages import Answer, Check, Failed, Prepare, Refused
 from runners.checks import BadRequest, check_cache, check_writable
 from runners.showings.asking import check_output
 from runners.sweep.cell_process import CellProcess
@@ -58,7 +59,7 @@ def last_words(batch):
 
 def sleeps(batch):
     os.closerange(3, 64)
-    time.sleep(60)
+    time.sleep(30)
 
 def daemon(batch):
     """A process that has forgotten where it comes from: its session, its parents, its environment."""
@@ -120,7 +121,7 @@ SAYS = {
     "deep": "no answer: [[",
     "closes": "ended with",
     "last_words": "last words: yyy",
-    "sleeps": "its process closed the descriptor of its answers",
+    "sleeps": "last words: OSError: [Errno 9] Bad file descriptor",  # a fork has tried it
 }
 SHORT = ("junk", "megabyte")
 
@@ -131,6 +132,18 @@ def test_whatever_a_factory_does_is_one_short_line(ask: Callable[[str], Answer],
     assert isinstance(answer, Failed | Refused), answer
     assert SAYS[function] in answer.reason and answer.reason.isprintable(), answer.reason
     assert len(answer.reason) < 2 * MOST_LETTERS
+
+
+@pytest.mark.slow
+def test_a_worker_that_closes_its_answers_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "strange.py").write_text(STRANGE)
+    monkeypatch.chdir(tmp_path)
+    process = CellProcess("cpu", "0")
+    try:
+        answer = process.ask(Prepare(replace(cell(), model=choose("model", "custom", factory="strange:sleeps"))), 120)
+    finally:
+        process.close()
+    assert answer == Failed("failed", "its process closed the descriptor of its answers")
 
 
 ENDS = {

@@ -85,8 +85,9 @@ class SimulatedSession(ServingSession):
     @property
     def source(self) -> str:
         """What every number is of."""
-        sums = self.costs.reductions
+        sums, of_delays = self.costs.reductions, self.costs.delay_parts
         measured = f", sums over {sums.degree} processes" if sums is not None and self.costs.parts.tensor > 1 else ""
+        measured += f", delays of {of_delays.num_ranks} processes" if of_delays is not None else ""
         return f"simulated: virtual clock, iteration costs of one part measured on {self.costs.device}{measured}"
 
     @property

@@ -16,6 +16,7 @@ from results.cell import Cell
 from runners.cell.messages import Failed
 from runners.checks import BadRequest
 from runners.machine.device import visible
+from runners.machine.manifest import code_state
 from runners.request.request import Request
 
 from .asking import ask, check_output, write
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # they load PyTorch
     from systems.serving.system import ServingSystem
 
 FEW_LAYERS = 4  # of a stage, where processes are timed: enough to keep a device busy while the host goes on
-ON_CPU = 2  # processes that are timed
+NUM_ON_CPU = 2  # processes that are timed
 
 
 class IterationCosts(Showing):
@@ -76,23 +77,22 @@ class IterationCosts(Showing):
         on_gpu = cell.device == "cuda"
         load_s = costs.LOAD_S if on_gpu else 0.0
         block_size = int(cell.system.options.get("block_size") or 0)
-        count = torch.cuda.device_count() if on_gpu else ON_CPU
-        sums, returning = None, None
+        count = torch.cuda.device_count() if on_gpu else NUM_ON_CPU
+        sums, few_parts, between = None, None, None
         if parts.tensor > 1 and count > 1:
             degree = min(parts.tensor, count)
             report(f"measuring sums over {degree} processes")
             sums = reductions.measured(cell.device, degree, system.reductions)
-        between = None
         if parts.num_ranks > 1 and count > 1:
-            returning = parts.within(count)
-            few = shallow(model, returning, FEW_LAYERS)
-            report(f"measuring what goes between {returning.num_ranks} processes")
-            between = self._parallel(system, few, returning, block_size), self._alone(system, few, returning, block_size)
+            few_parts = parts.within(count)
+            few = shallow(model, parts, few_parts, FEW_LAYERS)
+            report(f"measuring what goes between {few_parts.num_ranks} processes")
+            between = self._parallel(system, few, few_parts, block_size), self._alone(system, few, few_parts, block_size)
         report("measuring iterations of a part of the model")
         table = self._alone(system, model, parts, block_size, load_s)
         if between is not None:
             table = table.delayed_by(*between)
-        shape = model.shape
+        shape, state = model.shape, code_state()
         document = StageCosts(
             device=torch.cuda.get_device_name() if on_gpu else "cpu",
             gpu_bytes=torch.cuda.get_device_properties(0).total_memory if on_gpu else psutil.virtual_memory().total,
@@ -102,7 +102,8 @@ class IterationCosts(Showing):
             token_bytes=shape.hidden * model.dtype.itemsize,
             table=table,
             reductions=sums,
-            returning=returning,
+            delay_parts=few_parts,
+            commit=None if state.modified else state.commit,
         )
         return json.loads(document.to_json())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -59,7 +60,7 @@ def draw(measured: Selection, real: Mapping[Place, Sequence[Point]] | None = Non
     slos = {model: slo for model in lines if (slo := _slo_ms(measured, model)) is not None}
     drawn = [system for system in measured.systems if any(system in curves for curves in lines.values())]
     choices = [system.choice for system in drawn]
-    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _name(system), size_of(system)))
+    systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _by_numbers(_name(system)), size_of(system)))
     across = min(ACROSS if width() == PAGE else 1, len(lines))
     down = -(-len(lines) // across)
     num_rings = 0
@@ -207,6 +208,11 @@ def _handles(systems: Sequence[Choice]) -> list[Line2D]:
             for size, marker in markers.items()
         ),
     ]
+
+
+def _by_numbers(name: str) -> list[tuple[str, int]]:
+    """A key that has size=16 behind size=2."""
+    return [(words, int(number or 0)) for words, number in re.findall(r"([^0-9]*)([0-9]*)", name)]
 
 
 def _label(system: Choice) -> str:

@@ -28,10 +28,10 @@ PROMPT = 256  # tokens of each prompt of an iteration of several, about
 # whole tile have some of the samples just above a size, and some just below.
 FEW_TOKENS = range(100, 769, 37)
 NUMS_PROMPTS = (4, 6, 8, 12, 16)  # of an iteration of more
-TILE = 128  # With half a tile more than whole ones, those take what an iteration does on average.
+TILE = 128  # tokens; the largest iterations have half a tile more than whole ones, which is what one has on average
 LOOP_TOKENS = 24  # that each request generates, for the time of the loop
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
-LOAD_S = 5.0  # of a GPU, before anything is timed
+LOAD_S = 5.0  # that a GPU works before anything is timed
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CostTable:
     def delayed_by(self, between: CostTable, alone: CostTable) -> CostTable:
         """This table with what goes between processes in its delays.
 
-        A delay of its own stays: a graph of more layers takes longer to launch.
+        Its own are of a part that has all its layers, whose graph takes longer to launch. The others' differences are added.
 
         Args:
             between: of a model of few layers in processes.
@@ -75,7 +75,7 @@ class CostTable:
         def later(count: int) -> float:
             return between._between(between.delays, count) - alone._between(alone.delays, count)
 
-        delays = tuple(max(delay + later(count), 0.0) for count, delay in zip(self.tokens, self.delays, strict=True))
+        delays = tuple(delay + later(count) for count, delay in zip(self.tokens, self.delays, strict=True))
         loop_s, loop_row_s = between.loop_s - alone.loop_s, between.loop_row_s - alone.loop_row_s
         return replace(
             self,
@@ -124,7 +124,7 @@ def measured(
     rows = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_batch_size] + [max_batch_size]
     longest = min(MUCH, num_positions, num_slots)
     mixes = [[(LITTLE - 1, 1)] * count for count in rows]
-    totals = [*FEW_TOKENS, *(count * PROMPT + TILE // 2 for count in NUMS_PROMPTS)]
+    totals = [longest, *FEW_TOKENS, *(count * PROMPT + TILE // 2 for count in NUMS_PROMPTS)]
     prompts = [_prompts(total, longest, max_batch_size) for total in totals if total <= longest * max_batch_size]
     kinds = {sum(count for _, count in mix): mix for mix in (*prompts, *mixes) if _slots_of(mix, block_size) <= num_slots}
     # The largest first: what a GPU's clocks are under load, they are for all.
@@ -137,7 +137,7 @@ def measured(
     place_s = max(slope, 0.0)
     tokens = tuple(sorted(kinds))
     stages = [max(seconds[n].stage - place_s * places_of(batches[n]), 0.0) for n in tokens]
-    return CostTable(tokens, _ascending(stages), place_s, _ascending([seconds[n].delay for n in tokens]))
+    return CostTable(tokens, _ascending(stages), place_s, _smoothed([seconds[n].delay for n in tokens]))
 
 
 def of_server(server: Server, most_requests: int, block_size: int = 0, load_s: float = 0.0) -> CostTable:
@@ -184,7 +184,7 @@ class Seconds(NamedTuple):
 
     Args:
         stage: that it takes a stage.
-        delay: from the last stage's end to its tokens.
+        delay: from the last stage's end to its tokens. Where other stages take less than the slowest, it is less by as much.
     """
 
     stage: float
@@ -204,7 +204,7 @@ def seconds_of(engine: Engine, batch: Batch) -> Seconds:
     for _ in range(engine.num_workers):
         engine.collect()
     stage_s = min(median(after - before for before, after in pairwise(returns_s[WARM:])), alone_s)
-    return Seconds(stage_s, max(alone_s - engine.num_workers * stage_s, 0.0))
+    return Seconds(stage_s, alone_s - engine.num_workers * stage_s)
 
 
 def _load(engine: Engine, batch: Batch, load_s: float) -> None:
@@ -236,6 +236,12 @@ def _ascending(values: Sequence[float]) -> tuple[float, ...]:
             mean, count = (before * num_before + mean * count) / (num_before + count), num_before + count
         pools.append((mean, count))
     return tuple(mean for mean, count in pools for _ in range(count))
+
+
+def _smoothed(values: Sequence[float]) -> tuple[float, ...]:
+    """Each with its neighbours' median in its place; the first and the last stay."""
+    inner = [median(values[at - 1 : at + 2]) for at in range(1, len(values) - 1)]
+    return (values[0], *inner, values[-1]) if inner else tuple(values)
 
 
 def _prompts(num_tokens: int, longest: int, most_rows: int) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ class Parts:
         return self.pipeline * self.tensor
 
     def within(self, count: int) -> Parts:
-        """As many stages of them as there is room for among `count` processes, and then as many parts of each."""
+        """As many stages of them as `count` processes can have, and then the most parts of each that divide its number."""
         pipeline = min(self.pipeline, count)
         degrees = [degree for degree in range(1, self.tensor + 1) if not self.tensor % degree]
         return Parts(pipeline, max(degree for degree in degrees if degree * pipeline <= count))

@@ -1,4 +1,4 @@
-"""What an iteration costs a stage of a model in parts, from the measured costs of one part and of sums over parts.
+"""What an iteration costs a stage of a model in parts, from the measured costs of one part and of what goes between parts.
 
 Nothing of it is a measurement of the whole: a simulation with it is labelled as such.
 """
@@ -31,10 +31,12 @@ class StageCosts:
         shape: of the whole model: layers, hidden, heads, positions, vocabulary.
         parts: how it is split.
         token_bytes: of a token's hidden state.
-        table: of the last stage's first part alone, its logits included; nothing is summed or sent in it.
+        table: seconds of the last stage's first part alone, its logits included; nothing is summed or sent in them. Each
+            stage is taken to cost as much, and delays are shorter by the logits of another.
         reductions: None where they were not measured, as on a single GPU.
-        returning: parts of the model of few layers that says how much later tokens are back from processes than from one.
+        delay_parts: split of the model of few layers that says how much later tokens are back from processes than from one.
             None: the table's delays are those of the part alone.
+        commit: of the code that measured them; None where nothing names it, or the code differed from it.
     """
 
     device: str
@@ -45,7 +47,8 @@ class StageCosts:
     token_bytes: int
     table: CostTable
     reductions: Reductions | None
-    returning: Parts | None = None
+    delay_parts: Parts | None = None
+    commit: str | None = None
 
     def __call__(self, batch: Batch) -> float:
         """Seconds of one stage for an iteration: its part, and the sums of its layers."""
@@ -71,8 +74,8 @@ class StageCosts:
         tuples = {name: tuple(table[name]) for name in ("tokens", "seconds", "delays")}
         fields["table"] = CostTable(**table | tuples)
         fields["reductions"] = sums and Reductions(**sums | {name: tuple(sums[name]) for name in ("num_bytes", "seconds")})
-        returning = fields.get("returning")
-        fields["returning"] = returning and Parts(**returning)
+        of_delays = fields.get("delay_parts")
+        fields["delay_parts"] = of_delays and Parts(**of_delays)
         return cls(**fields | {"parts": Parts(**fields["parts"]), "shape": tuple(fields["shape"])})
 
 

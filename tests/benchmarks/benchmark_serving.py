@@ -3,8 +3,9 @@
 python tests/benchmarks/benchmark_serving.py [--attention] [--products] [--all] [--processes N]
 
 Rates are of the bytes that a kernel has to read: keys and values, or weights. Each call of a CUDA graph has others, so that
-none are in a cache. --all tries every cut of CANDIDATES and every strip of STRIPS, and not those that are in use alone; N
-processes compile them. Each is compared with PyTorch's operators first. Needs a CUDA device.
+none are in a cache. --all tries every cut of CANDIDATES, or of WITH_PROMPTS where there are prompts, and every strip of
+STRIPS, and not those that are in use alone; N processes compile them. Each is compared with PyTorch's operators first.
+Needs a CUDA device.
 """
 
 import sys
@@ -249,7 +250,7 @@ def main() -> None:
                 case = attention_of(count, places)
                 attention(case, f"{count} x {places}", (None, *CANDIDATES) if arguments.all else (None,))
             for count, places, prompts in MIXED:
-                case, what = attention_of(count, places, prompts), f"{count} x {places} and {prompts} prompts"
+                case, what = attention_of(count, places, prompts), f"{count} x {places} beside {prompts} prompts"
                 attention(case, what, (None, *WITH_PROMPTS) if arguments.all else (None,))
         if arguments.products or not arguments.attention:
             products(STRIPS if arguments.all else (None,))
