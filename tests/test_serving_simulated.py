@@ -278,42 +278,43 @@ def test_a_gpu_is_under_load_before_anything_is_timed(workers: int, monkeypatch:
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 9)), min_size=2, max_size=6, unique_by=lambda pair: pair[0]))
 def test_a_table_is_delayed_by_what_goes_between_processes(measured: list[tuple[int, float]]) -> None:
     counts, delays = zip(*sorted(measured), strict=True)
-    between = CostTable(counts, (1.0,) * len(counts), 0.5, delays, 3.0, 0.25)
-    alone = CostTable((1, 99), (5.0, 6.0), 0.0, (0.5, 0.5), 1.0, 0.5)
+    in_processes = CostTable(counts, (1.0,) * len(counts), 0.5, delays, 3.0, 0.25)
+    in_one = CostTable((1, 99), (5.0, 6.0), 0.0, (0.5, 0.5), 1.0, 0.5)
     tokens = tuple(range(counts[0], counts[-1] + 1))
     own = CostTable(tokens, tuple(map(float, tokens)), 0.125, (0.25,) * len(tokens), 0.5, 0.5)
-    table = own.delayed_by(between, alone)
+    table = own.delayed_by(in_processes, in_one)
     assert table.delays == pytest.approx(numpy.interp(tokens, counts, delays) - 0.25)
     assert (table.loop_s, table.loop_row_s) == pytest.approx((2.5, 0.25))
     assert table.place_s == 0.125 and table.seconds == own.seconds
-    assert own.delayed_by(alone, alone) == own
+    assert own.delayed_by(in_one, in_one) == own
 
 
 def test_the_delays_of_a_part_are_those_of_processes_beside_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of its own delay of 2, few layers in one process of 0.5, and in two of 1.5."""
-    seen: list[tuple[str, int, int, Parts]] = []
+    seen: list[tuple[str, int, int, Parts, float]] = []
 
     def table_of(delay: float) -> CostTable:
         return CostTable((1, 9), (1.0, 5.0), 0.0, (delay, delay))
 
-    def alone(_: object, system: object, model: Parted, parts: Parts, block_size: int, load_s: float = 0.0) -> CostTable:
-        seen.append(("alone", model.shape.layers, model.shape.vocabulary, parts))
+    def in_one(_: object, system: object, model: Parted, parts: Parts, block_size: int, load_s: float = 0.0) -> CostTable:
+        seen.append(("one", model.shape.layers, model.shape.vocabulary, parts, load_s))
         return table_of(2.0 if parts.tensor == 4 else 0.5)
 
-    def parallel(_: object, system: object, model: Parted, parts: Parts, block_size: int) -> CostTable:
-        seen.append(("parallel", model.shape.layers, model.shape.vocabulary, parts))
+    def in_processes(_: object, system: object, model: Parted, parts: Parts, block_size: int) -> CostTable:
+        seen.append(("processes", model.shape.layers, model.shape.vocabulary, parts, 0.0))
         return table_of(1.5)
 
-    monkeypatch.setattr(IterationCosts, "_alone", alone)
-    monkeypatch.setattr(IterationCosts, "_parallel", parallel)
+    monkeypatch.setattr(IterationCosts, "_in_one", in_one)
+    monkeypatch.setattr(IterationCosts, "_in_processes", in_processes)
+    monkeypatch.setitem(costs.LOAD_S, "cpu", 7.0)
     system = choose("system", "orca", pipeline_parallel=2, tensor_parallel=4)
     monkeypatch.setattr("systems.serving.reductions.measured", lambda *_: SUMS)
     cell = Cell(choose("model", "gpt", heads=8), system, choose("runner", "iteration_costs"), Conditions(1, "cpu", "fp32"))
     of_stage = StageCosts.of_document(IterationCosts(cell.runner).show(cell, "0", lambda _: None))
     assert of_stage.table.delays == (3.0, 3.0) and of_stage.delay_parts == Parts(2, 1)
     vocabulary = of_stage.shape[-1]
-    few = (2 * FEW_LAYERS, -(-vocabulary // 4), Parts(2, 1))
-    assert seen == [("parallel", *few), ("alone", *few), ("alone", of_stage.shape[0], vocabulary, Parts(2, 4))]
+    few = (2 * FEW_LAYERS, -(-vocabulary // 4), Parts(2, 1), 0.0)
+    assert seen == [("processes", *few), ("one", *few), ("one", of_stage.shape[0], vocabulary, Parts(2, 4), 7.0)]
 
 
 def test_a_part_alone_receives_numbers_as_others_would_send() -> None:

@@ -367,13 +367,13 @@ def test_a_best_that_was_not_confirmed_is_by_the_next_search(
     again, saved_states = space.searching(monkeypatch, state)
     again.budget_s = 0.0 if is_over else again.budget_s
     before = state.best
-    found = again.run()
-    assert found.best == (Candidate() if is_slower_anew else before) and (found.total is None) is is_slower_anew
-    assert found.is_complete is not is_over and State.from_json(saved_states[-1]) == found
+    resumed = again.run()
+    assert resumed.best == (Candidate() if is_slower_anew else before) and (resumed.total is None) is is_slower_anew
+    assert resumed.is_complete is not is_over and State.from_json(saved_states[-1]) == resumed
     space.prepared.clear()
     last, _ = space.searching(monkeypatch, State.from_json(saved_states[-1]))
     last.budget_s = again.budget_s
-    assert last.run().best == found.best and space.prepared == []
+    assert last.run().best == resumed.best and space.prepared == []
 
 
 def test_a_later_gain_is_held_against_the_first_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,9 +386,9 @@ def test_a_later_gain_is_held_against_the_first_once_more(monkeypatch: pytest.Mo
     searching, saved_states = space.searching(monkeypatch, State(best=single, first=Candidate(), total=total))
     state = searching.run()
     assert state.best == better and state.total is not None and state.total.after_ms == 0.6
-    kept = [State.from_json(document) for document in saved_states]
-    assert {each.total for each in kept if each.best == single} == {total}
-    assert None in {each.total for each in kept if each.best == better}
+    states = [State.from_json(document) for document in saved_states]
+    assert {each.total for each in states if each.best == single} == {total}
+    assert None in {each.total for each in states if each.best == better}
 
 
 @pytest.mark.parametrize("kind", ["merge_convolutions", "fuse_sums"])

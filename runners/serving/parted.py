@@ -42,16 +42,16 @@ def parted(cell: Cell, parts: Parts) -> Parted:
     return Parted(shape, torch.device(cell.device), DTYPES[conditions.precision], arguments=json.dumps(arguments))
 
 
-def shallow(model: Parted, whole: Parts, parts: Parts, num_layers: int) -> Parted:
+def shallow(model: Parted, parts: Parts, few_parts: Parts, num_layers: int) -> Parted:
     """The same model with few layers in each stage, and a part of the logits as large.
 
     Args:
-        whole: how the model is split.
-        parts: how this one is to be.
+        parts: how the model is split.
+        few_parts: how this one is to be.
         num_layers: of each stage.
     """
-    vocabulary = -(-model.shape.vocabulary * parts.tensor // whole.tensor)
-    shape = replace(model.shape, layers=num_layers * parts.pipeline, vocabulary=vocabulary)
+    vocabulary = -(-model.shape.vocabulary * few_parts.tensor // parts.tensor)
+    shape = replace(model.shape, layers=num_layers * few_parts.pipeline, vocabulary=vocabulary)
     arguments = json.loads(model.arguments) | {"shape": asdict(shape)}
     return replace(model, shape=shape, arguments=json.dumps(arguments))
 

@@ -225,7 +225,7 @@ class ServingSession(Session):
         if not isinstance(server, Server):
             raise BadOption(f"runner=simulation has our schedulers alone: system={self.cell.system.choice} has its own")
         block_size = int(self.cell.system.options.get("block_size") or 0)
-        load_s = costs.LOAD_S if self.cell.device == "cuda" else 0.0
+        load_s = costs.LOAD_S[self.cell.device]
         table = costs.of_server(server, self.serving_system.max_batch_size, block_size, load_s)
         clocked = []
         for rate in options.all_rates:

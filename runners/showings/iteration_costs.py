@@ -75,10 +75,9 @@ class IterationCosts(Showing):
         model, parts = parted(cell, system.parts), system.parts
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
         on_gpu = cell.device == "cuda"
-        load_s = costs.LOAD_S if on_gpu else 0.0
         block_size = int(cell.system.options.get("block_size") or 0)
         count = torch.cuda.device_count() if on_gpu else NUM_ON_CPU
-        sums, few_parts, between = None, None, None
+        sums, few_parts, of_few = None, None, None
         if parts.tensor > 1 and count > 1:
             degree = min(parts.tensor, count)
             report(f"measuring sums over {degree} processes")
@@ -87,11 +86,11 @@ class IterationCosts(Showing):
             few_parts = parts.within(count)
             few = shallow(model, parts, few_parts, FEW_LAYERS)
             report(f"measuring what goes between {few_parts.num_ranks} processes")
-            between = self._parallel(system, few, few_parts, block_size), self._alone(system, few, few_parts, block_size)
+            of_few = self._in_processes(system, few, few_parts, block_size), self._in_one(system, few, few_parts, block_size)
         report("measuring iterations of a part of the model")
-        table = self._alone(system, model, parts, block_size, load_s)
-        if between is not None:
-            table = table.delayed_by(*between)
+        table = self._in_one(system, model, parts, block_size, costs.LOAD_S[cell.device])
+        if of_few is not None:
+            table = table.delayed_by(*of_few)
         shape, state = model.shape, code_state()
         document = StageCosts(
             device=torch.cuda.get_device_name() if on_gpu else "cpu",
@@ -107,7 +106,7 @@ class IterationCosts(Showing):
         )
         return json.loads(document.to_json())
 
-    def _alone(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int, load_s: float = 0.0) -> CostTable:
+    def _in_one(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int, load_s: float = 0.0) -> CostTable:
         """The costs of the last stage's first part, in this process."""
         from models.gpt_part import Part, made_part
         from systems.serving import costs
@@ -123,7 +122,7 @@ class IterationCosts(Showing):
         finally:
             engine.close()
 
-    def _parallel(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int) -> CostTable:
+    def _in_processes(self, system: ServingSystem, model: Parted, parts: Parts, block_size: int) -> CostTable:
         """The costs of all parts, in processes of their own."""
         from systems.serving import costs
 

@@ -31,7 +31,7 @@ NUMS_PROMPTS = (4, 6, 8, 12, 16)  # of an iteration of more
 TILE = 128  # tokens; the largest iterations have half a tile more than whole ones, which is what one has on average
 LOOP_TOKENS = 24  # that each request generates, for the time of the loop
 SAMPLES, WARM = 7, 2  # iterations of a kind that are timed, and before them
-LOAD_S = 5.0  # that a GPU works before anything is timed
+LOAD_S = {"cuda": 5.0, "cpu": 0.0}  # that a device works before anything is timed
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,23 @@ class CostTable:
         delay_s = max(self._between(self.delays, batch.num_tokens), 0.0) if self.delays else 0.0
         return delay_s + self.loop_s + self.loop_row_s * len(batch.rows)
 
-    def delayed_by(self, between: CostTable, alone: CostTable) -> CostTable:
+    def delayed_by(self, in_processes: CostTable, in_one: CostTable) -> CostTable:
         """This table with what goes between processes in its delays.
 
         Its own are of a part that has all its layers, whose graph takes longer to launch. The others' differences are added.
 
         Args:
-            between: of a model of few layers in processes.
-            alone: of a part of that model by itself.
+            in_processes: of a model of few layers, its parts in processes.
+            in_one: of one part of that model by itself.
         """
 
         def later(count: int) -> float:
-            return between._between(between.delays, count) - alone._between(alone.delays, count)
+            return in_processes._between(in_processes.delays, count) - in_one._between(in_one.delays, count)
 
         delays = tuple(delay + later(count) for count, delay in zip(self.tokens, self.delays, strict=True))
-        loop_s, loop_row_s = between.loop_s - alone.loop_s, between.loop_row_s - alone.loop_row_s
-        return replace(
-            self,
-            delays=delays,
-            loop_s=max(self.loop_s + loop_s, 0.0),
-            loop_row_s=max(self.loop_row_s + loop_row_s, 0.0),
-        )
+        loop_s = self.loop_s + in_processes.loop_s - in_one.loop_s
+        loop_row_s = self.loop_row_s + in_processes.loop_row_s - in_one.loop_row_s
+        return replace(self, delays=delays, loop_s=max(loop_s, 0.0), loop_row_s=max(loop_row_s, 0.0))
 
     def samples(self) -> dict[str, tuple[float, ...]]:
         """The numbers by name, as a record holds them: milliseconds by tokens; microseconds of a place and of the loop."""
