@@ -41,6 +41,7 @@ from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind, Plan, numbers, send, tokens_body
 from runners.serving.workload import Arrival, drawn, read
 from systems.base import BadOption, Unsupported
+from systems.serving import costs
 from systems.serving.attention import split
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
@@ -698,7 +699,11 @@ def test_a_simulated_trace_is_seen_as_arithmetic_says() -> None:
     assert seen.iterations.rows == (1, 1, 2) and seen.iterations.reserved_slots == (8, 8, 13)
 
 
-def test_both_clocks_serve_the_same_traces() -> None:
+def test_both_clocks_serve_the_same_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With costs that are measured after a load."""
+    loads_s: list[float] = []
+    monkeypatch.setattr(costs, "_load", lambda engine, batch, load_s: loads_s.append(load_s))
+    monkeypatch.setitem(costs.LOAD_S, "cpu", 7.0)
     session = of_cell("simulation", ServingSession, repeats=2, rate=30.0, rates="20")
     (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "simulation")
     part = measurement.measure(session)
@@ -706,6 +711,7 @@ def test_both_clocks_serve_the_same_traces() -> None:
     assert len(part.samples["throughput_real"]) == len(part.samples["throughput_simulated"]) == 4
     assert part.samples["cost_tokens"][0] == 1.0 and len(part.samples["cost_tokens"]) == len(part.samples["cost_ms"]) > 3
     assert all(quantity.source for quantity in part.quantities if "real_at" not in quantity.name)
+    assert loads_s == [7.0]
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,11 @@ def test_a_delay_that_stands_out_is_not_taken(values: list[float], expected: tup
     assert costs._smoothed(values) == expected
 
 
+def test_a_table_has_no_delay_that_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "seconds_of", lambda engine, batch: costs.Seconds(1.0, 9.0 if batch.num_tokens == 2 else 0.5))
+    assert set(costs.measured(LocalEngine(MODULE, NUM_SLOTS), NUM_SLOTS, SHAPE.positions, 3).delays) == {0.5}
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_stage_and_the_way_back_are_told_apart(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an engine whose stages take 4 s, and whose tokens are there 1.5 s after the last one's end."""
