@@ -430,6 +430,16 @@ def test_two_processes_keep_what_each_has_measured() -> None:
     assert Measurements("opara", CPU).measured == {"a": 1, "b": 2}
 
 
+def test_a_process_does_not_write_back_what_it_has_read() -> None:
+    """As where each GPU has a search of its own, which keeps its state under one name after every trial."""
+    Measurements("weave", CPU).add({"a": 1})
+    searching, other = Measurements("weave", CPU), Measurements("weave", CPU)
+    searching.add({"a": 2})
+    other.add({"b": 1})
+    assert Measurements("weave", CPU).measured == {"a": 2, "b": 1}
+    assert other["a"] == 2
+
+
 def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "file"))

@@ -67,7 +67,7 @@ class Measurements:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.file}.lock"):
-                self.measured = {**self._read(), **self.measured}
+                self.measured |= self._read() | self.unwritten  # others may know better what this process has read
                 with tempfile.NamedTemporaryFile("w", dir=self.file.parent, suffix=".partial", delete=False) as partial:
                     json.dump({"of": self.conditions, "measured": self.measured}, partial)
                 os.replace(partial.name, self.file)
