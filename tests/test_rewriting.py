@@ -1,6 +1,9 @@
 """The rewriting passes: each pattern, and what must not match; whole models."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,6 +209,33 @@ def test_a_kernel_takes_what_lies_otherwise_in_memory() -> None:
     for layout in (torch.contiguous_format, torch.channels_last, torch.contiguous_format):
         laid = x.contiguous(memory_format=layout)
         torch.testing.assert_close(kernel(laid), x.relu().neg())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_tritons_cache_stays_where_it_is(
+    device: str, is_chosen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchInductor moves it where it makes a kernel of Triton; without a GPU it makes none, and a stand-in moves it."""
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    if is_chosen:
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled, folders = torch._inductor.compile, []
+
+    def compile_elsewhere(*args: Any) -> Any:
+        kernel = compiled(*args)
+        if device == "cpu":
+            os.environ.setdefault("TRITON_CACHE_DIR", "moved")
+        folders.append(os.environ.get("TRITON_CACHE_DIR"))
+        return kernel
+
+    monkeypatch.setattr(torch._inductor, "compile", compile_elsewhere)
+    monkeypatch.setattr(FusedKernel, "compiled", {})
+    module = Function(lambda p, x: p["conv"](x).relu().neg(), conv=nn.Conv2d(4, 4, 1)).eval().to(device)
+    program, _ = fuse_elementwise(capture(module, (image().to(device),)), COUNTING)
+    agrees(module, program, image().to(device))
+    assert folders and folders[0] is not None  # it was set meanwhile
+    assert os.environ.get("TRITON_CACHE_DIR") == (str(tmp_path) if is_chosen else None)
 
 
 # Vendor kernels

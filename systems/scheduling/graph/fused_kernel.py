@@ -1,8 +1,10 @@
 """A group of operators as one operator, compiled into as few kernels as TorchInductor makes of it."""
 
 import hashlib
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -14,6 +16,7 @@ from .patterns import ADDITION, BATCH_NORM, VIEW
 from .program import Call, Input, Output, Program
 from .rewrite import Replacement
 
+TRITONS_FOLDER = "TRITON_CACHE_DIR"  # the environment variable that names Triton's cache
 MAX_INPUTS = 16  # tensors that a fused operator reads; with more it gains little and compiles slowly
 
 
@@ -73,9 +76,21 @@ class FusedKernel:
         key = f"{self.target} {tensors}"
         with self.lock:  # streams of a CPU may come to equal groups at once
             if key not in self.compiled:
-                with torch.no_grad():
+                with torch.no_grad(), _tritons_folder_kept():
                     self.compiled[key] = torch._inductor.compile(self.module, list(inputs))
         return self.compiled[key]
+
+
+@contextmanager
+def _tritons_folder_kept() -> Iterator[None]:
+    """Triton's cache stays where it is. TorchInductor moves it for the whole process: kernels of this project that other
+    processes have compiled would be compiled again."""
+    before = os.environ.get(TRITONS_FOLDER)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(TRITONS_FOLDER, None)
 
 
 def fuse(
