@@ -53,6 +53,7 @@ def test_models_of_the_zoo_are_captured(script: Run, monkeypatch: pytest.MonkeyP
         ("benchmark_scheduling", ["--zoo", "squeezenett"], "did you mean squeezenet", False),
         ("benchmark_ios_search", ["trace.json"], "not a schedule file", True),
         ("benchmark_serving", ["--nothing"], "unrecognized arguments: --nothing", False),
+        ("benchmark_launches", ["--steps", "3"], "--steps is 3, and has to be even", False),
         ("benchmark_ios_search", ["trace.json", "--r", "-1"], "--r -1 is not an integer of at least 0", False),
     ],
 )
