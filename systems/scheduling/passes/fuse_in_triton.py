@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,7 +66,8 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
             one = pending.pop()
             decisions.append(_decide(program, one, context, measured))
             chosen = decisions[-1].chosen
-            if (call := one.calls.get(chosen)) is not None:
+            if chosen != SEPARATE:
+                call = one.calls[chosen]
                 name = "_".join(program.graph.operators[v].name for v in one.place.operators)
                 results: dict[int, int | None] = {one.place.operators[-1]: None}
                 replacements.append(Replacement(one.place.operators, name, target_of(call), call, results, one.derived))
@@ -79,19 +81,32 @@ class _Trial:
     """A place and its alternatives.
 
     Args:
+        program: that it is a place of.
         separate: its operators as a program.
         signature: equal for places that take equally long.
-        calls: the kernel by the name of its tile.
-        derived: the weights that were laid out for it.
         parts: those that it consists of where it is left separate, each with alternatives of its own.
     """
 
+    program: Program
     place: Place
     separate: Program
     signature: str
-    calls: dict[str, Call]
-    derived: tuple[Derived, ...]
     parts: tuple[_Trial, ...]
+
+    @property
+    def calls(self) -> dict[str, Call]:
+        """The kernel by the name of its tile."""
+        return self._kernels[0]
+
+    @property
+    def derived(self) -> tuple[Derived, ...]:
+        """The weights that were laid out for it."""
+        return self._kernels[1]
+
+    @cached_property
+    def _kernels(self) -> tuple[dict[str, Call], tuple[Derived, ...]]:  # of few places of a kind, and weights take long
+        kernels, derived = _calls(self.program, self.place, num_cores(self.program.device))
+        return {str(call.function.tile): call for call in kernels}, derived  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -106,10 +121,8 @@ class _Times:
 def _trial(program: Program, place: Place) -> _Trial:
     separate = part(program, place.operators)
     signature = signature_of(separate, place)
-    kernels, derived = _calls(program, place, num_cores(program.device))
-    calls = {str(call.function.tile): call for call in kernels}  # type: ignore[attr-defined]
     parts = tuple(_trial(program, each) for each in parts_of(program, place))
-    return _Trial(place, separate, signature, calls, derived, parts)
+    return _Trial(program, place, separate, signature, parts)
 
 
 def _decide(program: Program, trial: _Trial, context: Context, measured: dict[tuple[str, bool], _Times]) -> Decision:

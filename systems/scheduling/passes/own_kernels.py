@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # they import Triton
     from systems.kernels.separable import Tile
 
 aten = torch.ops.aten
+META = torch.device("meta")
 SEPARATE = "separate"  # the alternative that leaves a place as it is
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NAMES: dict[object, str] = {
@@ -95,8 +96,7 @@ def compile_unmeasured(program: Program, calls: Iterable[Call], context: Context
     """Compile, many at once, the kernels that are to be measured."""
     from systems.kernels.compiling import Job, compile_ahead
 
-    meta = torch.device("meta")
-    unmeasured = [call for call in calls if not context.knows(kernel_alone(program, call, meta))]
+    unmeasured = [call for call in calls if not context.knows(kernel_alone(program, call, META))]
     compile_ahead(Job.of(call.function, [program.value(a) for a in call.args]) for call in unmeasured)  # type: ignore[arg-type]
 
 
@@ -107,8 +107,9 @@ def milliseconds_of(
     times: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     for name, call in calls.items():
+        known = kernel_alone(program, call, META)
         try:
-            times[name] = context.cost(kernel_alone(program, call, program.device))
+            times[name] = context.cost(known if context.knows(known) else kernel_alone(program, call, program.device))
         except Exception as error:  # whatever Triton raises of a tile that does not fit
             times[name], reasons[name] = None, first_line(error)
     return times, reasons

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace as changed
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -54,26 +55,27 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
     both = (0, 1) if layouts else (0,)
     flexible = [_is_flexible(program, v) for v in range(len(program.graph))]
     milliseconds = _remembered(context.cost)
+    times_by_signature: dict[str, Times] = {}
     times_by_convolution: dict[int, Times] = {}
     usable_by_convolution: dict[int, Times] = {}
     costs = []  # of each operator, contiguous and channels_last
     for v, call in enumerate(program.calls):
         if not flexible[v]:
             costs.append((0.0, inf))
-        elif call.function is CONVOLUTION:
-            times_by_convolution[v] = times = {
+            continue
+        if (signature := program.signature(v)) not in times_by_signature:
+            times_by_signature[signature] = {
                 (name, layout): milliseconds(candidate)
                 for layout in both
                 for name, candidate in _candidates(program, v, layout)
                 if implementations or name == "library"
             }
-            usable = _usable(program, v, times, context)
-            usable_by_convolution[v] = usable
-            best = [min((t for (_, at), t in usable.items() if at == layout), default=inf) for layout in (0, 1)]
-            costs.append((best[0], best[1]))
-        else:
-            either = [milliseconds(_single(program, v, layout)) for layout in both]
-            costs.append((either[0], either[1] if layouts else inf))
+        usable = times = times_by_signature[signature]
+        if call.function is CONVOLUTION:
+            times_by_convolution[v] = times
+            usable_by_convolution[v] = usable = _usable(program, v, times, context)
+        best = [min((t for (_, at), t in usable.items() if at == layout), default=inf) for layout in (0, 1)]
+        costs.append((best[0], best[1]))
     assigned = _assign(program, flexible, costs, milliseconds) if layouts else [0] * len(costs)
     rewritten = _apply(program, assigned, usable_by_convolution)
     return rewritten, _decisions(program, assigned, times_by_convolution, usable_by_convolution)
@@ -109,9 +111,11 @@ def _is_flexible(program: Program, v: int) -> bool:
 
 
 def _candidates(program: Program, v: int, layout: int) -> list[tuple[str, Program]]:
-    """The implementations of convolution v in a layout, each as a program of one operator."""
+    """The implementations of operator v in a layout, each as a program of one operator. Convolutions alone have several."""
     library = _single(program, v, layout)
     candidates = [("library", library)]
+    if program.calls[v].function is not CONVOLUTION:
+        return candidates
     name, call, examples = program.graph.operators[v].name, library.calls[0], library.examples
     for kind in _other_implementations(call, examples[0].device.type):
         if kind == "native" and layout == 1:
@@ -157,24 +161,33 @@ def _assign(program: Program, flexible: list[bool], costs: list[tuple[float, flo
     returned = [u for u in sorted(program.kept_operators()) if flexible[u]]
     values = [c.produces for c in program.calls] + [program.examples[i] for i in inputs]
     read = {u for producers in reads for u in producers} | set(returned)
-    conversions = [_conversion(program, values[u], milliseconds) if u in read else (0.0, 0.0) for u in range(len(values))]
+    convert = _conversions(program, milliseconds)
+    conversions = [convert(values[u]) if u in read else (0.0, 0.0) for u in range(len(values))]
     all_costs = [*costs, *[(0.0, inf)] * (len(inputs) + len(returned))]
     all_reads = [*reads, *[[] for _ in inputs], *[[u] for u in returned]]
     conversions += [(0.0, 0.0)] * len(returned)
     return cheapest_layouts(all_costs, all_reads, conversions)[:n]
 
 
-def _conversion(program: Program, value: object, milliseconds: Cost) -> tuple[float, float]:
-    """Milliseconds of converting a tensor to contiguous and to channels_last."""
-    if not isinstance(value, Tensor) or value.dim() != 4 or _is_same_either_way(value):
-        return 0.0, 0.0
-    times = []
-    for source, layout in ((1, 0), (0, 1)):
-        call = _convert(Input(0), value, layout)
-        example = torch.zeros(value.shape, dtype=value.dtype, device=program.device)
-        example = example.contiguous(memory_format=_memory_format(source))
-        times.append(milliseconds(alone("clone", "aten.clone.default", call, (example,))))
-    return times[0], times[1]
+def _conversions(program: Program, milliseconds: Cost) -> Callable[[object], tuple[float, float]]:
+    """A function of a value: milliseconds of converting it to contiguous and to channels_last."""
+
+    @cache
+    def of(shape: torch.Size, dtype: torch.dtype) -> tuple[float, float]:
+        times = []
+        for source, layout in ((1, 0), (0, 1)):
+            example = torch.zeros(shape, dtype=dtype, device=program.device)
+            example = example.contiguous(memory_format=_memory_format(source))
+            call = _convert(Input(0), example.to("meta"), layout)
+            times.append(milliseconds(alone("clone", "aten.clone.default", call, (example,))))
+        return times[0], times[1]
+
+    def conversion(value: object) -> tuple[float, float]:
+        if not isinstance(value, Tensor) or value.dim() != 4 or _is_same_either_way(value):
+            return 0.0, 0.0
+        return of(value.shape, value.dtype)
+
+    return conversion
 
 
 def _convert(reference: Output | Input, value: Tensor, layout: int) -> Call:
