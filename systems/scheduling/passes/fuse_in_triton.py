@@ -11,7 +11,7 @@ from torch import Tensor
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.derived import Derived
-from systems.scheduling.graph.part import part
+from systems.scheduling.graph.part import Examples, part
 from systems.scheduling.graph.patterns import Convolution
 from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
@@ -54,7 +54,8 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
     """
     if not has_kernels(program.device):
         return program, []
-    trials = [_trial(program, place) for place in places(program)]
+    examples: Examples = {}  # of all trials, which are measured one after the other
+    trials = [_trial(program, place, examples) for place in places(program)]
     distinct = {each.signature: each for trial in trials for each in (trial, *trial.parts)}.values()
     compile_unmeasured(program, (call for trial in distinct for call in trial.calls.values()), context)
     measured: dict[tuple[str, bool], _Times] = {}
@@ -118,10 +119,10 @@ class _Times:
     own: str
 
 
-def _trial(program: Program, place: Place) -> _Trial:
-    separate = part(program, place.operators)
+def _trial(program: Program, place: Place, examples: Examples) -> _Trial:
+    separate = part(program, place.operators, examples_of=examples)
     signature = signature_of(separate, place)
-    parts = tuple(_trial(program, each) for each in parts_of(program, place))
+    parts = tuple(_trial(program, each, examples) for each in parts_of(program, place))
     return _Trial(program, place, separate, signature, parts)
 
 
