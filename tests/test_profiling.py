@@ -1,12 +1,14 @@
 """The profiling room: classes of operators, traces, profiles, the cache of what was measured."""
 
 import json
+import os
 import random
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -438,6 +440,17 @@ def test_a_process_does_not_write_back_what_it_has_read() -> None:
     other.add({"b": 1})
     assert Measurements("weave", CPU).measured == {"a": 2, "b": 1}
     assert other["a"] == 2
+
+
+def test_what_could_not_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Measurements("weave", CPU)
+    cache.add({"a": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.warns(UserWarning, match="cannot be written"):
+            cache.add({"a": 2})
+    cache.add({"b": 1})
+    assert Measurements("weave", CPU).measured == cache.measured == {"a": 2, "b": 1}
 
 
 def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -106,6 +106,36 @@ def test_a_tile_that_fails_has_a_reason(device: str) -> None:
     assert failed and all(d.milliseconds[name] is None for d in failed for name in d.reasons)
 
 
+def test_a_known_tile_is_asked_for_without_memory(device: str) -> None:
+    """What is not known needs inputs on the device that it is measured on."""
+    asked: list[tuple[str, str]] = []
+
+    def knows(program: Program) -> bool:
+        return "16x16x16" in program.graph.operators[0].target
+
+    def cost(program: Program) -> float:
+        asked.append((program.graph.operators[0].target, program.device.type))
+        return 1.0
+
+    with torch.no_grad():
+        program = capture(Block().eval().to(device), (torch.randn(1, 12, 9, 9, device=device),))
+    fuse_in_triton.fuse_in_triton(program, Context(cost, cost, knows=knows))
+    kernels = [(target, where) for target, where in asked if target.startswith("opweave.")]
+    assert {where for target, where in kernels if "16x16x16" in target} == {"meta"}
+    assert {where for target, where in kernels if "16x16x16" not in target} == {device}
+
+
+def test_equal_places_have_their_kernels_made_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[convolution_places.Place] = []
+    calls = fuse_in_triton._calls
+    monkeypatch.setattr(
+        fuse_in_triton, "_calls", lambda program, place, cores: made.append(place) or calls(program, place, cores)
+    )
+    module = nn.Sequential(*(nn.Conv2d(12, 12, 1) for _ in range(5))).eval().to(device)
+    _, chosen, _ = rewritten(module, torch.randn(1, 12, 9, 9, device=device), favour_the_library)
+    assert chosen == ["separate"] * 5 and len(made) == 1
+
+
 class Shared(nn.Module):
     """What a fusion would take from others: the depthwise output and the activation after are read twice."""
 

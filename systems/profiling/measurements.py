@@ -71,11 +71,12 @@ class Measurements:
                 with tempfile.NamedTemporaryFile("w", dir=self.file.parent, suffix=".partial", delete=False) as partial:
                     json.dump({"of": self.conditions, "measured": self.measured}, partial)
                 os.replace(partial.name, self.file)
+            self.unwritten = {}
         except OSError as error:
             warnings.warn(
                 f"{self.file} cannot be written, so this is measured anew each time: {error}", category=Notice, stacklevel=2
             )
-        self.unwritten, self.written_s = {}, perf_counter()
+        self.written_s = perf_counter()
 
     def _read(self) -> dict[str, JSON]:
         try:

@@ -3,8 +3,9 @@
 python tests/benchmarks/benchmark_launches.py [--steps N]
 
 Each step multiplies and adds, and reads what other blocks wrote in the step before. The persistent kernel has a barrier of
-all its blocks between two steps, with the number of blocks that was fastest of BLOCKS. Microseconds a step, the median over
-replays; each way's result is compared with PyTorch's operators first. Needs a GPU that launches kernels early.
+all its blocks between two steps, and as many blocks as were fastest of BLOCKS; its time includes that of setting the
+barrier's count to zero. Microseconds a step, the median over replays; each way's result is compared with PyTorch's operators
+first. Needs a GPU that launches kernels early.
 """
 
 import sys

@@ -83,8 +83,11 @@ class FusedKernel:
 
 @contextmanager
 def _tritons_folder_kept() -> Iterator[None]:
-    """Triton's cache stays where it is. TorchInductor moves it for the whole process: kernels of this project that other
-    processes have compiled would be compiled again."""
+    """Triton's cache stays where it is while a fused kernel is compiled.
+
+    TorchInductor moves it for the whole process: kernels of this project that other processes have compiled would be
+    compiled again.
+    """
     before = os.environ.get(TRITONS_FOLDER)
     try:
         yield

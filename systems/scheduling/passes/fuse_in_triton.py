@@ -56,8 +56,11 @@ def fuse_in_triton(program: Program, context: Context) -> Rewritten:
         return program, []
     examples: Examples = {}  # of all trials, which are measured one after the other
     trials = [_trial(program, place, examples) for place in places(program)]
-    distinct = {each.signature: each for trial in trials for each in (trial, *trial.parts)}.values()
-    compile_unmeasured(program, (call for trial in distinct for call in trial.calls.values()), context)
+    distinct: dict[str, _Trial] = {}
+    for trial in trials:
+        for each in (trial, *trial.parts):
+            distinct.setdefault(each.signature, each)  # the first, which is the one that is measured
+    compile_unmeasured(program, (call for trial in distinct.values() for call in trial.calls.values()), context)
     measured: dict[tuple[str, bool], _Times] = {}
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
@@ -82,7 +85,7 @@ class _Trial:
     """A place and its alternatives.
 
     Args:
-        program: that it is a place of.
+        program: the one that holds the place.
         separate: its operators as a program.
         signature: equal for places that take equally long.
         parts: those that it consists of where it is left separate, each with alternatives of its own.
@@ -105,7 +108,7 @@ class _Trial:
         return self._kernels[1]
 
     @cached_property
-    def _kernels(self) -> tuple[dict[str, Call], tuple[Derived, ...]]:  # of few places of a kind, and weights take long
+    def _kernels(self) -> tuple[dict[str, Call], tuple[Derived, ...]]:  # few places need them, and weights take long
         kernels, derived = _calls(self.program, self.place, num_cores(self.program.device))
         return {str(call.function.tile): call for call in kernels}, derived  # type: ignore[attr-defined]
 

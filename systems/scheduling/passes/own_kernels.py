@@ -107,8 +107,8 @@ def milliseconds_of(
     times: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     for name, call in calls.items():
-        known = kernel_alone(program, call, META)
         try:
+            known = kernel_alone(program, call, META)
             times[name] = context.cost(known if context.knows(known) else kernel_alone(program, call, program.device))
         except Exception as error:  # whatever Triton raises of a tile that does not fit
             times[name], reasons[name] = None, first_line(error)
