@@ -108,7 +108,8 @@ class _Trial:
         return self._kernels[1]
 
     @cached_property
-    def _kernels(self) -> tuple[dict[str, Call], tuple[Derived, ...]]:  # few places need them, and weights take long
+    def _kernels(self) -> tuple[dict[str, Call], tuple[Derived, ...]]:
+        """Both, made when one is asked for: few places need them, and weights take long to lay out."""
         kernels, derived = _calls(self.program, self.place, num_cores(self.program.device))
         return {str(call.function.tile): call for call in kernels}, derived  # type: ignore[attr-defined]
 
