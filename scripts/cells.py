@@ -14,6 +14,8 @@ from results.pack import SUFFIX, sweep_of
 from results.record import Quantity, Record
 from results.store import Store
 
+from .commits import code_state
+
 ENERGY, CALL = "energy", "joules_per_call"
 DIGITS = 5  # that count
 COMMIT_LETTERS = 12
@@ -61,7 +63,8 @@ def table(folder: Path) -> str:
 
 def rows(sweep: str, records: Iterable[Record]) -> Iterator[Row]:
     for record in records:
-        cell, conditions, environment = record.cell, record.cell.conditions, record.environment
+        cell, conditions = record.cell, record.cell.conditions
+        commit, modified = code_state(record.environment)
         main = quantity(record)
         energy = record.measured[ENERGY].quantity(CALL) if ENERGY in record.measured else None
         limits = record.limits.executed if record.limits is not None else None
@@ -86,8 +89,8 @@ def rows(sweep: str, records: Iterable[Record]) -> Iterator[Row]:
             critical_path_ms=shown(limits.critical_path_ms if limits is not None else None),
             busy_ms=shown(limits.busy_ms if limits is not None else None),
             date=record.when[:10],
-            commit=(environment.commit or "")[:COMMIT_LETTERS],
-            modified="" if environment.modified is None else str(environment.modified).lower(),
+            commit=(commit or "")[:COMMIT_LETTERS],
+            modified="" if modified is None else str(modified).lower(),
         )
 
 

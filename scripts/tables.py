@@ -10,6 +10,7 @@ from results.record import Record
 from results.schedule import DecisionRow, Search
 from results.siblings import Siblings
 
+from .commits import code_state
 from .table import DASH, Lacking, Made, Table, made, table
 
 
@@ -149,8 +150,8 @@ def sweeps(records_by_sweep: Mapping[str, Sequence[Record]]) -> Table:
         made("records", lambda row: str(len(row[1]))),
         made("networks", lambda row: str(len({record.cell.model.label for record in row[1]}))),
         made("measured on", values(lambda record: record.when[:10]), number=False),
-        made("commits", values(lambda record: (record.environment.commit or "")[:7]), number=False),
-        made("modified", lambda row: str(sum(record.environment.modified is not False for record in row[1]))),
+        made("commits", values(lambda record: (code_state(record.environment)[0] or "")[:7]), number=False),
+        made("modified", lambda row: str(sum(code_state(record.environment)[1] is not False for record in row[1]))),
     ]
     return table(columns, sorted(records_by_sweep.items()))
 

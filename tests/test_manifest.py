@@ -60,6 +60,29 @@ def test_git_tells_where_it_is(checkout: Path, monkeypatch: pytest.MonkeyPatch) 
     assert manifest.state(checkout) == State(commit, True)
 
 
+def test_files_that_no_code_reads_modify_no_checkout(checkout: Path) -> None:
+    commit = git(checkout, "rev-parse", "HEAD")
+    for name in (".wheels/one.whl", "notes.txt", "mine/model.py", "results/runs/launch/config.yaml"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text("")
+    assert manifest.state(checkout) == State(commit, False)
+    (checkout / "systems" / "added.py").write_text("")
+    assert manifest.state(checkout) == State(commit, True)
+
+
+def test_a_manifest_that_fits_is_believed_beside_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy may have come with the files of a commit that its `.git` lacks."""
+    older = git(checkout, "rev-parse", "HEAD")
+    (checkout / "run.py").write_text("print(2)\n")
+    git(checkout, *(part for key, value in OWN.items() for part in ("-c", f"user.{key}={value}")), "commit", "-qam", "Two")
+    newer = git(checkout, "rev-parse", "HEAD")
+    written(checkout, monkeypatch)
+    git(checkout, "reset", "--quiet", "--soft", older)
+    assert manifest.state(checkout) == State(newer, False)
+    (checkout / "run.py").write_text("print(3)\n")
+    assert manifest.state(checkout) == State(older, True)
+
+
 def test_a_manifest_tells_where_there_is_no_git(checkout: Path, copy: Path) -> None:
     commit = git(checkout, "rev-parse", "HEAD")
     assert set(manifest.read(copy).files) == set(FILES)  # type: ignore[union-attr]

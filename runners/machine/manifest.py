@@ -1,7 +1,8 @@
-"""Which commit the code is of, and whether it was changed since: from git, or from a manifest where there is no `.git`.
+"""Which commit the code is of, and whether it was changed since: from a manifest that fits, else from git.
 
 `python -m runners.machine.manifest` in a checkout writes manifest.json beside the rooms: the commit, whether the tree was
-modified, and the SHA-256 of every tracked file. It travels with the files to machines without `.git` and is checked there.
+modified, and the SHA-256 of every tracked file. It travels with the files to other machines and is checked there.
+Files that no code reads, as a folder of wheels beside the rooms, modify nothing.
 """
 
 import hashlib
@@ -64,18 +65,19 @@ def state(root: Path) -> State:
     """The state of the files under `root`.
 
     Args:
-        root: the folder that holds the rooms. Where it has a `.git`, git tells the state, else the manifest, whose files are
-            all checked. Without either the state is unknown.
+        root: the folder that holds the rooms. A manifest that all files fit tells the state, also beside a `.git`, which may
+            have come without the last commits. Else git tells it where there is a `.git`, and else the manifest. Without
+            either the state is unknown.
     """
+    manifest = read(root)
+    if manifest is not None and not any(_differences(root, manifest)):
+        return State(manifest.commit, manifest.modified)
     if (root / ".git").exists():
         try:
             return State(*_git_state(root))
         except NoCheckout:
             return State()
-    manifest = read(root)
-    if manifest is None:
-        return State()
-    return State(manifest.commit, manifest.modified or any(_differences(root, manifest)))
+    return State() if manifest is None else State(manifest.commit, True)
 
 
 def make(root: Path) -> Manifest:
@@ -101,8 +103,14 @@ def _differences(root: Path, manifest: Manifest) -> Iterator[str]:
             yield path
     for file in [*root.glob("*.py"), *(file for room in ROOMS for file in (root / room).rglob("*"))]:
         path = file.relative_to(root).as_posix()
-        if file.suffix in CODE and path not in manifest.files and not path.startswith(IGNORED):
+        if _is_code(path) and path not in manifest.files:
             yield path
+
+
+def _is_code(path: str) -> bool:
+    """May a file change what runs, as it lies at the root or in a room?"""
+    room, _, inner = path.partition("/")
+    return path.endswith(CODE) and (not inner or room in ROOMS) and not path.startswith(IGNORED)
 
 
 def _sha256(file: Path) -> str:
@@ -110,8 +118,9 @@ def _sha256(file: Path) -> str:
 
 
 def _git_state(root: Path) -> tuple[str, bool]:
-    """The commit that is checked out, and whether files differ from it or are untracked. Raises NoCheckout."""
-    return _git(root, "rev-parse", "HEAD").strip(), bool(_git(root, "status", "--porcelain").strip())
+    """The commit that is checked out, and whether files differ from it, or code is untracked. Raises NoCheckout."""
+    lines = _git(root, "status", "--porcelain", "--untracked-files=all").splitlines()
+    return _git(root, "rev-parse", "HEAD").strip(), any(not line.startswith("?? ") or _is_code(line[3:]) for line in lines)
 
 
 def _git(root: Path, *arguments: str) -> str:

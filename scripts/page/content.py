@@ -15,6 +15,7 @@ from results.statistics import Statistics
 from scripts.charts.limits import limits_by_row
 from scripts.charts.sm_efficiency import from_source
 from scripts.charts.style import short
+from scripts.commits import code_state
 from scripts.table import DASH, Column, Entry, Made, Table, made, table
 
 Part = TypeVar("Part")
@@ -278,8 +279,8 @@ def _margins(measured: Selection) -> str:
 
 
 def _commit(place: Environment) -> str:
-    commit = place.commit or ""
-    return commit[:12] + (" and changes" if commit and place.modified else "")
+    commit, modified = code_state(place)
+    return (commit or "")[:12] + (" and changes" if commit and modified else "")
 
 
 def _counts(records: Iterable[Record]) -> str:
