@@ -1,8 +1,24 @@
 """How near a simulation of serving is to an engine that served the same traces for real."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
+from .cell import Cell
+
 THROUGHPUT, LATENCY = 0.05, 0.10  # by which a simulation may be off
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of a trace's requests, as runner=serving takes them: prompt_tokens, new_tokens."""
+
+    prompt_tokens: str
+    new_tokens: str
+
+    @classmethod
+    def of(cls, cell: Cell) -> Lengths:
+        return cls(str(cell.runner.options["prompt_tokens"]), str(cell.runner.options["new_tokens"]))
 
 
 @dataclass(frozen=True)
@@ -15,6 +31,7 @@ class Point:
         throughput_real, throughput: requests finished a second, for real and simulated; medians over repeats.
         normalized_ms_real, normalized_ms: median normalized latencies; None where requests came faster than they were
             finished.
+        lengths: of its requests.
     """
 
     record: str
@@ -23,6 +40,7 @@ class Point:
     throughput: float
     normalized_ms_real: float | None
     normalized_ms: float | None
+    lengths: Lengths
 
     @property
     def throughput_error(self) -> float:

@@ -1,6 +1,7 @@
 """How near simulations of serving are to engines that served the same traces for real.
 
-Invariant: a simulated figure is shown only while each real point of its costs is within THROUGHPUT and LATENCY of them.
+Invariant: a simulated figure is shown only while each real point of its costs and of such lengths of requests is
+within THROUGHPUT and LATENCY of them.
 """
 
 import json
@@ -11,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import conf
-from results.agreement import LATENCY, THROUGHPUT, Point
+from results.agreement import LATENCY, THROUGHPUT, Lengths, Point
 from results.files import read_json
 from results.pack import SUFFIX
 from results.record import Record
@@ -41,7 +42,12 @@ def points(costs: str) -> tuple[Point, ...]:
     path = Path(costs).expanduser()
     command = [sys.executable, "-m", f"{PREFIX}runners.serving.agreement", str(path.resolve()) if path.is_file() else costs]
     done = subprocess.run([*command, *map(str, _packs())], cwd=ROOT, capture_output=True, text=True, check=True)
-    return tuple(Point(**fields) for fields in json.loads(done.stdout))
+    return tuple(Point(**fields | {"lengths": Lengths(**fields["lengths"])}) for fields in json.loads(done.stdout))
+
+
+def points_of(costs: str, lengths: Lengths) -> tuple[Point, ...]:
+    """Those whose requests have such lengths."""
+    return tuple(point for point in points(costs) if point.lengths == lengths)
 
 
 def records(costs: str) -> dict[str, Record]:
@@ -61,25 +67,26 @@ def farthest(among: Sequence[Point]) -> tuple[float, float]:
     return max((abs(point.throughput_error) for point in among), default=0.0), max(latencies, default=0.0)
 
 
-def standing(costs: str) -> tuple[bool, str]:
+def standing(costs: str, lengths: Lengths) -> tuple[bool, str]:
     """Whether figures that are simulated with some costs are shown, and by what numbers.
 
+    They go by points of requests of the same lengths: static batches of equal requests are farther off than those of others.
     Costs without real points go by the points of committed ones that are split in no other way. Costs of a part of layers or
     of a stage do so only where others of such a part have points: a model on one GPU shows nothing of sums and stages.
     """
     if not are_there(costs):
         return False, f"its costs, {costs}, are not there any more"
-    among, whose = points(costs), ""
+    among, whose = points_of(costs, lengths), ""
     if not among:
         names = sorted(file.name.removesuffix(COSTS_SUFFIX) for file in COSTS.glob(f"*{COSTS_SUFFIX}"))
         splits = _splits(costs)
-        committed = {name: points(name) for name in names if _splits(name) <= splits}
+        committed = {name: points_of(name, lengths) for name in names if _splits(name) <= splits}
         for split in sorted(splits):
             if not any(each and split in _splits(name) for name, each in committed.items()):
-                return False, f"no record here is of an engine {SPLITS[split]} that served what costs of such parts simulate"
+                return False, f"no record here is of an engine {SPLITS[split]} that served requests of such lengths"
         among, whose = tuple(point for each in committed.values() for point in each), " of other costs"
     if not among:
-        return False, "no record here is of an engine that served the same traces"
+        return False, "no record here is of an engine that served requests of such lengths"
     num_near, (throughput, latency) = sum(point.is_near for point in among), farthest(among)
     off = f"throughput is off by {throughput:.1%} at most, and median normalized latency by {latency:.1%}"
     if num_near < len(among):

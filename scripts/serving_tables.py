@@ -10,6 +10,7 @@ from results.latencies import latencies_ms, request_throughput
 from results.record import Quantity, Record
 
 from .agreement import points
+from .commits import code_state
 from .table import DASH, Made, Source, Table, made, table
 from .tables import needed
 
@@ -217,7 +218,7 @@ def _layers(record: Record) -> int:
 
 def _commit(record: Record) -> str:
     """Of the code that a record is of: rows of one commit compare."""
-    return needed(record.environment.commit)[:COMMIT_LETTERS]
+    return needed(code_state(record.environment)[0])[:COMMIT_LETTERS]
 
 
 def _option(record: Record, key: str) -> str:

@@ -824,7 +824,7 @@ def test_of_times_between_tokens_the_shorter_is_the_better() -> None:
     def between(system: str, ms: float, low: float, high: float) -> Record:
         quantity = Quantity("itl_p99_ms", "time between tokens, p99", "ms", ms, low, high, is_more_better=False)
         one = cell(system, "gpt_13b", "serving", device="cuda", precision="fp16")
-        runner = choose("runner", "serving", trace="azure.csv.gz", concurrency=64)
+        runner = choose("runner", "serving", trace="conv.csv", concurrency=64)
         one = replace(one, model=choose("model", "gpt_13b", positions=16384), runner=runner)
         return record(of=one, measured={"serving": Measured((quantity,), {}, "2026-01-01")})
 

@@ -107,7 +107,7 @@ def test_of_times_between_tokens_the_shorter_is_the_better_trace_by_trace() -> N
     """Records of other systems, as if they were of Azure's trace."""
     by_system = {r.cell.system.choice: r for r in Store(H200 / "serving-extensions.jsonl.gz").read().records.values()}
     model = choose("model", "gpt_13b", positions=16384)
-    runner = choose("runner", "serving", trace="azure.csv.gz", concurrency=64)
+    runner = choose("runner", "serving", trace="conv.csv", concurrency=64)
 
     def of_azure(name: str, like: str) -> Record:
         one = by_system[like]

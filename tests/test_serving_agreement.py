@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT
 
-from results.agreement import LATENCY, THROUGHPUT, Point
+from results.agreement import LATENCY, THROUGHPUT, Lengths, Point
 from results.cell import choose
 from results.files import read_json
 from results.finding import HOLDS, NOT_SHOWN
@@ -17,7 +17,7 @@ from results.record import Record
 from results.store import Store
 from runners.serving.options import costs_file
 from scripts import agreement
-from scripts.agreement import farthest, points, standing
+from scripts.agreement import farthest, points, points_of, standing
 from scripts.charts.serving import RING, SIZE
 from scripts.exhibits import judgement
 from scripts.exhibits.evidence import Evidence, select
@@ -27,7 +27,9 @@ from scripts.exhibits.preset import Preset
 from scripts.exhibits.recorded import recorded
 
 COMMITTED = "gpt_13b-h200"
+LENGTHS, EQUAL = Lengths("32-512", "1-128"), Lengths("272", "64")
 EXHIBIT = "orca/figure4.8_simulated"
+NO_RECORD = "no record here is of an engine that served requests of such lengths"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def slow_costs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_committed_costs_are_as_near_as_simulated_figures_need() -> None:
-    among = points(COMMITTED)
+    among = points_of(COMMITTED, LENGTHS)
     assert len(among) == 18 and all(point.is_near for point in among)
     throughput, latency = farthest(among)
     assert throughput <= THROUGHPUT and latency <= LATENCY
@@ -52,11 +54,25 @@ def test_committed_costs_are_as_near_as_simulated_figures_need() -> None:
         assert record.cell.model.choice == "gpt_13b" and measured is not None and measured.value == point.normalized_ms_real
 
 
+def test_requests_of_one_length_stand_by_their_own_points() -> None:
+    """Static batches of them are farther off than a simulated figure may be, and those of other lengths are near."""
+    equal = points_of(COMMITTED, EQUAL)
+    assert {point.rate for point in equal} == {2.0, 3.0} and len(equal) == 4
+    assert sorted(point.is_near for point in equal) == [False, False, True, True]
+    is_near, how = standing(COMMITTED, EQUAL)
+    assert not is_near and how.startswith("2 of 4 real points are not within 5% and 10%")
+    assert standing(COMMITTED, LENGTHS)[0]
+    assert standing(COMMITTED, Lengths("1", "1")) == (
+        False,
+        NO_RECORD,
+    )
+
+
 def test_costs_that_are_off_are_refused(slow_costs: str) -> None:
-    is_near, how = standing(slow_costs)
+    is_near, how = standing(slow_costs, LENGTHS)
     assert not is_near and "real points are not within 5% and 10%" in how
-    assert standing(COMMITTED)[0]
-    assert standing("gpt_31b-h200") == (False, "its costs, gpt_31b-h200, are not there any more")
+    assert standing(COMMITTED, LENGTHS)[0]
+    assert standing("gpt_31b-h200", LENGTHS) == (False, "its costs, gpt_31b-h200, are not there any more")
 
 
 def test_costs_of_another_gpu_go_by_the_points_of_committed_ones(tmp_path: Path) -> None:
@@ -65,7 +81,7 @@ def test_costs_of_another_gpu_go_by_the_points_of_committed_ones(tmp_path: Path)
     file = tmp_path / "other.json.gz"
     file.write_bytes(gzip.compress(json.dumps(document).encode()))
     assert points(str(file)) == ()
-    is_near, how = standing(str(file))
+    is_near, how = standing(str(file), LENGTHS)
     assert is_near and how.startswith("at 18 real points of other costs ")
 
 
@@ -77,10 +93,10 @@ def test_costs_of_parts_go_by_points_of_parts(tmp_path: Path, monkeypatch: pytes
         document = read_json(costs_file(COMMITTED)) | {"parts": {"pipeline": parts[0], "tensor": parts[1]}}
         file = tmp_path / f"{parts}.json"
         file.write_text(json.dumps(document))
-        is_near, how = standing(str(file))
+        is_near, how = standing(str(file), LENGTHS)
         assert not is_near and f"an engine {lacks} that served" in how
     own["gpt_13b-pp2-h200"] = own[COMMITTED]
-    assert standing(str(tmp_path / "(2, 1).json"))[0] and not standing(str(tmp_path / "(2, 8).json"))[0]
+    assert standing(str(tmp_path / "(2, 1).json"), LENGTHS)[0] and not standing(str(tmp_path / "(2, 8).json"), LENGTHS)[0]
 
 
 @pytest.mark.parametrize(
@@ -88,12 +104,15 @@ def test_costs_of_parts_go_by_points_of_parts(tmp_path: Path, monkeypatch: pytes
     [((1.04, 9.1), True), ((1.06, 10.0), False), ((0.94, 10.0), False), ((1.0, 11.1), False), ((1.0, None), False)],
 )
 def test_a_point_is_near_in_both_numbers(simulated: tuple[float, float | None], is_near: bool) -> None:
-    assert Point("id", 8.0, 1.0, simulated[0], 10.0, simulated[1]).is_near is is_near
+    assert Point("id", 8.0, 1.0, simulated[0], 10.0, simulated[1], LENGTHS).is_near is is_near
 
 
 def test_a_rate_that_neither_clock_keeps_up_with_has_a_throughput_alone() -> None:
-    assert Point("id", 8.0, 1.0, 1.04, None, None).is_near and not Point("id", 8.0, 1.0, 1.06, None, None).is_near
-    assert not Point("id", 8.0, 1.0, 1.0, None, 10.0).is_near
+    assert (
+        Point("id", 8.0, 1.0, 1.04, None, None, LENGTHS).is_near
+        and not Point("id", 8.0, 1.0, 1.06, None, None, LENGTHS).is_near
+    )
+    assert not Point("id", 8.0, 1.0, 1.0, None, 10.0, LENGTHS).is_near
 
 
 def test_a_simulated_exhibit_has_no_verdict_where_its_costs_are_off(slow_costs: str) -> None:
@@ -114,7 +133,7 @@ def test_a_simulated_exhibit_has_no_verdict_where_its_costs_are_off(slow_costs: 
 
 
 def test_no_page_shows_what_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "standing", lambda costs: (False, "simulations are off"))
+    monkeypatch.setattr(judgement, "standing", lambda costs, lengths: (False, "simulations are off"))
     (best, *_) = recorded(Preset.read(EXHIBIT))
     assert best.verdict.verdict == NOT_SHOWN and not best.tells
 
@@ -129,7 +148,7 @@ def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> No
     drawn = sorted((x, y) for line in rings for x, y in line.get_xydata().tolist())
     with_lines = [
         (point.throughput_real, latency_ms)
-        for point in points(COMMITTED)
+        for point in points_of(COMMITTED, LENGTHS)
         if agreement.records(COMMITTED)[point.record].cell.system.get(SIZE) != 16
         and (latency_ms := point.normalized_ms_real) is not None
     ]
@@ -143,4 +162,4 @@ def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> No
 
 def test_where_no_engine_was_measured_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "points", lambda costs: ())
-    assert standing(COMMITTED) == (False, "no record here is of an engine that served the same traces")
+    assert standing(COMMITTED, LENGTHS) == (False, NO_RECORD)

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
-from results.agreement import Point
+from results.agreement import Lengths, Point
 from results.cell import Cell, choose
 from results.record import Record
 from results.store import Store
@@ -74,6 +74,7 @@ def _point(session: SimulatedSession, record: Record, rate: float) -> Point:
         median(map(metrics.request_throughput, seen)),
         _real(record, "normalized", rate),
         median(latencies_ms) if latencies_ms else None,
+        Lengths.of(record.cell),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from results.agreement import Lengths
 from results.cell import Choice, named
 from results.comparison import is_disturbed
 from results.finding import (
@@ -90,8 +91,8 @@ def judge(
         reason += f". {preset.remark}"
     measured = [finding for finding in findings if finding.ours is not None]
     judged = sum(finding.is_judged for finding in findings)
-    for costs in costs_of(evidence.measured) if evidence.measured is not None else ():
-        is_near, how_near = standing(costs)
+    for costs, lengths in simulated_by(evidence.measured) if evidence.measured is not None else ():
+        is_near, how_near = standing(costs, lengths)
         if is_near:
             reason += f". With {Path(costs).name} {how_near}"
         else:
@@ -113,10 +114,11 @@ def judge(
     )
 
 
-def costs_of(measured: Selection) -> list[str]:
-    """Of iterations, by which records were simulated."""
+def simulated_by(measured: Selection) -> list[tuple[str, Lengths]]:
+    """The costs of iterations by which records were simulated, with the lengths of their requests."""
     records = [record for record in measured.records if record.cell.runner.name == SIMULATED and record.is_ok]
-    return sorted({str(record.cell.runner.get("costs")) for record in records})
+    pairs = {(str(record.cell.runner.get("costs")), Lengths.of(record.cell)) for record in records}
+    return sorted(pairs, key=str)
 
 
 def stands(preset: Preset, evidence: Evidence) -> bool:

@@ -29,7 +29,7 @@ from scripts.timeline import draw as draw_timelines
 
 from .evidence import Evidence, place_in
 from .findings import published_speedups
-from .judgement import costs_of, stands
+from .judgement import simulated_by, stands
 from .marks import remark, share_bands, speedup_bands
 from .preset import Preset
 
@@ -126,9 +126,9 @@ def _of_plot(name: str, preset: Preset, measured: Selection) -> tuple[dict[str, 
 def _real(measured: Selection) -> dict[Place, list[serving.Point]]:
     """What engines did at the rates that simulations with the same costs are held against."""
     of_place: dict[Place, list[serving.Point]] = {}
-    for costs in costs_of(measured):
+    for costs, lengths in simulated_by(measured):
         records = agreement.records(costs)
-        for point in agreement.points(costs):
+        for point in agreement.points_of(costs, lengths):
             place = place_in(records[point.record].cell)
             of_place.setdefault(place, []).append(serving.Point(point.throughput_real, point.normalized_ms_real))
     return of_place

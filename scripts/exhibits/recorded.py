@@ -54,7 +54,7 @@ ELSEWHERE = {
     "orca/preemption": ("serving-preemption",),
     "orca/prefetch": ("serving-prefetch",),
     "orca/microbatches": ("serving-microbatches",),
-    "orca/figure4.8_simulated": ("serving-simulated",),
+    **dict.fromkeys((f"orca/figure4.{n}_simulated" for n in ("8", "8a", "8b", "8c", "9")), ("serving-simulated",)),
     **dict.fromkeys((f"windtunnel/table5.{n}_nycflights13" for n in (3, 4, 5, 6)), ("windtunnel",)),
 }
 
