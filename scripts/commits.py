@@ -61,7 +61,9 @@ print(Sources(Path.cwd()).digest(json.load(sys.stdin)))
 
 @cache
 def commits_by_code() -> Mapping[str, str]:
-    """The commit of each digest that `FILE` has."""
+    """The commit of each digest that `FILE` has; an installed package has no such file, and none of its records."""
+    if not FILE.exists():
+        return {}
     with FILE.open(encoding="utf-8", newline="") as rows:
         return {row["code"]: row["commit"] for row in csv.DictReader(rows)}
 

@@ -94,6 +94,16 @@ def test_a_record_of_a_changed_tree_is_of_a_commit_only_by_its_code() -> None:
     assert code_state(replace(changed, code="0" * 12, commit=None, modified=None)) == (None, None)
 
 
+def test_an_installed_package_knows_no_commits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = next(iter(commits_by_code()))
+    monkeypatch.setattr(commits, "FILE", tmp_path / "commits.csv")
+    commits_by_code.cache_clear()
+    try:
+        assert code_state(replace(ENVIRONMENT, code=code, commit="0" * 40, modified=True)) == ("0" * 40, True)
+    finally:
+        commits_by_code.cache_clear()
+
+
 def test_each_committed_record_is_of_a_commit() -> None:
     """Those of a clean checkout name it; each other's code has a row, and no row is of no record."""
     codes = {record["environment"]["code"] for record in wanted()}
