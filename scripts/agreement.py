@@ -50,6 +50,7 @@ def points_of(costs: str, lengths: Lengths) -> tuple[Point, ...]:
     return tuple(point for point in points(costs) if point.lengths == lengths)
 
 
+@cache
 def records(costs: str) -> dict[str, Record]:
     """The records that `points` are of, by their id."""
     ids = {point.record for point in points(costs)}
