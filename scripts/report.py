@@ -193,20 +193,32 @@ def without_plain_groups(svg: str) -> str:
 
 
 def with_shared_styles(html: str) -> str:
-    """The page with each style that its charts repeat as a class, which its style sheet defines; what clips them, too."""
+    """The page with each style that its charts repeat as a class, which its style sheet defines; what clips them, too.
+
+    Marks of one style in a group have it from the group.
+    """
     in_tag = re.compile(r' style="([^"]*)"')
     charts = CHART.findall(html)
     counts = Counter(style for chart in charts for style in in_tag.findall(chart))
     names = {style: f"s{number}" for number, style in enumerate((s for s, count in counts.items() if count > 1), start=1)}
 
     areas: dict[str, str] = {}  # names by what clips an element
+    opaque = {name for style, name in names.items() if "opacity" not in style}  # what a group passes on to each mark alone
+    marks = re.compile(r'<g( clip-path="[^"]*")>((?:<use [^>]*/>)+)</g>')
+
+    def grouped(match: re.Match[str]) -> str:
+        classes = re.findall(r' class="([^"]*)"', match[2])
+        if len(set(classes)) > 1 or len(classes) < match[2].count("<use ") or not opaque.issuperset(classes):
+            return match[0]
+        own = f' class="{classes[0]}"'
+        return f"<g{match[1]}{own}>{match[2].replace(own, '')}</g>"
 
     def clipped(match: re.Match[str]) -> str:
         return f' class="{match[2]} {areas.setdefault(match[1], f"k{len(areas) + 1}")}"'
 
     def classed(chart: re.Match[str]) -> str:
         svg = in_tag.sub(lambda match: f' class="{names[match[1]]}"' if match[1] in names else match[0], chart[0])
-        return re.sub(r' clip-path="([^"]*)" class="([^"]*)"', clipped, svg)
+        return re.sub(r' clip-path="([^"]*)" class="([^"]*)"', clipped, marks.sub(grouped, svg))
 
     page = CHART.sub(classed, html)
     rules = "".join(f".{name} {{{style}}}\n" for style, name in names.items())

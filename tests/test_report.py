@@ -399,6 +399,27 @@ def test_charts_share_the_styles_that_they_repeat() -> None:
     assert with_shared_styles(shared) == shared
 
 
+@pytest.mark.parametrize(
+    ("styles", "is_shared"),
+    [
+        (("fill: red",) * 2, True),
+        (("fill: red", "fill: blue"), False),
+        (("opacity: 0.5",) * 2, False),
+        (("fill: red", ""), False),
+    ],
+)
+def test_marks_of_one_opaque_style_have_it_from_their_group(styles: tuple[str, str], is_shared: bool) -> None:
+    """A group of half opaque marks would be another picture: where they overlap they are darker."""
+    uses = [
+        f'<use href="#m" x="{n}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}/>' for n, style in enumerate(styles)
+    ]
+    group = f'<g clip-path="url(#p)">{"".join(uses)}</g>'
+    shared = with_shared_styles(f'<style>\n</style><svg role="img">{group * 2}</svg>')
+    whole = '<g class="s1 k1"><use href="#m" x="0"/><use href="#m" x="1"/></g>'
+    assert (whole * 2 in shared) is is_shared
+    assert is_shared or '<g clip-path="url(#p)"><use href="#m" x="0" class="s1"/>' in shared
+
+
 COORDINATES = st.integers(-3, 3).map(lambda tenths: tenths / 10)
 MOVES = st.tuples(st.sampled_from("ML"), COORDINATES, COORDINATES)
 CURVES = st.tuples(st.just("C"), *[COORDINATES] * 6)
