@@ -27,20 +27,24 @@ class Point:
 
     Args:
         record: the id of the real one's record.
+        cell: what served for real.
         rate: arrivals, requests a second.
         throughput_real, throughput: requests finished a second, for real and simulated; medians over repeats.
         normalized_ms_real, normalized_ms: median normalized latencies; None where requests came faster than they were
             finished.
-        lengths: of its requests.
     """
 
     record: str
+    cell: Cell
     rate: float
     throughput_real: float
     throughput: float
     normalized_ms_real: float | None
     normalized_ms: float | None
-    lengths: Lengths
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths.of(self.cell)
 
     @property
     def throughput_error(self) -> float:

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import conf
 from results.agreement import LATENCY, THROUGHPUT, Lengths, Point
+from results.document import part_from_json
 from results.files import read_json
 from results.pack import SUFFIX
-from results.record import Record
-from results.store import Store
 
 ROOT = conf.FOLDER.parent
 REFERENCE = ROOT / "results" / "reference"
@@ -30,36 +29,36 @@ def are_there(costs: str) -> bool:
     return Path(costs).expanduser().is_file() or (COSTS / f"{costs}{COSTS_SUFFIX}").exists()
 
 
-@cache
 def points(costs: str) -> tuple[Point, ...]:
     """Every committed real point of a model, split, precision and GPU that the costs are of.
-
-    A process of its own simulates them, since scripts do not import systems.
 
     Args:
         costs: a file of runner=iteration_costs, or the name of a committed one.
     """
     path = Path(costs).expanduser()
-    command = [sys.executable, "-m", f"{PREFIX}runners.serving.agreement", str(path.resolve()) if path.is_file() else costs]
-    done = subprocess.run([*command, *map(str, _packs())], cwd=ROOT, capture_output=True, text=True, check=True)
-    return tuple(Point(**fields | {"lengths": Lengths(**fields["lengths"])}) for fields in json.loads(done.stdout))
+    if path.is_file():
+        return _simulated(str(path.resolve()))[0]
+    names = committed()
+    return _simulated(*names)[names.index(costs)]
+
+
+def committed() -> list[str]:
+    """The names of committed costs."""
+    return sorted(file.name.removesuffix(COSTS_SUFFIX) for file in COSTS.glob(f"*{COSTS_SUFFIX}"))
+
+
+@cache
+def _simulated(*costs: str) -> list[tuple[Point, ...]]:
+    """The points of each costs. A process of its own simulates them, since scripts do not import systems."""
+    packs = sorted(REFERENCE.glob(f"h*/serving*{SUFFIX}"))
+    command = [sys.executable, "-m", f"{PREFIX}runners.serving.agreement", *costs, "--", *map(str, packs)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [tuple(part_from_json(point, Point) for point in each) for each in json.loads(done.stdout)]
 
 
 def points_of(costs: str, lengths: Lengths) -> tuple[Point, ...]:
     """Those whose requests have such lengths."""
     return tuple(point for point in points(costs) if point.lengths == lengths)
-
-
-@cache
-def records(costs: str) -> dict[str, Record]:
-    """The records that `points` are of, by their id."""
-    ids = {point.record for point in points(costs)}
-    return {record.id: record for pack in _packs() for record in Store(pack).read().records.values() if record.id in ids}
-
-
-def _packs() -> list[Path]:
-    """Committed records of what served."""
-    return sorted(REFERENCE.glob(f"h*/serving*{SUFFIX}"))
 
 
 def farthest(among: Sequence[Point]) -> tuple[float, float]:
@@ -79,13 +78,12 @@ def standing(costs: str, lengths: Lengths) -> tuple[bool, str]:
         return False, f"its costs, {costs}, are not there any more"
     among, whose = points_of(costs, lengths), ""
     if not among:
-        names = sorted(file.name.removesuffix(COSTS_SUFFIX) for file in COSTS.glob(f"*{COSTS_SUFFIX}"))
         splits = _splits(costs)
-        committed = {name: points_of(name, lengths) for name in names if _splits(name) <= splits}
+        others = {name: points_of(name, lengths) for name in committed() if _splits(name) <= splits}
         for split in sorted(splits):
-            if not any(each and split in _splits(name) for name, each in committed.items()):
+            if not any(each and split in _splits(name) for name, each in others.items()):
                 return False, f"no record here is of an engine {SPLITS[split]} that served requests of such lengths"
-        among, whose = tuple(point for each in committed.values() for point in each), " of other costs"
+        among, whose = tuple(point for each in others.values() for point in each), " of other costs"
     if not among:
         return False, "no record here is of an engine that served requests of such lengths"
     num_near, (throughput, latency) = sum(point.is_near for point in among), farthest(among)

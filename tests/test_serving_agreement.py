@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT
+from made_records import cell
 
 from results.agreement import LATENCY, THROUGHPUT, Lengths, Point
 from results.cell import choose
@@ -29,6 +30,7 @@ from scripts.exhibits.recorded import recorded
 COMMITTED = "gpt_13b-h200"
 LENGTHS, EQUAL = Lengths("32-512", "1-128"), Lengths("272", "64")
 EXHIBIT = "orca/figure4.8_simulated"
+CELL = cell("orca", "gpt_13b", "simulation")
 NO_RECORD = "no record here is of an engine that served requests of such lengths"
 
 
@@ -62,10 +64,7 @@ def test_requests_of_one_length_stand_by_their_own_points() -> None:
     is_near, how = standing(COMMITTED, EQUAL)
     assert not is_near and how.startswith("2 of 4 real points are not within 5% and 10%")
     assert standing(COMMITTED, LENGTHS)[0]
-    assert standing(COMMITTED, Lengths("1", "1")) == (
-        False,
-        NO_RECORD,
-    )
+    assert standing(COMMITTED, Lengths("1", "1")) == (False, NO_RECORD)
 
 
 def test_costs_that_are_off_are_refused(slow_costs: str) -> None:
@@ -104,15 +103,13 @@ def test_costs_of_parts_go_by_points_of_parts(tmp_path: Path, monkeypatch: pytes
     [((1.04, 9.1), True), ((1.06, 10.0), False), ((0.94, 10.0), False), ((1.0, 11.1), False), ((1.0, None), False)],
 )
 def test_a_point_is_near_in_both_numbers(simulated: tuple[float, float | None], is_near: bool) -> None:
-    assert Point("id", 8.0, 1.0, simulated[0], 10.0, simulated[1], LENGTHS).is_near is is_near
+    assert Point("id", CELL, 8.0, 1.0, simulated[0], 10.0, simulated[1]).is_near is is_near
 
 
 def test_a_rate_that_neither_clock_keeps_up_with_has_a_throughput_alone() -> None:
-    assert (
-        Point("id", 8.0, 1.0, 1.04, None, None, LENGTHS).is_near
-        and not Point("id", 8.0, 1.0, 1.06, None, None, LENGTHS).is_near
-    )
-    assert not Point("id", 8.0, 1.0, 1.0, None, 10.0, LENGTHS).is_near
+    assert Point("id", CELL, 8.0, 1.0, 1.04, None, None).is_near
+    assert not Point("id", CELL, 8.0, 1.0, 1.06, None, None).is_near
+    assert not Point("id", CELL, 8.0, 1.0, 1.0, None, 10.0).is_near
 
 
 def test_a_simulated_exhibit_has_no_verdict_where_its_costs_are_off(slow_costs: str) -> None:
@@ -149,8 +146,7 @@ def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> No
     with_lines = [
         (point.throughput_real, latency_ms)
         for point in points_of(COMMITTED, LENGTHS)
-        if agreement.records(COMMITTED)[point.record].cell.system.get(SIZE) != 16
-        and (latency_ms := point.normalized_ms_real) is not None
+        if point.cell.system.get(SIZE) != 16 and (latency_ms := point.normalized_ms_real) is not None
     ]
     assert drawn == sorted(with_lines) and len(drawn) == 14
     low, high = axes.get_xlim()

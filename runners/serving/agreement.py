@@ -1,19 +1,20 @@
-"""How near a simulation with a file's costs is to engines that served the same traces for real.
+"""How near simulations with some costs are to engines that served the same traces for real.
 
-python -m runners.serving.agreement COSTS RESULTS ... prints it as JSON, a list of `Point`. It takes no GPU.
+python -m runners.serving.agreement COSTS ... -- RESULTS ... prints it as JSON, a list of `Point` for each. It takes no GPU.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from results.agreement import Lengths, Point
+from results.agreement import Point
 from results.cell import Cell, choose
+from results.document import part_to_json
 from results.record import Record
 from results.store import Store
 from runners.measurements.base import options_of
@@ -69,12 +70,12 @@ def _point(session: SimulatedSession, record: Record, rate: float) -> Point:
     assert throughput_real is not None, "each trace has a throughput"
     return Point(
         record.id,
+        record.cell,
         rate,
         throughput_real,
         median(map(metrics.request_throughput, seen)),
         _real(record, "normalized", rate),
         median(latencies_ms) if latencies_ms else None,
-        Lengths.of(record.cell),
     )
 
 
@@ -83,11 +84,12 @@ def _real(record: Record, name: str, rate: float) -> float | None:
     return quantity.value if quantity is not None else None
 
 
-def main(costs: str, *results: str) -> None:
-    """Print the points of some folders or packs."""
-    records = [record for each in results for record in Store(Path(each)).read().records.values()]
-    print(json.dumps([asdict(point) for point in points(costs, records)]))
+def main(arguments: Sequence[str]) -> None:
+    """Print the points of each costs in some folders or packs."""
+    at = arguments.index("--")
+    records = [record for each in arguments[at + 1 :] for record in Store(Path(each)).read().records.values()]
+    print(json.dumps([[part_to_json(point) for point in points(costs, records)] for costs in arguments[:at]]))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from results.finding import NOT_SHOWN
 from scripts.charts import style
 from scripts.table import DASH, Entry, Table, made, table
 
@@ -19,7 +20,7 @@ NEEDS_FILES = "needs files of yours"
 
 def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
     """A table of all exhibits, and of each paper those with a measured figure: the charts that its preset
-    names, or else its first.
+    names, or else its first. One that is not shown has the reason alone.
 
     Args:
         folder: where the pictures belong.
@@ -35,13 +36,13 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
         paper = name.partition("/")[0]
         best, *others = recorded(preset)
         rows.append(_Row(name, preset, best))
-        if not best.tells:
+        if not _has_section(best):
             continue
         verdict = best.verdict
         further = [one for one in others if one.tells and one.evidence.measured]  # schedules alone are every sweep's
         elsewhere = "".join(f"\n- By the records of `{one.sweep}`: {one.verdict.reason}." for one in further)
-        charts, _ = pictures(preset, best.evidence, best.findings)
-        first = next(iter(charts)).partition("-")[0]
+        charts = pictures(preset, best.evidence, best.findings)[0] if best.tells else {}
+        first = next(iter(charts), "").partition("-")[0]
         shown = []
         for key, chart in charts.items():
             if (kind := key.partition("-")[0]) in (first, *preset.charts):
@@ -58,11 +59,16 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
                 f"```sh\n{verdict.command}\n```",
             ]
         )
-        if behind := judgement.explanation(best.evidence.measured):
+        if best.tells and (behind := judgement.explanation(best.evidence.measured)):
             lines = "\n".join(f"- {line}" for line in behind)
             sections[paper].append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{lines}\n\n</details>")
     parts = {f"exhibits of {paper}": "\n\n".join(section) for paper, section in sections.items()}
     return parts | {"verdicts": _verdicts(rows).markdown()}, files
+
+
+def _has_section(best: Recorded) -> bool:
+    """Does a page say more of the exhibit than its row?"""
+    return best.tells or best.verdict.verdict == NOT_SHOWN
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class _Row:
 
 def _verdicts(rows: Sequence[_Row]) -> Table:
     def title(row: _Row) -> Entry:
-        return Entry(row.preset.title, page=f"{row.name.partition('/')[0].upper()}.md" if row.best.tells else "")
+        return Entry(row.preset.title, page=f"{row.name.partition('/')[0].upper()}.md" if _has_section(row.best) else "")
 
     def standing(row: _Row) -> str:
         return NEEDS_FILES if row.preset.needs == "files" and not row.best.tells else row.best.verdict.verdict

@@ -127,9 +127,8 @@ def _real(measured: Selection) -> dict[Place, list[serving.Point]]:
     """What engines did at the rates that simulations with the same costs are held against."""
     of_place: dict[Place, list[serving.Point]] = {}
     for costs, lengths in simulated_by(measured):
-        records = agreement.records(costs)
         for point in agreement.points_of(costs, lengths):
-            place = place_in(records[point.record].cell)
+            place = place_in(point.cell)
             of_place.setdefault(place, []).append(serving.Point(point.throughput_real, point.normalized_ms_real))
     return of_place
 
