@@ -140,7 +140,7 @@ def _run(command: list[str], folder: str, given: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _python(version: str) -> str | None:
+def python_of(version: str) -> str | None:
     """The Python of such a version, as 3.12.3; None where none of 3.12 runs."""
     name = f"python{'.'.join(version.split('.')[:2])}"
     if shutil.which(name) is not None and _run([name, "-c", "print(1)"], ".", "") is not None:
@@ -175,7 +175,7 @@ def found(history: History, documents: Iterable[Any]) -> Iterator[tuple[str, str
         elif code in whole:
             yield code, whole[code]
         else:
-            python = _python(about["python"])
+            python = python_of(about["python"])
             near = [own] if own is not None else history.before(document["when"])[:MOST_COMMITS]
             commits = [commit for commit in near if history.has(commit, CODE)] if python is not None else []
             yield code, next((c for c in commits if history.closure_digest(c, document, python or "") == code), None)

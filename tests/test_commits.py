@@ -65,7 +65,7 @@ def test_a_digest_of_all_files_names_the_commit(repository: Path) -> None:
 
 def test_a_digest_of_what_a_cell_runs_names_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit's own code says what a cell of it runs, under this Python."""
-    monkeypatch.setattr(commits, "_python", lambda version: sys.executable)
+    monkeypatch.setattr(commits, "python_of", lambda version: sys.executable)
     history = History(ROOT)
     try:
         named = [each for each in wanted() if each["environment"].get("commit") in history.commits]
