@@ -4,6 +4,7 @@ Invariant: a simulated figure is shown only while each real point of its costs a
 within THROUGHPUT and LATENCY of them.
 """
 
+import gzip
 import json
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ROOT = conf.FOLDER.parent
 REFERENCE = ROOT / "results" / "reference"
 COSTS, COSTS_SUFFIX = REFERENCE / "simulation" / "serving", ".json.gz"  # of runner=iteration_costs
 SPLITS = {"tensor": "in parts of each layer", "pipeline": "in stages"}  # of a model, in words
+OF_POINTS = b'"simulation"'  # what each record of real points has; to read all others takes 10 s
 PREFIX = (__package__ or "").removesuffix("scripts")  # "opweave." in a wheel, nothing in a checkout
 
 
@@ -50,7 +52,9 @@ def committed() -> list[str]:
 @cache
 def _simulated(*costs: str) -> list[tuple[Point, ...]]:
     """The points of each costs. A process of its own simulates them, since scripts do not import systems."""
-    packs = sorted(REFERENCE.glob(f"h*/serving*{SUFFIX}"))
+    packs = [
+        pack for pack in sorted(REFERENCE.glob(f"h*/serving*{SUFFIX}")) if OF_POINTS in gzip.decompress(pack.read_bytes())
+    ]
     command = [sys.executable, "-m", f"{PREFIX}runners.serving.agreement", *costs, "--", *map(str, packs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [tuple(part_from_json(point, Point) for point in each) for each in json.loads(done.stdout)]

@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -99,6 +99,12 @@ class History:
                 digest.update(str(path).encode() + self._content(blobs[path]))
         return digest.hexdigest()[:LETTERS]
 
+    @cached_property
+    def by_whole_digest(self) -> dict[str, str]:
+        """The first commit of each digest of the first form, among commits that make no digest of the second."""
+        commits = [commit for commit in self.commits if not self.has(commit, CODE)]
+        return {self.whole_digest(commit): commit for commit in reversed(commits)}
+
     def closure_digest(self, commit: str, document: Any, python: str) -> str | None:
         """Of what a record's cell may run, as the commit's own code says; None where the commit does not read the record."""
         with tempfile.TemporaryDirectory() as folder:
@@ -163,10 +169,7 @@ def wanted() -> Iterator[Any]:
 
 def found(history: History, documents: Iterable[Any]) -> Iterator[tuple[str, str | None]]:
     """The code of each record, and the commit that has it; None where none has."""
-    whole: dict[str, str] = {}
-    for commit in history.commits:
-        if not history.has(commit, CODE):
-            whole.setdefault(history.whole_digest(commit), commit)
+    whole = history.by_whole_digest
     for document in documents:
         about = document["environment"]
         code, own = about["code"], about.get("commit")

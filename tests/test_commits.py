@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -29,6 +31,11 @@ def commit(root: Path, **texts: str) -> str:
     git(root, "add", ".")
     git(root, *OWN, "commit", "-q", "--allow-empty", "-m", "One")
     return git(root, "rev-parse", "HEAD")
+
+
+@pytest.fixture(scope="module")
+def of_no_checkout() -> list[Any]:
+    return list(wanted())
 
 
 @pytest.fixture
@@ -63,15 +70,16 @@ def test_a_digest_of_all_files_names_the_commit(repository: Path) -> None:
         history.close()
 
 
-def test_a_digest_of_what_a_cell_runs_names_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_of_what_a_cell_runs_names_the_commit(of_no_checkout: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit's own code says what a cell of it runs, under this Python."""
     monkeypatch.setattr(commits, "python_of", lambda version: sys.executable)
     history = History(ROOT)
     try:
-        named = [each for each in wanted() if each["environment"].get("commit") in history.commits]
-        record = next((each for each in named if history.has(each["environment"]["commit"], commits.CODE)), None)
-        if record is None:
+        named = [each for each in of_no_checkout if each["environment"].get("commit") in history.commits]
+        one = next((each for each in named if history.has(each["environment"]["commit"], commits.CODE)), None)
+        if one is None:
             pytest.skip("the history is cut off before the records' commits")
+        record = deepcopy(one)
         own = record["environment"]["commit"]
         made = history.closure_digest(own, record, sys.executable)
         assert made is not None and len(made) == commits.LETTERS
@@ -104,9 +112,9 @@ def test_an_installed_package_knows_no_commits(monkeypatch: pytest.MonkeyPatch, 
         commits_by_code.cache_clear()
 
 
-def test_each_committed_record_is_of_a_commit() -> None:
+def test_each_committed_record_is_of_a_commit(of_no_checkout: list[Any]) -> None:
     """Those of a clean checkout name it; each other's code has a row, and no row is of no record."""
-    codes = {record["environment"]["code"] for record in wanted()}
+    codes = {record["environment"]["code"] for record in of_no_checkout}
     assert codes == set(commits_by_code())
     assert all(len(each) == 40 for each in commits_by_code().values())
 
