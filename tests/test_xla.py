@@ -120,6 +120,38 @@ def test_a_constant_may_be_on_the_cpu(device: str) -> None:
     assert systems.load("xla").prepare(Halved(), (x,))(x).equal(x * 0.5)
 
 
+class Bags(nn.Module):
+    """Of one size each, and of sizes that the inputs tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        modes = ("sum", "mean", "max")
+        self.equal = nn.ModuleList(nn.EmbeddingBag(20, 4, mode=mode) for mode in modes)
+        self.padded = nn.ModuleList(nn.EmbeddingBag(20, 4, mode=mode, padding_idx=3) for mode in modes)
+        self.ended = nn.ModuleList(nn.EmbeddingBag(20, 4, mode=mode, include_last_offset=True) for mode in modes)
+
+    def forward(self, table: Tensor, indices: Tensor, offsets: Tensor, factors: Tensor) -> list[Tensor]:
+        of_table = [bag(table) for bag in (*self.equal, *self.padded)]
+        of_offsets = [bag(indices, offsets) for bag in (*self.equal, *self.padded, *self.ended)]
+        return [*of_table, *of_offsets, self.equal[0](indices, offsets, factors)]
+
+
+@RUNS
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("offsets", [(0, 2, 2, 4, 7, 8), (0, 0, 1, 3, 8, 8)])
+def test_bags_of_embeddings_are_those_of_eager(offsets: tuple[int, ...], device: str) -> None:
+    """Bags may be empty, at the end too, and hold the row of padding alone."""
+    module = Bags().eval().to(device)
+    table, indices = torch.randint(0, 20, (5, 3)), torch.tensor([3, 7, 3, 3, 19, 0, 7, 11])
+    table[1] = 3
+    inputs = tuple(x.to(device) for x in (table, indices, torch.tensor(offsets), torch.randn(8)))
+    prepared = systems.load("xla").prepare(module, inputs)
+    with torch.no_grad():
+        expected = module(*inputs)
+    for out, reference in zip(prepared(*inputs), expected, strict=True):
+        torch.testing.assert_close(out, reference)
+
+
 @RUNS
 def test_a_program_for_a_gpu_is_translated_without_one() -> None:
     """Its tensors are fake. The function is that for a CPU."""

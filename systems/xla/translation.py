@@ -28,6 +28,8 @@ from conf.text import first_line, named_line
 from systems.base import Unsupported
 from systems.compilers.exported import Exported
 
+from . import bags
+
 NARROW = {torch.int64: torch.int32}  # JAX computes with integers of 32 bits
 # Files of one translation.
 PROGRAM, OPERATORS, FUNCTION, WEIGHTS, REASON = "program.pt2", "operators.json", "function.jax", "weights.json", "reason"
@@ -151,6 +153,7 @@ def _translate(folder: Path, platform: str, precision: str) -> None:
         if not hasattr(getattr(torch.ops, namespace), operator.partition(".")[0]):  # which loading does not name
             raise LookupError(f"{name} is no operator of torch")
     program = torch.export.load(folder / PROGRAM)
+    bags.reduce_equal_bags(program.graph)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
         _set_strides(program, spec, node.meta["val"])
@@ -201,6 +204,7 @@ def main(task: str, folder: str, *arguments: str) -> None:
         import torchax.ops.jaten  # noqa: F401 - operators come into its registry by their import
 
         if task == "translate":
+            bags.register()
             _translate(Path(folder), *arguments)
     except LACKS:  # with which this process ends
         raise
