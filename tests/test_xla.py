@@ -152,14 +152,48 @@ def test_bags_of_embeddings_are_those_of_eager(offsets: tuple[int, ...], device:
         torch.testing.assert_close(out, reference)
 
 
+class Mixture(nn.Module):
+    """Rows in groups, each by its own weight, and how many rows each group has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 16, 8, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        counts = torch.histc(groups.int() if groups.is_cuda else groups.float(), 4, 0, 3)
+        return torch._grouped_mm(x, self.weight, offs=counts.cumsum(0, dtype=torch.int32)), counts.int()
+
+
 @RUNS
-def test_a_program_for_a_gpu_is_translated_without_one() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_of_groups_are_those_of_eager(device: str) -> None:
+    """One group is empty. On a GPU integers are counted."""
+    x, groups = torch.randn(24, 16), torch.tensor([0] * 5 + [1] * 12 + [3] * 7)
+    module = Mixture().eval().to(device)
+    inputs = x.to(device, torch.bfloat16), groups.to(device)
+    prepared = systems.load("xla").prepare(module, inputs)
+    with torch.no_grad():
+        expected = module(*inputs)
+    for out, reference in zip(prepared(*inputs), expected, strict=True):
+        torch.testing.assert_close(out, reference)
+    assert expected[1].tolist() == [5, 12, 0, 7]
+
+
+@RUNS
+@pytest.mark.parametrize("of", ["weights", "groups", "bags"])
+def test_a_program_for_a_gpu_is_translated_without_one(of: str) -> None:
     """Its tensors are fake. The function is that for a CPU."""
     import jax.export
 
     def function(device: str) -> Any:
         with FakeTensorMode(), torch.device(device):
-            exported = Exported(Weights().eval(), (torch.randn(2, 3),))
+            if of == "weights":
+                exported = Exported(Weights().eval(), (torch.randn(2, 3),))
+            elif of == "bags":
+                exported = Exported(nn.EmbeddingBag(20, 4, mode="sum").eval(), (torch.ones(5, 3, dtype=torch.int64),))
+            else:
+                inputs = torch.randn(24, 16, dtype=torch.bfloat16), torch.ones(24, dtype=torch.int32)
+                exported = Exported(Mixture().eval(), inputs)
         return jax.export.deserialize(translated(exported).function)
 
     on_gpu, on_cpu = function("cuda"), function("cpu")

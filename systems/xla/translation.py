@@ -28,7 +28,7 @@ from conf.text import first_line, named_line
 from systems.base import Unsupported
 from systems.compilers.exported import Exported
 
-from . import bags
+from .operators import count_in_floats, reduce_equal_bags, register
 
 NARROW = {torch.int64: torch.int32}  # JAX computes with integers of 32 bits
 # Files of one translation.
@@ -153,7 +153,8 @@ def _translate(folder: Path, platform: str, precision: str) -> None:
         if not hasattr(getattr(torch.ops, namespace), operator.partition(".")[0]):  # which loading does not name
             raise LookupError(f"{name} is no operator of torch")
     program = torch.export.load(folder / PROGRAM)
-    bags.reduce_equal_bags(program.graph)
+    reduce_equal_bags(program)
+    count_in_floats(program)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
         _set_strides(program, spec, node.meta["val"])
@@ -204,7 +205,7 @@ def main(task: str, folder: str, *arguments: str) -> None:
         import torchax.ops.jaten  # noqa: F401 - operators come into its registry by their import
 
         if task == "translate":
-            bags.register()
+            register()
             _translate(Path(folder), *arguments)
     except LACKS:  # with which this process ends
         raise

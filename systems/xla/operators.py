@@ -1,4 +1,4 @@
-"""Bags of embeddings in JAX: torchax has them only for offsets whose values are known."""
+"""What torchax lacks: bags whose offsets are computed, products of groups, histograms of integers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.export import ExportedProgram
 
 SUM, MEAN, MAX = range(3)  # ATen's modes of a bag
 REDUCTIONS = {SUM: torch.ops.aten.sum.dim_IntList, MEAN: torch.ops.aten.mean.dim, MAX: torch.ops.aten.amax.default}
 
 
-def reduce_equal_bags(graph: fx.Graph) -> None:
-    """Replace bags that are all of one size, as of a matrix of indices, by rows and a reduction of them.
-
-    Args:
-        graph: Of a `torch.export.ExportedProgram`, with ATen's operators; changed in place.
-    """
+def reduce_equal_bags(program: ExportedProgram) -> None:
+    """Replace bags that are all of one size, as of a matrix of indices, by rows and a reduction of them, in place."""
+    graph: fx.Graph = program.graph
+    node: Any
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.embedding_bag.padding_idx):
         weight, indices, offsets, _, mode, _, factors, has_last, padding = node.args
         size = _step(offsets)
@@ -30,12 +29,18 @@ def reduce_equal_bags(graph: fx.Graph) -> None:
             bags = graph.call_function(torch.ops.aten.reshape.default, (rows, [-1, size, width]))
             reduced = graph.call_function(REDUCTIONS[mode], (bags, [1]))
         for user in list(node.users):
-            user.replace_all_uses_with(reduced)
-            graph.erase_node(user)
+            _replace(program, user, reduced)
         graph.erase_node(node)
 
 
-def _step(offsets: fx.Node) -> int | None:
+def _replace(program: ExportedProgram, old: fx.Node, new: fx.Node) -> None:
+    """`new` in the place of `old`, also as what the program returns."""
+    old.replace_all_uses_with(new)
+    program.graph_signature.replace_all_uses(old.name, new.name)
+    program.graph.erase_node(old)
+
+
+def _step(offsets: Any) -> int | None:
     """The size of each bag where they begin at 0, size, 2 size and so on up to the indices' number."""
     if offsets.target is not torch.ops.aten.arange.start_step:
         return None
@@ -90,9 +95,47 @@ def embedding_bag(
     return output.astype(weight.dtype), bags, sizes, sizes
 
 
+def grouped_mm(rows: Any, weights: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """As `aten._grouped_mm` of rows that are in groups, one behind another, of JAX's arrays.
+
+    Args:
+        rows: [N, K].
+        weights: [groups, K, M].
+        offs: [groups], where each group of rows ends; the last is N.
+        bias: None.
+        out_dtype: None, or torch's type of the rows.
+
+    Returns:
+        [N, M].
+
+    Raises:
+        NotImplementedError: It is of another form.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    if (rows.ndim, weights.ndim) != (2, 3) or offs is None or bias is not None or out_dtype is not None:
+        raise NotImplementedError("a product of groups of another form than rows by a weight for each group")
+    return jax.lax.ragged_dot(rows, weights, jnp.diff(offs, prepend=0).astype(jnp.int32))
+
+
+def count_in_floats(program: ExportedProgram) -> None:
+    """Have histograms of integers count floats, in place: torch has the others on a GPU alone."""
+    graph: fx.Graph = program.graph
+    node: Any
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.histc.default):
+        if not node.args[0].meta["val"].is_floating_point():
+            with graph.inserting_before(node):
+                floats = graph.call_function(torch.ops.aten.to.dtype, (node.args[0], torch.float32))
+                counts = graph.call_function(torch.ops.aten.histc.default, (floats, *node.args[1:]))
+                counts = graph.call_function(torch.ops.aten.to.dtype, (counts, node.meta["val"].dtype))
+            _replace(program, node, counts)
+
+
 def register() -> None:
-    """Have torchax use `embedding_bag`."""
+    """Have torchax use those above that are of arrays."""
     from torchax.ops.ops_registry import register_torch_dispatch_op
 
     for packet in (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only):
         register_torch_dispatch_op(packet.default, embedding_bag)
+    register_torch_dispatch_op(torch.ops.aten._grouped_mm.default, grouped_mm)
