@@ -66,6 +66,11 @@ def swept(arguments: list[str]) -> list[str]:
     return rewritten
 
 
+def listed(arguments: list[str]) -> list[str]:
+    """GPUs with commas between them as one list, since a sweep is spread over them, rather than one that goes through them."""
+    return [re.sub(r"^gpus=(\d+(?:,\d+)+)$", r"gpus=[\1]", argument) for argument in arguments]
+
+
 def search_path(arguments: list[str]) -> list[str]:
     """The override by which Hydra looks into the user's own folder of configs too. Raises BadRequest."""
     own = [str(folder) for folder in folders()[1:]]
@@ -84,7 +89,7 @@ def composed() -> Composition:
         sys.exit(0)
     check_arguments(sys.argv[1:])
     # argparse takes overrides on one side of a flag alone, so the flag goes first wherever it was written.
-    overrides = swept(sys.argv[1:]) + search_path(sys.argv[1:])
+    overrides = swept(listed(sys.argv[1:])) + search_path(sys.argv[1:])
     sys.argv[1:] = sorted(overrides, key=lambda argument: argument not in SWEEP)
     errors = io.StringIO()
     try:

@@ -83,6 +83,8 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("device=gpu", "auto, cpu, cuda"),
     ("device=cuda", "no CUDA device"),
     ("gpus=[0,0]", "gpus"),
+    ("gpus=0,0", "gpus=[0, 0] "),
+    ("-m gpus=0,0", "gpus=[0, 0] "),
     ("max_load=1.5", "max_load=1.5 is not a share from 0 to 1"),
     ("force=maybe", "true nor false"),
     ("results=null", "not a path"),
