@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,16 @@ def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Counts:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
+
+    class Groups(TorchDispatchMode):
+        """Products of groups are of any type: torch 2.11 knows their shape in bf16 alone."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._grouped_mm.default and (args[0].ndim, args[1].ndim) == (2, 3):
+                return args[0].new_empty(args[0].shape[0], args[1].shape[2])
+            return func(*args, **(kwargs or {}))
 
     parameters = sum(parameter.numel() for parameter in module.parameters())
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -46,7 +55,7 @@ def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Counts:
     counter = FlopCounterMode(display=False)
     try:
         # The mathematical form of attention is two matrix products on every device.
-        with mode, sdpa_kernel(SDPBackend.MATH), torch.no_grad(), counter:
+        with mode, Groups(), sdpa_kernel(SDPBackend.MATH), torch.no_grad(), counter:
             functional_call(module, state, tuple(mode.from_tensor(value) for value in inputs))
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast_path_on)

@@ -448,3 +448,9 @@ def test_counting_sees_attention() -> None:
     layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).eval()
     inputs = (torch.randn(1, 10, 64),)
     assert models.count(layer, inputs).macs == transformer_macs(1, 64, 256, 10)
+
+
+def test_counting_is_the_same_in_each_precision() -> None:
+    loaded = models.load("qwen3_moe", 1, device="meta", size="small")
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    assert len({models.count(loaded.module.to(dtype), loaded.inputs) for dtype in dtypes}) == 1
