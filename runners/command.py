@@ -67,7 +67,7 @@ def swept(arguments: list[str]) -> list[str]:
 
 
 def listed(arguments: list[str]) -> list[str]:
-    """GPUs with commas between them as one list, since a sweep is spread over them, rather than one that goes through them."""
+    """GPUs with commas between them as one list: a sweep is spread over them and does not go through them."""
     return [re.sub(r"^gpus=(\d+(?:,\d+)+)$", r"gpus=[\1]", argument) for argument in arguments]
 
 

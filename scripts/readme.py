@@ -27,7 +27,9 @@ from scripts import cells, pipeline_tables, serving_tables, tables
 from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
+from scripts.standing import ONE_STREAM, by_precision, sections, standings
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
+from scripts.today_table import networks_of_today
 from scripts.weave_table import searched
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +62,7 @@ INCREMENTED = RESULTS / "serving-increments.jsonl.gz"  # an increment iteration 
 PARTED = RESULTS / "serving-two-gpus.jsonl.gz"  # models in parts on two GPUs, and beside them on one
 QUARTERED = RESULTS / "serving-four-gpus.jsonl.gz"  # larger models in parts on four GPUs
 ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
+TODAY = RESULTS / "today.jsonl.gz"  # networks of today in half precision
 SEARCHED = RESULTS / "weave.jsonl.gz"  # weave in turn with what it begins with
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
@@ -84,6 +87,21 @@ def chart(measured: Selection) -> str:
     svg = style.svg(drawn.figure)
     plt.close(drawn.figure)
     return svg
+
+
+def of_today() -> list[Selection]:
+    return by_precision(records(TODAY))
+
+
+def charts_of_today() -> dict[str, str]:
+    """SVG by its place beside the pages: speedup over one stream, a chart for each precision and batch."""
+    charts = {}
+    for measured in of_today():
+        for batch in measured.batches:
+            drawn = speedup.draw(measured.only(batches=[batch]), ONE_STREAM)
+            charts[f"{RESULTS.name}/today-{measured.setting.precision}-b{batch}.svg"] = style.svg(drawn.figure)
+            plt.close(drawn.figure)
+    return charts
 
 
 def read(sweep: Path) -> list[Siblings]:
@@ -114,6 +132,7 @@ def parts() -> dict[str, str]:
     beneath = {  # a table's own sentences
         "in turn": [tables.measured_alone(turned, graphs)],
         "schedulers": [tables.measured_alone(schedulers, same_kernels), tables.equal_to_eager(schedulers)],
+        "today": [*map("![speedup over one stream]({})".format, charts_of_today()), sections(standings(of_today()))],
     }
     sweeps = {sweep_of(pack): list(Store(pack).read().records.values()) for pack in RESULTS.glob(f"*{SUFFIX}")}
     shown = {
@@ -134,6 +153,7 @@ def parts() -> dict[str, str]:
         "predictions": pipeline_tables.predictions(everything(SPEED)),
         "schedulers": tables.side_by_side(schedulers),
         "weave": searched(read(SEARCHED)),
+        "today": networks_of_today(read(TODAY)),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "iterations": serving_tables.iterations(served),
         "requests at once": serving_tables.at_once(served),
@@ -201,6 +221,7 @@ def main() -> None:
         **pages(parts() | exhibits),
         CHART: chart(Selection(selection.read([OVERVIEW]), style.order)),
         CELLS: cells.table(RESULTS),
+        **{REFERENCE / name: svg for name, svg in charts_of_today().items()},
         **pictures,
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

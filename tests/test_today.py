@@ -12,11 +12,12 @@ from results.cell import named
 from results.record import Limits
 from results.selection import NoResults, Selection, by_setting, read
 from results.siblings import siblings
-from scripts.today import GAIN, SECTIONS, Standing, page, standings
+from scripts.standing import GAIN, SECTIONS, Standing, standings
+from scripts.today import page
 
 ZOO = ROOT / "results" / "reference" / "h200" / "zoo.jsonl.gz"
 NIMBLE, XLA, WEAVE = (named("system", name) for name in ("nimble", "xla", "weave"))
-STANDING = Standing(("dlrm", 1), (1.5, NIMBLE), (1.2, XLA), None, Limits(0.2, 0.8, width=26, sm_area_ms=0.1), 0.9)
+STANDING = Standing(("dlrm", 1), "fp16", (1.5, NIMBLE), (1.2, XLA), None, Limits(0.2, 0.8, width=26, sm_area_ms=0.1), 0.9)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_every_model_stands_in_one_section_by_its_rounds(measured: Selection) ->
     """Ratios are those of the groups that were measured in turn, worked out from them here."""
     one_stream = named("system", "cuda_graph")
     by_group = {(g.group.model.label, g.group.conditions.batch): g for g in siblings(measured.records)}
-    rows = standings(measured)
+    rows = standings([measured])
     assert len(rows) == len(by_group) == 26
     for row in rows:
         group = by_group[row.row]
@@ -40,7 +41,7 @@ def test_every_model_stands_in_one_section_by_its_rounds(measured: Selection) ->
         assert row.fusion is not None and row.fusion[0] == max(others)
         best = max(of_schedulers | others)
         assert row.section == SECTIONS[2 if best <= GAIN else max(of_schedulers) < max(others)]
-    text = page(measured, rows, [])
+    text = page([measured], rows, [])
     assert sum(map(int, re.findall(r"stream(?: than \w+)?: (\d+) of 26 models", text))) == 26
     assert all(text.count(f"- {row.name}:") == 1 for row in rows)
 
@@ -61,7 +62,7 @@ def test_a_section_and_its_reason(standing: Standing, section: int, words: str) 
 
 def test_a_page_of_nothing_is_none(measured: Selection) -> None:
     with pytest.raises(NoResults, match="cuda_graph"):
-        page(measured, [], [])
+        page([measured], [], [])
 
 
 def test_the_script_writes_the_page_and_a_chart_a_batch(script: Run, tmp_path: Path) -> None:
