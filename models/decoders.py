@@ -19,6 +19,7 @@ from models.gpt_part import PartedGPT
 from models.model import TF32
 from models.qwen3 import Qwen3, Qwen3Shape
 from models.registry import FOLDER, SERVED, BadModel
+from models.shapes import allocated, on_no_device
 from models.t5_generation import T5Generation, T5Shape
 
 DTYPES = {**dict.fromkeys(("fp32", *TF32), torch.float32), "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -57,7 +58,7 @@ def decoder_size(name: str, **options: Value) -> AnyDecoder:
     for key, value in options.items():
         if isinstance(value, int) and not isinstance(value, bool) and value < (key != "start_token"):
             raise BadModel(f"option {key} of model {name} must be at least 1, not {value}")
-    with torch.device("meta"):
+    with on_no_device():
         return MADE[name](dict(options))
 
 
@@ -82,7 +83,7 @@ def load_decoder(name: str, device: str, precision: str, **options: Value) -> An
     if num_bytes > free_bytes:
         needed, there = num_bytes / GIB, free_bytes / GIB
         raise MemoryError(f"its weights take {needed:.1f} GiB in {precision}, and {there:.1f} GiB are free")
-    module = decoder.to(DTYPES[precision]).to_empty(device=device).eval().requires_grad_(False)
+    module = allocated(decoder, device, DTYPES[precision]).eval().requires_grad_(False)
     if name == FOLDER:
         folder.fill(module, _path(options))
     elif isinstance(module, GPT):

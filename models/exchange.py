@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from models.gpt import GPT, Shape
 from models.qwen3 import Qwen3, Qwen3Shape
+from models.shapes import on_no_device
 from models.t5_generation import T5Generation, T5Shape
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def as_transformers(decoder: nn.Module) -> PreTrainedModel:
     config = config_of(decoder)
     (name,) = config.architectures
     auto: Any = getattr(transformers, name)
-    with torch.device("meta"):
+    with on_no_device():
         model: PreTrainedModel = auto._from_config(config, dtype=weight.dtype)
     state = decoder.state_dict()
     weights = {pair.theirs: pair.give(state[pair.ours]) for pair in pairs_of(decoder)}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.exchange import decoder_of, pairs_of
 from models.registry import BadModel
+from models.shapes import on_no_device
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -36,7 +37,7 @@ def sized(path: Path) -> GPT | Qwen3 | T5Generation:
     except (OSError, ValueError, KeyError) as error:
         raise BadModel(f"model.path={path}: its {CONFIG} cannot be read: {str(error).splitlines()[0]}") from error
     try:
-        with torch.device("meta"):
+        with on_no_device():
             return decoder_of(config)
     except TypeError as error:
         raise BadModel(f"model.path={path}: {error}") from error

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.registry import BadModel, Input, register
+from models.shapes import allocated, on_no_device
 
 STD = 0.02  # of weights (GPT-2)
 PADDED_TO = 64  # rows of the embedding: products with an odd number of columns are slow
@@ -208,9 +209,9 @@ def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def made(shape: Shape, device: str | torch.device, dtype: torch.dtype, seed: int = 0) -> GPT:
     """A GPT on random weights, never on the host if it is for a GPU: 13 B parameters take 24 GiB there in fp16."""
-    with torch.device("meta"):
+    with on_no_device():
         module = GPT(shape)
-    return module.to(dtype).to_empty(device=device).draw(seed).eval()
+    return allocated(module, device, dtype).draw(seed).eval()
 
 
 def _inputs(*, sequence: int = 64, vocabulary: int = 512, **options: int) -> tuple[Input, ...]:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from models.gpt import NUM_DRAWS, PADDED_TO, PLAIN, Attention, Block, Operators, Shape, causal, draw
 from models.registry import BadModel
+from models.shapes import allocated, on_no_device
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class PartedGPT:
         check_parts(self.shape, num_stages, degree)
         sizes = []
         for stage in range(num_stages):
-            with torch.device("meta"):
+            with on_no_device():
                 module = GPTPart(self.shape, Part(stage, num_stages, 0, degree))
             sizes += [sum(parameter.numel() for parameter in module.parameters()) * self.dtype.itemsize] * degree
         return sizes
@@ -180,8 +181,8 @@ class PartedGPT:
 
 def made_part(shape: Shape, part: Part, device: str | torch.device, dtype: torch.dtype, seed: int = 0) -> GPTPart:
     """A part with the weights that `made` gives the whole, on its device; no host holds them."""
-    with torch.device("meta"):
+    with on_no_device():
         module = GPTPart(shape, part)
-    module = module.to(dtype).to_empty(device=device).eval()
+    module = allocated(module, device, dtype).eval()
     draw(module, shape, seed, part.rank, part.degree)
     return module

@@ -94,10 +94,13 @@ def _built(entry: registry.Entry, training: bool, options: Options, batch: int, 
     """The network on its random weights, the same in every process that makes it on such a device."""
     import torch
 
+    from models.shapes import on_no_device
+
     index = torch.device(device).index or 0
     is_on_gpu = torch.device(device).type == "cuda"
+    place = on_no_device() if torch.device(device).type == "meta" else torch.device(device)
     # Only the generators that are drawn from: torch.manual_seed would reset every GPU's as well.
-    with torch.random.fork_rng(devices=[index] if is_on_gpu else []), torch.device(device):
+    with torch.random.fork_rng(devices=[index] if is_on_gpu else []), place:
         torch.random.default_generator.manual_seed(WEIGHTS_SEED)
         if is_on_gpu:
             torch.cuda.default_generators[index].manual_seed(WEIGHTS_SEED)

@@ -351,3 +351,13 @@ def test_the_pages_steps_add_a_model(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     (record,) = records(tmp_path / "results" / "runs").values()
     assert record["status"] == "ok" and record["cell"]["model"]["options"] == {"classes": 1000}
+
+
+def test_a_shape_takes_no_compiler() -> None:
+    """Its import takes seconds, and filling a tensor on no device would bring it."""
+    code = (
+        "import sys; from models.decoders import load_decoder; from models.loading import load;"
+        "load('gpt', 1, device='meta'); load_decoder('gpt', 'cpu', 'fp32', layers=1, hidden=64, heads=2);"
+        "assert not {'sympy', 'torch._dynamo'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
