@@ -3,6 +3,7 @@
 import gc
 import importlib
 import json
+import logging
 import os
 import re
 import signal
@@ -86,6 +87,9 @@ LONG = (
     *("test_tvm_tuning", "test_nimble_module", "test_own_scheduler", "test_ios_merge", "test_compare", "test_models"),
     *("test_ios_units", "test_zoo_graphs", "test_executors", "test_odd_models", "test_strangers"),
 )
+
+# pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of all that it captures.
+logging.getLogger("torch.__trace").propagate = True
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
 

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
-from systems.weave import trials
+from systems.weave import search, trials
 from systems.weave.candidate import Candidate
 from systems.weave.changes import WORTH
 from systems.weave.search import Search
@@ -53,6 +54,12 @@ def scaled() -> tuple[Program, Callable[[float], Program]]:
     return captured, times
 
 
+@cache
+def branches() -> Program:
+    """A program that no search changes."""
+    return capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+
+
 class Prepared:
     """Stands in for an executor: a call takes what its candidate is given."""
 
@@ -71,7 +78,7 @@ class Space:
 
     def __init__(self, seed: int, wrong: Callable[[Candidate], bool] = lambda candidate: False):
         self.seed, self.wrong = seed, wrong
-        self.program: Program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+        self.program = branches()
         (self.output,) = self.program.run(self.program.examples)
         self.prepared: list[Prepared] = []
 
@@ -106,5 +113,7 @@ class Space:
             state,
         )
         monkeypatch.setattr(made, "_prepare", prepare)
+        # A test run has frozen all that it imports; only to count that takes a tenth of a second.
+        monkeypatch.setattr(search, "collector_spared", nullcontext)
         monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: prepared.milliseconds)
         return made, saved_states
