@@ -88,7 +88,7 @@ LONG = (
     *("test_ios_units", "test_zoo_graphs", "test_executors", "test_odd_models", "test_strangers"),
 )
 
-# pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of all that it captures.
+# pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of each capture.
 logging.getLogger("torch.__trace").propagate = True
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -56,7 +58,7 @@ from systems.serving.request import Request as ServedRequest
 from systems.serving.request import Sampling
 from systems.serving.slots import ContiguousSlots, Region
 from systems.serving.system import Server, ServingSystem
-from systems.serving.worker import Spec, Worker
+from systems.serving.worker import LOST_ANOTHER, OUT_OF_MEMORY, Spec, Worker, told
 
 NUM_SLOTS = 120
 
@@ -163,6 +165,41 @@ def test_an_error_of_the_device_ends_all() -> None:
         )
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("is_cause_ended", [True, False])
+def test_the_cause_is_told_and_not_who_lost_it(is_cause_ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the worker that lost another has ended before it; where the other lives on, what is known is told."""
+    monkeypatch.setattr(parallel, "CAUSE_S", 5.0 if is_cause_ended else 0.1)
+    engine = ParallelEngine.__new__(ParallelEngine)
+    engine.parts, engine.has_ended, engine.is_out_of_memory, engine.end = Parts(1, 2), threading.Event(), False, ""
+    ends = [f"import time; time.sleep({0.5 if is_cause_ended else 60}); exit('no room')", f"exit({LOST_ANOTHER})"]
+    files = [tempfile.TemporaryFile() for _ in ends]  # noqa: SIM115 - of this test alone
+    engine.workers = [
+        parallel.Process(rank, subprocess.Popen([sys.executable, "-c", end], stderr=file), file)
+        for rank, (end, file) in enumerate(zip(ends, files, strict=True))
+    ]
+    threads = [threading.Thread(target=engine._watch, args=(worker,)) for worker in engine.workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    line = r"rank 0 of 2 \(.*\) ended with status 1: no room" if is_cause_ended else rf"rank 1 .* status {LOST_ANOTHER}"
+    assert re.fullmatch(line, engine.end), engine.end
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (EOFError(), LOST_ANOTHER),
+        (BrokenPipeError(), LOST_ANOTHER),
+        (RuntimeError("Read error [127.0.0.1]:42131: Connection reset by peer"), LOST_ANOTHER),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), 1),
+        (MemoryError(), OUT_OF_MEMORY),
+    ],
+)
+def test_a_worker_says_whether_it_lost_another(error: Exception, status: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert told(error) == status and capfd.readouterr().err.count("\n") == 1
 
 
 def test_a_worker_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,13 @@ from .control import END, Wiring
 from .engine import Engine, Returned
 from .message import to_bytes
 from .parts import environment
-from .worker import OUT_OF_MEMORY, Spec
+from .worker import LOST_ANOTHER, OUT_OF_MEMORY, Spec
 
 END_S = 10.0  # for workers to end once they are told to
 START_S = 3600.0  # until all are ready: weights of hundreds of gigabytes are made or read
 LIMIT_S = 900.0  # for an iteration: the first on a GPU may compile kernels for minutes, and none computes for as long
 LOOK_S = 1.0  # between two looks at that
+CAUSE_S = 3.0  # for the worker that another has lost to end
 PACKAGE = (__package__ or "").removesuffix("systems.serving")  # "opweave." in a wheel, nothing in a checkout
 
 
@@ -132,8 +133,9 @@ class ParallelEngine(Engine):
         return Process(spec.rank, process, errors)
 
     def _watch(self, worker: Process) -> None:
-        """Wait for the end of one worker, and end the others with it."""
-        worker.process.wait()
+        """Wait for the end of one worker, and end the others with it. One that lost another waits for its end first."""
+        if worker.process.wait() == LOST_ANOTHER:
+            self.has_ended.wait(CAUSE_S)
         if not self.has_ended.is_set():
             self.is_out_of_memory = worker.process.returncode == OUT_OF_MEMORY
             self._end(f"{self.parts.named(worker.rank)} {worker.why()}")

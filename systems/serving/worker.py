@@ -41,6 +41,8 @@ from .sampling import sampled
 
 FOREVER = timedelta(days=1)  # a server may be idle for long; the engine sees to workers that end
 OUT_OF_MEMORY = 3  # exit status
+LOST_ANOTHER = 4  # exit status of one that another's end has ended
+OF_ANOTHER = ("by peer", "remote process exited")  # in what Gloo and NCCL say then
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,10 @@ def told(error: BaseException) -> int:
     is_out_of_memory = lacks_memory(error)
     kind = "out of memory" if is_out_of_memory else type(error).__name__
     print(f"{kind}: {first_line(error)}", file=sys.stderr, flush=True)
-    return OUT_OF_MEMORY if is_out_of_memory else 1
+    if is_out_of_memory:
+        return OUT_OF_MEMORY
+    is_aftermath = isinstance(error, EOFError | BrokenPipeError) or any(words in str(error) for words in OF_ANOTHER)
+    return LOST_ANOTHER if is_aftermath else 1
 
 
 def main(spec: Spec, wiring: Wiring) -> int:
