@@ -6,9 +6,11 @@ import contextlib
 import http.client
 import json
 import math
+import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,8 +30,10 @@ from models.folder import tokenizer_of
 from results.cell import Cell, Conditions, choose
 from runners.cell.messages import Show
 from runners.cell.messages import decoded as decoded_message
+from runners.command import main
 from runners.request import request
 from runners.serving.text import Bytes, Growing, decoded, encoded
+from runners.showings import serve
 from runners.showings.registry import showing
 from systems.serving.loop import Listed, RealClock
 from systems.serving.peer import PeerFailed, PeerServer
@@ -280,6 +284,11 @@ def test_a_host_that_is_none_is_one_line(run: Run) -> None:
     assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
 
 
+def check_refusal(status: int, messages: str, words: str) -> None:
+    making, line = messages.strip().splitlines()
+    assert status in (1, 2) and making == "opweave: making the model" and re.search(f"^opweave: .*{words}", line)
+
+
 @pytest.mark.parametrize(
     ("options", "variables", "words"),
     [
@@ -289,10 +298,6 @@ def test_a_host_that_is_none_is_one_line(run: Run) -> None:
             {"GLOO_SOCKET_IFNAME": "bogus0"},
             r"rank \d of 2 .* ended with status 1",
         ),
-        (["system.slots=2000000000"], {}, "can't allocate memory"),
-        ([f"system.slots={10**19}"], {}, "is not an integer of at least 0 and at most 2147483647"),
-        (["system=request_level", "system.slots=1000"], {}, "a request holds 2048 K/V slots"),
-        (["system.slots=1"], {}, "there is room for no request: 1 prompt tokens and 1 to generate are more than the 1 K/V"),
     ],
 )
 def test_a_server_that_cannot_be_is_one_line(
@@ -301,8 +306,32 @@ def test_a_server_that_cannot_be_is_one_line(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     done = run("runner=serve", "runner.port=0", "system=orca", *MODEL, *options)
-    making, line = done.stderr.strip().splitlines()
-    assert done.returncode in (1, 2) and making == "opweave: making the model" and re.search(f"^opweave: .*{words}", line)
+    check_refusal(done.returncode, done.stderr, words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["system.slots=2000000000"], "can't allocate memory"),
+        ([f"system.slots={10**19}"], "is not an integer of at least 0 and at most 2147483647"),
+        (["system=request_level", "system.slots=1000"], "a request holds 2048 K/V slots"),
+        (["system.slots=1"], "there is room for no request: 1 prompt tokens and 1 to generate are more than the 1 K/V"),
+    ],
+)
+def test_a_server_without_room_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    """In this process, from the arguments on; the program that would begin anew goes on here."""
+
+    def begun(program: str, arguments: list[str], environment: dict[str, str]) -> None:
+        sys.exit(serve.main(os.dup(int(arguments[-2])), arguments[-1]))
+
+    monkeypatch.setattr("os.execve", begun)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # the program sets it for itself
+    monkeypatch.setattr("sys.argv", command("runner=serve", "runner.port=0", "system=orca", *MODEL, *options)[1:])
+    with pytest.raises(SystemExit) as end:
+        main()
+    check_refusal(int(end.value.code or 0), capfd.readouterr().err, words)
 
 
 def test_a_model_is_served_on_the_gpu_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
