@@ -15,6 +15,7 @@ from .cell import Cell, Choice
 from .course import Course
 from .older import upgraded
 from .record import SCHEMA, STATUSES, Record, Samples
+from .soundness import are_numbers
 from .words import one_line
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -113,7 +114,7 @@ def _exactly(value: object, kind: type[Any]) -> Any:
 
 
 def _samples(value: object, _: Any) -> Samples:
-    if not isinstance(value, list) or not all(type(x) in (float, int) for x in value):
+    if not isinstance(value, list) or not are_numbers(value):
         raise TypeError("samples are a list of numbers")
     return tuple(value)
 

@@ -4,12 +4,15 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import pairwise
+from math import isfinite
+from typing import TypeGuard
 
 from .record import Record
 from .words import printable
 
 LARGEST = 1e19  # of any number: seeds end just below it, and ratios of two such numbers are still finite
 LEAST = 1e-9  # of what is divided by: seconds, milliseconds, samples a second
+NUMBERS = {int, float}
 MAY_DIVERGE = "correctness"  # the part whose numbers may be infinite, or none at all
 
 
@@ -23,10 +26,22 @@ def plain_document(value: object, *, is_bounded: bool = True) -> object:
     if isinstance(value, dict):
         return {printable(k): plain_document(v, is_bounded=is_bounded and k != MAY_DIVERGE) for k, v in value.items()}
     if isinstance(value, list):
+        if are_numbers(value) and not (is_bounded and _has_unbounded(value)):
+            return value
         return [plain_document(entry, is_bounded=is_bounded) for entry in value]
     if isinstance(value, int | float) and is_bounded and not -LARGEST <= value <= LARGEST:
         raise ValueError(f"it holds {value:.0e}" if isinstance(value, float) else "it holds a number that is too large")
     return value
+
+
+def are_numbers(values: list[object]) -> TypeGuard[list[float]]:
+    """Whether JSON data hold nothing but numbers; true and false are none."""
+    return NUMBERS.issuperset(map(type, values))
+
+
+def _has_unbounded(numbers: list[float]) -> bool:
+    """Whether one is no number or beyond LARGEST, by what Python does for all of a list at once."""
+    return bool(numbers) and not (min(numbers) >= -LARGEST and max(numbers) <= LARGEST and isfinite(sum(numbers)))
 
 
 def flaw(record: Record) -> str | None:
