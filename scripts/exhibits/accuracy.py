@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t
 
 from results.cell import choose
 from results.finding import Finding
@@ -145,6 +144,8 @@ def difference(part: Accuracy | None, other: Accuracy | None, against: Side) -> 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean and the ends of Student's 95 % interval."""
+    from scipy.stats import t  # half of what a script takes to start
+
     mean = float(np.mean(values))
     margin = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
     return mean, mean - margin, mean + margin
