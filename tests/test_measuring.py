@@ -1,5 +1,6 @@
 """Properties of the measurements: against independent code, on random data, and by what they call."""
 
+import json
 import subprocess
 import sys
 import time
@@ -103,17 +104,19 @@ def test_throughput_is_in_samples_not_in_calls() -> None:
 
 
 MEASURE_MEMORY = """
-import os, torch
+import json, os, torch
 from runners.measurements.memory import MemoryMeter
 N = 8 << 20
 def at_once(): return torch.ones(N) + torch.ones(N)  # three of 32 MiB
 def in_turn(): return torch.stack([torch.ones(N).sum(), torch.ones(N).sum(), torch.ones(N).sum()])
+def single(): return torch.ones(25 << 20)
 MemoryMeter("cpu")  # imports
-for call in at_once, in_turn:
+for call in at_once, in_turn, single:
     if not os.fork():
-        print(MemoryMeter("cpu").measure(call, {}).peak_bytes)
+        print(json.dumps(vars(MemoryMeter("cpu").measure(call, {"arena": 5}))), flush=True)
         break
     os.wait()
+os._exit(0)  # to give back what was imported takes a second
 """
 
 
@@ -121,8 +124,10 @@ def test_memory_sees_what_a_call_holds_at_once_and_not_what_it_gave_back() -> No
     # In a process each, as every cell: what earlier tests left behind would be given back in the midst of it.
     command = [sys.executable, "-c", MEASURE_MEMORY]
     run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment())
-    at_once, in_turn = (int(line) / MIB for line in run.stdout.split())
-    assert 20 < in_turn < 60 < 80 < at_once < 140
+    parts = [json.loads(line) for line in run.stdout.splitlines()]
+    at_once, in_turn, single = (part["peak_bytes"] / MIB for part in parts)
+    assert 20 < in_turn < 60 < 80 < at_once < 140 and 95 < single < 200
+    assert all(part["system"] == {"arena": 5} for part in parts)
 
 
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=20), st.floats(-2, 2))

@@ -1,7 +1,6 @@
 """The measurements, each against something that is known."""
 
 import itertools
-import json
 import math
 import os
 import random
@@ -98,21 +97,6 @@ def test_warm_up_of_what_is_never_steady_has_a_bound(monkeypatch: pytest.MonkeyP
 def test_throughput_counts_samples_of_calls_back_to_back() -> None:
     part = throughput.measure(lambda: time.sleep(0.002), "cpu", batch=8, expected_ms=2.0)
     assert len(part.runs) == throughput.RUNS and 1000 < part.statistics.median <= 4000
-
-
-MEASURE_MEMORY = """
-import json, torch
-from runners.measurements.memory import MemoryMeter
-meter = MemoryMeter("cpu")
-print(json.dumps(vars(meter.measure(lambda: torch.ones(25 << 20), {"arena": 5}))))
-"""
-
-
-def test_memory_is_the_peak_of_a_call() -> None:
-    # In a process of its own, as every cell: what earlier tests left behind would be given back in the midst of it.
-    run = subprocess.run([sys.executable, "-c", MEASURE_MEMORY], capture_output=True, text=True, check=True, cwd=ROOT)
-    part = json.loads(run.stdout)
-    assert 95 * MIB < part["peak_bytes"] < 200 * MIB and part["system"] == {"arena": 5}
 
 
 def test_occupied_share_against_small_steps_of_time() -> None:
