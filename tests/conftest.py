@@ -77,15 +77,19 @@ number = 3
 '''
 
 
-# Files that take longest, 75 to 10 s of a core, go first, so that the workers of a run end together.
+# Files that take longest, 64 to 10 s of a core, go first, so that the workers of a run end together.
 LONG = (
-    *("test_cli", "test_onnx", "test_plot", "test_models_networks", "test_select_products", "test_fuse_reductions"),
-    *("test_sweep", "test_rewriting", "test_measuring", "test_systems", "test_training", "test_weave"),
-    *("test_merge_linears", "test_tvm", "test_reproduce", "test_runners", "test_ios", "test_wheel"),
-    *("test_training_runner", "test_aliasing", "test_shapes", "test_models_counts", "test_backends", "test_results"),
-    *("test_report", "test_tensorrt", "test_opara", "test_passes"),
-    *("test_tvm_tuning", "test_nimble_module", "test_own_scheduler", "test_ios_merge", "test_compare", "test_models"),
-    *("test_ios_units", "test_zoo_graphs", "test_executors", "test_odd_models", "test_strangers"),
+    *("test_cli", "test_serving_parallel", "test_plot", "test_sweep", "test_committed_charts"),
+    *("test_models_networks", "test_onnx", "test_write_back", "test_rewriting", "test_weave"),
+    *("test_fuse_reductions", "test_training", "test_serving_runner", "test_serving_simulated", "test_reproduce"),
+    *("test_measuring", "test_windtunnel_translate", "test_advice", "test_serving_endpoint", "test_models_counts"),
+    *("test_simulate_runner", "test_select_products", "test_systems", "test_tvm", "test_aliasing"),
+    *("test_serving_models", "test_results", "test_nimble", "test_merge_linears", "test_ios_merge"),
+    *("test_runners", "test_wheel", "test_weave_passes", "test_training_runner", "test_triton_kernels"),
+    *("test_listing", "test_ios", "test_own_scheduler", "test_triton_products", "test_conf", "test_triton_joins"),
+    *("test_triton_passes", "test_pack", "test_compiling", "test_triton_attention", "test_tvm_tuning"),
+    *("test_simulator", "test_serving_engine", "test_windtunnel_estimator", "test_merge_convolutions"),
+    *("test_commits", "test_fuzz", "test_backends", "test_measured_schedules", "test_serving_agreement"),
 )
 
 # pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of each capture.
