@@ -170,7 +170,7 @@ def _operator(at: tuple[float, float], o: Operator, merge: int | None) -> str:
     return (
         f'<g class="operator" data-stream="{o.stream}"><title>{escape(about)}</title>'
         f'<rect x="{x - wide / 2:g}" y="{y - tall / 2:g}" width="{wide}" height="{tall}" rx="3" fill="{fill}" {border}/>'
-        f'<text x="{x:g}" y="{y + 3.5:g}" text-anchor="middle" fill="{ink}">{escape(name)}</text></g>'
+        f'<text x="{x:g}" y="{y + 3.5:g}" fill="{ink}">{escape(name)}</text></g>'
     )
 
 
