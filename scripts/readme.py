@@ -7,6 +7,7 @@ them is not what the results give.
 
 import argparse
 import sys
+from functools import cache
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -29,8 +30,7 @@ from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
 from scripts.standing import ONE_STREAM, by_precision, sections, standings
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
-from scripts.today_table import networks_of_today
-from scripts.weave_table import searched
+from scripts.weave_tables import networks_of_today, searched
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"  # a pack of records for each sweep
@@ -89,10 +89,12 @@ def chart(measured: Selection) -> str:
     return svg
 
 
+@cache
 def of_today() -> list[Selection]:
     return by_precision(records(TODAY))
 
 
+@cache
 def charts_of_today() -> dict[str, str]:
     """SVG by its place beside the pages: speedup over one stream, a chart for each precision and batch."""
     charts = {}

@@ -114,6 +114,6 @@ def sections(rows: Sequence[Standing]) -> str:
     for section, words in zip(SECTIONS, meaning, strict=True):
         own = [row for row in rows if row.section == section]
         said = "\n".join(f"- {row.text}" for row in own)
-        number = f"{len(own)} of {counted(len(rows), 'model')}, each batch counted"
+        number = f"{len(own)} of {counted(len(rows), 'model')}, each batch and precision counted"
         made += [f"## {section}", f"{words}: {number}.", *([said] if own else [])]
     return "\n\n".join(made)

@@ -227,6 +227,13 @@ class Own(nn.Module):
         return own_operator(x)
 
 
+class Batches(Mixture):
+    """A batch of rows in the place of groups."""
+
+    def forward(self, x: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        return torch._grouped_mm(x, self.weight), groups
+
+
 @RUNS
 def test_what_it_cannot_compile_has_a_reason() -> None:
     class Rare(nn.Module):
@@ -235,6 +242,9 @@ def test_what_it_cannot_compile_has_a_reason() -> None:
 
     with pytest.raises(Unsupported, match=r"^torchax cannot translate it: [^\n]*airy_ai[^\n]*$"):
         systems.load("xla").prepare(Rare().eval(), (torch.randn(3),))
+    batches = torch.randn(4, 6, 16, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(Unsupported, match="NotImplementedError: a product of groups of another form"):
+        systems.load("xla").prepare(Batches().eval(), batches)
     with pytest.raises(
         Unsupported, match=r"^torchax cannot translate it: LookupError: opweave_test::own is no operator of torch$"
     ):

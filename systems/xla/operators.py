@@ -109,7 +109,7 @@ def grouped_mm(rows: Any, weights: Any, offs: Any = None, bias: Any = None, out_
         [N, M].
 
     Raises:
-        NotImplementedError: It is of another form.
+        NotImplementedError: The product is of another form. `translated` makes it a reason.
     """
     import jax
     import jax.numpy as jnp

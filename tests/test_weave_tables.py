@@ -1,10 +1,13 @@
-"""The table of weave's records."""
+"""The tables of weave: of its own records, and of networks of today."""
+
+from operator import truediv
+from statistics import median
 
 import pytest
 
-from scripts.readme import SEARCHED, read
+from scripts.readme import SEARCHED, TODAY, read
 from scripts.tables import needed
-from scripts.weave_table import searched
+from scripts.weave_tables import networks_of_today, searched
 
 
 def test_a_ratio_is_that_of_the_milliseconds_beside_it() -> None:
@@ -38,3 +41,24 @@ def test_a_limit_is_the_least_of_a_models_systems() -> None:
             needed(e.critical_path_ms) for e in limits
         )
     assert differs  # on some models another system's kernels have the shorter path
+
+
+def test_the_fastest_others_are_those_of_the_rounds() -> None:
+    """Worked out from every round's median here; from outside is none of this project's schedulers."""
+    groups = read(TODAY)
+    _, _, *lines = networks_of_today(groups).markdown().splitlines()
+    rows = [[entry.strip() for entry in line.strip("|").split("|")] for line in lines]
+    assert len(rows) == len(groups) >= 4
+    for group, row in zip(groups, rows, strict=True):
+        medians = {
+            record.cell.system.choice: [median(one) for one in record.comparison.rounds]
+            for record in group.records.values()
+            if record.comparison is not None
+        }
+        weave = medians.pop("weave")
+        over = {name: median(map(truediv, times, weave)) for name, times in medians.items()}
+        outside = {name: ratio for name, ratio in over.items() if name not in ("nimble", "opara", "ios")}
+        assert row[0] == group.group.model.name and len(outside) >= 3
+        for entry, ratios in ((row[5], over), (row[6], outside)):
+            name = min(ratios, key=lambda name: ratios[name])
+            assert entry.startswith(f"{ratios[name]:.2f}x [") and entry.endswith(f"] {name}")

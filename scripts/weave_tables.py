@@ -1,0 +1,90 @@
+"""The tables of weave: beside what its search begins with, and beside all others on networks of today."""
+
+from collections.abc import Callable, Iterable
+
+from results.cell import Choice, named
+from results.comparison import Speedup, margin
+from results.record import Limits, Record
+from results.siblings import Siblings
+
+from .charts.style import short
+from .standing import STREAMS
+from .table import DASH, Made, Table, made, table
+from .tables import BATCH, CUDA_GRAPH, MODEL, NAME, in_rounds, milliseconds, needed, times
+
+WEAVE = named("system", "weave")
+# Choices of systems. The first is nimble_fused of commit 5a62506, by system=checkout.
+BEFORE, FUSED = "nimble_fused_before", "nimble_fused"
+
+
+def _limit(heading: str, of: Callable[[Limits], float | None]) -> Made[Siblings]:
+    """The least of a group's systems: kernels that take longer are no excuse."""
+
+    def entry(group: Siblings) -> str:
+        limits = [record.limits.executed for record in group.records.values() if record.limits is not None]
+        least_ms = min((ms for each in limits if (ms := of(each)) is not None), default=None)
+        return DASH if least_ms is None else f"{least_ms:.3f}"
+
+    return made(heading, entry)
+
+
+def _record_of(group: Siblings, choice: str) -> Record:
+    return needed(next((r for r in group.records.values() if r.cell.system.choice == choice and r.is_ok), None))
+
+
+# What two processes of one system differ by, what bounds any system of a group, and weave's commit.
+LAST: tuple[Made[Siblings], ...] = (
+    made("two processes of one system", lambda group: times(margin(list(group.records.values())))),
+    _limit("critical path", lambda limits: limits.critical_path_ms),
+    _limit("SM area", lambda limits: limits.sm_area_ms),
+    made("commit", lambda group: (_record_of(group, WEAVE.choice).environment.commit or DASH)[:7], number=False),
+)
+
+
+def searched(groups: Iterable[Siblings]) -> Table:
+    """A row a model: milliseconds in turn, and ratios over what weave begins with."""
+
+    def milliseconds(choice: str) -> Made[Siblings]:
+        return made(choice, lambda group: f"{in_rounds(_record_of(group, choice)):.3f}")
+
+    def over(worse: str) -> Made[Siblings]:
+        def entry(group: Siblings) -> str:
+            better, baseline = (_record_of(group, choice).cell.system.key for choice in (WEAVE.choice, worse))
+            return times(group.over(better, baseline))
+
+        return made(f"weave over {worse}", entry)
+
+    columns = [MODEL, *map(milliseconds, (BEFORE, FUSED, WEAVE.choice)), *map(over, (BEFORE, FUSED)), *LAST]
+    return table(columns, groups)
+
+
+def networks_of_today(groups: Iterable[Siblings]) -> Table:
+    """A row a model, batch and precision: milliseconds in turn, and ratios over the fastest of all and from outside."""
+    columns = [
+        NAME,
+        BATCH,
+        made("precision", lambda group: group.group.conditions.precision, number=False),
+        milliseconds(CUDA_GRAPH),
+        milliseconds(WEAVE),
+        _over_fastest("weave over the fastest other", (WEAVE,)),
+        _over_fastest("weave over the fastest from outside", (WEAVE, *STREAMS)),
+        *LAST,
+    ]
+    return table(columns, groups)
+
+
+def _over_fastest(heading: str, without: tuple[Choice, ...]) -> Made[Siblings]:
+    """The least ratio in turn, with the system that it is over. A system that did not run is none of them."""
+
+    def entry(group: Siblings) -> str:
+        ratios: dict[Choice, Speedup] = {
+            system: over
+            for system in group.records
+            if system not in without and (over := group.over(WEAVE, system)) is not None and over.is_in_turn
+        }
+        if not ratios:
+            return DASH
+        fastest = min(ratios, key=lambda system: ratios[system].ratio)
+        return f"{times(ratios[fastest])} {short(fastest)}"
+
+    return made(heading, entry, number=False)
