@@ -6,6 +6,7 @@ python -m runners.cell.worker ANSWERS_FD VISIBLE_DEVICE
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -243,6 +244,7 @@ def reason_of(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import may hide a KeyboardInterrupt
     os.set_inheritable(int(sys.argv[1]), False)  # what the cell starts cannot hold the answers open
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as channel:
         Worker(channel, sys.argv[2]).serve()
