@@ -495,6 +495,8 @@ def test_the_traffic_of_a_call_is_what_it_cannot_leave_out() -> None:
     least = 8 * 5 + 4 * (8 * 8 + 8) + 4 * 5 * 8  # words, the shared weight with its bias, the output
     assert limits.traffic(module, program, 0) == least
     assert limits.traffic(module, program, 100) == least - 100 and limits.traffic(module, program, 10**6) == 0
+    bags = torch.nn.EmbeddingBag(1000, 8, mode="sum").eval()
+    assert limits.traffic(bags, capture(bags, (words,)), 0) == 8 * 5 + 4 * 8
     conv, norm = torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)
     whole = torch.nn.Sequential(conv, norm).eval()
     folded, _ = Rewriting(fold_batch_norm=True).apply(capture(whole, (torch.randn(1, 3, 2, 2),)), Timer(CPU))

@@ -37,6 +37,8 @@ _TABLE = """
 MEMORY_INTENSIVE = frozenset(_TABLE.split())
 RESIDUAL_SECOND = ("mkldnn._convolution_pointwise.binary",)  # what it adds stands before its weight
 PRODUCT_NAMES = ("addmm", "linear", "matmul", "mm")  # also where a kernel of this project stands for one
+# Operators that read some rows of their first argument.
+LOOKUPS = frozenset({"embedding", "embedding_bag", "_embedding_bag", "index", "index_select", "gather", "take"})
 METHODS = ("measured", "table")
 MATRIX_SIZE = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
 COPIED_BYTES = {"cuda": 1 << 29, "cpu": 1 << 27}  # of the copy that measures bandwidth, beyond any cache

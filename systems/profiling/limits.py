@@ -16,13 +16,12 @@ from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Input, Program
 
 from .calibration import empty_graph_ms
-from .intensity import bandwidth, num_bytes
+from .intensity import LOOKUPS, bandwidth, num_bytes
 from .profile import Capacity, Kernel
 from .profiler import capacity_of, host_times, kernel_of_event, launched
 from .trace import DeviceEvent, KernelEvent
 
 PASSES = 5
-EMBEDDING = torch.ops.aten.embedding.default
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def measure(module: nn.Module, inputs: tuple[Tensor, ...], program: Program | No
 def traffic(module: nn.Module, program: Program, cache_bytes: int) -> int:
     """Bytes that a call has to read from memory and to write to it, whatever lies in the cache from the call before.
 
-    Each weight that operators read, each input and each output counts once, and a table of embeddings not at all: a call
+    Each weight that operators read, each input and each output counts once, and a table that they look up not at all: a call
     reads a few of its rows. What a pass has derived from weights is a weight. Memory that operators only pass on to each
     other may stay in the cache.
 
@@ -104,8 +103,8 @@ def traffic(module: nn.Module, program: Program, cache_bytes: int) -> int:
     own = {id(t) for t in (*module.parameters(), *module.buffers(), *(d.tensor for d in program.derived.derived))}
     reads = {
         id(leaf): leaf
-        for call in program.calls
-        for leaf in (call.leaves()[1:] if call.function is EMBEDDING else call.leaves())
+        for operator, call in zip(program.graph.operators, program.calls, strict=True)
+        for leaf in (call.leaves()[1:] if operator.name in LOOKUPS else call.leaves())
         if isinstance(leaf, Tensor) and id(leaf) in own
     }
     read_inputs = {leaf.index for call in program.calls for leaf in call.leaves() if isinstance(leaf, Input)}

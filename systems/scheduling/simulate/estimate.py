@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from systems.profiling.intensity import moved_bytes, work
+from systems.profiling.intensity import LOOKUPS, moved_bytes, work
 from systems.profiling.profile import Kernel, OperatorProfile
 from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.program import Program
@@ -63,7 +63,6 @@ RULES = {
     "elementwise": Rule(1.0, None, 1.0),
 }
 PRODUCTS = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "einsum", "_grouped_mm"})
-LOOKUPS = frozenset({"embedding", "embedding_bag", "_embedding_bag", "index", "index_select", "gather", "take"})
 REDUCTIONS = ("norm", "softmax", "mean", "sum", "amax", "argmax", "var", "cumsum", "topk", "sort")
 
 
