@@ -15,7 +15,7 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -53,7 +53,7 @@ PAGE = Path(__file__).resolve().parent / "page"
 FONTS = "Arial, DejaVu Sans, sans-serif"  # of a chart's words
 CHART = re.compile(r'<svg role="img".*?</svg>', re.DOTALL)  # as `inlined` makes it, whose elements have no class
 LONG_PATH = 100  # characters, from which on charts share a path
-SHARED = '<svg class="shared" width="0" height="0" aria-hidden="true"><defs></defs></svg>'  # of page.html.j2
+SHARED = '<svg class="shared" width="0" height="0" aria-hidden="true"><defs>'  # of page.html.j2
 VERDICTS = Path("results") / "exhibits" / "verdicts.json"  # of scripts/reproduce.py
 
 
@@ -120,7 +120,8 @@ class Report:
         parts = {"style": "page.css", "script": "page.js"}
         inlined = {name: (PAGE / file).read_text(encoding="utf-8") for name, file in parts.items()}
         safe = {name: jinja2.filters.Markup(text) for name, text in inlined.items()}
-        return with_shared_paths(with_shared_styles(environment.get_template("page.html.j2").render(report=self, **safe)))
+        page = environment.get_template("page.html.j2").render(report=self, **safe)
+        return with_shared_paths(with_shared_styles(with_shared_definitions(page)))
 
     def markdown(self) -> str:
         """The page for Markdown, whose pictures are files of their own (write_pictures)."""
@@ -192,6 +193,27 @@ def without_plain_groups(svg: str) -> str:
     return re.sub(r"<g>|<g [^>]*(?<!/)>|</g>", tag, svg)
 
 
+def with_shared_definitions(html: str) -> str:
+    """The page with each hatch, and each area that clips, in one place that its charts refer to."""
+    definition = re.compile(r'<(pattern|clipPath) id="([^"]*)"(.*?)</\1>', re.DOTALL)
+    names: dict[tuple[str, str], str] = {}  # by what is defined
+
+    def shared(chart: re.Match[str]) -> str:
+        own = {
+            name: names.setdefault((kind, rest), f"d{len(names) + 1}") for kind, name, rest in definition.findall(chart[0])
+        }
+        svg = definition.sub("", chart[0]).replace("<defs></defs>", "")
+        return re.sub(r"(?<=url\(#)[^)]*", lambda match: own.get(match[0], match[0]), svg)
+
+    page = CHART.sub(shared, html)
+    return with_more_shared(page, (f'<{kind} id="{name}"{rest}</{kind}>' for (kind, rest), name in names.items()))
+
+
+def with_more_shared(html: str, definitions: Iterable[str]) -> str:
+    """The page with more in the place that its charts refer to."""
+    return html.replace(SHARED, SHARED + "".join(definitions), 1)
+
+
 def with_shared_styles(html: str) -> str:
     """The page with each style that its charts repeat as a class, which its style sheet defines; what clips them, too.
 
@@ -236,8 +258,8 @@ def with_shared_paths(html: str) -> str:
         number = numbers.get(match[2])
         return match[0] if number is None else f'<use{match[1]} href="#path-{number}"{match[3]}/>'
 
-    paths = "".join(f'<path id="path-{number}" d="{path}"/>' for path, number in numbers.items())
-    return long_path.sub(reference, html).replace(SHARED, f"{SHARED.removesuffix('</defs></svg>')}{paths}</defs></svg>", 1)
+    paths = (f'<path id="path-{number}" d="{path}"/>' for path, number in numbers.items())
+    return with_more_shared(long_path.sub(reference, html), paths)
 
 
 def make(

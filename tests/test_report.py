@@ -26,7 +26,14 @@ from scripts import report
 from scripts.charts.style import order
 from scripts.page import content
 from scripts.page.answer import answer, fastest
-from scripts.report import SHARED, short_path, with_shared_paths, with_shared_styles, without_plain_groups
+from scripts.report import (
+    SHARED,
+    short_path,
+    with_shared_definitions,
+    with_shared_paths,
+    with_shared_styles,
+    without_plain_groups,
+)
 from scripts.table import DASH
 from systems.scheduling.plans.stream_assignment import assign_streams
 
@@ -380,11 +387,29 @@ def _row(record: Record) -> tuple[str, int]:
 
 def test_charts_share_the_paths_that_they_have_in_common() -> None:
     path = "M 0 0 " * 40
-    page = f'{SHARED}<path id="a" d="{path}" style="fill: red"/><path d="{path}"/><path d="M 1 1"/>'
+    page = f'{SHARED}</defs></svg><path id="a" d="{path}" style="fill: red"/><path d="{path}"/><path d="M 1 1"/>'
     shared = with_shared_paths(page)
     assert shared.count(path) == 1 and f'<path id="path-1" d="{path}"/></defs></svg>' in shared
     assert shared.endswith('<use id="a" href="#path-1" style="fill: red"/><use href="#path-1"/><path d="M 1 1"/>')
     assert with_shared_paths(shared) == shared
+
+
+def test_charts_share_the_hatches_that_they_repeat() -> None:
+    """Each refers to its own by the name that its definition has on the page."""
+    charts = [
+        f'<svg role="img"><g style="fill: url(#c{n}-a)"/><g style="fill: url(#c{n}-b)"/><g style="fill: url(#c{n}-m)"/>'
+        f'<defs><pattern id="c{n}-a" x="0"><p/></pattern><pattern id="c{n}-b" x="{n}"><p/></pattern></defs></svg>'
+        for n in range(2)
+    ]
+    shared = with_shared_definitions(f"{SHARED}</defs></svg>{''.join(charts)}")
+    hatches = {'x="0"><p/>': "d1", 'x="1"><p/>': "d2"}
+    definitions = "".join(f'<pattern id="{name}" {rest}</pattern>' for rest, name in hatches.items())
+    pictures = [
+        f'<svg role="img"><g style="fill: url(#d1)"/><g style="fill: url(#d{b})"/><g style="fill: url(#c{n}-m)"/></svg>'
+        for n, b in enumerate((1, 2))
+    ]
+    assert shared == f"{SHARED}{definitions}</defs></svg>{''.join(pictures)}"
+    assert with_shared_definitions(shared) == shared
 
 
 def test_charts_share_the_styles_that_they_repeat() -> None:
