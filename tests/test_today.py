@@ -53,6 +53,7 @@ def test_every_model_stands_in_one_section_by_its_rounds(measured: Selection) ->
         (replace(STANDING, streams=(1.1, NIMBLE)), 1, "1.10x (nimble), 1.20x (xla)"),
         (replace(STANDING, streams=(1.0, NIMBLE), fusion=None), 2, "1.00x (nimble); width 26"),
         (replace(STANDING, streams=None, fusion=(1.0, XLA), both=(1.3, WEAVE)), 1, "1.00x (xla), 1.30x (weave)"),
+        (replace(STANDING, streams=(1.04, NIMBLE), fusion=(0.8, XLA), both=(1.3, WEAVE)), 1, "1.04x (nimble), 0.80x (xla)"),
         (replace(STANDING, limits=None), 0, "no limits"),
     ],
 )
