@@ -66,6 +66,26 @@ def test_types_and_structure_are_eagers() -> None:
     assert all(out[key].equal(expected[key]) for key in expected)
 
 
+class Masked(nn.Module):
+    """A buffer, beside numbers that torch.export makes constants of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.randint(5, (7,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.new_zeros(5)
+        mask[1:3], mask[4:] = 2, 3
+        return x + mask + x[self.places].sum()
+
+
+@RUNS
+def test_buffers_and_constants_are_told_apart_wherever_they_stand() -> None:
+    """Those of the second module come after the first one's constants."""
+    module, x = nn.Sequential(Masked(), Masked()).eval(), torch.randn(5)
+    torch.testing.assert_close(systems.load("xla").prepare(module, (x,))(x), module(x))
+
+
 @dataclass
 class Pair:
     """Its like torch.export can return, and not save."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
-from torch.export.graph_signature import InputSpec
+from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils._pytree import tree_structure
 
 from conf.text import first_line, named_line
@@ -146,7 +146,8 @@ def _translate(folder: Path, platform: str, precision: str) -> None:
     import jax
     import jax.export
     from torch.export.passes import move_to_device_pass
-    from torchax.export import exported_program_to_jax
+    from torchax.decompositions import DECOMPOSITIONS
+    from torchax.export import JaxInterpreter
 
     for name in json.loads((folder / OPERATORS).read_text()):
         namespace, _, operator = name.partition("::")
@@ -163,10 +164,14 @@ def _translate(folder: Path, platform: str, precision: str) -> None:
     names = {id(value): name for name, value in [*program.state_dict.items(), *program.constants.items()]}
     inputs = [node.meta["val"] for node in nodes if node.name in program.graph_signature.user_inputs]
     with torch.no_grad():
-        _, weights, function = exported_program_to_jax(program, export_raw=True)
+        program = program.run_decompositions().run_decompositions(DECOMPOSITIONS)
+    signature, values = program.graph_signature, {**program.state_dict, **program.constants}
+    weights = [values[spec.target] for spec in signature.input_specs if spec.kind is not InputKind.USER_INPUT]
+    num_written = len(signature.buffers_to_mutate)
 
     def tensors(weights: list[Any], inputs: list[Any]) -> list[Any]:
-        return [output for output in function(weights, tuple(inputs)) if isinstance(output, jax.Array)]
+        outputs = JaxInterpreter(program.graph_module).run(*weights, *inputs, enable_io_processing=False)[num_written:]
+        return [output for output in outputs if isinstance(output, jax.Array)]
 
     with jax.default_matmul_precision(precision):
         lowered = jax.export.export(jax.jit(tensors), platforms=[platform])(_avals(weights), _avals(inputs))
