@@ -108,6 +108,27 @@ def test_a_widened_program_computes_in_fp64_alone() -> None:
     assert 1e-9 < reference.distance(disturbed, outputs[0]).norm < 1e-5
 
 
+@torch.library.custom_op("opweave_test::attended", mutates_args=())
+def attended(x: Tensor) -> Tensor:
+    """The same values, which in fp64 are laid out by rows and else by columns."""
+    return x.clone() if x.dtype == torch.float64 else x.mT.contiguous().mT
+
+
+@attended.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape) if x.dtype == torch.float64 else x.new_empty(x.shape).mT.contiguous().mT
+
+
+def test_a_kernel_of_fp64_may_lay_its_output_out_in_another_way() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return attended(x).mT.view(-1) * 2
+
+    x = torch.randn(3, 4)
+    (output,) = reference.wide_outputs(capture(Attention().eval(), (x,)))
+    assert torch.equal(output, x.double().mT.reshape(-1) * 2)
+
+
 class Counter(nn.Module):
     """Adds to a buffer, and reads what it has written."""
 
