@@ -1,6 +1,7 @@
-"""What is the whole process's while something is made ready in it: its tracing, its allocator, its garbage collector."""
+"""What is the whole process's while something is made ready in it: tracing, allocator, garbage collector, environment."""
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from .base import Unsupported
 
 # Held by whoever traces a module, or captures on a GPU. Neither torch.export nor torch's pools of memory serve two threads.
 one_at_a_time = threading.RLock()
+TRITONS_FOLDER = "TRITON_CACHE_DIR"  # of Triton's cache; TorchInductor moves it where nobody has named one
 FROZEN_BY_PYTHON = 1000  # objects, at most: Python 3.12 freezes some hundred when it starts
 
 
@@ -48,6 +50,25 @@ def collector_spared() -> Iterator[None]:
     finally:
         if is_first:
             gc.unfreeze()
+
+
+@contextmanager
+def variable_kept(name: str, value: str | None = None) -> Iterator[None]:
+    """Leave an environment variable as it is after this, whatever sets it within.
+
+    Args:
+        value: that it has meanwhile; None is its own.
+    """
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        else:
+            os.environ.pop(name, None)
 
 
 def uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:

@@ -1,5 +1,6 @@
 """torch.compile: its options, its layouts, and the best of them."""
 
+import os
 import signal
 import warnings
 from dataclasses import asdict
@@ -86,6 +87,25 @@ def test_a_place_that_the_user_names_is_kept_to(cache: Cache, tmp_path: Path, mo
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
     TorchCompile("default").prepare(small(), image())
     assert not cache.entries() and list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize("named", [None, "there"])
+def test_the_environment_is_what_it_was(named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor moves Triton's cache where it makes a kernel of Triton, which it does for a GPU: a stand-in moves it here."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(named))
+    if named is None:
+        monkeypatch.delenv("TRITON_CACHE_DIR")
+    before, within, own = dict(os.environ), dict[str, str](), torch_compile.compiled
+
+    def moving(*arguments: Any) -> Any:
+        os.environ.setdefault("TRITON_CACHE_DIR", "moved")
+        within.update(os.environ)
+        return own(*arguments)
+
+    monkeypatch.setattr(torch_compile, "compiled", moving)
+    TorchCompile("default").prepare(small(), image())
+    assert within["TRITON_CACHE_DIR"] == (named or "moved") and "TORCHINDUCTOR_CACHE_DIR" in within
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from conf.text import first_line
 from systems.base import BadOption, Compilation, Loss, Prepared, PreparedModule, System, Unsupported
 from systems.cache import JSON, Cache, code_of
 from systems.notice import Notice
+from systems.preparing import TRITONS_FOLDER, variable_kept
 from systems.profiling.measurements import conditions
 from systems.scheduling.decision import Decision, DecisionRow, rows
 from systems.scheduling.graph.program import describe
@@ -333,22 +334,14 @@ def _inductor_cache(module: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[N
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     key = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(key)
-    if before not in (None, default_cache_dir()):  # which Inductor sets itself once it has been asked
-        yield
-        return
-    digest = hashlib.sha256(repr(module).encode()).hexdigest()
-    made_of: dict[str, JSON] = {"module": digest, "inputs": [describe(x) for x in inputs], "torch": torch.__version__}
-    label = _label(module, inputs)
-    with Cache().workspace("torch_compile", label, made_of) as folder:
-        os.environ[key] = str(folder)
-        try:
+    with variable_kept(TRITONS_FOLDER):
+        if os.environ.get(key) not in (None, default_cache_dir()):  # which Inductor sets itself once it has been asked
             yield
-        finally:
-            if before is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = before
+            return
+        digest = hashlib.sha256(repr(module).encode()).hexdigest()
+        made_of: dict[str, JSON] = {"module": digest, "inputs": [describe(x) for x in inputs], "torch": torch.__version__}
+        with Cache().workspace("torch_compile", _label(module, inputs), made_of) as folder, variable_kept(key, str(folder)):
+            yield
 
 
 def _label(module: nn.Module, inputs: tuple[Tensor, ...]) -> str:

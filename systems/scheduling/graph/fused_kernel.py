@@ -1,10 +1,8 @@
 """A group of operators as one operator, compiled into as few kernels as TorchInductor makes of it."""
 
 import hashlib
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -12,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from systems.preparing import TRITONS_FOLDER, variable_kept
+
 from .patterns import ADDITION, BATCH_NORM, VIEW
 from .program import Call, Input, Output, Program
 from .rewrite import Replacement
 
-TRITONS_FOLDER = "TRITON_CACHE_DIR"  # the environment variable that names Triton's cache
 MAX_INPUTS = 16  # tensors that a fused operator reads; with more it gains little and compiles slowly
 
 
@@ -76,24 +75,10 @@ class FusedKernel:
         key = f"{self.target} {tensors}"
         with self.lock:  # streams of a CPU may come to equal groups at once
             if key not in self.compiled:
-                with torch.no_grad(), _tritons_folder_kept():
+                # Kernels of this project that other processes have compiled would be compiled again elsewhere.
+                with torch.no_grad(), variable_kept(TRITONS_FOLDER):
                     self.compiled[key] = torch._inductor.compile(self.module, list(inputs))
         return self.compiled[key]
-
-
-@contextmanager
-def _tritons_folder_kept() -> Iterator[None]:
-    """Triton's cache stays where it is while a fused kernel is compiled.
-
-    TorchInductor moves it for the whole process: kernels of this project that other processes have compiled would be
-    compiled again.
-    """
-    before = os.environ.get(TRITONS_FOLDER)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(TRITONS_FOLDER, None)
 
 
 def fuse(
