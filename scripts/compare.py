@@ -100,7 +100,7 @@ def main() -> None:
     if not 0 <= threshold < math.inf:
         parser.error(f"--threshold {threshold:g} is not a share like 0.05")
     contents = [read(folder, parser) for folder in (arguments.before, arguments.after)]
-    before, after = (list(one.records.values()) for one in contents)
+    before, after = (one.all for one in contents)
     compared = changes(before, after, arguments.metric, arguments.baseline)
     if not compared:
         what = "speedups over " + arguments.baseline if arguments.metric == "speedup" else arguments.metric

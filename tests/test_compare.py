@@ -190,6 +190,14 @@ def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
     assert compare([cell(), cell(batch=8)], [cell(host="b")], "--complete").returncode == 1
 
 
+def test_a_cell_has_its_speedup_from_whichever_rounds_it_shared_with_the_baseline(compare: Compare) -> None:
+    """Eager took part in two sweeps; the rounds of the first one are kept beside those of the second."""
+    first = [cell("eager"), cell("nimble")]
+    second = [cell(system, comparison=rounds("h", [2.0], [2.0], [2.0])) for system in ("eager", "opara")]
+    done = compare([*first, *second], [*first, *second], "--metric", "speedup")
+    assert done.returncode == 0 and "2 unchanged" in done.stdout, done.stdout + done.stderr
+
+
 def test_cells_without_the_metric_on_one_side_are_told(compare: Compare) -> None:
     """Both sets have every cell, and the later one has lost the rounds of one."""
     systems = "eager", "nimble", "opara"
