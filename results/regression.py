@@ -105,7 +105,7 @@ Measurement = tuple[str, Sequence[float] | None]  # a status, and the samples of
 
 
 def _newest(records: Iterable[Record], metric: str, baseline: str) -> dict[tuple[str, ...], Measurement]:
-    """For each cell its newest record that has the metric or is not ok; of one measurement's, the one of the newest rounds."""
+    """For each cell its newest record that has the metric or is not ok, and of that one's rounds the newest."""
     records = sorted(records, key=lambda record: (record.when, record.comparison.when if record.comparison else ""))
     newest: dict[tuple[str, ...], Measurement] = {}
     for record in records:

@@ -17,6 +17,7 @@ CONCATENATION = aten.cat.default
 ADDITION = aten.add.Tensor
 VIEW = aten.view.default
 ACTIVATIONS = (aten.relu.default, aten.hardtanh.default, aten.silu.default, aten.sigmoid.default)  # after a convolution
+UNTAGGED = (aten.floor_divide.default,)  # elementwise, which PyTorch does not say of it
 COPIES = (aten.clone.default,)  # tagged pointwise, but there to change a layout
 
 
@@ -69,7 +70,7 @@ def is_elementwise(program: Program, v: int) -> bool:
         return True
     tags = getattr(function, "tags", ())
     return (
-        torch.Tag.pointwise in tags
+        (torch.Tag.pointwise in tags or function in UNTAGGED)
         and torch.Tag.nondeterministic_seeded not in tags
         and function not in COPIES
         and isinstance(program.calls[v].produces, Tensor)

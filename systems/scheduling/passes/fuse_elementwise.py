@@ -1,6 +1,6 @@
 """Fuses groups of elementwise operators, each into one kernel that TorchInductor compiles (Nimble, Appendix B)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -27,8 +27,8 @@ def fuse_elementwise(program: Program, _: Context) -> Rewritten:
     is_cuda = program.device.type == "cuda"
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
-    for members in _groups(program, readers):
-        biased = _convolutions_before(program, readers, members) if is_cuda else []
+    for members in groups(program, readers, lambda v: is_elementwise(program, v), lambda v: is_reshape(program, v)):
+        biased = convolutions_before(program, readers, members) if is_cuda else []
         if len(members) + len(biased) < 2:
             continue
         replacements.append(fuse(program, members, "elementwise", biased=biased))
@@ -38,12 +38,19 @@ def fuse_elementwise(program: Program, _: Context) -> Rewritten:
     return replace(program, replacements)[0], decisions
 
 
-def _groups(program: Program, readers: list[list[int]]) -> list[list[int]]:
-    """The groups, each in the order of capture; others read its last member alone."""
+def groups(
+    program: Program, readers: list[list[int]], is_member: Callable[[int], bool], is_free: Callable[[int], bool]
+) -> list[list[int]]:
+    """Groups of operators, each in the order of capture, of which others read the last member alone. It is no free one.
+
+    Args:
+        readers: for each operator those that read it.
+        is_member: may it be in a group?
+        is_free: the same of one that no kernel computes.
+    """
     group_by_last: dict[int, list[int]] = {}
     for v in range(len(program.graph)):
-        is_view = is_reshape(program, v)
-        if not is_view and not is_elementwise(program, v):
+        if not is_free(v) and not is_member(v):
             continue
         members, refused = [v], set[int]()
         # A group joins as a whole, at its last operator: only that one is read by what follows.
@@ -54,9 +61,9 @@ def _groups(program: Program, readers: list[list[int]]) -> list[list[int]]:
                 del group_by_last[u]
             else:
                 refused.add(u)
-        if not is_view or len(members) > 1:
+        if not is_free(v) or len(members) > 1:
             group_by_last[v] = members
-    return [_without_trailing_views(program, members) for members in group_by_last.values()]
+    return [_without_trailing(members, is_free) for members in group_by_last.values()]
 
 
 def _read_within(program: Program, readers: list[list[int]], members: Sequence[int]) -> set[int]:
@@ -65,11 +72,11 @@ def _read_within(program: Program, readers: list[list[int]], members: Sequence[i
     return {u for v in members for u in program.graph.predecessors[v] if u not in own and own.issuperset(readers[u])}
 
 
-def _without_trailing_views(program: Program, members: list[int]) -> list[int]:
-    return _without_trailing_views(program, members[:-1]) if is_reshape(program, members[-1]) else members
+def _without_trailing(members: list[int], is_free: Callable[[int], bool]) -> list[int]:
+    return _without_trailing(members[:-1], is_free) if members and is_free(members[-1]) else members
 
 
-def _convolutions_before(program: Program, readers: list[list[int]], members: Sequence[int]) -> list[int]:
+def convolutions_before(program: Program, readers: list[list[int]], members: Sequence[int]) -> list[int]:
     """Convolutions with a bias that only this group reads."""
     convolutions = []
     for argument in inputs_of(program, members):

@@ -17,6 +17,7 @@ from .fuse_concatenations import fuse_concatenations
 from .fuse_convolution import fuse_convolution
 from .fuse_elementwise import fuse_elementwise
 from .fuse_in_triton import fuse_in_triton
+from .fuse_moves import fuse_moves
 from .fuse_pools import fuse_pools
 from .fuse_reductions import fuse_reductions
 from .fuse_sums import fuse_sums
@@ -69,6 +70,7 @@ PASSES = (
     Pass(fuse_pools, ("fuse_pools",)),
     Pass(fuse_concatenations, ("fuse_concatenations",)),
     Pass(fuse_reductions, ("fuse_reductions",)),
+    Pass(fuse_moves, ("fuse_moves",)),
     Pass(fuse_elementwise, ("fuse_elementwise",), measures=False),
 )
 SWITCHES = tuple(dict.fromkeys(switch for p in PASSES for switch in p.switches))

@@ -1,0 +1,75 @@
+"""Fuses what only moves elements with the elementwise operators around it, where one kernel is faster."""
+
+import torch
+from torch import Tensor
+
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
+from systems.scheduling.graph.fused_kernel import fuse
+from systems.scheduling.graph.part import part
+from systems.scheduling.graph.patterns import is_elementwise, reads_tensors, users
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.rewrite import Replacement, replace
+
+from .context import Context, Rewritten
+from .fuse_elementwise import convolutions_before, groups
+from .own_kernels import has_kernels
+from .patterns import name_operators
+
+aten = torch.ops.aten
+# Each element of their output is one of an input's, or what pads it.
+JOINS = (aten.cat.default, aten.stack.default)
+COPIES = (aten.clone.default, aten.repeat.default, aten.roll.default, aten.flip.default, aten.pad.default)
+LOOKUPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
+MOVES = (*JOINS, *COPIES, *LOOKUPS)
+
+
+def fuse_moves(program: Program, context: Context) -> Rewritten:
+    """Fuse each concatenation, copy and lookup with the elementwise operators around it, where one kernel for all is faster.
+
+    A rotary embedding is such a group: halves change places, and each is multiplied with a table. Views between members are
+    members as well, since TorchInductor computes with places and not with memory.
+
+    Invariant: of a group only the last operator is read from outside, as of `fuse_elementwise`, which fuses what is
+    elementwise where the group stays separate. So fusing takes no parallelism from the scheduler. A kernel may compute
+    elements anew for each part of a concatenation: each distinct group is measured both ways, as a whole.
+    """
+    if not has_kernels(program.device):
+        return program, []
+    readers = users(program)
+    times_by_signature: dict[str, dict[str, float]] = {}
+    replacements: list[Replacement] = []
+    decisions: list[Decision] = []
+
+    def is_member(v: int) -> bool:
+        return is_elementwise(program, v) or is_move(program, v)
+
+    for members in groups(program, readers, is_member, lambda v: is_free(program, v)):
+        computed = [v for v in members if not is_free(program, v)]
+        is_worth_it = len(computed) > 1 and any(is_move(program, v) for v in computed)
+        if not is_worth_it or convolutions_before(program, readers, members):  # whose biases fuse_elementwise takes over
+            continue
+        separate = part(program, members)
+        fused = replace(separate, [fuse(separate, range(len(members)), "moves")])[0]
+        signature = fused.signature(0)
+        if signature not in times_by_signature:
+            separate_ms = context.cost(context.later(separate))
+            times_by_signature[signature] = {"separate": separate_ms, "fused": context.cost(fused)}
+        pattern = name_operators(program, computed)
+        decision = context.decide("fuse_moves", pattern, tuple(members), signature, times_by_signature[signature])
+        decisions.append(decision)
+        if decision.chosen == "fused":
+            replacements.append(fuse(program, members, "moves"))
+    return replace(program, replacements)[0], decisions
+
+
+def is_move(program: Program, v: int) -> bool:
+    """Does the operator only move elements?"""
+    return program.calls[v].function in MOVES and reads_tensors(program, v)
+
+
+def is_free(program: Program, v: int) -> bool:
+    """Is it another view of a tensor, which no kernel computes?"""
+    call = program.calls[v]
+    is_one = isinstance(call.produces, Tensor) and reads_tensors(program, v)
+    return is_one and is_view(call.function) and call.function not in READERS_OF_MEMORY
