@@ -32,6 +32,24 @@ def test_a_long_cell_is_heard_of_without_a_terminal(
     assert not shown.teller.is_alive()
 
 
+def test_a_cell_that_comes_again_after_it_is_done_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Progress(2) as shown:
+        shown.start(cell(), "0")
+        now[0] = 100
+        shown.done(cell(), record())
+        now[0] = 500
+        shown.phase("0", cell(), "round 1 of 5")
+        now[0] = 510
+        time.sleep(0.1)
+    done, *lines = capsys.readouterr().err.splitlines()
+    assert done == "[1/2] nasnet nimble b1: ok, 100 s" and set(lines) == {"[1/2] nasnet nimble b1: round 1 of 5, 10 s"}
+
+
 def test_a_long_showing_is_heard_of_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

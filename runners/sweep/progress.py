@@ -28,7 +28,7 @@ class Progress:
         self.bars = Bars(*columns, console=self.console, transient=True) if self.console.is_terminal else None
         self.since: dict[Cell, float] = {}
         self.waited: set[str] = set()  # GPUs
-        self.phases: dict[str, tuple[str, str]] = {}  # the label of the cell on each GPU, and what it is at
+        self.phases: dict[str, tuple[str, str, float]] = {}  # on each GPU: the cell's label, what it is at, since when
         self.ended = threading.Event()
         self.teller = threading.Thread(target=self._tell, daemon=True)
 
@@ -49,20 +49,24 @@ class Progress:
 
     def start(self, cell: Cell, gpu: str) -> None:
         self.since[cell] = time.monotonic()
+        self.phases.pop(gpu, None)
         self.phase(gpu, cell, "starting")
 
     def _tell(self) -> None:
         """What goes on, a line in SILENCE, until all is done."""
         while not self.ended.wait(SILENCE):
-            seconds = {cell.label: time.monotonic() - begin for cell, begin in list(self.since.items())}
-            for label, phase in list(self.phases.values()):
-                self._print(f"[{self.finished}/{self.total}] {label}: {phase}, {seconds.get(label, 0.0):.0f} s")
+            for label, phase, begin in list(self.phases.values()):
+                self._print(f"[{self.finished}/{self.total}] {label}: {phase}, {time.monotonic() - begin:.0f} s")
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def phase(self, gpu: str, cell: Cell, phase: str) -> None:
-        self.phases[gpu] = cell.label, phase
+        """What goes on there. A cell that is done comes again in rounds, and for what would disturb them: it begins anew."""
+        label, _, begin = self.phases.get(gpu, ("", "", 0.0))
+        if label != cell.label:
+            begin = self.since.get(cell, time.monotonic())
+        self.phases[gpu] = cell.label, phase, begin
         if self.bars is not None:
             self.bars.update(self.task, description=f"{cell.label}: {phase}")
 
@@ -78,8 +82,8 @@ class Progress:
         self._finish(f"{cell.label}: measured before")
 
     def done(self, cell: Cell, record: Record) -> None:
-        seconds = time.monotonic() - self.since[cell]
-        self.phases = {gpu: (label, phase) for gpu, (label, phase) in self.phases.items() if label != cell.label}
+        seconds = time.monotonic() - self.since.pop(cell)
+        self.phases = {gpu: shown for gpu, shown in self.phases.items() if shown[0] != cell.label}
         reason = f" ({record.reason})" if record.reason else ""
         self._finish(f"{cell.label}: {record.status}{reason}, {seconds:.0f} s")
 
