@@ -7,6 +7,7 @@ from .words import counted
 
 WORTH = 1.05  # from which gain on the answer is yes
 CLOSE = 0.05  # of gain, within which the predicted answer may be wrong: the simulator's error
+ESTIMATED = 0.5  # share of the kernels' time, above which an answer rests on estimates
 FILLED = 0.9  # share of one stream's kernels, from which on a limit alone is the reason
 
 
@@ -18,12 +19,14 @@ class Forecast:
         system: A choice of conf/system.
         latency_ms: Simulated; None where it has no schedule, for this reason.
         num_streams: Of the schedule.
+        num_merged: Operators that each take the place of several, in kernels of their own.
         measured_gain: Of the same schedule over one stream, both measured in turn; None where nobody did.
     """
 
     system: str
     latency_ms: float | None
     num_streams: int | None = None
+    num_merged: int = 0
     measured_gain: float | None = None
     reason: str | None = None
 
@@ -36,10 +39,11 @@ class Advice:
         cell: Its system does not matter.
         gpu: Of conf/gpu, or as CUDA names it.
         source: Where the kernels' times are from.
-        is_guess: Are they scaled from another GPU?
-        operators, kernels, width: How many there are; the most operators of which none depends on another.
+        is_guess: Are some scaled from another GPU?
+        operators, kernels, width: How many there are; the most operators with kernels of which none depends on another.
         one_stream_ms: All operators in turn on one stream, simulated: what system=cuda_graph does.
         measured_ms: The same, measured; None where nobody did.
+        launch_ms: What a graph of any schedule takes beside its kernels: its launch and its end.
         busy_ms: The sum over kernels.
         critical_path_ms: The longest chain of dependent operators.
         sm_area_ms: The sum over the waves of all kernels of the share of SMs that each one holds, at its own time.
@@ -57,6 +61,7 @@ class Advice:
     width: int
     one_stream_ms: float
     measured_ms: float | None
+    launch_ms: float
     busy_ms: float
     critical_path_ms: float
     sm_area_ms: float
@@ -72,8 +77,8 @@ class Advice:
     @property
     def most(self) -> float:
         """The gain that no schedule of these kernels exceeds, as far as a full SM takes no further block."""
-        floor_ms = max(self.critical_path_ms, self.sm_area_ms)
-        return self.one_stream_ms / floor_ms if floor_ms else 1.0
+        floor_ms = max(self.critical_path_ms, self.sm_area_ms) + self.launch_ms
+        return self.one_stream_ms / floor_ms if floor_ms and self.width > 1 else 1.0
 
     def gain(self, forecast: Forecast) -> float | None:
         """One stream's latency over the forecast's; None where there is none."""
@@ -111,6 +116,8 @@ class Advice:
         """One line."""
         gain, system = self.best
         close = "; that is within the simulator's error: measure it" if self.is_close else ""
+        if self.estimated_ms > ESTIMATED * self.busy_ms and not close:
+            close = "; that rests on estimates: measure it"
         if self.pays:
             return f"yes: {system} is predicted to be {gain:.2f} times as fast as one stream{close}"
         return f"no: no scheduler is predicted to gain more than {WORTH - 1:.0%}, since {self.reason}{close}"
@@ -127,7 +134,8 @@ class Advice:
     def lines(self) -> list[str]:
         """For people."""
         share, guess = self.estimated_ms / self.busy_ms if self.busy_ms else 0.0, "a guess: " if self.is_guess else ""
-        estimated = f", {share:.0%} of their time estimated by a roofline rule" if share else ""
+        percent = f"{share:.0%}" if share >= 0.005 else "less than 1%"
+        estimated = f", {percent} of their time estimated by a roofline rule" if share else ""
         source = self.source if share < 1 else "measured nowhere"
         measured = "" if self.measured_ms is None else f", measured {self.measured_ms:.3f}"
         parts_ms = self.critical_path_ms, self.sm_area_ms, self.fusible_ms
@@ -135,14 +143,14 @@ class Advice:
         first = f"{self.cell.model.label} b{self.cell.batch}, {self.cell.conditions.arithmetic}, on {self.gpu}"
         return [
             f"{first}: {guess}kernels {source}{estimated}",
-            f"  {self.operators:,} operators, {self.kernels:,} kernels, width {self.width}",
+            f"  {counted(self.operators, 'operator')}, {counted(self.kernels, 'kernel')}, width {self.width}",
             f"  one stream {self.one_stream_ms:.3f} ms simulated{measured}; kernels {self.busy_ms:.3f} ms",
             f"  of the kernels' time: critical path {path}, SM area {area}, what fusion may save {fusible}",
             f"  launch and edges: {self.launch_share:.0%} of one stream",
             f"  no schedule of these kernels gains more than {self.most:.2f}x",
             *(f"  {self._of(forecast)}" for forecast in self.forecasts),
             f"  {self.verdict}",
-            f"  next: {self.command}",
+            f"  next, on a GPU: {self.command}",
         ]
 
     def _of(self, forecast: Forecast) -> str:
@@ -151,7 +159,8 @@ class Advice:
             return f"{forecast.system}: {forecast.reason}"
         measured = "" if forecast.measured_gain is None else f"; measured {forecast.measured_gain:.2f}x"
         streams = counted(forecast.num_streams or 1, "stream")
-        return f"{forecast.system} {gain:.2f}x: {forecast.latency_ms:.3f} ms on {streams}{measured}"
+        merged = f", with {counted(forecast.num_merged, 'merged operator')}" if forecast.num_merged else ""
+        return f"{forecast.system} {gain:.2f}x: {forecast.latency_ms:.3f} ms on {streams}{merged}{measured}"
 
 
 FUSING = ("nimble_fused", "torch_compile_best", "onnxruntime_cuda_graph")  # what may still be faster where streams are not
@@ -174,4 +183,4 @@ def _of_conditions(conditions: Conditions) -> list[str]:
     return [f"batch={conditions.batch}", *unusual]
 
 
-KEYS = ("precision", "layout", "algorithms")
+KEYS = ("precision", "layout", "algorithms", "seed")

@@ -5,19 +5,21 @@
 3. Forecasts. The schedule that each scheduler makes is simulated. IOS searches by simulated costs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import conf
-from systems.base import BadOption, Unsupported
+from systems.base import Unsupported
 from systems.profiling.intensity import in_table
 from systems.profiling.limits import critical_path, held_share
 from systems.profiling.profile import OperatorProfile, Profile
 from systems.registry import load
+from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.lower import lower
+from systems.scheduling.plans.merge import MERGED
 from systems.scheduling.plans.schedule import Schedule, sequential
 from systems.scheduling.scheduler import Scheduler
 from systems.scheduling.simulate.estimate import estimated
@@ -38,12 +40,14 @@ class Forecast:
         system: Its name.
         latency_ms: Simulated; None where it has no schedule, for this reason.
         num_streams: Of the schedule.
+        num_merged: Operators that each take the place of several, in kernels of their own.
         measured_gain: One stream's latency over that of the same schedule, both measured in turn; None where nobody did.
     """
 
     system: str
     latency_ms: float | None
     num_streams: int | None = None
+    num_merged: int = 0
     measured_gain: float | None = None
     reason: str | None = None
 
@@ -53,9 +57,10 @@ class Outlook:
     """What is predicted of one program. Milliseconds are of one replay, or of kernels alone.
 
     Args:
-        operators, kernels, width: How many there are; the most operators of which none depends on another.
+        operators, kernels, width: How many there are; the most operators with kernels of which none depends on another.
         one_stream_ms: All operators in turn on one stream, simulated.
         measured_ms: The same, measured; None where nobody did.
+        launch_ms: What a graph of any schedule takes beside its kernels: its launch and its end.
         busy_ms: The sum over kernels.
         critical_path_ms: The longest chain of dependent operators.
         sm_area_ms: The sum over the waves of all kernels of the share of SMs that each one holds, at its own time.
@@ -69,6 +74,7 @@ class Outlook:
     width: int
     one_stream_ms: float
     measured_ms: float | None
+    launch_ms: float
     busy_ms: float
     critical_path_ms: float
     sm_area_ms: float
@@ -112,16 +118,17 @@ def outlook(
         report(f"scheduling by {system}")
         try:
             schedule = known.schedule(system, program, profile)
-        except (Unsupported, BadOption) as error:  # the latter where IOS's search would have no end
+        except Unsupported as error:
             forecasts.append(Forecast(system, None, reason=str(error)))
         else:
             forecasts.append(known.forecast(system, program, schedule, one_stream, profile))
     return Outlook(
         operators=len(graph),
         kernels=len(nodes),
-        width=graph.width,
+        width=_width(graph, {node.operator for node in nodes}),
         one_stream_ms=simulator(one_stream).latency_us / 1e3,
         measured_ms=known.measured_ms(one_stream, profile),
+        launch_ms=(gpu.launch_us + gpu.finish_us) / 1e3,
         busy_ms=sum(times_us) / 1e3,
         critical_path_ms=critical_path(graph, times_us) / 1e3,
         sm_area_ms=area_us / 1e3,
@@ -138,7 +145,7 @@ class _Known:
         self.sets, self.gpu, self.stored = sets, gpu, StoredOperators(sets)
         own = (replace(each, schedules=tuple(s for s in each.schedules if s.name != "random")) for each in sets)
         self.by_set = [StoredOperators([each]) for each in own if each.schedules]  # what one set has was measured in turn
-        devices = {program.profile.device for each in sets for program in each.programs.values()}
+        devices = {each.device for each in sets}
         assert len(devices) <= 1, f"sets of {sorted(devices)}"
         self.own: Gpu | None = gpu
         if devices and devices != {gpu.device}:
@@ -193,7 +200,8 @@ class _Known:
             one, other = stored.measurement(one_stream, profile), stored.measurement(executed, own)
             if one is not None and other is not None:
                 gain = one.latency_ms / other.latency_ms
-        return Forecast(system, timeline.latency_us / 1e3, executed.stream_count, gain)
+        num_merged = 0 if lowered is program else sum(o.name == MERGED for o in lowered.graph.operators)
+        return Forecast(system, timeline.latency_us / 1e3, executed.stream_count, num_merged, gain)
 
     def measured_ms(self, schedule: Schedule, profile: Profile) -> float | None:
         """Of a schedule, where a set has it."""
@@ -203,6 +211,16 @@ class _Known:
     def _scaled(self, profile: Profile) -> Profile:
         assert self.own is not None
         return on_another(profile, self.own, self.gpu) if self.is_guess else profile
+
+
+def _width(graph: OperatorGraph, launching: Collection[int]) -> int:
+    """The most operators that launch something, of which none depends on another by whatever way."""
+    before: list[set[int]] = []  # of each operator, those nearest before it that launch something
+    for v in range(len(graph)):
+        before.append({w for u in graph.predecessors[v] for w in ({u} if u in launching else before[u])})
+    place = {v: i for i, v in enumerate(sorted(launching))}
+    operators = [replace(graph.operators[v], id=i) for v, i in place.items()]
+    return OperatorGraph(operators, [[place[u] for u in sorted(before[v])] for v in place]).width
 
 
 def _planned(system: object, program: Program) -> Schedule:

@@ -123,11 +123,28 @@ def test_a_lookup_does_not_read_the_table_and_a_view_takes_no_time() -> None:
     assert [estimated(program, v, GPU).milliseconds > 0 for v in range(len(program.graph))] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "kind", "tflops"),
+    [
+        *[("v100", torch.float, "product", 15.7), ("v100", torch.half, "matrix", 125.0)],
+        *[("titan_xp", torch.half, "product", 12.1), ("a100", torch.float, "matrix", 155.9)],
+    ],
+)
+def test_a_gpu_without_matrix_units_of_a_type_computes_without(
+    gpu: str, dtype: torch.dtype, kind: str, tflops: float
+) -> None:
+    """The V100 has them of fp16 and not of TF32."""
+    program, of = one(nn.Conv2d(64, 64, 1).to(dtype), torch.zeros(1, 64, 8, 8, dtype=dtype)), load(gpu)
+    demand = demand_of(program, len(program.graph) - 1, of)
+    assert demand.kind == kind
+    assert demand.arithmetic_us == pytest.approx(2 * 64**3 / (tflops * 1e6 / of.multiprocessors))
+
+
 def test_half_precision_is_faster_and_a_slower_gpu_slower() -> None:
     program, half = (one(nn.Linear(4096, 4096).to(t), torch.zeros(4096, 4096, dtype=t)) for t in (torch.float, torch.half))
     tiles = (4096 // 64) ** 2  # by matrix units, twice as fast as TF32
     demand = demand_of(half, 0, GPU)
-    assert demand.arithmetic_us == pytest.approx(-(-tiles // 132) * 2 * 4096**3 / tiles / (2 * 494.7e6 / 132))
+    assert demand.arithmetic_us == pytest.approx(-(-tiles // 132) * 2 * 4096**3 / tiles / (989.4e6 / 132))
     by_precision = estimated(half, 0, GPU).milliseconds, estimated(program, 0, GPU).milliseconds
     assert by_precision[0] < by_precision[1] < estimated(program, 0, load("v100")).milliseconds
 
@@ -215,15 +232,24 @@ def test_times_of_another_gpu_are_scaled_and_no_measurement_of_it(program: Progr
     assert all(f.measured_gain is None for f in on_other.forecasts)
 
 
+def test_the_width_is_of_operators_that_launch_something() -> None:
+    """Views depend on nothing but the input, and what reads them is one chain."""
+    chain = one(Lambda(lambda x: (((x[0] + 1) * x[1]) - x[2]).relu()), torch.randn(3, 8))
+    said = outlook(chain, [], GPU, systems=())
+    assert (said.width, chain.graph.width, said.kernels) == (1, 3, 4)
+    parts = one(Lambda(lambda x: torch.cat([(x[i] + 1).view(2, 4).exp() for i in range(3)])), torch.randn(3, 8))
+    assert outlook(parts, [], GPU, systems=()).width == 3
+
+
 def advice_of(said: Outlook) -> Advice:
-    forecasts = tuple(Forecast(f.system, f.latency_ms, f.num_streams, f.measured_gain, f.reason) for f in said.forecasts)
+    forecasts = tuple(Forecast(**vars(f)) for f in said.forecasts)
     return Advice(CELL, "h200", "measured here", False, **{**vars(said), "forecasts": forecasts})
 
 
 def made(gain: float, width: int = 4, critical_path_ms: float = 0.3, sm_area_ms: float = 0.2) -> Advice:
     """Of a scheduler that gains so much over one stream of 1 ms, of which kernels take 0.9 ms."""
     forecasts = Forecast("nimble", 1 / gain, 2), Forecast("ios", None, reason="too wide")
-    figures = 9, 9, width, 1.0, None, 0.9, critical_path_ms, sm_area_ms, 0.45, 0.0
+    figures = 9, 9, width, 1.0, None, 0.05, 0.9, critical_path_ms, sm_area_ms, 0.45, 0.0
     return Advice(CELL, "h200", "measured here", False, *figures, forecasts)
 
 
@@ -238,6 +264,7 @@ def made(gain: float, width: int = 4, critical_path_ms: float = 0.3, sm_area_ms:
         (made(1.0, critical_path_ms=0.88), False, "the longest chain of operators is 98%"),
         (made(1.0, sm_area_ms=0.85), False, "kernels hold 94% of the SMs"),
         (made(1.0, width=1), False, "each operator depends on the one before it"),
+        (replace(made(1.6), estimated_ms=0.5), True, "rests on estimates: measure it"),
     ],
 )
 def test_the_verdict_and_its_reason(advice: Advice, pays: bool, words: str) -> None:
@@ -252,9 +279,15 @@ def test_the_verdict_and_its_reason(advice: Advice, pays: bool, words: str) -> N
 
 def test_no_schedule_gains_more_than_either_limit_lets_it() -> None:
     """One stream takes 1 ms."""
-    assert made(1.0, critical_path_ms=0.4, sm_area_ms=0.2).most == pytest.approx(2.5)
-    assert made(1.0, critical_path_ms=0.4, sm_area_ms=0.5).most == pytest.approx(2.0)
-    assert replace(made(1.0), critical_path_ms=0.0, sm_area_ms=0.0).most == 1.0
+    assert made(1.0, critical_path_ms=0.35, sm_area_ms=0.2).most == pytest.approx(2.5)  # 0.05 of launch and end
+    assert made(1.0, critical_path_ms=0.35, sm_area_ms=0.45).most == pytest.approx(2.0)
+    assert replace(made(1.0), critical_path_ms=0.0, sm_area_ms=0.0, launch_ms=0.0).most == 1.0
+    assert made(1.0, width=1).most == 1.0
+
+
+def test_merged_operators_are_told_where_kernels_are_others() -> None:
+    advice = replace(made(1.6), forecasts=(Forecast("ios", 0.5, 3, num_merged=2),))
+    assert "  ios 2.00x: 0.500 ms on 3 streams, with 2 merged operators" in advice.lines
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.02, 1.5])  # the second is too near to WORTH to leave the schedulers out
@@ -262,11 +295,18 @@ def test_the_command_that_comes_next_is_right(gain: float, monkeypatch: pytest.M
     """For every condition and option that was asked for."""
     monkeypatch.chdir(tmp_path)
     changed = choose("model", "gpt", layers=3)
-    conditions = Conditions(8, "cuda", "fp16", "channels_last", 0, "timed")
+    conditions = Conditions(8, "cuda", "fp16", "channels_last", 7, "timed")
     command = replace(made(gain), cell=replace(CELL, model=changed, conditions=conditions)).command
     assert all(
         part in command
-        for part in ("model=gpt model.layers=3", "batch=8", "precision=fp16", "layout=channels_last", "algorithms=timed")
+        for part in (
+            "model=gpt model.layers=3",
+            "batch=8",
+            "precision=fp16",
+            "layout=channels_last",
+            "algorithms=timed",
+            "seed=7",
+        )
     )
     arguments = tuple(command.split()[2:])
     assert answer(arguments, monkeypatch) is None, command
@@ -323,13 +363,28 @@ def test_the_runner_advises_without_a_gpu(run: Run, folder: Path) -> None:
     assert nimble.system == "nimble" and nimble.measured_gain == pytest.approx(advice.gain(nimble), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "source"),
+    [
+        (["runner.gpu=v100"], "on v100: a guess: kernels measured on NVIDIA H200\n"),
+        (["runner.gpu=v100", "precision=fp32"], "on v100: kernels measured nowhere, 100% of their time estimated"),
+        (["algorithms=timed"], "on h200: kernels measured on NVIDIA H200, by other algorithms\n"),
+    ],
+)
+def test_a_source_that_is_not_the_cell_itself_is_told(run: Run, arguments: list[str], source: str) -> None:
+    """What was measured of the same network on another GPU or by other algorithms is not set beside what is predicted."""
+    done = run("runner=advise", "model=squeezenet", "device=cpu", *arguments)
+    assert done.returncode == 0 and source in done.stdout and "; measured" not in done.stdout, done.stdout
+    assert ", measured " not in done.stdout
+
+
 @pytest.mark.slow
 def test_a_custom_model_is_estimated(run: Run) -> None:
     done = run("runner=advise", "model=custom", "model.factory=tiny:make", "device=cpu", "precision=bf16", "batch=4")
     assert done.returncode == 0, done.stderr
     assert "100% of their time estimated" in done.stdout
     assert re.search(
-        r"next: python run.py -m model=custom model.factory=tiny:make batch=4 precision=bf16 system=", done.stdout
+        r"next, on a GPU: python run.py -m model=custom model.factory=tiny:make batch=4 precision=bf16 system=", done.stdout
     )
 
 
@@ -340,6 +395,14 @@ def test_a_custom_model_is_estimated(run: Run) -> None:
 def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
     done = run("runner=advise", "model=squeezenet", "device=cpu", *arguments)
     assert done.returncode == 2 and words in done.stderr and len(without_progress(done.stderr)) == 1, done.stderr
+
+
+def test_a_profile_of_no_program_is_one_line(run: Run, tmp_path: Path, program: Program) -> None:
+    document = made_set(program, [50.0] * len(program.graph)).to_json() | {"programs": {}, "schedules": []}
+    (tmp_path / "empty.json").write_text(json.dumps(document))
+    done = run("runner=advise", "model=squeezenet", "device=cpu", f"runner.profile={tmp_path / 'empty.json'}")
+    (line,) = without_progress(done.stderr)
+    assert done.returncode == 2 and line.endswith("empty.json is no file of runner=profile: it holds no program")
 
 
 @pytest.mark.parametrize(("status", "code"), [("unsupported", 0), ("failed", 1), ("timeout", 1)])

@@ -5,7 +5,7 @@ On a GPU each kernel is measured alone, and one stream; without one, committed p
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -80,6 +80,7 @@ class Advise(Showing):
         from runners.cell.shape import shape_of
         from systems.advice import outlook
         from systems.scheduling.scheduler import captured
+        from systems.scheduling.simulate.stored import are_of_other_algorithms
 
         report("loading the model")
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
@@ -93,12 +94,16 @@ class Advise(Showing):
         else:
             report("reading profiles")
             sets = known_sets(cell.model.choice, cell.batch, program, self.options.profile)
-            source = f"measured on {next(iter(sets[0].programs.values())).profile.device}" if sets else "unmeasured"
+            source = f"measured on {sets[0].device}" if sets else "unmeasured"
         gpu = self._gpu(sets, program.device if measures else None)
         predicted = outlook(program, sets, gpu, report)
+        if are_of_other_algorithms(sets):
+            source += ", by other algorithms"
+            alone = tuple(replace(forecast, measured_gain=None) for forecast in predicted.forecasts)
+            predicted = replace(predicted, measured_ms=None, forecasts=alone)
         parts = {**asdict(predicted), "forecasts": tuple(Forecast(**asdict(f)) for f in predicted.forecasts)}
-        own = next(iter(sets[0].programs.values())).profile.device if sets else gpu.device
-        return part_to_json(Advice(cell, gpu.name, source, own != gpu.device, **parts))
+        is_scaled = bool(sets) and sets[0].device != gpu.device and predicted.estimated_ms < predicted.busy_ms
+        return part_to_json(Advice(cell, gpu.name, source, is_scaled, **parts))
 
     def _gpu(self, sets: "list[MeasuredSet]", device: "torch.device | None") -> "Gpu":
         """That the advice is for.
@@ -112,8 +117,7 @@ class Advise(Showing):
             return load(self.options.gpu)
         if device is not None:
             return of_device(device)
-        measured_on = next(iter(sets[0].programs.values())).profile.device if sets else ""
-        return find(measured_on) or load(COMMITTED_GPU)
+        return find(sets[0].device if sets else "") or load(COMMITTED_GPU)
 
 
 def _measured_here(cell: Cell, program: "Program", report: Callable[[str], None]) -> "MeasuredSet":

@@ -15,6 +15,7 @@ from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement
 
 Pair = tuple[int, int]  # of height and width
+MERGED = "merged_conv2d"  # the name of an operator that takes the place of several
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def merge(program: Program, units: Sequence[Sequence[int]]) -> Replacement | Non
     )
     operators = tuple(sorted(v for unit in units for v in unit))
     results: dict[int, int | None] = {m.last: i for i, m in enumerate(members)}
-    return Replacement(operators, "merged_conv2d", "opweave.merged_conv2d", call, results, tuple(derived))
+    return Replacement(operators, MERGED, f"opweave.{MERGED}", call, results, tuple(derived))
 
 
 def merge_name(replacement: Replacement, units: Sequence[str]) -> str:

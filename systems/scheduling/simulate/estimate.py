@@ -105,7 +105,7 @@ def estimated(program: Program, v: int, gpu: Gpu) -> OperatorProfile:
 
 def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
     """Of an operator that is no view."""
-    kind, output = kind_of(program, v), _output(program, v)
+    kind, output = kind_of(program, v, gpu), _output(program, v)
     (read, written), operations = moved_bytes(program, v), 0
     elements = 1 if output is None else output.numel()
     if kind == "lookup":
@@ -120,12 +120,12 @@ def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
             tiles = ceil(rows / TILE) * ceil(columns / TILE) * max(1, elements // max(1, rows * columns))
             depth = operations // max(1, 2 * elements)
             blocks = tiles * max(1, min(depth // DEPTH, gpu.multiprocessors // tiles))
-    rate = _rate(program, v, gpu, kind) * 1e6  # operations a microsecond
+    rate = _peak(program, v, gpu) * 1e6  # operations a microsecond
     arithmetic_us = ceil(tiles / gpu.multiprocessors) * operations / tiles / (rate / gpu.multiprocessors)
     return Demand(kind, blocks, arithmetic_us, (read + written) / (gpu.bandwidth_gb_s * 1e3), read, written)
 
 
-def kind_of(program: Program, v: int) -> str:
+def kind_of(program: Program, v: int, gpu: Gpu) -> str:
     """One of RULES."""
     name = program.graph.operators[v].name
     if "attention" in name:
@@ -134,27 +134,23 @@ def kind_of(program: Program, v: int) -> str:
         return "lookup"
     if "conv" in name:
         weight = program.value(program.calls[v].args[1])
-        is_depthwise = isinstance(weight, Tensor) and weight.shape[1] == 1 and weight.shape[0] > 1
-        return "depthwise" if is_depthwise else _by_units(program, v, torch.backends.cudnn.allow_tf32)
-    if name in PRODUCTS:
-        return _by_units(program, v, torch.backends.cuda.matmul.allow_tf32)
+        if isinstance(weight, Tensor) and weight.shape[1] == 1 and weight.shape[0] > 1:
+            return "depthwise"
+    if "conv" in name or name in PRODUCTS:
+        return "matrix" if _peak(program, v, gpu) > gpu.fp32_tflops else "product"
     if "pool" in name:
         return "pooling"
     return "reduction" if any(part in name for part in REDUCTIONS) else "elementwise"
 
 
-def _by_units(program: Program, v: int, allows_tf32: bool) -> str:
-    output = _output(program, v)
-    is_half = output is not None and output.dtype in HALF
-    return "matrix" if is_half or allows_tf32 else "product"
-
-
-def _rate(program: Program, v: int, gpu: Gpu, kind: str) -> float:
-    """Peak arithmetic in 1e12 operations a second; of half precision twice that of TF32, as data sheets have it."""
-    output = _output(program, v)
+def _peak(program: Program, v: int, gpu: Gpu) -> float:
+    """Arithmetic in 1e12 operations a second."""
+    name, output = program.graph.operators[v].name, _output(program, v)
     if output is not None and output.dtype in HALF:
-        return 2 * gpu.tf32_tflops
-    return gpu.tf32_tflops if kind == "matrix" else gpu.fp32_tflops
+        return gpu.half_tflops
+    if "conv" in name:
+        return gpu.tf32_tflops if torch.backends.cudnn.allow_tf32 else gpu.fp32_tflops
+    return gpu.tf32_tflops if name in PRODUCTS and torch.backends.cuda.matmul.allow_tf32 else gpu.fp32_tflops
 
 
 def _output(program: Program, v: int) -> Tensor | None:

@@ -23,6 +23,7 @@ MAY_BE_NOTHING = (
     "dispatch_us",
     "sharing",
 )
+PEAKS = ("fp32_tflops", "tf32_tflops", "half_tflops")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Gpu:
         bandwidth_gb_s: Of device memory, in 1e9 bytes a second.
         fp32_tflops: Peak arithmetic outside matrix units, in 1e12 operations a second.
         tf32_tflops: Peak dense TF32 arithmetic; `fp32_tflops` where the matrix units take no TF32.
+        half_tflops: The same of fp16 and bf16, added up in fp32; `fp32_tflops` where no unit takes them.
         launch_us: From the launch of a graph to the beginning of its first kernels.
         finish_us: From the end of its last kernel to what comes after the graph.
         edge_us: From the end of a kernel to the beginning of the next one in a chain.
@@ -62,6 +64,7 @@ class Gpu:
     bandwidth_gb_s: float
     fp32_tflops: float
     tf32_tflops: float
+    half_tflops: float
     launch_us: float
     finish_us: float
     edge_us: float
@@ -117,7 +120,7 @@ def load(name: str, **changed: conf.Value) -> Gpu:
         return gpu
     # Peak arithmetic is that of the multiprocessors there are, unless it is told.
     share = gpu.multiprocessors / checked(values["multiprocessors"], int)
-    peaks = {name: getattr(gpu, name) * share for name in ("fp32_tflops", "tf32_tflops") if name not in changed}
+    peaks = {name: getattr(gpu, name) * share for name in PEAKS if name not in changed}
     return replace(gpu, **peaks)
 
 
@@ -145,6 +148,5 @@ def of_device(device: torch.device) -> Gpu:
         reserved_shared_memory=capacity.reserved_shared_memory,
         l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
         bandwidth_gb_s=bandwidth(device) / 1e9,
-        fp32_tflops=like.fp32_tflops * share,
-        tf32_tflops=like.tf32_tflops * share,
+        **{name: getattr(like, name) * share for name in PEAKS},
     )

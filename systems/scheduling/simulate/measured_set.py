@@ -76,6 +76,11 @@ class MeasuredSet:
     commit: str | None = None
     modified: bool | None = None
 
+    @property
+    def device(self) -> str:
+        """That it was measured on, as CUDA names it."""
+        return next(iter(self.programs.values())).profile.device
+
     def to_json(self) -> dict[str, JSON]:
         """One JSON document, each distinct operator once."""
         place: dict[str, int] = {}
@@ -135,6 +140,8 @@ class MeasuredSet:
                 name: _program(mapping(entry), signatures, alone, device, capacity)
                 for name, entry in mapping(whole["programs"]).items()
             }
+            if not programs:
+                raise ValueError("it holds no program")
             return cls(
                 model=checked(whole["model"], str),
                 batch=checked(whole["batch"], int),

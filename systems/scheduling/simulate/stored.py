@@ -55,6 +55,12 @@ def _arithmetic_of(measured: MeasuredSet) -> tuple[bool, bool] | None:
     return (settings[0] is True, settings[3] is True) if isinstance(settings, list) and len(settings) == 4 else None
 
 
+def are_of_other_algorithms(sets: Sequence[MeasuredSet]) -> bool:
+    """Did cuDNN choose convolutions by timing in one of the sets where torch's heuristics choose now, or the reverse?"""
+    settings = [s for each in sets if isinstance(s := each.conditions.get("settings"), list) and len(s) == 4]
+    return any(own[1] is not torch.backends.cudnn.benchmark for own in settings)
+
+
 def _measured_in(sets: Sequence[MeasuredSet]) -> str:
     return " or ".join(sorted({_in_words(own) for own in map(_arithmetic_of, sets) if own is not None}))
 
