@@ -1,16 +1,13 @@
 """Fuses groups of elementwise operators, each into one kernel that TorchInductor compiles (Nimble, Appendix B)."""
 
-from collections.abc import Callable, Sequence
-
-from torch import Tensor
-
 from systems.scheduling.decision import Decision
-from systems.scheduling.graph.fused_kernel import MAX_INPUTS, fuse, inputs_of
-from systems.scheduling.graph.patterns import CONVOLUTIONS, is_elementwise, is_reshape, users
-from systems.scheduling.graph.program import Call, Output, Program
+from systems.scheduling.graph.fused_kernel import fuse
+from systems.scheduling.graph.patterns import is_elementwise, is_reshape, users
+from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
+from .groups import convolutions_before, groups
 from .patterns import name_operators
 
 
@@ -36,55 +33,6 @@ def fuse_elementwise(program: Program, _: Context) -> Rewritten:
         pattern = " + ".join(["bias"] * len(biased) + [name_operators(program, members)])
         decisions.append(Decision("fuse_elementwise", pattern, tuple(members), {}, "fused"))
     return replace(program, replacements)[0], decisions
-
-
-def groups(
-    program: Program, readers: list[list[int]], is_member: Callable[[int], bool], is_free: Callable[[int], bool]
-) -> list[list[int]]:
-    """Groups of operators, each in the order of capture, of which others read the last member alone. It is no free one.
-
-    Args:
-        readers: for each operator those that read it.
-        is_member: may it be in a group?
-        is_free: the same of one that no kernel computes.
-    """
-    group_by_last: dict[int, list[int]] = {}
-    for v in range(len(program.graph)):
-        if not is_free(v) and not is_member(v):
-            continue
-        members, refused = [v], set[int]()
-        # A group joins as a whole, at its last operator: only that one is read by what follows.
-        while producers := _read_within(program, readers, members) & group_by_last.keys() - refused:
-            joined = sorted([*group_by_last[u := max(producers)], *members])
-            if len(inputs_of(program, joined)) <= MAX_INPUTS:
-                members = joined
-                del group_by_last[u]
-            else:
-                refused.add(u)
-        if not is_free(v) or len(members) > 1:
-            group_by_last[v] = members
-    return [_without_trailing(members, is_free) for members in group_by_last.values()]
-
-
-def _read_within(program: Program, readers: list[list[int]], members: Sequence[int]) -> set[int]:
-    """The operators that compute arguments of the members, and that the members alone read."""
-    own = set(members)
-    return {u for v in members for u in program.graph.predecessors[v] if u not in own and own.issuperset(readers[u])}
-
-
-def _without_trailing(members: list[int], is_free: Callable[[int], bool]) -> list[int]:
-    return _without_trailing(members[:-1], is_free) if members and is_free(members[-1]) else members
-
-
-def convolutions_before(program: Program, readers: list[list[int]], members: Sequence[int]) -> list[int]:
-    """Convolutions with a bias that only this group reads."""
-    convolutions = []
-    for argument in inputs_of(program, members):
-        if isinstance(argument, Output) and set(readers[argument.operator]) <= set(members):
-            call = program.calls[argument.operator]
-            if call.function in CONVOLUTIONS and len(call.args) > 2 and isinstance(call.args[2], Tensor):
-                convolutions.append(argument.operator)
-    return convolutions
 
 
 def _without_bias(program: Program, u: int) -> Replacement:

@@ -12,7 +12,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
-from .fuse_elementwise import convolutions_before, groups
+from .groups import convolutions_before, groups
 from .own_kernels import has_kernels
 from .patterns import name_operators
 
