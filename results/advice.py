@@ -39,7 +39,7 @@ class Advice:
         cell: Its system does not matter.
         gpu: Of conf/gpu, or as CUDA names it.
         source: Where the kernels' times are from.
-        is_guess: Are some scaled from another GPU?
+        is_guess: Are some kernels' times scaled from another GPU?
         operators, kernels, width: How many there are; the most operators with kernels of which none depends on another.
         one_stream_ms: All operators in turn on one stream, simulated: what system=cuda_graph does.
         measured_ms: The same, measured; None where nobody did.

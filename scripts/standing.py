@@ -43,7 +43,10 @@ class Standing:
 
     @property
     def section(self) -> str:
-        """One of SECTIONS: by the way that gains more alone, if anything gains at all. weave alone gains by its kernels."""
+        """One of SECTIONS: by the way that gains more alone, if anything gains at all.
+
+        What weave alone makes faster stands with what fusion does: more streams for the model's own kernels do not help it.
+        """
         gains = [way[0] if way is not None else 1.0 for way in (self.streams, self.fusion, self.both)]
         if max(gains) <= GAIN:
             return SECTIONS[2]

@@ -57,6 +57,7 @@ class Outlook:
     """What is predicted of one program. Milliseconds are of one replay, or of kernels alone.
 
     Args:
+        is_guess: Are some kernels' times scaled from another GPU?
         operators, kernels, width: How many there are; the most operators with kernels of which none depends on another.
         one_stream_ms: All operators in turn on one stream, simulated.
         measured_ms: The same, measured; None where nobody did.
@@ -69,6 +70,7 @@ class Outlook:
         forecasts: A scheduler each.
     """
 
+    is_guess: bool
     operators: int
     kernels: int
     width: int
@@ -123,6 +125,7 @@ def outlook(
         else:
             forecasts.append(known.forecast(system, program, schedule, one_stream, profile))
     return Outlook(
+        is_guess=known.is_guess and any(us > 0 for v, us in enumerate(times_us) if v not in estimates),
         operators=len(graph),
         kernels=len(nodes),
         width=_width(graph, {node.operator for node in nodes}),

@@ -1,5 +1,6 @@
 """runner=advise: estimates against a roofline worked out here, forecasts against schedules by hand, and what it says."""
 
+import itertools
 import json
 import random
 import re
@@ -11,6 +12,7 @@ import networkx
 import pytest
 import torch
 from conftest import ROOT, Run, gpu_environment, without_progress
+from dags import as_networkx, dags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import GPU, kernel, operator, profile_of
@@ -25,8 +27,9 @@ from runners.cell.messages import Failed, Shown
 from runners.request.request import Request, SweepOptions
 from runners.showings import advise
 from runners.showings.advise import known_sets
-from systems.advice import Outlook, outlook
+from systems.advice import Outlook, _width, outlook
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import sequential
 from systems.scheduling.plans.stream_assignment import assign_streams
@@ -230,6 +233,8 @@ def test_times_of_another_gpu_are_scaled_and_no_measurement_of_it(program: Progr
     on_own, on_other = outlook(program, measured, GPU), outlook(program, measured, load("v100"))
     assert on_other.busy_ms > on_own.busy_ms and on_other.measured_ms is None
     assert all(f.measured_gain is None for f in on_other.forecasts)
+    unknown = outlook(one(nn.Tanh(), torch.zeros(8)), measured, load("v100"), systems=())
+    assert (on_own.is_guess, on_other.is_guess, unknown.is_guess) == (False, True, False), "what is estimated is not scaled"
 
 
 def test_the_width_is_of_operators_that_launch_something() -> None:
@@ -241,9 +246,24 @@ def test_the_width_is_of_operators_that_launch_something() -> None:
     assert outlook(parts, [], GPU, systems=()).width == 3
 
 
+@settings(max_examples=300, deadline=None)
+@given(dags(max_nodes=9), st.sets(st.integers(0, 8)))
+def test_the_width_is_that_of_the_largest_set_without_a_path(graph: OperatorGraph, idle: set[int]) -> None:
+    """Every set of operators that launch something is tried."""
+    launching = sorted(set(range(len(graph))) - idle)
+    reaches = networkx.transitive_closure(as_networkx(graph))
+    independent = (
+        len(chosen)
+        for size in range(len(launching) + 1)
+        for chosen in itertools.combinations(launching, size)
+        if not any(reaches.has_edge(u, v) for u, v in itertools.combinations(chosen, 2))
+    )
+    assert _width(graph, launching) == max(independent)
+
+
 def advice_of(said: Outlook) -> Advice:
     forecasts = tuple(Forecast(**vars(f)) for f in said.forecasts)
-    return Advice(CELL, "h200", "measured here", False, **{**vars(said), "forecasts": forecasts})
+    return Advice(CELL, "h200", "measured here", **{**vars(said), "forecasts": forecasts})
 
 
 def made(gain: float, width: int = 4, critical_path_ms: float = 0.3, sm_area_ms: float = 0.2) -> Advice:

@@ -99,11 +99,10 @@ class Advise(Showing):
         predicted = outlook(program, sets, gpu, report)
         if are_of_other_algorithms(sets):
             source += ", by other algorithms"
-            alone = tuple(replace(forecast, measured_gain=None) for forecast in predicted.forecasts)
-            predicted = replace(predicted, measured_ms=None, forecasts=alone)
+            unmeasured = tuple(replace(forecast, measured_gain=None) for forecast in predicted.forecasts)
+            predicted = replace(predicted, measured_ms=None, forecasts=unmeasured)
         parts = {**asdict(predicted), "forecasts": tuple(Forecast(**asdict(f)) for f in predicted.forecasts)}
-        is_scaled = bool(sets) and sets[0].device != gpu.device and predicted.estimated_ms < predicted.busy_ms
-        return part_to_json(Advice(cell, gpu.name, source, is_scaled, **parts))
+        return part_to_json(Advice(cell, gpu.name, source, **parts))
 
     def _gpu(self, sets: "list[MeasuredSet]", device: "torch.device | None") -> "Gpu":
         """That the advice is for.
