@@ -8,6 +8,7 @@ from simulated import GPU, kernel, operator, profile_of
 
 from systems.profiling.profile import OperatorProfile
 from systems.scheduling.simulate.alone import alone_us, weight_bytes
+from systems.scheduling.simulate.kernels import Kernels
 
 CHAIN = from_edges(3, [(0, 1), (1, 2)])
 
@@ -44,3 +45,15 @@ def test_large_weights_are_read_anew_in_each_replay() -> None:
 def test_without_states_the_time_in_sequence_stands() -> None:
     profile = profile_of([operator(kernel(4, 10, 128, 32, 0))] * 3)
     assert alone_us(CHAIN, profile, GPU, "cold") == [[pytest.approx(4)]] * 3
+
+
+@pytest.mark.parametrize("name", ["embedding", "gather", "linear"])
+def test_of_a_table_some_rows_are_read(name: str) -> None:
+    """As many bytes as are written: so a lookup is warm, and leaves memory to others. A product reads its whole weight."""
+    table, row = 10 * GPU.l2_bytes, 4_800  # a row is 1e-3 us of memory
+    graph, profile = from_edges(1, [], name=name), profile_of([measured(table, row)])
+    is_lookup = name != "linear"
+    assert weight_bytes(graph, profile) == [row if is_lookup else table]
+    (node,) = Kernels.of(graph, profile, GPU).nodes
+    assert node.alone_us == pytest.approx(2 if is_lookup else 2 + table / (table + row) * 8)
+    assert node.bandwidth == pytest.approx(2 * 1e-3 / 2 if is_lookup else 1)

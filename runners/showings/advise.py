@@ -148,7 +148,7 @@ def known_sets(model: str, batch: int, program: "Program", file: str = "") -> "l
 
     if file:
         return read_sets(files_of(file))
-    own = [f"{model}-b{batch}{part}.json.gz" for part in ("-ios", "")]
+    own = [f"{model}-b{batch}{part}.json.gz" for part in ("-ios", "-fp16", "-bf16", "")]
     others = sorted(path for path in COMMITTED.glob("*.json.gz") if path.name not in own)
 
     def readable(files: "list[Path]") -> "list[MeasuredSet]":

@@ -2,17 +2,19 @@
 
 python tests/benchmarks/benchmark_advice.py [MODEL ...] [--quick] [--fit]
 
-Each model and batch of the committed sets and of the records of the zoo is captured here, and advised twice: by the
-profiles that advise takes, and by the roofline rule alone, as if nobody had measured anything. Gains are over one stream. In
-sets these are replays of schedules in one process. IOS's there is of an older search by simulated costs, and it is simulated
-in the place of advise's own. In records they are calls of systems in turn, over cuda_graph, and IOS's costs are measured.
---quick captures nothing: it simulates the schedules of the sets by their own profiles, which for nimble and opara are those
-of advise. --fit looks for the constants of simulate/estimate.py.
+Each model, batch and precision of the committed sets and of the records of the zoo and of today's networks is captured
+here, and advised twice: by the profiles that advise takes, and by the roofline rule alone, as if nobody had measured
+anything. Gains are over one stream. In sets these are replays of schedules in one process. An `ios_simulated` there is of an
+older search by simulated costs, and it is simulated in the place of advise's own; an `ios` is by measured costs. In records
+they are calls of systems in turn, over cuda_graph, and IOS's costs are measured. --quick captures nothing: it simulates the
+schedules of the sets by their own profiles, which for nimble and opara are those of advise. --fit looks for the constants
+of simulate/estimate.py.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from math import log
 from pathlib import Path
@@ -31,6 +33,7 @@ from results.advice import WORTH
 from results.cell import Conditions, choose, named
 from results.selection import read
 from results.siblings import siblings
+from runners.cell.arithmetic import set_arithmetic
 from runners.cell.shape import shape_of
 from runners.showings.advise import known_sets
 from scripts.arguments import Parser
@@ -49,7 +52,22 @@ TRAINING = ("googlenet", "nasnet", "bert", "resnet50", "mobilenet_v2")  # on whi
 NEAR = 0.1
 IN_SETS, IN_RECORDS = "sets", "records"
 BY_PROFILE, BY_RULE = "profiles", "rule"
-IN_SET = {"nimble": "nimble", "opara": "opara", "ios": "ios_simulated"}
+IN_SET = {"nimble": ("nimble",), "opara": ("opara",), "ios": ("ios_simulated", "ios")}  # of which a set has one at most
+OLDER = "ios_simulated"
+PRECISIONS = ("fp16", "bf16")  # other than tf32: the end of the name of a set's file
+PACKS = ("zoo", "today")
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What is captured."""
+
+    model: str
+    batch: int
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.batch} {self.precision}"
 
 
 @dataclass(frozen=True)
@@ -61,8 +79,7 @@ class Gain:
         predicted_by: BY_PROFILE or BY_RULE.
     """
 
-    model: str
-    batch: int
+    setting: Setting
     system: str
     measured_in: str
     predicted_by: str
@@ -75,72 +92,92 @@ class Gain:
         return self.predicted / self.measured - 1
 
 
-def measured_gains() -> dict[tuple[str, int], dict[tuple[str, str], float]]:
-    """By (model, batch), and then by (IN_SETS or IN_RECORDS, system)."""
-    gains: dict[tuple[str, int], dict[tuple[str, str], float]] = {}
+@cache
+def sets_of_systems() -> dict[Setting, MeasuredSet]:
+    """The committed sets that have a schedule of one stream, to which gains refer."""
+    sets = {}
     for file in sorted((REFERENCE / "simulation").glob("*.json.gz")):
         measured = MeasuredSet.read(file)
-        latency_ms = {each.name: each.latency_ms for each in measured.schedules if each.name != "random"}
-        if "sequential" in latency_ms:
-            own = gains.setdefault((measured.model, measured.batch), {})
-            for system, name in IN_SET.items():
-                if name in latency_ms:
-                    own[IN_SETS, system] = latency_ms["sequential"] / latency_ms[name]
+        if any(each.name == "sequential" for each in measured.schedules):
+            end = file.name.removesuffix(".json.gz").rpartition("-")[2]
+            sets[Setting(measured.model, measured.batch, end if end in PRECISIONS else "tf32")] = measured
+    return sets
+
+
+def name_in(measured: MeasuredSet, system: str) -> str | None:
+    """Of a system's schedule in a set."""
+    names = {each.name for each in measured.schedules}
+    return next((name for name in IN_SET[system] if name in names), None)
+
+
+def measured_gains() -> dict[Setting, dict[tuple[str, str], float]]:
+    """And then by (IN_SETS or IN_RECORDS, system)."""
+    gains: dict[Setting, dict[tuple[str, str], float]] = {}
+    for setting, measured in sets_of_systems().items():
+        latency_ms = {each.name: each.latency_ms for each in measured.schedules}
+        for system in SCHEDULERS:
+            if (name := name_in(measured, system)) is not None:
+                gains.setdefault(setting, {})[IN_SETS, system] = latency_ms["sequential"] / latency_ms[name]
     baseline = named("system", "cuda_graph")
-    for group in siblings(read([REFERENCE / "h200" / "zoo.jsonl.gz"])):
-        if group.group.conditions.arithmetic == "tf32, contiguous" and not group.group.model.changed:
-            own = gains.setdefault((group.group.model.choice, group.group.conditions.batch), {})
+    for group in siblings(read([REFERENCE / "h200" / f"{pack}.jsonl.gz" for pack in PACKS])):
+        of = group.group.conditions
+        if of.arithmetic == f"{of.precision}, contiguous" and not group.group.model.changed:
             for system in SCHEDULERS:
                 speedup = group.over(named("system", system), baseline)
                 if speedup is not None:
-                    own[IN_RECORDS, system] = speedup.ratio
+                    setting = Setting(group.group.model.choice, of.batch, of.precision)
+                    gains.setdefault(setting, {})[IN_RECORDS, system] = speedup.ratio
     return gains
 
 
-def captured(model: str, batch: int) -> Program:
-    shape = shape_of(choose("model", model), Conditions(batch, "cpu"))
+def captured(setting: Setting) -> Program:
+    """As torch rounds by then."""
+    set_arithmetic(setting.precision, "heuristic")
+    shape = shape_of(choose("model", setting.model), Conditions(setting.batch, "cpu", setting.precision), runs=False)
     with torch.no_grad():
         return capture(shape.module, shape.inputs)
 
 
-def predicted(model: str, batch: int, measured: dict[tuple[str, str], float]) -> Iterator[Gain]:
-    """What advise says of one model and batch, beside what was measured."""
-    program = captured(model, batch)
-    for by, sets in ((BY_PROFILE, known_sets(model, batch, program)), (BY_RULE, [])):
-        wanted = {system for place, system in measured if (place, system) != (IN_SETS, "ios")}
+def predicted(setting: Setting, measured: dict[tuple[str, str], float]) -> Iterator[Gain]:
+    """What advise says of one setting, beside what was measured."""
+    program = captured(setting)
+    own_set = sets_of_systems().get(setting)
+    is_older = own_set is not None and name_in(own_set, "ios") == OLDER
+    for by, sets in ((BY_PROFILE, known_sets(setting.model, setting.batch, program)), (BY_RULE, [])):
+        wanted = {system for place, system in measured if not (is_older and (place, system) == (IN_SETS, "ios"))}
         said = outlook(program, sets, load("h200"), systems=[system for system in SCHEDULERS if system in wanted])
         latency_ms = {forecast.system: forecast.latency_ms for forecast in said.forecasts}
         for (place, system), gain in measured.items():
-            if (place, system) == (IN_SETS, "ios"):
-                if sets:
-                    yield Gain(model, batch, system, place, by, gain, simulated_gain(sets, IN_SET["ios"]))
+            if is_older and (place, system) == (IN_SETS, "ios"):
+                if own_set is not None and sets:
+                    yield Gain(setting, system, place, by, gain, simulated_gain(own_set, OLDER))
             elif (own_ms := latency_ms[system]) is not None:
-                yield Gain(model, batch, system, place, by, gain, said.one_stream_ms / own_ms)
+                yield Gain(setting, system, place, by, gain, said.one_stream_ms / own_ms)
 
 
-def predicted_in_set(model: str, batch: int, measured: dict[tuple[str, str], float]) -> Iterator[Gain]:
-    """As `predicted`, of the schedules in the model's own set alone."""
-    file = REFERENCE / "simulation" / f"{model}-b{batch}.json.gz"
-    sets = [MeasuredSet.read(file)] if file.is_file() else []
+def predicted_in_set(setting: Setting, measured: dict[tuple[str, str], float]) -> Iterator[Gain]:
+    """As `predicted`, of the schedules in the setting's own set alone."""
+    own_set = sets_of_systems().get(setting)
     for (place, system), gain in measured.items():
-        if place == IN_SETS:
-            yield Gain(model, batch, system, place, BY_PROFILE, gain, simulated_gain(sets, IN_SET[system]))
+        if place == IN_SETS and own_set is not None and (name := name_in(own_set, system)) is not None:
+            yield Gain(setting, system, place, BY_PROFILE, gain, simulated_gain(own_set, name))
 
 
-def simulated_gain(sets: Sequence[MeasuredSet], name: str) -> float:
-    """Of a schedule in the set of a model that has one stream's too."""
-    (measured,) = (each for each in sets if any(s.name == "sequential" for s in each.schedules))
-    program = measured.programs["captured"]
-    simulator = Simulator(program.graph, program.profile, load("h200"))
-    schedules = {each.name: each.schedule for each in measured.schedules}
-    return simulator(schedules["sequential"]).latency_us / simulator(schedules[name]).latency_us
+def simulated_gain(measured: MeasuredSet, name: str) -> float:
+    """Of a schedule in a set that has one stream's too."""
+    simulated_us = {}
+    for each in measured.schedules:
+        if each.name in ("sequential", name):
+            program = measured.programs[each.program]
+            simulated_us[each.name] = Simulator(program.graph, program.profile, load("h200"))(each.schedule).latency_us
+    return simulated_us["sequential"] / simulated_us[name]
 
 
 def by_cell(rows: Sequence[Gain]) -> list[list[Gain]]:
-    """Rows of one model and batch, measured in one place."""
-    cells: dict[tuple[str, int, str], list[Gain]] = {}
+    """Rows of one setting, measured in one place."""
+    cells: dict[tuple[Setting, str], list[Gain]] = {}
     for row in rows:
-        cells.setdefault((row.model, row.batch, row.measured_in), []).append(row)
+        cells.setdefault((row.setting, row.measured_in), []).append(row)
     return list(cells.values())
 
 
@@ -150,10 +187,13 @@ def is_right(cell: Sequence[Gain]) -> bool:
 
 
 def shares(rows: Sequence[Gain]) -> list[str]:
-    """Within NEAR; right about WORTH; and both for whoever says that nothing gains."""
+    """Gains within NEAR; settings of which all are; right about WORTH; and for whoever says that nothing gains."""
     cells = by_cell(rows)
     return [
+        str(len(cells)),
+        str(len(rows)),
         f"{mean(abs(row.error) <= NEAR for row in rows):.1%}",
+        f"{mean(all(abs(row.error) <= NEAR for row in cell) for cell in cells):.1%}",
         f"{mean(map(is_right, cells)):.1%}",
         f"{mean(abs(1 / row.measured - 1) <= NEAR for row in rows):.1%}",
         f"{mean(max(row.measured for row in cell) <= WORTH for cell in cells):.1%}",
@@ -164,9 +204,9 @@ def fitted() -> dict[str, Rule]:
     """The constants with the least mean logarithmic error over the distinct operators of the training models."""
     gpu = load("h200")
     known: dict[str, dict[str, tuple[Demand, float]]] = {kind: {} for kind in RULES}
-    files = [f for f in sorted((REFERENCE / "simulation").glob("*.json.gz")) if f.name.count("-") == 1]
-    for measured in track([MeasuredSet.read(f) for f in files if f.name.split("-")[0] in TRAINING], "capturing"):
-        program = captured(measured.model, measured.batch)
+    training = [(setting, measured) for setting, measured in sets_of_systems().items() if setting.model in TRAINING]
+    for setting, measured in track(training, "capturing"):
+        program = captured(setting)
         profile = StoredOperators([measured]).profile(program)
         for v, times_us in enumerate(alone_us(program.graph, profile, gpu)):
             if times_us:
@@ -203,40 +243,45 @@ def main() -> None:
         for kind, rule in fitted().items():
             console.print(f"{kind}: start_us={rule.start_us}, share={rule.share}, bandwidth={rule.bandwidth}")
         return
-    measured = {key: g for key, g in sorted(measured_gains().items()) if not arguments.models or key[0] in arguments.models}
+    measured = {of: g for of, g in sorted(measured_gains().items()) if not arguments.models or of.model in arguments.models}
     progress = track(measured.items(), "advising", console=Console(stderr=True))
     rows: list[Gain] = []
-    for (model, batch), own in progress:
-        new = [*(predicted_in_set if arguments.quick else predicted)(model, batch, own)]
+    for setting, own in progress:
+        new = [*(predicted_in_set if arguments.quick else predicted)(setting, own)]
         said = (f"{r.system} in {r.measured_in} {r.measured:.3f}, by {r.predicted_by} {r.predicted:.3f}" for r in new)
-        print(f"{model} {batch}: {'; '.join(said)}", file=sys.stderr, flush=True)
+        print(f"{setting}: {'; '.join(said)}", file=sys.stderr, flush=True)
         rows += new
     table = Table(
-        *("measured in", "predicted by", "models", "gains", "within 10 %", "right", "none: within", "none: right"),
+        *("measured in", "by", "models", "settings", "gains", "within 10 %", "all within", "right"),
+        *("none: within", "none: right"),
         title="Gains of nimble, opara and ios over one stream: within 10 % of the measured ones; right about more than 5 %",
-        caption="none: what those columns were, if none were ever predicted to gain",
+        caption="a setting is a model, batch and precision; none: what those columns were, if no gain were ever predicted",
     )
     for place, by in product((IN_SETS, IN_RECORDS), (BY_PROFILE, BY_RULE)):
         of_kind = [row for row in rows if (row.measured_in, row.predicted_by) == (place, by)]
-        for name, is_fitted in (("fitted on", True), ("others", False)):
-            chosen = [row for row in of_kind if (row.model in TRAINING) == is_fitted]
+        chosen_rows = {
+            "fitted on": [row for row in of_kind if row.setting.model in TRAINING],
+            "others": [row for row in of_kind if row.setting.model not in TRAINING],
+            "all": of_kind,
+            "batch 1": [row for row in of_kind if row.setting.batch == 1],
+        }
+        for name, chosen in chosen_rows.items():
             if chosen:
-                table.add_row(place, by, name, str(len(chosen)), *shares(chosen))
-        if of_kind:
-            table.add_row(place, by, "all", str(len(of_kind)), *shares(of_kind))
+                table.add_row(place, by, name, *shares(chosen))
     console.print(table)
     for cell in by_cell([row for row in rows if row.predicted_by == BY_PROFILE]):
         if not is_right(cell):
             best = max(row.measured for row in cell), max(row.predicted for row in cell)
-            what = f"{cell[0].model} {cell[0].batch} in {cell[0].measured_in}"
+            what = f"{cell[0].setting} in {cell[0].measured_in}"
             console.print(f"wrong: {what}: {best[0]:.3f} measured, {best[1]:.3f} predicted")
     for by in (BY_PROFILE,) if arguments.quick else (BY_PROFILE, BY_RULE):
         worst = sorted((row for row in rows if row.predicted_by == by), key=lambda row: -abs(log(1 + row.error)))[:10]
-        headings = "model", "batch", "system", "measured in", "measured", "predicted", "error"
+        headings = "model", "batch", "precision", "system", "measured in", "measured", "predicted", "error"
         table = Table(*headings, title=f"The worst ten by {by}")
         for row in worst:
             gains = f"{row.measured:.2f}", f"{row.predicted:.2f}", f"{row.error:+.1%}"
-            table.add_row(row.model, str(row.batch), row.system, row.measured_in, *gains)
+            of = row.setting
+            table.add_row(of.model, str(of.batch), of.precision, row.system, row.measured_in, *gains)
         console.print(table)
 
 

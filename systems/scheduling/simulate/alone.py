@@ -5,8 +5,11 @@ one only where all weights of the program fit. So the time of an operator lies b
 the share that weights have of the bytes it moves:
 
     t = warm + share * (cold - warm),   share = 0 where all weights fit into L2, else weights / (read + written).
+
+Of a table that it looks up, an operator reads some rows: as many bytes as it writes.
 """
 
+from systems.profiling.intensity import LOOKUPS
 from systems.profiling.profile import Kernel, Profile
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
@@ -24,11 +27,19 @@ def alone_us(graph: OperatorGraph, profile: Profile, gpu: Gpu, state: str = "mix
     weights = weight_bytes(graph, profile)
     fit = sum(weights) <= gpu.l2_bytes
     times = []
-    for operator, own in zip(profile.operators, weights, strict=True):
-        moved = operator.bytes_read + operator.bytes_written
+    for operator, own, read in zip(profile.operators, weights, read_bytes(graph, profile), strict=True):
+        moved = read + operator.bytes_written
         share = {"warm": 0.0, "cold": 1.0, "mixed": 0.0 if fit or not moved else own / moved}.get(state)
         times.append([_us(kernel, share) for kernel in operator.kernels])
     return times
+
+
+def read_bytes(graph: OperatorGraph, profile: Profile) -> list[int]:
+    """What each operator reads: of a table no more than it writes, else whole tensors."""
+    return [
+        min(alone.bytes_read, alone.bytes_written) if operator.name in LOOKUPS else alone.bytes_read
+        for operator, alone in zip(graph.operators, profile.operators, strict=True)
+    ]
 
 
 def weight_bytes(graph: OperatorGraph, profile: Profile) -> list[int]:
@@ -38,9 +49,9 @@ def weight_bytes(graph: OperatorGraph, profile: Profile) -> list[int]:
     """
     written_by: list[set[int]] = []
     weights = []
-    for v, operator in enumerate(profile.operators):
+    for v, (operator, read) in enumerate(zip(profile.operators, read_bytes(graph, profile), strict=True)):
         sources = set[int]().union(*(written_by[u] for u in graph.producers[v]))
-        weights.append(max(0, operator.bytes_read - sum(profile.operators[u].bytes_written for u in sources)))
+        weights.append(max(0, read - sum(profile.operators[u].bytes_written for u in sources)))
         written_by.append({v} if operator.bytes_written else sources)
     return weights
 

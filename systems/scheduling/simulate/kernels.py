@@ -10,7 +10,7 @@ import numpy as np
 from systems.profiling.profile import Kernel, OperatorProfile, Profile
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
-from .alone import STATES, alone_us
+from .alone import STATES, alone_us, read_bytes
 from .gpu import Gpu
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
@@ -76,21 +76,22 @@ class Kernels:
             raise ValueError(f"a profile of {len(profile.operators)} operators, for a program of {len(graph)}")
         nodes: list[Node] = []
         first = [0]
-        for v, (operator, times_us) in enumerate(zip(profile.operators, alone_us(graph, profile, gpu, state), strict=True)):
-            nodes += _nodes(v, operator, times_us, gpu)
+        read, times = read_bytes(graph, profile), alone_us(graph, profile, gpu, state)
+        for v, (operator, times_us) in enumerate(zip(profile.operators, times, strict=True)):
+            nodes += _nodes(v, operator, read[v] + operator.bytes_written, times_us, gpu)
             first.append(len(nodes))
         assert NUMBERS.names is not None
         numbers = np.array([tuple(getattr(node, name) for name in NUMBERS.names) for node in nodes], NUMBERS)
         return cls(tuple(nodes), tuple(first), numbers)
 
 
-def _nodes(v: int, operator: OperatorProfile, times_us: Sequence[float], gpu: Gpu) -> list[Node]:
+def _nodes(v: int, operator: OperatorProfile, moved: int, times_us: Sequence[float], gpu: Gpu) -> list[Node]:
     kernels = operator.kernels
     if not kernels and operator.milliseconds:
         kernels = (Kernel("call", operator.milliseconds, (0, 0, 0), (0, 0, 0), 0, 0),)
         times_us = [operator.milliseconds * 1e3]
     # Nothing says which kernel of an operator moves its bytes: each gets a share by its time, so all use the same bandwidth.
-    total_us, moved = sum(times_us), operator.bytes_read + operator.bytes_written
+    total_us = sum(times_us)
     bandwidth = min(1.0, moved / (total_us * gpu.bandwidth_gb_s * 1e3)) if total_us else 0.0
     return [_node(v, kernel, us, bandwidth, gpu) for kernel, us in zip(kernels, times_us, strict=True)]
 
