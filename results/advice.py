@@ -85,10 +85,14 @@ class Advice:
         return self.one_stream_ms / forecast.latency_ms if forecast.latency_ms else None
 
     @property
-    def best(self) -> tuple[float, str]:
-        """The largest predicted gain and the system; 1 and cuda_graph where no scheduler gains."""
-        gains = [(gain, f.system) for f in self.forecasts if (gain := self.gain(f)) is not None]
-        return max([(1.0, "cuda_graph"), *gains], key=lambda pair: pair[0])
+    def best(self) -> tuple[float, str, bool]:
+        """The largest gain, the system, and whether it was measured, which a prediction gives way to; 1 and cuda_graph where
+        no scheduler gains."""
+        measured = [(f.measured_gain, f.system, True) for f in self.forecasts if f.measured_gain is not None]
+        others = [f for f in self.forecasts if f.measured_gain is None]
+        predicted = [(gain, f.system, False) for f in others if (gain := self.gain(f)) is not None]
+        is_known = bool(measured) and not predicted
+        return max([(1.0, "cuda_graph", is_known), *measured, *predicted], key=lambda each: each[0])
 
     @property
     def pays(self) -> bool:
@@ -98,7 +102,8 @@ class Advice:
     @property
     def is_close(self) -> bool:
         """May the answer be the other one?"""
-        return abs(self.best[0] - WORTH) <= CLOSE and self.most > WORTH
+        gain, _, is_measured = self.best
+        return not is_measured and abs(gain - WORTH) <= CLOSE and self.most > WORTH
 
     @property
     def reason(self) -> str:
@@ -114,13 +119,15 @@ class Advice:
     @property
     def verdict(self) -> str:
         """One line."""
-        gain, system = self.best
+        gain, system, is_measured = self.best
         close = "; that is within the simulator's error: measure it" if self.is_close else ""
-        if self.estimated_ms > ESTIMATED * self.busy_ms and not close:
+        if self.estimated_ms > ESTIMATED * self.busy_ms and not close and not is_measured:
             close = "; that rests on estimates: measure it"
         if self.pays:
-            return f"yes: {system} is predicted to be {gain:.2f} times as fast as one stream{close}"
-        return f"no: no scheduler is predicted to gain more than {WORTH - 1:.0%}, since {self.reason}{close}"
+            how = "was measured to be" if is_measured else "is predicted to be"
+            return f"yes: {system} {how} {gain:.2f} times as fast as one stream{close}"
+        how = "was measured" if is_measured else "is predicted"
+        return f"no: no scheduler {how} to gain more than {WORTH - 1:.0%}, since {self.reason}{close}"
 
     @property
     def command(self) -> str:

@@ -222,7 +222,7 @@ def test_a_chain_gains_nothing_and_says_why() -> None:
     assert said.estimated_ms == said.busy_ms > 0
     assert {f.latency_ms for f in said.forecasts} == {said.one_stream_ms} and said.width == 1
     advice = advice_of(said)
-    assert advice.best == (1.0, "cuda_graph") and not advice.pays
+    assert advice.best == (1.0, "cuda_graph", False) and not advice.pays
     assert (
         "depends on the one before" in advice.verdict and "measured nowhere, 100% of their time estimated" in advice.lines[0]
     )
@@ -295,6 +295,29 @@ def test_the_verdict_and_its_reason(advice: Advice, pays: bool, words: str) -> N
         advice.most > WORTH and abs(advice.best[0] - WORTH) <= 0.05
     )
     assert any("what fusion may save 50%" in line for line in advice.lines)
+
+
+@pytest.mark.parametrize(
+    ("nimble", "opara", "best", "words"),
+    [  # the gain of each: predicted, and measured where that is known
+        ((2.3, 1.4), (2.3, 1.5), (1.5, "opara", True), "yes: opara was measured to be 1.50 times as fast as one stream"),
+        ((2.3, 1.4), (1.7, None), (1.7, "opara", False), "yes: opara is predicted to be 1.70 times as fast as one stream"),
+        ((2.3, 0.9), (1.7, 0.8), (1.0, "cuda_graph", True), "no: no scheduler was measured to gain more than 5%"),
+        ((2.3, 1.04), (1.7, 1.0), (1.04, "nimble", True), "no: no scheduler was measured to gain more than 5%"),
+        ((2.3, 0.9), (0.9, None), (1.0, "cuda_graph", False), "rests on estimates: measure it"),
+    ],
+)
+def test_a_measured_gain_counts_and_not_the_prediction(
+    nimble: tuple[float, float | None],
+    opara: tuple[float, float | None],
+    best: tuple[float, str, bool],
+    words: str,
+) -> None:
+    pairs = (("nimble", *nimble), ("opara", *opara))
+    forecasts = tuple(Forecast(name, 1 / gain, 2, measured_gain=measured) for name, gain, measured in pairs)
+    advice = replace(made(1.0), forecasts=forecasts, estimated_ms=0.9)
+    assert advice.best == best and words in advice.verdict
+    assert not best[2] or ("estimates" not in advice.verdict and "error" not in advice.verdict)
 
 
 def test_no_schedule_gains_more_than_either_limit_lets_it() -> None:
