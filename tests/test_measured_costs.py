@@ -28,6 +28,19 @@ for i in range(count):
 """
 
 
+HOLDER = """
+import sys
+import torch
+from systems.profiling.measurements import Measurements
+
+cache = Measurements("weave", torch.device("cpu"))
+with cache.alone("model", lambda words: print(words, flush=True)):
+    print(cache.measured.get("model"), flush=True)
+    sys.stdin.readline()
+    cache.add({"model": sys.argv[1]})
+"""
+
+
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
@@ -68,3 +81,36 @@ def test_a_timer_measures_once_and_writes_when_it_is_closed() -> None:
     again = Timer(CPU)
     assert again.known("x", lambda: pytest.fail("measured again")) == 2.5
     assert (timer.taken, again.taken) == (1, 0)
+
+
+def holder(value: str) -> "subprocess.Popen[str]":
+    arguments = [sys.executable, "-c", HOLDER, value]
+    return subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_of_two_that_want_a_cost_one_waits_and_knows_it_then(is_killed: bool) -> None:
+    """Also where the first one dies: then nothing is known, and nobody waits any longer."""
+    first = holder("first")
+    assert first.stdin is not None and first.stdout is not None
+    assert first.stdout.readline() == "None\n"
+    second = holder("second")
+    assert second.stdin is not None and second.stdout is not None
+    assert "waiting for another process" in second.stdout.readline()
+    if is_killed:
+        first.kill()
+    first.communicate(None if is_killed else "\n")
+    assert second.stdout.readline() == ("None\n" if is_killed else "first\n")
+    second.communicate("\n")
+    assert second.returncode == 0 and Measurements("weave", CPU).measured == {"model": "second"}
+
+
+def test_nobody_waits_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
+    file = cache_folder / "file"
+    file.write_text("")
+    monkeypatch.setenv("OPWEAVE_CACHE", str(file / "within"))
+    cache = Measurements("weave", CPU)
+    with cache.alone("model", pytest.fail), cache.alone("model", pytest.fail):
+        assert cache.measured == {}
+    with pytest.raises(ZeroDivisionError), cache.alone("model", pytest.fail):
+        raise ZeroDivisionError

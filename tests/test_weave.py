@@ -1,10 +1,12 @@
 """Weave as a system: what it prepares, its plan files, what a killed search leaves, and wrong options."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from weave_space import Branches, Space
 
 import systems
 from systems.base import BadOption
+from systems.profiling.measurements import Measurements
 from systems.scheduling import scheduler
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.execute import execute
@@ -48,6 +51,31 @@ def test_it_prepares_a_module_and_searches_once(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(prepared(x), module(x), rtol=1e-4, atol=1e-5)
     assert prepared.schedule.system == "weave" and prepared.schedule.search.measured == len(system.state.ratios)
     prepared.close()
+
+
+def test_what_another_process_found_meanwhile_is_not_searched_again(
+    monkeypatch: pytest.MonkeyPatch, cache_folder: Path, tmp_path: Path
+) -> None:
+    """The other one's file comes when this one has read none, and holds the search alone."""
+    module, x = Branches().eval(), torch.randn(2, 4, 8, 8)
+    first = systems.load("weave", budget_s=20.0)
+    first.learn(module, (x,))
+    (found,) = cache_folder.glob("weave-cpu-*.json")
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path))
+    alone = Measurements.alone
+
+    @contextmanager
+    def after_the_other(cache: Measurements, name: str, report: Callable[[str], None]) -> Iterator[None]:
+        assert not cache.measured
+        shutil.copy(found, tmp_path / found.name)
+        with alone(cache, name, report):
+            yield
+
+    monkeypatch.setattr(Measurements, "alone", after_the_other)
+    monkeypatch.setattr(Search, "_try", lambda *_: pytest.fail("it was measured before"))
+    second = systems.load("weave", budget_s=20.0)
+    second.learn(module, (x,))
+    assert second.state == first.state
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from systems.cache import JSON, default_folder
 from systems.notice import Notice
@@ -59,6 +60,34 @@ class Measurements:
         self.measured.update(measured)
         self.unwritten.update(measured)
         self.write()
+
+    @contextmanager
+    def alone(self, name: str, report: Callable[[str], None]) -> Iterator[None]:
+        """Hold one cost: a process that wants it too waits, and knows within what this one has written of it.
+
+        Where the folder cannot be written nobody waits for anybody.
+
+        Args:
+            name: Of the cost.
+            report: Told where this process waits.
+        """
+        folder = self.file.parent / "locks"
+        digest = hashlib.sha256(f"{self.file.name} {name}".encode()).hexdigest()[:24]
+        lock = FileLock(folder / f"{digest}.lock")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+        except Timeout:
+            report("waiting for another process, which searches for the same")
+            lock.acquire()
+        except OSError:
+            yield
+            return
+        self.measured |= self._read() | self.unwritten
+        try:
+            yield
+        finally:
+            lock.release()
 
     def write(self) -> None:
         """Write the new costs beside those that other processes have written meanwhile. The file is replaced whole."""

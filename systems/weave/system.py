@@ -30,7 +30,7 @@ from . import candidate, changes, forecast, search, stream_plans, trials
 from .candidate import Choices
 from .forecast import forecast_on
 from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
-from .search import Search
+from .search import Forecast, Search
 from .state import State
 
 KIND = "weave"
@@ -184,6 +184,11 @@ class Weave(Scheduler):
         )
         choosing = code_in("systems.kernels", "systems.scheduling.passes")  # what there is to choose from
         name = digest([structure(program), sorted(self.rewriting.switches), code, choosing, self.costs])
+        with cache.alone(name, self.report):
+            return self._search(program, cache, name, forecast_ms)
+
+    def _search(self, program: Program, cache: Measurements, name: str, forecast_ms: Forecast | None) -> State:
+        """From where the cache is, under this name, as far as the budget allows."""
         state = None
         if name in cache:
             try:
