@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import yaml
@@ -18,6 +19,8 @@ STRETCHED = "its counters were put over the time of a profiled call, which is lo
 OTHERS = "it does not say whether they are of the model or of what a system had rewritten it to"
 NOT_YET = "the sweep ended before it was measured"
 TIMED = "timed"  # how cuDNN chose where a record says nothing of it
+LOSS_SHARE = 0.5  # of what eager's loss changes by in a step, by which another's may be off it
+UNTOLD = "neither its bounds nor its losses tell a step from one that updates nothing"
 PROFILED = ("sm_efficiency", "active_warps", "kernels", "limits")
 # A warning's kind by how its sentence reads, with its values by name.
 WARNINGS = (
@@ -59,6 +62,8 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     for key, convert in PARTS.items():
         if document.get(key) is not None:
             body[key] = convert(document[key])
+    if body.get("correctness", {}).get("reason") == UNTOLD:
+        body |= {"status": "unchecked", "reason": UNTOLD}
     body |= _counters(document, config["system"])
     if _are_others_limits(document):
         body["limits"] = {
@@ -128,7 +133,15 @@ def _without_unit(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _correctness(part: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "correct"} | {"is_correct": part["correct"]}
+    """The loss after one step counts where the bounds of training let a step pass that updates nothing."""
+    body = {key: value for key, value in part.items() if key != "correct"} | {"is_correct": part["correct"]}
+    if not part["correct"] or not part.get("losses") or part["tolerance"] is None or part["tolerance"] < 1:
+        return body
+    before, after = part["eager_losses"][:2]
+    error = abs(part["losses"][1] - after) / abs(after - before) if after != before else inf
+    if not error <= LOSS_SHARE:
+        return body | {"is_correct": False, "is_checked": False, "reason": UNTOLD}
+    return body | {"relative_error": error, "rounding": None, "tolerance": LOSS_SHARE}
 
 
 def _schedule(part: dict[str, Any]) -> dict[str, Any]:

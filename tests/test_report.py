@@ -289,12 +289,13 @@ def test_the_answer_names_the_fastest_and_what_is_level_with_it() -> None:
     assert len(rows) > 3
     for one in rows:
         timed = {r.cell.system.label: r.latency.host for r in records() if r.is_ok and r.latency and _row(r) == one.row}
-        assert one.systems == len(timed)
+        assert one.systems == len(timed) and timed[one.system.label].median == one.latency.host.median
+        if one.not_in_turn is None:
+            continue  # rounds decide
         assert one.latency.host.median == min(host.median for host in timed.values())
-        assert timed[one.system.label].median == one.latency.host.median
         for label, host in timed.items():
-            overlaps = host.ci95[0] <= one.latency.host.ci95[1] and label != one.system.label
-            assert overlaps == (label in [system.label for system in one.level])
+            is_level = host.ci95[0] <= 1.1 * one.latency.host.ci95[1] and label != one.system.label
+            assert is_level == (label in [system.label for system in one.level])
     assert "bert nimble b1" not in {f"{one.row[0]} {one.system.label} b{one.row[1]}" for one in rows}  # it is incorrect
     shown = made().answered[0].answer
     assert shown is not None and len(shown.table.rows) == len(rows)
@@ -302,8 +303,8 @@ def test_the_answer_names_the_fastest_and_what_is_level_with_it() -> None:
 
 
 def test_the_answer_of_made_up_records_is_as_one_works_it_out() -> None:
-    """Of three models nimble is the fastest of two. Two are level with it once: their intervals begin within
-    nimble's. One more model has one system, so that there is nothing to compare."""
+    """Of three models nimble is the fastest of two. Two are level with it once: their intervals begin within nimble's. One
+    is within what two processes may differ by. One more model has one system, so that there is nothing to compare."""
     milliseconds = {
         ("bert", "nimble"): (1.0, 1.0, 1.1, 1.2, 1.2),
         ("bert", "opara"): (1.15,) * 5,
@@ -312,7 +313,7 @@ def test_the_answer_of_made_up_records_is_as_one_works_it_out() -> None:
         ("gpt2", "nimble"): (3.0,) * 5,
         ("gpt2", "opara"): (3.1,) * 5,
         ("t5", "opara"): (8.0,) * 5,
-        ("t5", "nimble"): (9.0,) * 5,
+        ("t5", "nimble"): (9.5,) * 5,
         ("vgg16", "nimble"): (1.0,) * 5,
     }
     records = [
@@ -325,13 +326,13 @@ def test_the_answer_of_made_up_records_is_as_one_works_it_out() -> None:
         **{"bert": ("nimble", 4), "gpt2": ("nimble", 2), "t5": ("opara", 2)},
     }
     assert {model: [system.label for system in one.level] for model, one in by_model.items()} == {
-        **{"bert": ["opara", "torchscript"], "gpt2": [], "t5": []},
+        **{"bert": ["opara", "torchscript"], "gpt2": ["opara"], "t5": []},
     }
     assert [one.distance for one in by_model.values()] == pytest.approx([1.1, 3.0, 8.0])
     said = answer(Selection(records), eager)
     assert said is not None and said.sentence == (
         "nimble is the fastest for 2 of 3 pairs of a model and a batch, opara for 1."
-        " In 1 of 3 the fastest is level with another system: their intervals overlap."
+        " In 2 of 3 the fastest is level with another: two processes of one system may differ so."
         " 3 of 3 are decided without rounds, by latencies each measured alone: the systems did not take turns."
         " The fastest takes 1.10 to 8.00 times the critical path of the operators (median 3.00, 3 rows)."
     )
@@ -341,7 +342,7 @@ def test_what_lies_within_the_margin_of_two_processes_is_level() -> None:
     def levels(*again_ms: float) -> list[str]:
         records = [
             made_record(system, latency=latency(ms), comparison=rounds("g", *[[ms]] * 3))
-            for system, ms in (("nimble", 1.0), ("opara", 1.03), ("ios", 1.1))
+            for system, ms in (("nimble", 1.0), ("opara", 1.03), ("ios", 1.2))
         ]
         first = records[0].comparison
         assert first is not None
@@ -349,7 +350,19 @@ def test_what_lies_within_the_margin_of_two_processes_is_level() -> None:
         (one,) = fastest(Selection(records), named("system", "eager"))
         return [system.label for system in one.level]
 
-    assert levels() == [] and levels(1.04, 1.05, 1.04) == ["opara"] and levels(0.96, 0.95, 0.96) == ["opara"]
+    assert levels(1.0, 1.0, 1.0) == [] and levels(1.04, 1.05, 1.04) == ["opara"] and levels(0.96, 0.95, 0.96) == ["opara"]
+    assert levels() == ["opara"]  # nobody measured the margin here: it is that of others
+
+
+def test_rounds_decide_what_is_the_fastest_and_not_latencies_alone() -> None:
+    """Alone nimble is the fastest; in turn opara is, by a fifth of nimble's time and a third of eager's."""
+    times_ms = {"nimble": (1.0, 1.25), "opara": (1.1, 1.0), "eager": (1.05, 1.5)}
+    records = [
+        made_record(system, latency=latency(alone), comparison=rounds("g", *[[in_turn]] * 3))
+        for system, (alone, in_turn) in times_ms.items()
+    ]
+    (one,) = fastest(Selection(records), named("system", "eager"))
+    assert (one.system.label, one.latency.host.median, one.level, one.not_in_turn) == ("opara", 1.1, (), None)
 
 
 def test_the_answer_says_which_rows_the_rounds_do_not_decide() -> None:

@@ -119,6 +119,33 @@ COUNTED = {"value": 0.3, "source": "counters", "reason": None}
 
 
 @pytest.mark.parametrize(
+    ("losses", "tolerance", "status", "error"),
+    [
+        ([2.0, 1.6, 1.2], 5.0, "ok", 0.2),  # eager's go from 2.0 to 1.5
+        ([2.0, 2.0, 2.0], 5.0, "unchecked", None),  # nothing was updated, which a bound of 5 lets pass
+        ([2.0, 2.0, 2.0], 0.9, "ok", 1.1),
+    ],
+)
+def test_a_step_that_updates_nothing_is_told_by_its_loss(
+    losses: list[float], tolerance: float, status: str, error: float | None
+) -> None:
+    part = {
+        "correct": True,
+        "reason": None,
+        "relative_error": 1.1,
+        "rounding": 1.0,
+        "tolerance": tolerance,
+        "steps": 3,
+        "losses": losses,
+        "eager_losses": [2.0, 1.5, 1.2],
+    }
+    read = from_json(of_schema_1(correctness=part))
+    assert read.status == status and read.correctness is not None
+    assert (read.correctness.is_correct, read.correctness.is_checked) == ((status == "ok",) * 2)
+    assert error is None or read.correctness.relative_error == pytest.approx(error)
+
+
+@pytest.mark.parametrize(
     ("system", "part", "value", "source"),
     [
         ({"name": "nimble"}, COUNTED, None, None),

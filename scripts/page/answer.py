@@ -1,11 +1,13 @@
 """The report's answer for one setting: the fastest system of each model, and its distance from the bound."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from results.cell import Choice
-from results.comparison import margin
+from results.comparison import Speedup, margin
+from results.finding import ONE_PROCESS
 from results.record import Latency
 from results.selection import Row, Selection, latency_of
 from results.words import counted
@@ -20,9 +22,10 @@ class Fastest:
 
     Args:
         row: the model and the batch.
-        system: the one with the least median latency.
-        latency: its own.
-        level: systems whose 95 % intervals overlap with its interval, or lie within the A/A margin of it, the fastest first.
+        system: the fastest in the rounds that it shared with each other; by median latency where there are none.
+        latency: its own, measured alone.
+        level: systems that are not slower beyond the 95 % interval of their ratio, or those of both latencies where they
+            shared no rounds, and beyond what two processes of one system differ by; the fastest alone first.
         systems: how many systems have a latency.
         over: its speedup over the baseline as the report's table of cells has it; None without one.
         distance: its latency over the critical path; None where no record holds limits.
@@ -55,22 +58,38 @@ def fastest(measured: Selection, baseline: Choice) -> list[Fastest]:
         if len(timed) < 2:
             continue
         by_speed = sorted(timed, key=lambda s: timed[s].host.median)
-        first, latency = by_speed[0], timed[by_speed[0]]
+        first = by_speed[0]
+        for other in by_speed[1:]:
+            if (gain := _in_turn(measured, row, other, first)) is not None and gain.ratio > 1:
+                first = other
+        latency, others = timed[first], [s for s in by_speed if s != first]
         within = 1 + _margin(measured, row)
-        level = tuple(s for s in by_speed[1:] if timed[s].host.ci95[0] <= within * latency.host.ci95[1])
+        level = tuple(s for s in others if _slower_at_least(measured, row, s, first, timed) <= within)
         ratio = measured.over(row, first, baseline)
         over = None if ratio is None else Entry(f"{ratio.ratio:.2f}{'' if ratio.is_in_turn else ' *'}", ratio.ratio)
         path_ms = limits[row].critical_path_ms if row in limits else None
         distance = latency.host.median / path_ms if path_ms else None
-        not_in_turn = measured.why_not_in_turn(row, first, by_speed[1])
+        not_in_turn = measured.why_not_in_turn(row, first, others[0])
         rows.append(Fastest(row, first, latency, level, len(timed), over, distance, not_in_turn))
     return rows
 
 
 def _margin(measured: Selection, row: Row) -> float:
-    """By how much two processes of one system differ in the rounds of a row; 0 where nobody has measured it."""
+    """By how much two processes of one system differ in the rounds of a row; ONE_PROCESS where nobody has measured it."""
     one = margin([record for system in measured.systems for record in measured.records_of(row, system)])
-    return 0.0 if one is None else abs(one.ratio - 1)
+    return ONE_PROCESS if one is None else abs(one.ratio - 1)
+
+
+def _slower_at_least(measured: Selection, row: Row, system: Choice, first: Choice, alone: Mapping[Choice, Latency]) -> float:
+    """How many times slower than the first a system is at least, by the 95 % interval."""
+    ratio = _in_turn(measured, row, first, system)
+    return alone[system].host.ci95[0] / alone[first].host.ci95[1] if ratio is None else ratio.low
+
+
+def _in_turn(measured: Selection, row: Row, system: Choice, baseline: Choice) -> Speedup | None:
+    """As `over`, of rounds alone."""
+    ratio = measured.over(row, system, baseline)
+    return ratio if ratio is not None and ratio.is_in_turn else None
 
 
 def answer(measured: Selection, baseline: Choice) -> Answer | None:
@@ -85,7 +104,9 @@ def _sentence(rows: list[Fastest]) -> str:
     pairs = "pair of a model and a batch" if len(rows) == 1 else "pairs of a model and a batch"
     text = f"{first} is the fastest for {most} of {len(rows)} {pairs}" + "".join(f", {other}" for other in others) + "."
     if undecided := sum(bool(one.level) for one in rows):
-        text += f" In {undecided} of {len(rows)} the fastest is level with another system: their intervals overlap."
+        text += (
+            f" In {undecided} of {len(rows)} the fastest is level with another: two processes of one system may differ so."
+        )
     if reasons := [one.not_in_turn for one in rows if one.not_in_turn is not None]:
         why = reasons[0] if len(set(reasons)) == 1 else "the remarks say why"
         verb = "is" if len(reasons) == 1 else "are"
@@ -115,7 +136,7 @@ def _table(rows: list[Fastest], baseline: Choice) -> Table:
     columns = [
         made("model", lambda one: one.row[0], number=False),
         made("batch", lambda one: Entry(str(one.row[1]), one.row[1])),
-        made("fastest", lambda one: short(one.system), "the least median latency", number=False),
+        made("fastest", lambda one: short(one.system), "in rounds in turn; without them by median latency", number=False),
         made("latency, ms", latency, "host time of a call: median and 95 % interval of one process's calls"),
         made(f"over {baseline}", lambda one: one.over or Entry(DASH), "speedup; * from latencies, each measured alone"),
         made(
@@ -127,7 +148,7 @@ def _table(rows: list[Fastest], baseline: Choice) -> Table:
         made(
             "level with it",
             level,
-            "systems whose 95 % intervals overlap with the fastest's, or lie within the A/A margin",
+            f"not slower beyond a 95 % interval and the A/A margin, or {ONE_PROCESS:.0%} where nobody measured that",
             number=False,
             words=True,
         ),
