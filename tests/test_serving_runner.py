@@ -7,9 +7,10 @@ import gzip
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from results.statistics import describe
 from runners.checks import BadRequest
 from runners.measurements.registry import plan
 from runners.serving import metrics, traffic
+from runners.serving import session as serving_session
 from runners.serving.capacity import Tried, largest_rate
 from runners.serving.client import Client, prompt_of
 from runners.serving.correctness import compared, trials
@@ -46,6 +48,7 @@ from systems.serving.attention import split
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Listed, RealClock
+from systems.serving.prefix_cache import CachedSlots
 from systems.serving.request import Delivery, Request
 from systems.serving.simulated import LinearCost
 from systems.serving.slots import ContiguousSlots
@@ -168,7 +171,7 @@ def test_every_token_of_a_trace_comes_to_its_client(monkeypatch: pytest.MonkeyPa
     trace = drawn(12, 60.0, 1.0, (2, 12), (1, 6), seed=0)
     monkeypatch.setattr(traffic, "TELL_S", 0.0)
     told: list[int] = []
-    seen = traffic.run(server(), trace, seed=5, concurrency=0, tell=told.append)
+    seen = traffic.run(server(), trace, seed="5", concurrency=0, tell=told.append)
     assert told == sorted(told) and (told[0], told[-1]) == (0, 12)
     of = seen.requests
     assert [len(tokens) for tokens in of.token_s] == [a.max_new_tokens for a in trace]
@@ -210,7 +213,7 @@ def test_no_request_waits_for_a_collection_of_all_objects() -> None:
 
 def test_a_closed_loop_keeps_as_many_requests_as_it_was_told() -> None:
     trace = drawn(12, 1e-9, 1.0, (2, 6), (1, 5), seed=1)  # at this rate an open loop would take years
-    requests = traffic.run(server(), trace, seed=0, concurrency=3).requests
+    requests = traffic.run(server(), trace, seed="0", concurrency=3).requests
     ends = [tokens[-1] for tokens in requests.token_s]
     for sent in requests.sent_s:
         assert sum(s <= sent and end > sent for s, end in zip(requests.sent_s, ends, strict=True)) <= 3
@@ -222,7 +225,7 @@ def test_a_load_generator_does_not_wait_for_a_server_that_does_not_read() -> Non
     arrivals = [(0.0, 4000, 1)] * 200  # 3.2 MB
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        client = Client(theirs, Frames(theirs), Plan(arrivals, seed=0, vocabulary=50, concurrency=0))
+        client = Client(theirs, Frames(theirs), Plan(arrivals, seed="0", vocabulary=50, concurrency=0))
         thread = threading.Thread(target=client.run, daemon=True)
         thread.start()
         send(ours, Kind.TOKENS, tokens_body([Delivery(0, (1,), True)]))
@@ -241,7 +244,7 @@ def test_a_load_generator_does_not_wait_for_a_server_that_does_not_read() -> Non
 def test_a_load_generator_that_ends_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "module_name", lambda name: "this")
     with pytest.raises(GeneratorEnded, match="before its trace began"):
-        traffic.run(server(), drawn(1, 1.0, 1.0, (1, 1), (1, 1), 0), 0, 0)
+        traffic.run(server(), drawn(1, 1.0, 1.0, (1, 1), (1, 1), 0), "0", 0)
 
 
 # --- What times come to ---
@@ -670,8 +673,9 @@ def test_each_seed_has_a_trace_at_each_rate(monkeypatch: pytest.MonkeyPatch) -> 
     (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
     served: list[tuple[float, int]] = []
 
-    def run(server: Server, trace: Sequence[Arrival], seed: int, *others: int) -> Seen:
+    def run(server: Server, trace: Sequence[Arrival], prompts: str, *others: int) -> Seen:
         span_s = trace[-1].due_s
+        seed = int(prompts.split()[0])
         served.append((round(7 / span_s, 3), seed))
         is_late = seed == 1 and len(served) > 3
         return seen_of([a.due_s for a in trace], [(a.due_s + span_s * (1 + seed) / (2 if is_late else 200),) for a in trace])
@@ -697,6 +701,49 @@ def test_a_simulated_trace_is_seen_as_arithmetic_says() -> None:
     seen = simulated(IterationLevel(ContiguousSlots.all_free(40), 4), LinearCost(1.0), trace)
     assert seen.requests.token_s == ((1.0, 2.0, 3.0), (3.0,)) and seen.queued_s == (0.0, 0.5)
     assert seen.iterations.rows == (1, 1, 2) and seen.iterations.reserved_slots == (8, 8, 13)
+
+
+def test_prompts_of_a_seed_are_known_to_a_cache_and_no_others() -> None:
+    """Of 6 prompts of 20 tokens; blocks of 4 are shared, but for the one with a prompt's last token."""
+    trace = [Arrival(float(i), 20, 2) for i in range(6)]
+    scheduler = IterationLevel(CachedSlots.all_free(4096, 4), 4)
+
+    def computed(seed: str, shared_tokens: int = 0) -> int:
+        return sum(simulated(scheduler, LinearCost(0.1), trace, 1, seed, shared_tokens).iterations.tokens)
+
+    whole = 6 * (20 + 1)  # the last token of each is computed for nobody
+    assert [computed("a"), computed("b"), computed("a")] == [whole, whole, whole - 6 * 16]
+    assert computed("c", shared_tokens=8) == whole - 5 * 8
+
+
+RATES = {"capacity": {"steps": 1}, "simulation": {"rates": "20"}}
+
+
+@pytest.mark.parametrize("runner", RATES)
+def test_every_rate_has_prompts_that_no_cache_knows(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By either clock, and of a request alone."""
+    monkeypatch.setattr(costs, "of_server", lambda *_: LinearCost(0.001))
+    monkeypatch.setattr(LinearCost, "samples", lambda self: {}, raising=False)
+    of_prompts: list[tuple[int, int]] = []
+
+    def noting(serve: Callable[..., Seen]) -> Callable[..., Seen]:
+        def noted(server: object, *arguments: Any) -> Seen:
+            seen = serve(server, *arguments)
+            of_prompts.append((sum(seen.requests.prompt_tokens), sum(seen.iterations.tokens)))
+            return seen
+
+        return noted
+
+    monkeypatch.setattr(traffic, "run", noting(traffic.run))
+    monkeypatch.setattr(serving_session, "simulated", noting(simulated))
+    session = of_cell(runner, ServingSession, choice="orca_prefixes", prompt_tokens="24-30", rate=40.0, **RATES[runner])
+    if runner == "simulation":
+        session.both_clocks()
+    else:
+        for rate in (20.0, 40.0):
+            session.try_rate(rate)
+    assert len(of_prompts) == (4 if runner == "simulation" else 2)
+    assert all(computed >= prompts for prompts, computed in of_prompts)
 
 
 def test_both_clocks_serve_the_same_traces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,7 +806,7 @@ def test_a_simulation_knows_when_requests_come(changed: dict[str, Value], says: 
 
 
 def test_prompts_begin_alike_where_that_is_asked_for() -> None:
-    plan = Plan([(0.0, 9, 1), (0.0, 3, 1), (0.0, 9, 1)], seed=1, vocabulary=1000, concurrency=0, shared_tokens=5)
+    plan = Plan([(0.0, 9, 1), (0.0, 3, 1), (0.0, 9, 1)], seed="1", vocabulary=1000, concurrency=0, shared_tokens=5)
     first, short, second = (prompt_of(plan, number) for number in range(3))
     assert (len(first), len(short), len(second)) == (9, 3, 9)
     assert first[:5] == second[:5] and short == first[:3] and first[5:] != second[5:]

@@ -22,6 +22,7 @@ from systems.base import BadOption
 
 from . import metrics
 from .options import SimulatedOptions, SimulationOptions
+from .session import prompt_seed
 from .simulated_session import SimulatedSession, costs_of
 
 
@@ -63,7 +64,8 @@ def _session(cell: Cell, record: Record) -> SimulatedSession | None:
 
 def _point(session: SimulatedSession, record: Record, rate: float) -> Point:
     options, first = replace(session.options, rate=rate), session.cell.conditions.seed
-    seen = [session.simulate(options.trace_of(seed)) for seed in range(first, first + options.repeats)]
+    seeds = range(first, first + options.repeats)
+    seen = [session.simulate(options.trace_of(seed), prompt_seed(seed, rate)) for seed in seeds]
     stable = [s for s in seen if metrics.is_stable(s.requests, 0)]
     latencies_ms = [median(metrics.latencies_ms(s)["normalized"]) for s in stable]
     throughput_real = _real(record, "throughput", rate)

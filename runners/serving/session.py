@@ -193,7 +193,7 @@ class ServingSession(Session):
         for i, trace in enumerate(self.traces):
             seed = self.cell.conditions.seed + i
             tell = partial(self._tell, i, trace)
-            seen.append(traffic.run(self.server, trace, seed, options.concurrency, options.shared_tokens, tell))
+            seen.append(traffic.run(self.server, trace, str(seed), options.concurrency, options.shared_tokens, tell))
             stable.append(metrics.is_stable(seen[-1].requests, options.concurrency))
         served = tuple(
             ServedTrace(self.cell.conditions.seed + i, is_stable, s.requests, s.iterations)
@@ -213,7 +213,8 @@ class ServingSession(Session):
         options, seen = replace(self.options, rate=rate), []
         for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):
             self.phase(f"serving: {rate:.3g} requests a second")
-            seen.append(traffic.run(self.server, options.trace_of(seed), seed, 0, options.shared_tokens))
+            prompts = prompt_seed(seed, rate)
+            seen.append(traffic.run(self.server, options.trace_of(seed), prompts, 0, options.shared_tokens))
         return Tried.of(rate, seen)
 
     def both_clocks(self) -> tuple[tuple[ClockedTrace, ...], dict[str, tuple[float, ...]]]:
@@ -232,8 +233,10 @@ class ServingSession(Session):
             for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):
                 self.phase(f"serving: {rate:.3g} requests a second")
                 trace = replace(options, rate=rate).trace_of(seed)
-                real = traffic.run(server, trace, seed, 0, options.shared_tokens)
-                virtual = simulated(server.scheduler, table, trace, server.engine.num_workers)
+                prompts, shared = prompt_seed(seed, rate), options.shared_tokens
+                real = traffic.run(server, trace, prompts, 0, shared)
+                # Other prompts: the cache of a scheduler has those by now.
+                virtual = simulated(server.scheduler, table, trace, server.engine.num_workers, f"{prompts} again", shared)
                 throughputs = metrics.request_throughput(real), metrics.request_throughput(virtual)
                 clocked.append(ClockedTrace(rate, *throughputs, _normalized_ms(real), _normalized_ms(virtual)))
         return tuple(clocked), table.samples()
@@ -262,7 +265,7 @@ class ServingSession(Session):
     def _alone_ms(self, server: Server, prompt_tokens: int, new_tokens: int) -> float:
         check_alone(prompt_tokens, new_tokens, server.bounds)
         trace = [Arrival(0.0, prompt_tokens, new_tokens)] * NUM_ALONE
-        seen = traffic.run(server, trace, self.cell.conditions.seed, concurrency=1)
+        seen = traffic.run(server, trace, f"{self.cell.conditions.seed} alone", concurrency=1)
         return median(metrics.latencies_ms(seen)["normalized"])
 
 
@@ -281,6 +284,11 @@ class ClockedTrace:
     virtual_throughput: float
     real_ms: float | None
     virtual_ms: float | None
+
+
+def prompt_seed(seed: int, rate: float) -> str:
+    """Of a trace of several rates: a server that keeps prompts has seen none of them before."""
+    return f"{seed} at {rate:g}"
 
 
 def _normalized_ms(seen: Seen) -> float | None:

@@ -23,7 +23,7 @@ from . import metrics
 from .capacity import Tried
 from .options import SimulatedOptions, costs_file
 from .parted import parted
-from .session import NUM_ALONE, ServingSession, check_alone, system_of
+from .session import NUM_ALONE, ServingSession, check_alone, prompt_seed, system_of
 from .simulation import simulated
 from .traffic import Seen
 from .workload import Arrival
@@ -112,12 +112,13 @@ class SimulatedSession(ServingSession):
     def compare(self) -> Correctness:
         return Correctness(True, "simulated: no token is computed", None, None, None, is_checked=False)
 
-    def simulate(self, trace: tuple[Arrival, ...]) -> Seen:
-        """What a client would see of one trace."""
-        return simulated(self._server.scheduler, self.costs, trace, self._server.engine.num_workers)
+    def simulate(self, trace: tuple[Arrival, ...], seed: str) -> Seen:
+        """What a client would see of one trace, whose prompts are of a seed."""
+        server = self._server
+        return simulated(server.scheduler, self.costs, trace, server.engine.num_workers, seed, self.options.shared_tokens)
 
     def serve(self) -> Serving:
-        seen = [self.simulate(trace) for trace in self.traces]
+        seen = [self.simulate(trace, str(self.cell.conditions.seed + i)) for i, trace in enumerate(self.traces)]
         stable = [metrics.is_stable(s.requests, 0) for s in seen]
         served = tuple(
             ServedTrace(self.cell.conditions.seed + i, is_stable, s.requests, s.iterations)
@@ -129,9 +130,10 @@ class SimulatedSession(ServingSession):
 
     def try_rate(self, rate: float) -> Tried:
         options, first = replace(self.options, rate=rate), self.cell.conditions.seed
-        return Tried.of(rate, [self.simulate(options.trace_of(first + i)) for i in range(options.repeats)])
+        seeds = range(first, first + options.repeats)
+        return Tried.of(rate, [self.simulate(options.trace_of(seed), prompt_seed(seed, rate)) for seed in seeds])
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         check_alone(prompt_tokens, new_tokens, self._server.bounds)
         trace = tuple(Arrival(i * APART_S, prompt_tokens, new_tokens) for i in range(NUM_ALONE))
-        return median(metrics.latencies_ms(self.simulate(trace))["normalized"])
+        return median(metrics.latencies_ms(self.simulate(trace, "alone"))["normalized"])

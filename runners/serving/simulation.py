@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from results.record import Iterations, ServedRequests
+from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Listed, serve
+from systems.serving.prefix_cache import CachedSlots
 from systems.serving.request import Delivery, Request
 from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import Costs, SimulatedEngine, VirtualClock
 
+from .client import prompt_of
 from .traffic import Seen
+from .wire import Plan
 from .workload import Arrival
 
+VOCABULARY = 1 << 20  # of prompts that nobody computes
 
-def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_workers: int = 1) -> Seen:
+
+def simulated(
+    scheduler: Scheduler,
+    costs: Costs,
+    trace: Sequence[Arrival],
+    num_workers: int = 1,
+    seed: str = "0",
+    shared_tokens: int = 0,
+) -> Seen:
     """What a client would see. No token is computed.
 
     Args:
@@ -22,6 +35,8 @@ def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_
         costs: of its iterations.
         trace: each request is sent when it is due.
         num_workers: stages of the pipeline.
+        seed: of the prompts, as `traffic.run` has it.
+        shared_tokens: at the beginning of each prompt, the same in all.
     """
     clock = VirtualClock()
     token_s: list[list[float]] = [[] for _ in trace]
@@ -30,7 +45,8 @@ def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_
         for delivery in deliveries:
             token_s[delivery.request_id] += [now_s] * len(delivery.tokens)
 
-    requests = [Request(i, (i,) * a.prompt_tokens, a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
+    prompts = _prompts(scheduler, trace, seed, shared_tokens)
+    requests = [Request(i, prompts[i], a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
     engine = SimulatedEngine(clock, costs, num_workers)
     served = serve(scheduler, engine, Listed(requests), deliver, clock).iterations
     first: dict[int, float] = {}
@@ -49,3 +65,12 @@ def simulated(scheduler: Scheduler, costs: Costs, trace: Sequence[Arrival], num_
     )
     queued_s = tuple(first[i] - due for i, due in enumerate(due_s))
     return Seen(ServedRequests(due_s, due_s, *lengths, tuple(map(tuple, token_s))), iterations, queued_s)
+
+
+def _prompts(scheduler: Scheduler, trace: Sequence[Arrival], seed: str, shared_tokens: int) -> list[tuple[int, ...]]:
+    """Those that a client would send; where nothing reads them, of one token each, which takes less time to draw."""
+    if not (isinstance(scheduler, IterationLevel) and isinstance(scheduler.slots, CachedSlots)):
+        return [(i,) * a.prompt_tokens for i, a in enumerate(trace)]
+    rows = [(a.due_s, a.prompt_tokens, a.max_new_tokens) for a in trace]
+    plan = Plan(rows, seed, VOCABULARY, 0, shared_tokens)
+    return [tuple(prompt_of(plan, i)) for i in range(len(trace))]

@@ -89,7 +89,7 @@ class Seen:
 def run(
     server: Server | PeerServer,
     trace: Sequence[Arrival],
-    seed: int,
+    seed: str,
     concurrency: int,
     shared_tokens: int = 0,
     tell: Callable[[int], None] = lambda finished: None,
@@ -99,7 +99,7 @@ def run(
     Args:
         server: with nothing to do.
         trace: the requests.
-        seed: of the prompts.
+        seed: of the prompts: two traces of one seed have the same, which a server may know by then.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
         shared_tokens: at the beginning of each prompt, the same in all.
         tell: takes how many requests are finished, at the beginning and every TELL_S seconds.

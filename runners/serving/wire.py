@@ -33,14 +33,14 @@ class Plan:
 
     Args:
         arrivals: of each request when it is due, its prompt tokens, and the most new tokens.
-        seed: of the prompts.
+        seed: of the prompts: two traces of one seed have the same.
         vocabulary: token ids are below it.
         concurrency: requests that are unfinished at a time; 0 sends each when it is due.
         shared_tokens: at the beginning of each prompt, the same in all.
     """
 
     arrivals: list[tuple[float, int, int]]
-    seed: int
+    seed: str
     vocabulary: int
     concurrency: int
     shared_tokens: int = 0
