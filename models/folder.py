@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from conf.text import first_line
 from models.exchange import decoder_of, pairs_of
 from models.registry import BadModel
 from models.shapes import on_no_device
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from models.t5_generation import T5Generation
 
 CONFIG, INDEX, WHOLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.json")
 
 
@@ -44,15 +47,21 @@ def sized(path: Path) -> GPT | Qwen3 | T5Generation:
 
 
 def fill(decoder: nn.Module, path: Path) -> None:
-    """Put a folder's weights into a decoder, a tensor at a time. Raises BadModel for one that lacks or has another shape."""
-    files = dict(_files(path))
+    """Put a folder's weights into a decoder, a tensor at a time.
+
+    Raises:
+        BadModel: one lacks, has another shape, or cannot be read.
+    """
+    with _reading(path, "weights"):
+        files = dict(_files(path))
     state = decoder.state_dict()
     for pair in pairs_of(decoder):
         name = next((name for name in (pair.theirs, *pair.others) if name in files), None)
         if name is None:
             raise BadModel(f"model.path={path} has no weight named {pair.theirs}")
         ours = state[pair.ours]
-        theirs = pair.take(_read(files[name], name))
+        with _reading(path, "weights"):
+            theirs = pair.take(_read(files[name], name))
         if pair.ours == "tokens.weight" and len(theirs) < len(ours):
             ours[len(theirs) :].zero_()  # rows that pad the embedding
             ours = ours[: len(theirs)]
@@ -60,6 +69,31 @@ def fill(decoder: nn.Module, path: Path) -> None:
             raise BadModel(f"model.path={path}: {name} is {tuple(theirs.shape)} and not {tuple(ours.shape)}")
         with torch.no_grad():
             ours.copy_(theirs)
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Within, a file of a folder that cannot be read is a BadModel."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except BadModel:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = first_line(error) or type(error).__name__
+        raise BadModel(f"model.path={path}: its {what} cannot be read: {reason}") from error
+
+
+def ends_of(path: Path) -> frozenset[int]:
+    """Ids that end a text, as the configurations of a folder name them: one, several or none each. Raises BadModel."""
+    ends: set[int] = set()
+    for file in (path / CONFIG, path / GENERATION):
+        if file.is_file():
+            with _reading(path, file.name):
+                named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+                ends.update(map(int, [] if named is None else named if isinstance(named, list) else [named]))
+    return frozenset(ends)
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
@@ -92,11 +126,13 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         self.inner: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        self.ends = ends_of(path)
 
     @cached_property
     def stop_tokens(self) -> frozenset[int]:
-        """Ids that end a text."""
-        return frozenset() if self.inner.eos_token_id is None else frozenset({int(self.inner.eos_token_id)})
+        """Ids that end a text: the tokenizer's, and those of the configurations."""
+        own = self.inner.eos_token_id
+        return self.ends if own is None else self.ends | {int(own)}
 
     @property
     def has_chat_template(self) -> bool:

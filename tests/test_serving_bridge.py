@@ -8,7 +8,7 @@ from collections import deque
 
 import pytest
 
-from runners.serving.bridge import Bridge, Stopped
+from runners.serving.bridge import Bridge, Mail, Stopped
 from systems.serving.batch import Batch
 from systems.serving.engine import Engine, Returned
 from systems.serving.iteration_level import IterationLevel
@@ -113,3 +113,15 @@ def test_an_engine_that_ends_tells_everybody() -> None:
     assert isinstance(ends[0], RuntimeError) and len(stopped_ids) > 100 and not stopped_ids & given_up
     answered = NUM_REQUESTS - len(stopped_ids) - len(given_up)
     assert answered > 0 and len(tokens) == NUM_REQUESTS
+
+
+def test_what_is_given_up_before_it_is_taken_is_never_taken() -> None:
+    """The engine's thread has looked for requests, and not yet for cancellations, when one is put and given up."""
+    mail = Mail()
+    assert mail.arrived(0.0) == []
+    mail.put(Request(7, (1,), 3))
+    mail.put(Request(8, (1,), 3))
+    mail.give_up(7)
+    assert mail.cancelled() == [] and [request.id for request in mail.arrived(0.0)] == [8]
+    mail.give_up(8)
+    assert mail.cancelled() == [8] and not mail.is_closed

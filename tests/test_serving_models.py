@@ -16,12 +16,13 @@ import systems
 from conf import options
 from models.decoders import AnyDecoder, continued, draw, load_decoder
 from models.exchange import as_transformers, config_of, decoder_of, pairs_of
-from models.folder import Tokenizer, tokenizer_of
+from models.folder import Tokenizer, ends_of, tokenizer_of
 from models.gpt import GPT
 from models.qwen3 import Qwen3, Qwen3Shape
 from models.registry import BadModel
 from models.t5_generation import T5Generation, T5Shape, bucket
 from runners.serving.correctness import ForcedEngine, compared, trials
+from runners.serving.text import Bytes
 from systems.base import Unsupported
 from systems.serving.loop import Listed, RealClock
 from systems.serving.request import Delivery, Request
@@ -257,6 +258,38 @@ def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "model.safetensors").unlink()
     refused("has no model.safetensors", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", b"\x10"),
+        ("model.safetensors", None),  # half of it
+        ("model.safetensors.index.json", b"{"),
+        ("model.safetensors.index.json", b"{}"),
+        ("model.safetensors.index.json", b'{"weight_map": {"transformer.wte.weight": "model-1.safetensors"}}'),
+    ],
+)
+def test_weights_that_cannot_be_read_are_refused_in_one_line(file: str, content: bytes | None, tmp_path: Path) -> None:
+    saved(tmp_path, "gpt2")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / file).write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(BadModel, match=r"its weights cannot be read: .") as caught:
+        load_decoder("hf", "cpu", "fp32", path=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_ends_where_any_file_of_a_folder_says(tmp_path: Path) -> None:
+    saved(tmp_path, "gpt2")
+    assert ends_of(tmp_path) == {50256}  # the default of its configuration
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 250]}')
+    assert ends_of(tmp_path) == Bytes(ends_of(tmp_path)).stop_tokens == {7, 250, 50256}
+    tokenizer_in(tmp_path, TEMPLATE)
+    tokenizer = tokenizer_of(tmp_path)
+    assert isinstance(tokenizer, Tokenizer) and tokenizer.stop_tokens == {1, 7, 250, 50256}
+    (tmp_path / "generation_config.json").write_text("[")
+    with pytest.raises(BadModel, match=r"its generation_config.json cannot be read"):
+        ends_of(tmp_path)
 
 
 def tokenizer_in(folder: Path, template: str | None) -> None:

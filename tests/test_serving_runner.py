@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import re
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from conf import Value
 from models import BadModel
 from models.decoders import load_decoder
 from models.gpt import GPT, made
-from results.cell import Cell, Conditions, choose
+from results.cell import Cell, Choice, Conditions, choose
 from results.record import Iterations, Measured, ServedRequests
 from results.statistics import describe
 from runners.checks import BadRequest
@@ -485,6 +486,34 @@ def test_a_request_that_no_slots_hold_is_refused_before_anything_is_served() -> 
     session = ServingSession(Cell(model, system, runner, Conditions(1, "cpu", "fp32")), "0", lambda phase: None)
     with pytest.raises(BadOption, match="more than the 10 K/V slots"):
         session.prepare()
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "changed"),
+    [
+        (choose("model", "gpt", layers=1), choose("system", "orca_paged", slots=33), ("system", "slots", 33)),
+        (choose("model", "t5_small_generation", positions=60), choose("system", "orca"), ("model", "positions", 60)),
+        (choose("model", "t5_small_generation"), choose("system", "orca", slots=60), ("system", "slots", 60)),
+    ],
+)
+def test_what_a_refusal_advises_is_enough(model: Choice, system: Choice, changed: tuple[str, str, int]) -> None:
+    """Slots come in blocks, and an encoder-decoder begins with a token of its own."""
+    group, option, too_few = changed
+    lengths = {"prompt_tokens": too_few - 4, "new_tokens": 4}
+
+    def prepared(model: Choice, system: Choice) -> ServingSession:
+        cell = Cell(model, system, choose("runner", "serving", **OPTIONS | lengths), Conditions(1, "cpu", "fp32"))
+        session = ServingSession(cell, "0", lambda phase: None)
+        session.prepare()
+        return session
+
+    with pytest.raises(BadOption, match=rf"{group}\.{option} has to be (\d+) or more") as caught:
+        prepared(model, system)
+    least = int(re.search(r"has to be (\d+)", str(caught.value))[1])  # type: ignore[index]
+    more = {option: least}
+    is_model = group == "model"
+    of_model = choose("model", model.choice, **{k: model.options[k] for k in model.changed} | (more if is_model else {}))
+    prepared(of_model, system if is_model else choose("system", system.choice, **more))
 
 
 def test_the_program_serves(run: Run, tmp_path: Path) -> None:

@@ -34,8 +34,12 @@ class Mail(Inbox):
             self.changed.notify()
 
     def give_up(self, request_id: int) -> None:
+        """Also of one that the engine has not taken yet: it never does."""
         with self.changed:
-            self.given_up.append(request_id)
+            waiting = [request for request in self.requests if request.id != request_id]
+            if len(waiting) == len(self.requests):
+                self.given_up.append(request_id)
+            self.requests = waiting
             self.changed.notify()
 
     def end(self) -> None:

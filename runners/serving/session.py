@@ -171,11 +171,17 @@ class ServingSession(Session):
         largest = max((a for trace in self.traces for a in trace), key=lambda a: a.max_tokens)
         num_slots, num_positions, _ = bounds
         shorter = ", or runner.prompt_tokens smaller" if self.cell.runner.get("trace") is None else ""
-        for most, what, key in ((num_positions, "positions", "model.positions"), (num_slots, "K/V slots", "system.slots")):
+        num_more = int(isinstance(self.server, Server) and self.server.start_token is not None)
+        block = int(self.cell.system.options.get("block_size") or 1)
+        for most, what, key, unit in (
+            (num_positions, "positions", "model.positions", 1),
+            (num_slots, "K/V slots", "system.slots", block),
+        ):
             if largest.max_tokens > most:
+                least = -(-(largest.max_tokens + num_more) // unit) * unit
                 raise BadOption(
                     f"a request has {largest.prompt_tokens} prompt tokens and {largest.max_new_tokens} to generate, "
-                    f"more than the {most} {what}: {key} has to be {largest.max_tokens} or more{shorter}"
+                    f"more than the {most} {what}: {key} has to be {least} or more{shorter}"
                 )
 
     def compare(self) -> Correctness:

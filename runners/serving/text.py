@@ -30,8 +30,14 @@ class Text(Protocol):
 class Bytes:
     """Of a model that has no tokenizer."""
 
-    stop_tokens: frozenset[int] = frozenset()
     has_chat_template = False
+
+    def __init__(self, stop_tokens: frozenset[int] = frozenset()):
+        self.ends = stop_tokens
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        return self.ends
 
     def encoded(self, text: str) -> tuple[int, ...]:
         return encoded(text)

@@ -81,7 +81,7 @@ def served(cell: Cell, listener: socket.socket) -> int:
     import asyncio
 
     from models import BadModel
-    from models.folder import tokenizer_of
+    from models.folder import ends_of, tokenizer_of
     from models.registry import FOLDER
     from runners.serving.endpoint import Endpoint
     from runners.serving.session import server_of
@@ -94,7 +94,7 @@ def served(cell: Cell, listener: socket.socket) -> int:
     told("making the model")
     try:
         server = server_of(cell)
-        text = None if folder is None else tokenizer_of(folder)
+        text = Bytes() if folder is None else tokenizer_of(folder) or Bytes(ends_of(folder))
     except (BadModel, BadOption) as error:
         raise BadRequest(str(error)) from error
     except (Unsupported, MemoryError, RuntimeError) as error:
@@ -104,7 +104,7 @@ def served(cell: Cell, listener: socket.socket) -> int:
         return BAD_REQUEST if isinstance(error, Unsupported) else 1
     host, port = listener.getsockname()[:2]
     name = cell.model.choice if folder is None else folder.resolve().name
-    endpoint = Endpoint(server, name, text or Bytes(), told)
+    endpoint = Endpoint(server, name, text, told)
     error_of = asyncio.run(endpoint.run(listener, lambda: told(f"listening on http://{host}:{port}")))
     if error_of is not None:
         told(f"the engine has stopped: {type(error_of).__name__}: {first_line(error_of)}")
