@@ -80,6 +80,7 @@ WRITTEN = {
     "nimble_single_stream": "Nimble (one stream)",
     "nimble_fused": "Nimble (fused)",
     "nimble_paper": "Nimble (the paper's passes)",
+    "nimble_released": "Nimble (as released)",
     "ios": "IOS",
     "ios_both": "IOS",
     "ios_merge": "IOS-Merge",

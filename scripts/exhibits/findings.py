@@ -125,7 +125,8 @@ def _finding(preset: Preset, evidence: Evidence, value: Value, rule: str | None)
     other = _Figure(replace(preset, systems=preset.systems | preset.beside), evidence, value, rule).finding()
     if other is None or other.ours is None:
         return finding
-    return replace(other, is_comparable=False, reason=f"{finding.reason}; {other.reason}")
+    reasons = dict.fromkeys(part for each in (finding, other) for part in each.reason.split("; ") if part)
+    return replace(other, is_comparable=False, reason="; ".join(reasons))
 
 
 def published_speedups(preset: Preset) -> list[Value]:
