@@ -160,6 +160,23 @@ def test_our_load_reaches_any_endpoint_by_its_address(running: Running) -> None:
     server.peer.close()
 
 
+def test_a_request_waits_for_a_connection_as_long_as_it_takes(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("systems.peers.endpoint.CONNECT_S", 0.1)
+    system = systems.load("endpoint", url=running.address, max_batch_size=1)
+    assert isinstance(system, AnyServingSystem)
+    server = system.prepare_serving(load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2))
+    assert isinstance(server, PeerServer)
+    last: list[int] = []
+
+    def deliver(deliveries: Sequence[Delivery], now_s: float) -> None:
+        last.extend(delivery.request_id for delivery in deliveries if delivery.is_last)
+
+    begun = time.monotonic()
+    server.serve(Listed([Request(number, (5,), 300) for number in range(3)]), deliver, RealClock())
+    server.peer.close()
+    assert sorted(last) == [0, 1, 2] and time.monotonic() - begun > 0.3
+
+
 def test_several_prompts_are_several_choices_in_their_order(running: Running) -> None:
     parameters = {"model": "gpt", "max_tokens": 4, "temperature": 0}
     texts = [choice.text for choice in running.client.completions.create(prompt=["ab", "c", "abc"], **parameters).choices]

@@ -16,7 +16,7 @@ from systems.serving.request import Delivery, Request
 from systems.serving.system import AnyServingSystem, not_below
 
 WAIT_S = 0.05  # for a token
-CONNECT_S = 10.0
+CONNECT_S = 10.0  # for the server to accept a connection
 UNKNOWN = 0  # the id of a token that the server shows as text alone
 
 
@@ -71,7 +71,7 @@ class HttpPeer(Peer):
         """The first model that the server lists."""
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)  # a wait for others to end has no limit
         connector = aiohttp.TCPConnector(limit=self.num_connections)
         self.session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         async with self.session.get(f"{self.url}/v1/models") as response:
