@@ -401,6 +401,13 @@ def test_a_conversation_is_answered_by_the_folders_template(with_tokenizer: Runn
     assert answer.usage and answer.usage.prompt_tokens == 4 and answer.usage.completion_tokens == 6
     pieces = list(chat.create(**parameters, stream=True, extra_body={"ignore_eos": True}))
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer.choices[0].message.content
+    assert [piece.choices[0].delta.role for piece in pieces] == ["assistant", *[None] * (len(pieces) - 1)]
+    with chat.stream(**parameters, extra_body={"ignore_eos": True}) as stream:
+        stream.until_done()
+        put_together = stream.current_completion_snapshot
+    assert put_together.choices[0].message.role == "assistant"
+    assert put_together.choices[0].message.content == answer.choices[0].message.content
+    assert all(of.id.startswith("chatcmpl-") for of in (answer, put_together, *pieces))
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "w7"}]}]
     again = chat.create(**parameters | {"messages": parts}, extra_body={"ignore_eos": True})
     assert again.choices[0].message.content == answer.choices[0].message.content

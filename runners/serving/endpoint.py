@@ -129,8 +129,8 @@ class Endpoint:
         streams = [self._pieces(request, completion.stops) for request in requests]
         self.num_completions += 1
         kind = "chat.completion" if completion.is_chat else "text_completion"
-        base: dict[str, object] = {"id": f"cmpl-{self.num_completions}", "object": kind, "created": int(time.time())}
-        base["model"] = self.model
+        name = f"{'chatcmpl' if completion.is_chat else 'cmpl'}-{self.num_completions}"
+        base: dict[str, object] = {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
         if completion.is_streaming:
             return await self._streamed(http, streams, completion, base)
         try:
@@ -187,10 +187,13 @@ class Endpoint:
 
         async def forward(index: int, stream: AsyncGenerator[Piece, None]) -> None:
             nonlocal num_new
+            role = {"role": "assistant"}  # of the first delta alone: clients put deltas together
             async with aclosing(stream):
                 async for piece in stream:
                     num_new += len(piece.tokens)
-                    await send(base | {"choices": [(_delta if completion.is_chat else _choice)(index, piece)]})
+                    choice = _delta(index, piece, role) if completion.is_chat else _choice(index, piece)
+                    role = {}
+                    await send(base | {"choices": [choice]})
 
         try:
             await asyncio.gather(*(forward(index, stream) for index, stream in enumerate(streams)))
@@ -267,8 +270,8 @@ def _message(index: int, piece: Piece) -> dict[str, object]:
     return {"index": index, "logprobs": None, "message": message, "finish_reason": piece.reason}
 
 
-def _delta(index: int, piece: Piece) -> dict[str, object]:
-    delta = {"role": "assistant", "content": piece.text}
+def _delta(index: int, piece: Piece, role: dict[str, str]) -> dict[str, object]:
+    delta = role | {"content": piece.text}
     return {"index": index, "logprobs": None, "delta": delta, "finish_reason": piece.reason}
 
 
