@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -9,10 +10,11 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -32,19 +34,19 @@ from runners.cell.messages import Show
 from runners.cell.messages import decoded as decoded_message
 from runners.command import main
 from runners.request import request
-from runners.serving.text import Bytes, Growing, decoded, encoded
+from runners.serving.text import Bytes, Growing, Text, decoded, encoded
 from runners.showings import serve
 from runners.showings.registry import showing
 from systems.serving.loop import Listed, RealClock
 from systems.serving.peer import PeerFailed, PeerServer
 from systems.serving.request import Delivery, Request
-from systems.serving.system import AnyServingSystem
+from systems.serving.system import AnyServingSystem, ServingSystem
 
 pytest.importorskip("aiohttp", reason="the endpoint needs aiohttp")
 openai = pytest.importorskip("openai", reason="it is tested with OpenAI's client")
 
 from runners.serving.completion import BadBody, Completion  # noqa: E402
-from runners.serving.endpoint import _first, _unsure  # noqa: E402
+from runners.serving.endpoint import Endpoint, _first, _unsure  # noqa: E402
 
 START_S, SOON_S = 120.0, 20.0
 MODEL = ["model=gpt", "model.layers=1", "model.hidden=64", "model.heads=2", "device=cpu", "precision=fp32"]
@@ -430,6 +432,78 @@ def test_the_end_of_a_text_ends_an_answer(with_tokenizer: Running) -> None:
 def test_a_conversation_that_is_none_is_refused(with_tokenizer: Running, messages: object) -> None:
     with pytest.raises(openai.BadRequestError, match="message"):
         with_tokenizer.client.chat.completions.create(model=with_tokenizer.folder.name, messages=messages)  # type: ignore[call-overload]
+
+
+# --- In this process ---
+
+
+def spoken_to(text: Text, client: Callable[[Endpoint, socket.socket], None]) -> list[str]:
+    """Serves the small model while a client speaks, in a thread of its own; what the endpoint tells.
+
+    Args:
+        text: the model's.
+        client: takes the endpoint and a connection to it.
+    """
+    system = systems.load("orca")
+    assert isinstance(system, ServingSystem)
+    lines: list[str] = []
+    server = system.prepare_serving(load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2))
+    endpoint = Endpoint(server, "gpt", text, lines.append)
+
+    async def both() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listening = asyncio.Event()
+            serving = asyncio.create_task(endpoint.run(listener, listening.set))
+            await listening.wait()
+            with socket.create_connection(listener.getsockname(), timeout=SOON_S) as connection:
+                await asyncio.to_thread(client, endpoint, connection)
+                endpoint.drain()
+                assert await serving is None
+
+    asyncio.run(both())
+    return lines
+
+
+def head(number: int) -> bytes:
+    """Of a body of so many bytes; the endpoint answers 100 once it reads it."""
+    return f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: {number}\r\n\r\n".encode()
+
+
+def test_half_a_body_holds_the_end_up_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.serving.endpoint.SHUTDOWN_S", 0.2)
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        connection.sendall(head(100))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(b"{")
+
+    begun = time.monotonic()
+    assert spoken_to(Bytes(), client) == ["ending once 0 requests more are answered; new ones are refused"]
+    assert time.monotonic() - begun < SOON_S
+
+
+def test_a_body_that_is_complete_after_the_signal_is_refused() -> None:
+    """While another request is answered to its end."""
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        body = b'{"prompt": "a", "max_tokens": 1}'
+        connection.sendall(head(len(body)))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(body[:9])
+        other = http.client.HTTPConnection(*connection.getpeername(), timeout=SOON_S)
+        with contextlib.closing(other):
+            other.request("POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 1000, "stream": true}')
+            streamed = other.getresponse()
+            endpoint.bridge.events.call_soon_threadsafe(endpoint.drain)
+            while not endpoint.is_draining:
+                time.sleep(0.01)
+            connection.sendall(body[9:])
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert answer.status == 503 and "is shutting down" in json.loads(answer.read())["error"]["message"]
+            assert streamed.read().endswith(b"data: [DONE]\n\n")
+
+    spoken_to(Bytes(), client)
 
 
 # --- Parts ---

@@ -29,6 +29,7 @@ from .completion import BYTES, BadBody, Completion
 from .text import REPLACED, Growing, Text
 
 MOST_BYTES = 8 * 2**20  # of a request's body
+SHUTDOWN_S = 5.0  # for clients that are slow to send or to read, once the engine has ended
 
 
 class Endpoint:
@@ -67,14 +68,14 @@ class Endpoint:
                 web.get("/metrics", self.metrics),
             ]
         )
-        runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+        runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         await web.SockSite(runner, listener).start()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.drain)
         listening()
         await self.ended.wait()
-        await runner.cleanup()  # answers that are being written are written to their end
+        await runner.cleanup()  # answers that are being written have SHUTDOWN_S for their end
         return self.error
 
     def drain(self) -> None:
@@ -102,16 +103,17 @@ class Endpoint:
 
     async def _completed(self, http: web.Request, room: int | None) -> web.StreamResponse:
         """room: tokens of a conversation and its answer; None where the body is no conversation."""
-        if self.is_draining:
-            return _refused("the server is shutting down", 503)
         try:
-            body = await http.json()
+            if not self.is_draining:
+                body = await http.json()
         except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:  # also of its encodings
             refused = _refused(f"the body is not JSON: {first_line(error)}", 400)
             if isinstance(error, web.RequestPayloadError):
                 http.content.feed_eof()  # aiohttp would read on, and log the same error
                 refused.force_close()
             return refused
+        if self.is_draining:  # by now
+            return _refused("the server is shutting down", 503)
         try:
             completion = Completion.of(body, self.text, room)
         except BadBody as error:
