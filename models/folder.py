@@ -148,12 +148,10 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The ids of a conversation, up to where the answer begins. Raises ValueError where the template refuses it."""
-        from jinja2 import TemplateError
-
         try:
             text = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        except Exception as error:  # a template is a program: it may raise anything
+            raise ValueError(f"the chat template refuses these messages: {first_line(error)}") from error
         return tuple(self.inner.encode(str(text), add_special_tokens=False))
 
 

@@ -506,6 +506,24 @@ def test_a_body_that_is_complete_after_the_signal_is_refused() -> None:
     spoken_to(Bytes(), client)
 
 
+def test_an_error_of_the_server_is_json_and_one_line() -> None:
+    class Failing(Bytes):
+        def encoded(self, text: str) -> tuple[int, ...]:
+            raise OSError("the vocabulary\nis gone")
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        asked = openai.OpenAI(
+            base_url="http://{}:{}/v1".format(*connection.getpeername()), api_key="none", max_retries=0, timeout=SOON_S
+        )
+        with asked, pytest.raises(openai.InternalServerError) as caught:
+            asked.completions.create(model="gpt", prompt="a")
+        error = {"message": "the server fails: the vocabulary", "type": "server_error", "param": None, "code": None}
+        assert caught.value.status_code == 500 and caught.value.body == error
+
+    line = spoken_to(Failing(), client)[0]
+    assert line == "POST /v1/completions fails: OSError: the vocabulary is gone"
+
+
 # --- Parts ---
 
 

@@ -322,6 +322,24 @@ def test_a_folders_tokenizer_is_read(tmp_path: Path) -> None:
     assert tokenizer.chat([{"role": "user", "content": "hello"}]) == (4, 2, 5)
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", "can only concatenate str"),
+        ("{{ raise_exception('no system\nmessage') }}", "no system"),
+        ("{{ messages[7]['content']['x'] }}", "has no element 7"),
+        ("{% for %}", "Expected an expression"),
+    ],
+)
+def test_whatever_a_template_raises_it_refuses_the_messages(tmp_path: Path, template: str, words: str) -> None:
+    tokenizer_in(tmp_path, template)
+    tokenizer = tokenizer_of(tmp_path)
+    assert tokenizer is not None
+    with pytest.raises(ValueError, match=f"^the chat template refuses these messages: .*{words}") as caught:
+        tokenizer.chat([{"role": "user", "content": "hello"}])
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float16, marks=GPU)])
 def test_heads_in_groups_have_the_fused_attention_of_a_gpu(dtype: torch.dtype) -> None:
     module = load_decoder("qwen3", "cuda", "fp16", **{k: v for k, v in options("model", "qwen3").items() if k != "name"})

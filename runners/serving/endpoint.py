@@ -19,7 +19,7 @@ from reprlib import repr as shown
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from conf.text import first_line
+from conf.text import first_line, named_line
 from results.words import counted
 from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
@@ -57,7 +57,7 @@ class Endpoint:
         """
         self.ended = asyncio.Event()
         self.bridge = Bridge(self.server, self._end)
-        application = web.Application(client_max_size=MOST_BYTES, middlewares=[_told_as_json])
+        application = web.Application(client_max_size=MOST_BYTES, middlewares=[self._as_json])
         application.add_routes(
             [
                 web.post("/v1/completions", self.completions),
@@ -86,6 +86,19 @@ class Endpoint:
             self.told(f"ending once {number} more {verb} answered; new ones are refused")
         self.is_draining = True
         self.bridge.drain()
+
+    @web.middleware
+    async def _as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A path that is not there, a wrong method, a body too large and a handler's error are refused as all else is."""
+        try:
+            return await handler(request)
+        except web.HTTPClientError as error:
+            return _refused(error.text or error.reason, error.status)
+        except Exception as error:
+            if request.writer.output_size > 0:  # of an answer that has begun, aiohttp closes the connection
+                raise
+            self.told(f"{request.method} {request.path} fails: {named_line(error)}")
+            return _refused(f"the server fails: {first_line(error)}", 500)
 
     def _end(self, error: BaseException | None) -> None:
         self.error = error
@@ -296,12 +309,3 @@ def _usage(completion: Completion, num_new: int) -> dict[str, int]:
 def _refused(message: str, status: int, code: str | None = None) -> web.Response:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
-
-
-@web.middleware
-async def _told_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A path that is not there, a wrong method and a body too large are refused as all else is."""
-    try:
-        return await handler(request)
-    except web.HTTPClientError as error:
-        return _refused(error.text or error.reason, error.status)
