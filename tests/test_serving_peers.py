@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +26,7 @@ from runners.serving.session import ServingSession
 from systems.base import BadOption, Unsupported
 from systems.peers.transformers import GeneratePeer
 from systems.serving.loop import Listed, RealClock
-from systems.serving.peer import PeerServer
+from systems.serving.peer import PeerFailed, PeerServer
 from systems.serving.request import Delivery, Request
 from systems.serving.system import AnyServingSystem, Server
 
@@ -133,6 +137,73 @@ def test_where_nothing_answers_the_reason_says_so() -> None:
     system = systems.load("endpoint", url="http://127.0.0.1:9")
     assert isinstance(system, AnyServingSystem)
     with pytest.raises(Unsupported, match=r"nothing that speaks OpenAI's API answers at http://127\.0\.0\.1:9"):
+        system.prepare_serving(telling())
+
+
+KEY = "sk-of-nobody"
+
+
+class Locked(BaseHTTPRequestHandler):
+    """An endpoint that answers whoever has the key, and says in its errors which key it was given."""
+
+    def _answer(self, status: int, document: object, **headers: str) -> None:
+        body = document.encode() if isinstance(document, str) else json.dumps(document).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        given = self.headers["Authorization"]
+        if given != f"Bearer {KEY}" or self.path != "/v1/models":
+            return self._answer(401, f"wrong key {given} at {self.path}")
+        return self._answer(200, {"data": [{"id": "m"}]})
+
+    def do_POST(self) -> None:
+        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        said = f"{self.headers['Authorization']} has no credit"
+        if prompt == [1]:
+            return self._answer(429, said)
+        if prompt == [2]:
+            return self._answer(307, "", Location=self.path)  # for ever
+        return self._answer(200, f'data: {{"error": "{said}"}}\n\n')
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def locked() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Locked) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_the_key_of_an_endpoint_is_sent_and_never_said(locked: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")
+    system = systems.load("endpoint", url=locked + end)
+    assert isinstance(system, AnyServingSystem)
+    server = system.prepare_serving(telling())
+    assert isinstance(server, PeerServer)
+    for token, words in ((1, "answers 429"), (2, "TooManyRedirects"), (3, "fails a request")):
+        with pytest.raises(PeerFailed, match=words) as caught:
+            server.serve(Listed([Request(token, (token,), 1)]), lambda deliveries, now_s: None, RealClock())
+        assert KEY not in str(caught.value)
+    server.peer.close()
+
+
+def test_an_endpoint_without_its_key_is_unsupported(locked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    system = systems.load("endpoint", url=locked)
+    assert isinstance(system, AnyServingSystem)
+    with pytest.raises(Unsupported, match="401"):
         system.prepare_serving(telling())
 
 
