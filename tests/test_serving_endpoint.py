@@ -185,6 +185,13 @@ def test_several_prompts_are_several_choices_in_their_order(running: Running) ->
     assert texts == [running.client.completions.create(prompt=p, **parameters).choices[0].text for p in ("ab", "c", "abc")]
 
 
+def test_equal_prompts_have_samples_of_their_own(running: Running) -> None:
+    parameters = {"model": "gpt", "max_tokens": 8, "temperature": 1.0}
+    choices = running.client.completions.create(prompt=["ab", "ab", "ab"], seed=4, **parameters).choices
+    alone = [running.client.completions.create(prompt="ab", seed=seed, **parameters).choices[0] for seed in (4, 5, 6)]
+    assert [choice.text for choice in choices] == [choice.text for choice in alone] and len({c.text for c in alone}) == 3
+
+
 def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
     parameters = {"model": "gpt", "prompt": "ab", "max_tokens": 30, "temperature": 1.0, "seed": 2}
     text = running.client.completions.create(**parameters).choices[0].text

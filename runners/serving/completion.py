@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as shown
 
 from systems.serving.request import Sampling
@@ -32,7 +32,7 @@ class Completion:
     Args:
         prompts: token ids of each.
         max_tokens: to generate.
-        sampling: of every prompt.
+        sampling: of the first prompt; each of the others has the next seed.
         stops: texts that end the generation, without being part of it.
         is_streaming: tokens go to the client as they come.
         is_chat: the answer is a message.
@@ -48,6 +48,10 @@ class Completion:
     is_chat: bool = False
     stop_tokens: frozenset[int] = frozenset()
     has_usage: bool = False
+
+    def sampling_of(self, index: int) -> Sampling:
+        """Of a prompt. Equal prompts have seeds that differ, and so samples of their own."""
+        return replace(self.sampling, seed=self.sampling.seed + index)
 
     @classmethod
     def of(cls, body: object, text: Text = BYTES, room: int | None = None) -> Completion:

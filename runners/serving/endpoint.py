@@ -135,8 +135,8 @@ class Endpoint:
             other = f"model {shown(body['model'])} is not served here, which is {self.model}"
             return _refused(other, 404, "model_not_found")
         requests = [
-            Request(-1, p, completion.max_tokens, sampling=completion.sampling, stop_tokens=completion.stop_tokens)
-            for p in completion.prompts
+            Request(-1, p, completion.max_tokens, sampling=completion.sampling_of(i), stop_tokens=completion.stop_tokens)
+            for i, p in enumerate(completion.prompts)
         ]
         for request in requests:
             if reason := refusal(request, *self.server.bounds):
