@@ -310,6 +310,22 @@ def test_a_host_that_is_none_is_one_line(run: Run) -> None:
     assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
 
 
+@pytest.mark.parametrize(("host", "shown", "reached"), [("::1", "[::1]", ["::1"]), ("::", "[::]", ["::1", "127.0.0.1"])])
+def test_a_host_of_ipv6_is_listened_on(tmp_path: Path, host: str, shown: str, reached: list[str]) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("it needs IPv6")
+    running = Running(tmp_path, [*MODEL, f"runner.host={host}"])
+    try:
+        port = urlsplit(running.address).port
+        assert running.address == f"http://{shown}:{port}"
+        for address in reached:
+            socket.create_connection((address, port or 0), timeout=SOON_S).close()
+        assert running.get("/health")[0] == 200
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
 def check_refusal(status: int, messages: str, words: str) -> None:
     making, line = messages.strip().splitlines()
     assert status in (1, 2) and making == "opweave: making the model" and re.search(f"^opweave: .*{words}", line)

@@ -68,12 +68,15 @@ class Serve(Showing):
         """Raises BadRequest where nothing can listen."""
         host, port = self.options.host, self.options.port
         try:
-            return socket.create_server((host, port))
+            places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            is_six = all(family == socket.AF_INET6 for family, *_ in places)
+            family, has_both = (socket.AF_INET6, socket.has_dualstack_ipv6()) if is_six else (socket.AF_INET, False)
+            return socket.create_server((host, port), family=family, dualstack_ipv6=has_both)  # :: is of both
         except OSError as error:
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)  # Python adds the address
             is_unknown = error.errno is not None and error.errno < 0  # a name's error, not the system's
             key = f"runner.host={host}" if is_unknown else f"runner.port={port}"
-            raise BadRequest(f"{key}: nothing can listen at {host}:{port}: {why}") from error
+            raise BadRequest(f"{key}: nothing can listen at {_address(host, port)}: {why}") from error
 
 
 def served(cell: Cell, listener: socket.socket) -> int:
@@ -105,10 +108,15 @@ def served(cell: Cell, listener: socket.socket) -> int:
     host, port = listener.getsockname()[:2]
     name = cell.model.choice if folder is None else folder.resolve().name
     endpoint = Endpoint(server, name, text, told)
-    error_of = asyncio.run(endpoint.run(listener, lambda: told(f"listening on http://{host}:{port}")))
+    error_of = asyncio.run(endpoint.run(listener, lambda: told(f"listening on http://{_address(host, port)}")))
     if error_of is not None:
         told(f"the engine has stopped: {type(error_of).__name__}: {first_line(error_of)}")
     return int(error_of is not None)
+
+
+def _address(host: str, port: int) -> str:
+    """As URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def told(line: str) -> None:
