@@ -108,10 +108,26 @@ def test_files_of_azure_and_burstgpt_are_read(tmp_path: Path) -> None:
     assert [arrival.max_new_tokens for arrival in read(tmp_path / "failed.csv", 3)] == [18, 230, 1]
 
 
+@pytest.mark.parametrize("zone", ["", "+00:00", "-07:00", "Z"])
+def test_times_of_a_trace_may_have_a_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    """The clocks of this shell skip an hour between both; those of the trace do not."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        times = ("2024-03-31 01:59:59.009930", "2024-03-31 03:00:00.5")
+        rows = "".join(f"{time_}{zone},9,9\n" for time_ in times)
+        (tmp_path / "zone.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+        assert read(tmp_path / "zone.csv", 9)[1].due_s == pytest.approx(3601.49007, abs=1e-5)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (None, "cannot be read"),
+        (f"{BURST}46,GPT-4,9,0,9,x\n\n44,GPT-4,9,1,10,x\n", "line 6: it comes before the request above it"),
         ("", "lacks columns"),
         ("TIMESTAMP,ContextTokens\n1,2\n", "lacks columns: it needs TIMESTAMP, ContextTokens, GeneratedTokens (Azure's)"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request"),

@@ -8,8 +8,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import pairwise
+from datetime import UTC, datetime
 from pathlib import Path
 
 from runners.checks import BadRequest
@@ -77,19 +76,20 @@ def read(file: Path, count: int) -> tuple[Arrival, ...]:
                 known = "; or ".join(f"{', '.join(columns)} ({whose})" for whose, columns in COLUMNS.items())
                 raise BadRequest(f"runner.trace={file} lacks columns: it needs {known}")
             rows: list[Arrival] = []
-            for number, row in enumerate(reader, 2):
+            for row in reader:
                 if len(rows) == count:
                     break
                 cells = [row[names[column]] for column in COLUMNS[whose]]
-                if whose != WITH_FAILURES or str(cells[-1]).strip() != "0":
-                    rows.append(_arrival_of(file, number, cells))
+                if whose == WITH_FAILURES and str(cells[-1]).strip() == "0":
+                    continue
+                arrival = _arrival_of(file, reader.line_num, cells)
+                if rows and arrival.due_s < rows[-1].due_s:
+                    raise BadRequest(f"runner.trace={file} line {reader.line_num}: it comes before the request above it")
+                rows.append(arrival)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadRequest(f"runner.trace={file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
         raise BadRequest(f"runner.trace={file} holds no request")
-    for number, (before, after) in enumerate(pairwise(rows), 3):
-        if after.due_s < before.due_s:
-            raise BadRequest(f"runner.trace={file} line {number}: it comes before the line above it")
     first_s = rows[0].due_s
     return tuple(Arrival(row.due_s - first_s, row.prompt_tokens, row.max_new_tokens) for row in rows)
 
@@ -106,9 +106,9 @@ def _arrival_of(file: Path, number: int, cells: Sequence[str | None]) -> Arrival
 
 
 def _seconds(text: str) -> float:
-    """Of a number of seconds, or of a date whose fraction may have more digits than Python reads."""
+    """Of a number of seconds, or of a date to the microsecond. One without a zone is in UTC: clocks there never change."""
     try:
         return float(text)
     except ValueError:
-        whole, _, fraction = text.partition(".")
-        return datetime.fromisoformat(whole).timestamp() + float(f"0.{fraction or 0}")
+        date = datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
