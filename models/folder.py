@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,13 +147,22 @@ class Tokenizer:
         """The text of some ids."""
         return str(self.inner.decode(list(tokens), skip_special_tokens=True))
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """The ids of a conversation, up to where the answer begins. Raises ValueError where the template refuses it."""
+    def chat(self, messages: Sequence[dict[str, str]], variables: Mapping[str, object]) -> tuple[int, ...]:
+        """The ids of a conversation, up to where the answer begins. Raises ValueError where the template refuses it.
+
+        Args:
+            messages: the role and the content of each.
+            variables: of the template. Raises ValueError for a parameter of transformers, such as another template.
+        """
+        apply = self.inner.apply_chat_template
+        if taken := sorted(variables.keys() & signature(apply).parameters.keys()):
+            raise ValueError(f"{taken[0]} is no variable of a chat template")
         try:
-            text = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = str(apply(list(messages), tokenize=False, add_generation_prompt=True, **variables))
+            text.encode()  # a variable may have half a character
         except Exception as error:  # a template is a program: it may raise anything
             raise ValueError(f"the chat template refuses these messages: {first_line(error)}") from error
-        return tuple(self.inner.encode(str(text), add_special_tokens=False))
+        return tuple(self.inner.encode(text, add_special_tokens=False))
 
 
 def tokenizer_of(path: Path) -> Tokenizer | None:

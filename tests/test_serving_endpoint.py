@@ -205,6 +205,14 @@ def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
     running.until("kv_slots_reserved", 0)
 
 
+def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
+    parameters = {"model": "gpt", "prompt": "ab", "max_tokens": 30, "temperature": 1.0, "seed": 2}
+    tokens = running.client.completions.create(**parameters).choices[0].token_ids
+    extra_body = {"stop_token_ids": [tokens[8], 10**6], "ignore_eos": True}
+    choice = running.client.completions.create(**parameters, extra_body=extra_body).choices[0]
+    assert choice.token_ids == tokens[: tokens.index(tokens[8]) + 1] and choice.finish_reason == "stop"
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -214,7 +222,10 @@ def test_a_stop_text_ends_the_answer_before_it(running: Running) -> None:
         ({"prompt": "a", "max_tokens": 0}, "max_tokens=0"),
         ({"prompt": "a", "max_tokens": 2048}, "2048 positions"),
         ({"prompt": "a", "n": 2}, "n=2 is not served"),
-        ({"prompt": "a", "extra_body": {"stop_token_ids": [3]}}, "stop_token_ids=[3] is not served"),
+        ({"prompt": "a", "extra_body": {"stop_token_ids": [3, "b"]}}, "stop_token_ids=[3, 'b'] is no list of token ids"),
+        ({"prompt": "a", "extra_body": {"stop_token_ids": 0}}, "stop_token_ids=0 is no list of token ids"),
+        ({"prompt": "a", "extra_body": {"chat_template_kwargs": {"x": 1}}}, "chat_template_kwargs are of a conversation"),
+        ({"prompt": "a", "extra_body": {"reasoning_effort": "low"}}, "reasoning_effort='low' is not served"),
         ({"prompt": "a", "stop": [""]}, "stop="),
         ({"prompt": "a", "temperature": -1}, "temperature=-1.0 is not 0 or more"),
         ({"prompt": "a", "top_p": 0}, "top_p=0.0 is not above 0"),
@@ -417,7 +428,7 @@ def test_a_conversation_is_answered_by_the_folders_template(with_tokenizer: Runn
     tokenizer = tokenizer_of(with_tokenizer.folder)
     assert tokenizer is not None
     messages = [{"role": "user", "content": "hello w7"}]
-    expected = alone(module, Request(0, tokenizer.chat(messages), 6))
+    expected = alone(module, Request(0, tokenizer.chat(messages, {}), 6))
     chat = with_tokenizer.client.chat.completions
     parameters = {"model": with_tokenizer.folder.name, "messages": messages, "max_completion_tokens": 6, "temperature": 0}
     answer = chat.create(**parameters, extra_body={"ignore_eos": True})
@@ -449,6 +460,29 @@ def test_the_end_of_a_text_ends_an_answer(with_tokenizer: Running) -> None:
     stopped = [choice for choice in answers if choice.finish_reason == "stop"]
     assert stopped and all(choice.token_ids[-1] == 1 and 1 not in choice.token_ids[:-1] for choice in stopped)
     assert all(len(choice.token_ids) == 50 for choice in answers if choice.finish_reason == "length")
+
+
+def test_a_template_takes_variables_and_nothing_else(with_tokenizer: Running) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+
+    def num_prompt(**body: object) -> int:
+        chat = with_tokenizer.client.chat.completions.create(
+            model=with_tokenizer.folder.name, messages=messages, max_tokens=1, extra_body=body  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert chat.usage
+        return chat.usage.prompt_tokens
+
+    assert num_prompt() == num_prompt(add_generation_prompt=True, continue_final_message=False, reasoning_effort=None) == 3
+    assert num_prompt(chat_template_kwargs={"thought": "w1 w2"}) == 5
+    for body, words in (
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template is no variable of a chat template"),
+        ({"chat_template_kwargs": {"messages": []}}, "the chat template refuses these messages: "),
+        ({"chat_template_kwargs": [1]}, r"chat_template_kwargs=\[1\] is not a JSON object"),
+        ({"add_generation_prompt": False}, "add_generation_prompt=False is not served"),
+        ({"continue_final_message": True}, "continue_final_message=True is not served"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            num_prompt(**body)
 
 
 @pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], [{"role": "user", "content": 3}], [3]])

@@ -309,7 +309,7 @@ def tokenizer_in(folder: Path, template: str | None) -> None:
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' ' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}{{ thought }}"
 )
 
 
@@ -319,7 +319,7 @@ def test_a_folders_tokenizer_is_read(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path)
     assert isinstance(tokenizer, Tokenizer) and tokenizer.has_chat_template and tokenizer.stop_tokens == {1}
     assert tokenizer.encoded("hello world w3") == (2, 3, 9) and tokenizer.decoded([2, 9]) == "hello w3"
-    assert tokenizer.chat([{"role": "user", "content": "hello"}]) == (4, 2, 5)
+    assert tokenizer.chat([{"role": "user", "content": "hello"}], {}) == (4, 2, 5)
 
 
 @pytest.mark.parametrize(
@@ -329,6 +329,7 @@ def test_a_folders_tokenizer_is_read(tmp_path: Path) -> None:
         ("{{ raise_exception('no system\nmessage') }}", "no system"),
         ("{{ messages[7]['content']['x'] }}", "has no element 7"),
         ("{% for %}", "Expected an expression"),
+        ("{{ half }}", "surrogates not allowed"),
     ],
 )
 def test_whatever_a_template_raises_it_refuses_the_messages(tmp_path: Path, template: str, words: str) -> None:
@@ -336,7 +337,7 @@ def test_whatever_a_template_raises_it_refuses_the_messages(tmp_path: Path, temp
     tokenizer = tokenizer_of(tmp_path)
     assert tokenizer is not None
     with pytest.raises(ValueError, match=f"^the chat template refuses these messages: .*{words}") as caught:
-        tokenizer.chat([{"role": "user", "content": "hello"}])
+        tokenizer.chat([{"role": "user", "content": "hello"}], {"half": "\ud800"})
     assert "\n" not in str(caught.value)
 
 

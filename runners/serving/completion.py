@@ -15,7 +15,7 @@ NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
     **{"n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "logprobs": (False,), "top_logprobs": ()},
     **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
     **{"top_k": (-1, 0), "min_p": (0,), "tools": ([],), "response_format": ({"type": "text"},)},
-    **{"stop_token_ids": ([],), "min_tokens": (0,)},
+    **{"min_tokens": (0,), "continue_final_message": (False,), "add_generation_prompt": (True,), "reasoning_effort": ()},
 }
 
 BYTES = Bytes()
@@ -74,24 +74,34 @@ class Completion:
             raise BadBody(f"stop={shown(stop)} is neither a text nor a list of texts")
         temperature, top_p = (float(_number(body, key, 1.0)) for key in ("temperature", "top_p"))
         sampling = Sampling(temperature, top_p, int(_number(body, "seed", time.time_ns())))
-        prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text),)
+        variables = _object(body, "chat_template_kwargs")
+        if variables and room is None:
+            raise BadBody("chat_template_kwargs are of a conversation")
+        prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text, variables),)
         usual = 16 if room is None else max(room - len(prompts[0]), 1)
         max_tokens = body.get("max_completion_tokens") if room is not None else None
         max_tokens = max_tokens if max_tokens is not None else body.get("max_tokens")
         max_tokens = max_tokens if max_tokens is not None else usual
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
             raise BadBody(f"max_tokens={shown(max_tokens)} is not a whole number")
-        stop_tokens = frozenset() if _is_set(body, "ignore_eos") else text.stop_tokens
-        stream_options = body.get("stream_options") or {}
-        if not isinstance(stream_options, dict):
-            raise BadBody(f"stream_options={shown(stream_options)} is not a JSON object")
-        has_usage = _is_set(stream_options, "include_usage")
+        ids = body.get("stop_token_ids")
+        if ids not in (None, []) and not _are_ids(ids):
+            raise BadBody(f"stop_token_ids={shown(ids)} is no list of token ids")
+        stop_tokens = frozenset(ids or ()) | (frozenset() if _is_set(body, "ignore_eos") else text.stop_tokens)
+        has_usage = _is_set(_object(body, "stream_options"), "include_usage")
         return cls(prompts, max_tokens, sampling, stops, _is_set(body, "stream"), room is not None, stop_tokens, has_usage)
 
 
 def _is_same(value: object, wish: object) -> bool:
     """A number is no truth value, though Python takes 0 for False."""
     return value == wish and isinstance(value, bool) == isinstance(wish, bool)
+
+
+def _object(body: dict[str, object], key: str) -> dict[str, object]:
+    value = body.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise BadBody(f"{key}={shown(value)} is not a JSON object")
+    return value or {}
 
 
 def _is_set(body: dict[str, object], key: str) -> bool:
@@ -127,8 +137,8 @@ def _whole(text: str) -> str:
     return text
 
 
-def _chat(messages: object, text: Text) -> tuple[int, ...]:
-    """The ids of a conversation."""
+def _chat(messages: object, text: Text, variables: dict[str, object]) -> tuple[int, ...]:
+    """The ids of a conversation. variables: of the template."""
     if not isinstance(messages, list) or not messages:
         raise BadBody("messages is no list of messages")
     said = []
@@ -141,7 +151,7 @@ def _chat(messages: object, text: Text) -> tuple[int, ...]:
             raise BadBody("a message has a role and a content, both texts")
         said.append({"role": _whole(role), "content": _whole(content)})
     try:
-        return text.chat(said)
+        return text.chat(said, variables)
     except ValueError as error:
         raise BadBody(str(error)) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 NUM_BYTES = 256
@@ -23,8 +23,13 @@ class Text(Protocol):
     def has_chat_template(self) -> bool: ...
     def encoded(self, text: str) -> tuple[int, ...]: ...
     def decoded(self, tokens: Sequence[int]) -> str: ...
-    def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """The ids of a conversation, up to where the answer begins. Raises ValueError where it has no such form."""
+    def chat(self, messages: Sequence[dict[str, str]], variables: Mapping[str, object]) -> tuple[int, ...]:
+        """The ids of a conversation, up to where the answer begins. Raises ValueError where it has no such form.
+
+        Args:
+            messages: the role and the content of each.
+            variables: what a template takes beside them.
+        """
 
 
 class Bytes:
@@ -45,7 +50,7 @@ class Bytes:
     def decoded(self, tokens: Sequence[int]) -> str:
         return decoded(tokens)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[dict[str, str]], variables: Mapping[str, object]) -> tuple[int, ...]:
         raise ValueError("bytes have no form for conversations")
 
 
