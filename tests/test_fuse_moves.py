@@ -158,3 +158,14 @@ def test_any_graph_computes_what_it_did(steps: list[tuple[int, int, int]]) -> No
     taken: list[Any] = [v for d in decisions if d.chosen == "fused" for v in d.operators]
     assert len(taken) == len(set(taken))
     assert len(program.graph) == len(captured.graph) - len(taken) + sum(d.chosen == "fused" for d in decisions)
+
+
+@pytest.mark.parametrize("changes", [lambda y: y * 1.0, lambda y: y + 0, lambda y: y * 1])
+def test_an_output_lies_as_planned_where_the_last_operator_changes_nothing(changes: Callable[[Tensor], Tensor]) -> None:
+    """TorchInductor returns a view of the concatenation then, which another view cannot flatten."""
+    head = nn.Linear(144, 3)
+    module = Function(lambda p, x: p["head"](changes(torch.cat((x * 2, x), 1)[:, 1::2]).view(2, -1)), head=head).eval()
+    x = torch.randn(2, 4, 6, 6)
+    program, decisions = fused(module, x)
+    assert [decision.chosen for decision in decisions] == ["fused"]
+    agrees(module, program, x)

@@ -1,11 +1,14 @@
 """Nimble as a library: a module in the place of a module."""
 
 import copy
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import models
 from runners.measurements.correctness import relative_error
@@ -149,6 +152,45 @@ def test_weights_that_moved_are_noticed(device: str) -> None:
     with pytest.raises(RuntimeError, match="prepare again"):
         fast(x)
     assert close(fast.prepare(x), module, x)
+    fast.close()
+
+
+def _assigned(module: Small) -> None:
+    module.load_state_dict({name: t + 1 for name, t in module.state_dict().items()}, assign=True)
+
+
+CHANGES: dict[str, Callable[[Small], object]] = {
+    "conv.weight": _assigned,
+    "head.bias": lambda module: setattr(module.head, "bias", nn.Parameter(torch.ones(4))),
+    "norm.running_mean": lambda module: setattr(module.norm, "running_mean", torch.ones(8)),
+    "head": lambda module: setattr(module, "head", nn.Linear(8, 4)),
+    "head.weight": lambda module: prune.l1_unstructured(module.head, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_assigned_anew_is_noticed(name: str) -> None:
+    """The schedule has the tensor that was there before."""
+    module, x = small("cpu")
+    fast = Nimble(module).prepare(x)
+    with torch.no_grad():
+        CHANGES[name](module)
+    with pytest.raises(RuntimeError, match=rf"^{re.escape(name)} of the module is another since prepare.*: prepare again"):
+        fast(x)
+    assert close(fast.prepare(x), module, x)
+    fast.close()
+
+
+def test_the_form_is_that_of_the_module_itself() -> None:
+    """Also where that changes without its wrapper."""
+    module, x = small("cpu")
+    fast = Nimble(module.train()).prepare(x)
+    assert fast.training
+    module.eval()
+    assert not fast.training and close(fast, module, x)
+    module.train()
+    with pytest.raises(RuntimeError, match=r"call eval\(\) first"):
+        fast(x)
     fast.close()
 
 

@@ -17,7 +17,7 @@ from systems.scheduling.execution.execute import execute
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.layouts import cheapest_layouts
-from systems.scheduling.passes.select_kernels import select_kernels
+from systems.scheduling.passes.select_kernels import _apply, select_kernels
 from systems.scheduling.plans.schedule import sequential
 
 aten = torch.ops.aten
@@ -94,6 +94,23 @@ def test_kernels_and_layouts_are_those_that_were_faster(kind: str, device: str) 
         depthwise = "native" if device == "cuda" else "library"
         assert [c.chosen for c in choices] == ["native contiguous"] * 2 + [f"{depthwise} contiguous"]
     assert [v for c in choices for v in c.operators] == [v for v, n in enumerate(names(captured)) if n == "conv2d"]
+
+
+@pytest.mark.parametrize("layouts", list(itertools.product((0, 1), repeat=2)))
+def test_what_comes_in_channels_last_is_so_again(layouts: tuple[int, int]) -> None:
+    """Whatever the layouts of two convolutions, a view finds the memory as captured, and so does who reads the output."""
+    convolutions = {name: nn.Conv2d(8, 8, 3, padding=1) for name in "ab"}
+
+    def forward(p: nn.ModuleDict, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = p["b"](p["a"](x))
+        return y, y.permute(0, 2, 3, 1).flatten(1) * 2
+
+    module, x = Function(forward, **convolutions).eval(), torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    captured = capture(module, (x,))
+    program = _apply(captured, [*layouts, *[0] * (len(captured.graph) - 2)], {})
+    agrees(module, program, x)
+    with torch.no_grad():
+        assert program.run((x,))[0].stride() == module(x)[0].stride()
 
 
 def test_each_kind_of_kernel_is_measured_once() -> None:

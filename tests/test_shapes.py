@@ -108,6 +108,16 @@ def test_what_lacks_is_filled_with_what_was_named() -> None:
     module.close()
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_each_axis_fills_with_its_own(is_first: bool) -> None:
+    """In whichever order they are named, of which the last fills the corner."""
+    axes = [Axis({0: 1}, {}, fill={0: 7}), Axis({0: 0}, {}, fill={0: 3})]
+    axes = axes if is_first else axes[::-1]
+    module = Weave(nn.ReLU().eval(), axes=axes, budget_s=0.0).prepare(torch.zeros(2, 4))
+    assert module(torch.ones(1, 3)).tolist() == [[1, 1, 1, 7], [3, 3, 3, 3 if is_first else 7]]
+    module.close()
+
+
 def test_all_shapes_share_one_arena() -> None:
     module = woven()
     assert isinstance(module, ScheduledModule)

@@ -32,12 +32,36 @@ class Axis:
     Args:
         inputs: the dimension with this size, by the number of the input.
         outputs: likewise, by the number of the output among all tensors that the module returns; they are cut to size.
-        fill: what to fill with, by the number of the input; 0 where there is none.
+        fill: what to fill with along this axis, by the number of the input; 0 where there is none.
     """
 
     inputs: Mapping[int, int]
     outputs: Mapping[int, int]
     fill: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor or submodule of a module, where the module has it.
+
+    Args:
+        owner: what holds it by its key.
+        value: it.
+        name: for messages.
+        address: of a tensor's data; None of a submodule.
+    """
+
+    owner: Mapping[str, object]
+    key: str
+    value: object
+    name: str
+    address: int | None
+
+    @property
+    def is_another(self) -> bool:
+        """Is something else there, or elsewhere?"""
+        now = self.owner.get(self.key)
+        return now is not self.value or (isinstance(now, Tensor) and now.data_ptr() != self.address)
 
 
 class ScheduledModule(nn.Module):
@@ -67,10 +91,9 @@ class ScheduledModule(nn.Module):
         self.__dict__["module"] = module
         for own in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[own] = getattr(module, own)
-        self.__dict__["training"] = module.training
         self.system, self.axes, self.otherwise = system, tuple(axes), otherwise
         self.prepared: dict[Shape, Scheduled] = {}
-        self.addresses: dict[Shape, list[tuple[Tensor, int]]] = {}
+        self.states: dict[Shape, list[Entry]] = {}
         self.arena = Arena()
         self.lock = threading.Lock()
         self.last: torch.cuda.Event | None = None
@@ -109,7 +132,7 @@ class ScheduledModule(nn.Module):
             self.prepared.pop(shape).close()
         with _preserved_random_state(inputs), _eval_form(self.module):
             self.prepared[shape] = self.system.prepare(self.module, inputs, arena=self.arena)
-        self.addresses[shape] = [(t, t.data_ptr()) for t in (*self.parameters(), *self.buffers())]
+        self.states[shape] = _state(self.module)
         return self
 
     def _prepare_training(
@@ -127,7 +150,7 @@ class ScheduledModule(nn.Module):
 
         Raises:
             ValueError: inputs of these shapes, dtypes or device were not prepared.
-            RuntimeError: the module is in training form, or its weights have moved since.
+            RuntimeError: the module is in training form, or has other tensors or submodules since.
         """
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
@@ -145,8 +168,8 @@ class ScheduledModule(nn.Module):
         with self.lock, self._after_last_call(inputs):
             out = _cut(self.prepared[shape](*inputs), self.axes, sizes)
         # Checked after the launch, so that the check overlaps the GPU's work.
-        if any(t.data_ptr() != address for t, address in self.addresses[shape]):
-            raise RuntimeError("a parameter or buffer of the module has moved since prepare: prepare again")
+        if name := next((entry.name for entry in self.states[shape] if entry.is_another), None):
+            raise RuntimeError(f"{name} of the module is another since prepare, or has moved: prepare again")
         return out
 
     def _nearest(self, inputs: Sequence[Tensor]) -> Shape | None:
@@ -169,9 +192,18 @@ class ScheduledModule(nn.Module):
         yield
         self.last = stream.record_event(self.last)
 
+    @property
+    def training(self) -> bool:
+        """The module's own form."""
+        return bool(self.module.training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "module" in self.__dict__:  # not as nn.Module begins
+            self.module.training = mode
+
     def train(self, mode: bool = True) -> ScheduledModule:
         self.module.train(mode)
-        self.__dict__["training"] = mode
         return self
 
     def close(self) -> None:
@@ -179,7 +211,7 @@ class ScheduledModule(nn.Module):
         for prepared in self.prepared.values():
             prepared.close()
         self.prepared.clear()
-        self.addresses.clear()
+        self.states.clear()
         self.arena = Arena()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,6 +226,20 @@ class ScheduledModule(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.module, name)
+
+
+def _state(module: nn.Module) -> list[Entry]:
+    """All parameters, buffers and submodules of a module, those of its submodules among them."""
+    entries = []
+    for path, part in module.named_modules():
+        for owner in (part._parameters, part._buffers, part._modules):
+            for key, value in owner.items():
+                name = f"{path}.{key}" if path else key
+                if isinstance(value, Tensor):
+                    entries.append(Entry(owner, key, value, name, value.data_ptr()))
+                elif isinstance(value, nn.Module):
+                    entries.append(Entry(owner, key, value, name, None))
+    return entries
 
 
 def _shape(inputs: Sequence[Tensor]) -> Shape:
@@ -224,14 +270,13 @@ def _filled(inputs: Sequence[Tensor], shape: Shape, axes: Sequence[Axis]) -> tup
     """The inputs with what they lack of a prepared shape."""
     if _shape(inputs) == shape:
         return tuple(inputs)
-    fills = {i: axis.fill.get(i, 0) for axis in axes for i in axis.inputs}
-    filled = []
-    for i, (x, (size, dtype, device)) in enumerate(zip(inputs, shape, strict=True)):
-        if x.shape != size:
-            whole = torch.full(size, fills[i], dtype=dtype, device=device)
-            whole[tuple(slice(0, length) for length in x.shape)] = x
-            x = whole
-        filled.append(x)
+    filled = list(inputs)
+    for axis in axes:
+        for i, dim in axis.inputs.items():
+            x, lacking = filled[i], list(filled[i].shape)
+            if lacking[dim] < shape[i][0][dim]:
+                lacking[dim] = shape[i][0][dim] - lacking[dim]
+                filled[i] = torch.cat((x, x.new_full(lacking, axis.fill.get(i, 0))), dim)
     return tuple(filled)
 
 

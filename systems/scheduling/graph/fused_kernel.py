@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -16,6 +16,7 @@ from .patterns import ADDITION, BATCH_NORM, VIEW
 from .program import Call, Input, Output, Program
 from .rewrite import Replacement
 
+Strides: TypeAlias = tuple[tuple[int, ...], ...]
 MAX_INPUTS = 16  # tensors that a fused operator reads; with more it gains little and compiles slowly
 
 
@@ -26,12 +27,12 @@ class Compiled:
     Attributes:
         strides: of its inputs.
         kernel: the inputs -> the outputs.
-        is_argument: of each output, does it lie in the memory of an input?
+        copied: of each output the strides of its copy; None where it is none.
     """
 
-    strides: tuple[tuple[int, ...], ...]
+    strides: Strides
     kernel: Callable[..., Any]
-    is_argument: tuple[bool, ...]
+    copied: tuple[tuple[int, ...] | None, ...]
 
 
 class FusedKernel:
@@ -39,11 +40,13 @@ class FusedKernel:
 
     A part of a program that is measured alone can read what lies otherwise in memory than in the whole. A call returns the
     one output, or a tuple of several. None lies in the memory of an argument: where nothing is to be computed,
-    TorchInductor returns an argument itself, and that is copied.
+    TorchInductor returns an argument itself, and that is copied. So is a view of what it computed, where the group's last
+    operator changes nothing: outputs lie as was planned for inputs that do.
 
     Args:
         module: the group; it returns a tuple.
         target: what the operator is called in signatures.
+        planned: the strides of the inputs, and of the outputs for those; None where nothing was planned.
 
     Raises:
         Exception: whatever TorchInductor raises, by the first call.
@@ -52,8 +55,8 @@ class FusedKernel:
     compiled: dict[str, Callable[..., Any]] = {}  # equal groups share a kernel
     lock = threading.Lock()
 
-    def __init__(self, module: fx.GraphModule, target: str):
-        self.module, self.target = module, target
+    def __init__(self, module: fx.GraphModule, target: str, planned: tuple[Strides, Strides] | None = None):
+        self.module, self.target, self.planned = module, target, planned
         self.latest: Compiled | None = None  # one reference, which streams of a CPU may replace at once
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -64,10 +67,20 @@ class FusedKernel:
             kernel = self._compile(inputs)
             outputs = tuple(kernel(*inputs))
             addresses = {x.untyped_storage().data_ptr() for x in inputs}
-            latest = Compiled(strides, kernel, tuple(x.untyped_storage().data_ptr() in addresses for x in outputs))
+            is_planned = self.planned is not None and self.planned[0] == strides
+            wanted = self.planned[1] if is_planned and self.planned else tuple(x.stride() for x in outputs)
+            is_copied = [
+                x.untyped_storage().data_ptr() in addresses or _lies_otherwise(x, stride)
+                for x, stride in zip(outputs, wanted, strict=True)
+            ]
+            copied = tuple(stride if copies else None for stride, copies in zip(wanted, is_copied, strict=True))
+            latest = Compiled(strides, kernel, copied)
             self.latest = latest
-        if any(latest.is_argument):
-            outputs = tuple(x.clone() if copied else x for x, copied in zip(outputs, latest.is_argument, strict=True))
+        if any(stride is not None for stride in latest.copied):
+            outputs = tuple(
+                x if stride is None else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+                for x, stride in zip(outputs, latest.copied, strict=True)
+            )
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _compile(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
@@ -79,6 +92,12 @@ class FusedKernel:
                 with torch.no_grad(), variable_kept(TRITONS_FOLDER):
                     self.compiled[key] = torch._inductor.compile(self.module, list(inputs))
         return self.compiled[key]
+
+
+def _lies_otherwise(x: Tensor, strides: tuple[int, ...]) -> bool:
+    """Is an element of it elsewhere than by these strides?"""
+    places = zip(x.shape, x.stride(), strides, strict=True)
+    return x.numel() > 0 and any(size > 1 and own != other for size, own, other in places)
 
 
 def fuse(
@@ -126,8 +145,9 @@ def fuse(
             nodes[v] = graph.call_function(call.function, call.args, call.kwargs)
     graph.output(tuple(nodes[v] for v in outputs))
     module = fx.GraphModule({}, graph)
-    kernel = FusedKernel(module, f"{kind}_{hashlib.sha256(module.code.encode()).hexdigest()[:8]}")
     produced = tuple(program.calls[v].produces for v in outputs)
+    planned = tuple(program.value(a).stride() for a in arguments), tuple(x.stride() for x in produced)
+    kernel = FusedKernel(module, f"{kind}_{hashlib.sha256(module.code.encode()).hexdigest()[:8]}", planned)
     call = Call(kernel, tuple(arguments), {}, produced if len(outputs) > 1 else produced[0])
     name = "_".join(program.graph.operators[v].name for v in members if program.calls[v].function is not VIEW)
     results = {v: i if len(outputs) > 1 else None for i, v in enumerate(outputs)}

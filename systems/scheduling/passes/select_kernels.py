@@ -218,7 +218,7 @@ def _apply(program: Program, assigned: list[int], times_by_convolution: dict[int
             if not isinstance(value, Tensor) or value.dim() != 4 or _is_same_either_way(value):
                 return argument
             source = assigned[argument.operator] if isinstance(argument, Output) else 0
-            if source == layout:
+            if source == layout or value.is_contiguous(memory_format=torch.channels_last):  # as it was captured
                 return argument
             return conversions.setdefault((argument, layout), _convert(argument, value, layout))
 
