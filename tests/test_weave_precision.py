@@ -185,6 +185,56 @@ def test_the_reference_takes_what_eager_makes_and_not_what_is_off(dtype: torch.d
     assert min(eager_reference.excess([wrong]) for wrong in (one, hole, out * 1.1, out.roll(1))) > 1
 
 
+class Stateful(nn.Module):
+    """An output that depends on a counter and on a mean of what came before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.full((8,), 0.5))
+        self.register_buffer("count", torch.ones((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.count.add_(1)
+        self.mean.mul_(0.5).add_(y.mean(0) * 0.5)
+        return y * self.count - self.mean
+
+
+def test_a_module_that_keeps_state_is_held_to_what_it_computes_from_the_same_state() -> None:
+    """Neither the reference nor what is compared with it goes on from the runs before."""
+    module, x = Stateful().eval(), torch.randn(4, 8)
+    before = {name: t.clone() for name, t in module.state_dict().items()}
+    captured = capture(module, (x,))
+    held = reference.Reference(captured)
+    assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
+    with captured.undone():
+        (out,) = captured.run((x,))
+    assert held.excess([out]) <= 1 < min(held.excess([wrong]) for wrong in (out * 1.01, out + module.mean, out * 2))
+    searching = Search(captured, lambda choices: (captured, []), 1e6, lambda words: None, lambda state: None)
+    searching.excess = searching._reference()
+    for _ in range(3):
+        captured.run((x,))  # as a trial does
+        assert searching._program_excess({}) <= 1
+
+
+def test_no_budget_is_too_small_for_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the passes decide without a search is held to the reference, once."""
+    captured, times = scaled()
+
+    def rewrite(choices: Mapping[str, str]) -> tuple[Program, list[Decision]]:
+        chosen = choices.get("kind p", "new")
+        decision = Decision("kind", "p", (), {"old": 1.0, "new": 0.5}, chosen, {}, "kind p")
+        return times(1.01 if chosen == "new" else 1.0), [decision]
+
+    searching = Search(captured, rewrite, 0.0, lambda words: None, lambda state: None)
+    state = searching.run()
+    assert dict(state.best.choices) == {"kind p": "old"} and state.first == state.best and state.ratios == {}
+    again = Search(captured, rewrite, 0.0, lambda words: None, lambda state: None, state)
+    monkeypatch.setattr(again, "_reference", lambda: pytest.fail("it was held to it before"))
+    assert again.run() == state
+
+
 def test_without_fp64_a_search_compares_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(captured: Program) -> None:
         raise RuntimeError("out of memory")

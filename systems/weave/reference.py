@@ -33,7 +33,8 @@ class Reference:
 
     def __init__(self, captured: Program):
         self.captured, self.precision = captured, precision_of(captured)
-        self.own = tensors(captured.run(captured.examples))
+        with captured.undone():
+            self.own = tensors(captured.run(captured.examples))
         self.outputs, self.disturbed = wide_outputs(captured), wide_outputs(captured, self.precision)
         cases = zip(self.own, self.disturbed, self.outputs, strict=True)
         self.eager = [distance(own, reference).or_more(distance(moved, reference)) for own, moved, reference in cases]
@@ -125,20 +126,31 @@ def _outputs_with(
 ) -> list[Tensor]:
     """A program's outputs with another tensor in the place of each that is not of whole numbers.
 
-    A tensor is made where an operator reads it, and again for the next: a large model's in fp64 would not fit beside it.
+    A tensor is made where an operator reads it, and again for the next: a large model's in fp64 would not fit beside it. One
+    that the program writes is made once, and the program's own stays as it is.
 
     Args:
         tensor_of: makes it of the program's, and of how many were met before it.
         dtype_of: the type in the place of one that the program converts to.
     """
     numbers_by_id: dict[int, int] = {}
+    written: dict[int, Tensor | None] = {id(tensor): None for tensor in program.changed}
+
+    def made(leaf: Tensor) -> Tensor:
+        if is_whole(leaf):
+            return leaf.clone() if id(leaf) in written else leaf
+        return tensor_of(leaf, numbers_by_id.setdefault(id(leaf), len(numbers_by_id)))
 
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype):
             return dtype_of(leaf)
-        if not isinstance(leaf, Tensor) or is_whole(leaf):
+        if not isinstance(leaf, Tensor):
             return leaf
-        return tensor_of(leaf, numbers_by_id.setdefault(id(leaf), len(numbers_by_id)))
+        if id(leaf) not in written:
+            return made(leaf)
+        if (own := written[id(leaf)]) is None:
+            own = written[id(leaf)] = made(leaf)
+        return own
 
     inputs = [changed(x) for x in program.examples]
     values: list[Any] = [None] * len(program.graph)

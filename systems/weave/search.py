@@ -95,18 +95,24 @@ class Search:
         self.arena = Arena(ROOM)
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
         self.excess: Callable[[list[Tensor]], float] = lambda outputs: 0.0  # of an error over what it may be
+        self.buffers = [tensor.detach().clone() for tensor in captured.changed]  # as a run finds them whose outputs count
 
     def run(self) -> State:
-        """Search until the budget is over or nothing is left; returns the state."""
-        if self.state.first is None:
+        """Search until the budget is over or nothing is left; returns the state.
+
+        What the passes decide is held to the reference before any budget ends.
+        """
+        if is_new := self.state.first is None:
             self.state.first = self.state.best = self._beginning()
         self.state.is_complete = self.state.is_complete and self._are_last_tried
         is_over = self.state.is_complete or self._is_over()
-        if is_over and self._is_confirmed:
+        if is_over and self._is_confirmed and not is_new:
             return self.state
         try:
             with collector_spared():  # each trial collects
-                if is_over:  # a search that ended before it came to this
+                if is_over and is_new:
+                    self._begin_precisely()
+                elif is_over:  # a search that ended before it came to this
                     self._confirm()
                 else:
                     self._search()
@@ -117,16 +123,20 @@ class Search:
 
     def _search(self) -> None:
         """Try one change after another, as long as there is time; again from the first where all gains are given up."""
-        self.excess = self._reference()
-        if self.state.best == self.state.first and not self.state.ratios:
-            self._drop_imprecise()
-            self.state.first = self.state.best
+        self._begin_precisely()
         while not self.state.is_complete:
             are_all_tried = self._try_all()
             if are_all_tried or self._is_over():
                 self.state.is_complete = (self._is_confirmed or self._confirm()) and are_all_tried
                 if self._is_over():
                     break
+
+    def _begin_precisely(self) -> None:
+        """Drop what costs precision of the first, before anything is tried."""
+        self.excess = self._reference()
+        if self.state.best == self.state.first and not self.state.ratios:
+            self._drop_imprecise()
+            self.state.first = self.state.best
 
     @property
     def _are_last_tried(self) -> bool:
@@ -324,6 +334,7 @@ class Search:
         return True
 
     def _is_precise(self, prepared: Scheduled, change: str) -> bool:
+        self._restart()
         if (excess := self.excess(tensors(prepared(*self.inputs)))) <= 1:
             return True
         self.report(f"{change}: dropped, its error is {excess:.1f} times what it may be")
@@ -331,12 +342,15 @@ class Search:
 
     def _reference(self) -> Callable[[list[Tensor]], float]:
         """How far outputs are from the program's in fp64, over what they may be; where that does not run, from eager's."""
+        self._restart()
         try:
             return Reference(self.captured).excess
         except (RuntimeError, MemoryError) as error:  # no memory for fp64, or no kernel
             self.report(f"compared with eager in its own precision: {first_line(error)}")
         expected = tensors(self.captured.run(self.inputs))
-        own = tensors(self._rewritten(Candidate())[0].run(self.inputs))
+        rewritten, _ = self._rewritten(Candidate())
+        self._restart()
+        own = tensors(rewritten.run(self.inputs))
         least = max((torch.finfo(t.dtype).eps for t in expected if t.is_floating_point()), default=0.0)
         most = PRECISION * max(_error(own, expected), least)
         return lambda outputs: _error(outputs, expected) / most if most else inf * _error(outputs, expected)
@@ -377,7 +391,14 @@ class Search:
 
     def _program_excess(self, choices: Choices) -> float:
         program, _ = self.rewrite(choices)
+        self._restart()
         return self.excess(tensors(program.run(self.inputs)))
+
+    @torch.no_grad()
+    def _restart(self) -> None:
+        """What runs have changed, a counter or a cache, is as the search found it."""
+        for tensor, value in zip(self.captured.changed, self.buffers, strict=True):
+            tensor.copy_(value)
 
     def _rewritten(self, candidate: Candidate) -> tuple[Program, list[Decision]]:
         """The program of a candidate, and its decisions; the best so far and the last one are remembered."""
