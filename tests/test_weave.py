@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from weave_space import Branches, Space
 
 import systems
+from results.cell import Cell, Conditions, choose
+from runners.showings.registry import showings
 from systems.base import BadOption
 from systems.profiling.measurements import Measurements
 from systems.scheduling import scheduler
@@ -31,6 +33,7 @@ from systems.weave import search
 from systems.weave.candidate import Candidate
 from systems.weave.search import Search
 from systems.weave.stream_plans import SEARCHED, STREAM_PLANS
+from systems.weave.system import Weave
 
 
 @pytest.mark.usefixtures("cache_folder")
@@ -92,6 +95,20 @@ def plan_file(folder: Path, run: Run) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return folder / "plan.json"
+
+
+def test_a_plan_that_is_only_written_may_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process does nothing else: so local search and IOS's stages are tried there too."""
+    seen: list[bool] = []
+
+    def scheduled(system: Weave, module: nn.Module, inputs: tuple[Tensor, ...]) -> Schedule:
+        seen.append(system.is_learning)
+        return systems.load("nimble").schedule(module, inputs)
+
+    monkeypatch.setattr(Weave, "schedule", scheduled)
+    of = choose("model", "squeezenet"), choose("system", "weave", budget_s=0.0), choose("runner", "schedule")
+    showings()["schedule"](of[2]).show(Cell(*of, Conditions(1, "cpu")), "cpu", lambda words: None)
+    assert seen == [True]
 
 
 ASKED = (

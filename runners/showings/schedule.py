@@ -65,6 +65,7 @@ class Schedule(Showing):
         from runners.cell.shape import shape_of
         from systems.base import Unsupported
         from systems.scheduling.scheduler import Scheduler
+        from systems.weave.system import Weave
 
         report("loading the model")
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)  # some schedulers measure
@@ -74,6 +75,8 @@ class Schedule(Showing):
         if not isinstance(system, Scheduler):
             raise Unsupported(f"{system.name} has no schedule of operators")
         system.report = report
+        if isinstance(system, Weave):
+            system.is_learning = True  # as in a process that learns: nothing is timed here once it has profiled
         with torch.no_grad(), refused_by_the_system(lambda: model.module(*model.inputs)):
             schedule = system.schedule(model.module, model.inputs)
         document = schedule.to_json(model=cell.model.name, batch=cell.batch, device=cell.device)
