@@ -108,6 +108,8 @@ class Advice:
     @property
     def reason(self) -> str:
         """Why no schedule gains."""
+        if not self.busy_ms:
+            return "nothing is launched"
         if self.width == 1:
             return "each operator depends on the one before it"
         if self.critical_path_ms >= FILLED * self.busy_ms:

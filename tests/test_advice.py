@@ -228,6 +228,13 @@ def test_a_chain_gains_nothing_and_says_why() -> None:
     )
 
 
+def test_a_model_of_views_launches_nothing() -> None:
+    advice = advice_of(outlook(one(Lambda(lambda x: x.view(-1)), torch.zeros(2, 4)), [], GPU))
+    assert (advice.kernels, advice.busy_ms, advice.pays, advice.most) == (0, 0.0, False, 1.0)
+    assert advice.verdict == "no: no scheduler is predicted to gain more than 5%, since nothing is launched"
+    assert advice.verdict in "\n".join(advice.lines) and "None" not in "\n".join(advice.lines)
+
+
 def test_times_of_another_gpu_are_scaled_and_no_measurement_of_it(program: Program) -> None:
     measured = [made_set(program, [50.0] * len(program.graph))]
     on_own, on_other = outlook(program, measured, GPU), outlook(program, measured, load("v100"))
