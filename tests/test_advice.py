@@ -116,6 +116,24 @@ def test_each_kind_is_told_from_the_others() -> None:
         assert demand_of(program, len(program.graph) - 1, GPU).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("module", "shape", "kind"),
+    [
+        (nn.Linear(4, 8), (0, 4), "product"),
+        (nn.Linear(4, 0), (3, 4), "product"),
+        (nn.Conv2d(3, 8, 3), (0, 3, 9, 9), "matrix"),
+        (Lambda(lambda q: nn.functional.scaled_dot_product_attention(q, q, q)), (0, 2, 8, 16), "attention"),
+        (nn.ReLU(), (0, 4), "elementwise"),
+    ],
+)
+def test_an_empty_output_takes_a_launch(module: nn.Module, shape: tuple[int, ...], kind: str) -> None:
+    program = one(module, torch.zeros(shape))
+    v = len(program.graph) - 1
+    assert demand_of(program, v, GPU).kind == kind
+    assert estimated(program, v, GPU).milliseconds == pytest.approx(RULES[kind].start_us / 1e3)
+    assert not advice_of(outlook(program, [], GPU)).pays
+
+
 def test_a_lookup_does_not_read_the_table_and_a_view_takes_no_time() -> None:
     rows, indices = 1_000_000, torch.zeros(4, 3, dtype=torch.int64)
     for module in (nn.Embedding(rows, 16), Lambda(lambda i: embedding_bag(i, torch.zeros(rows, 16)))):

@@ -104,10 +104,12 @@ def estimated(program: Program, v: int, gpu: Gpu) -> OperatorProfile:
 
 
 def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
-    """Of an operator that is no view."""
+    """Of an operator that is no view; one whose output is empty asks for a launch alone."""
     kind, output = kind_of(program, v, gpu), _output(program, v)
-    (read, written), operations = moved_bytes(program, v), 0
     elements = 1 if output is None else output.numel()
+    if not elements:
+        return Demand(kind, 1, 0.0, 0.0, 0, 0)
+    (read, written), operations = moved_bytes(program, v), 0
     if kind == "lookup":
         read = written
     tiles = blocks = max(1, ceil(elements / RULES[kind].elements))
