@@ -117,6 +117,27 @@ def test_each_kind_is_told_from_the_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (nn.Conv2d(16, 16, 3, groups=16), "depthwise"),
+        (nn.Conv2d(16, 32, 3, groups=16), "depthwise"),
+        (nn.ConvTranspose2d(16, 16, 3, groups=16), "depthwise"),
+        (nn.Conv2d(16, 16, 3, groups=8), "matrix"),
+        (nn.Conv2d(16, 64, 7), "matrix"),
+        (nn.Conv2d(1, 64, 7), "matrix"),
+        (nn.ConvTranspose2d(16, 1, 3), "matrix"),
+    ],
+)
+def test_a_convolution_is_depthwise_where_its_groups_have_one_channel_each(module: nn.Module, kind: str) -> None:
+    channels = module.in_channels
+    assert isinstance(channels, int)
+    for shape in ((2, channels, 9, 9), (channels, 9, 9)):
+        program = one(module, torch.zeros(shape))
+        v = place(program, "conv_transpose2d" if isinstance(module, nn.ConvTranspose2d) else "conv2d")
+        assert demand_of(program, v, GPU).kind == kind
+
+
+@pytest.mark.parametrize(
     ("module", "shape", "kind"),
     [
         (nn.Linear(4, 8), (0, 4), "product"),

@@ -34,7 +34,7 @@ def tensors_written(function: Callable[..., Any], arguments: Sequence[Any], keyw
 
 def written(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
     """The arguments that it writes in place: tensors, lists of tensors, or what stands for them."""
-    by_name = _named(operator, arguments, keywords)
+    by_name = named(operator, arguments, keywords)
     schema = operator._schema
     names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if schema.name in BATCH_NORMS and by_name["training"]:
@@ -46,7 +46,7 @@ def draws(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str,
     """Does it draw random numbers, and so change the generator's state?"""
     return (
         torch.Tag.nondeterministic_seeded in operator.tags
-        and _named(operator, arguments, keywords).get("dropout_p") != 0  # attention without dropout draws nothing
+        and named(operator, arguments, keywords).get("dropout_p") != 0  # attention without dropout draws nothing
     )
 
 
@@ -58,5 +58,6 @@ def is_view(function: object) -> bool:
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
 
 
-def _named(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+def named(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call by the names that the operator's schema gives them, without those that were not passed."""
     return {a.name: value for a, value in zip(operator._schema.arguments, arguments, strict=False)} | dict(keywords)

@@ -14,14 +14,16 @@ and 32 (tests/benchmarks/benchmark_advice.py --fit). No profile of fp16 or bf16 
 
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from systems.profiling.intensity import LOOKUPS, moved_bytes, work
 from systems.profiling.profile import Kernel, OperatorProfile
-from systems.scheduling.graph.effects import is_view
+from systems.scheduling.graph.effects import is_view, named
 from systems.scheduling.graph.program import Program
 
 from .gpu import Gpu
@@ -135,8 +137,8 @@ def kind_of(program: Program, v: int, gpu: Gpu) -> str:
     if name in LOOKUPS:
         return "lookup"
     if "conv" in name:
-        weight = program.value(program.calls[v].args[1])
-        if isinstance(weight, Tensor) and weight.shape[1] == 1 and weight.shape[0] > 1:
+        source, weight = (program.value(a) for a in program.calls[v].args[:2])
+        if source.shape[1 - weight.dim()] == _argument(program, v, "groups", 1) > 1:
             return "depthwise"
     if "conv" in name or name in PRODUCTS:
         return "matrix" if _peak(program, v, gpu) > gpu.fp32_tflops else "product"
@@ -153,6 +155,13 @@ def _peak(program: Program, v: int, gpu: Gpu) -> float:
     if "conv" in name:
         return gpu.tf32_tflops if torch.backends.cudnn.allow_tf32 else gpu.fp32_tflops
     return gpu.tf32_tflops if name in PRODUCTS and torch.backends.cuda.matmul.allow_tf32 else gpu.fp32_tflops
+
+
+def _argument(program: Program, v: int, name: str, default: Any) -> Any:
+    """Of an operator of PyTorch, by its name; the default where it was not passed."""
+    call = program.calls[v]
+    arguments = named(call.function, call.args, call.kwargs) if isinstance(call.function, OpOverload) else call.kwargs
+    return arguments.get(name, default)
 
 
 def _output(program: Program, v: int) -> Tensor | None:
