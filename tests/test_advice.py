@@ -28,6 +28,7 @@ from runners.request.request import Request, SweepOptions
 from runners.showings import advise
 from runners.showings.advise import known_sets
 from systems.advice import Outlook, _width, outlook
+from systems.profiling.intensity import moved_bytes
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
@@ -153,6 +154,34 @@ def test_an_empty_output_takes_a_launch(module: nn.Module, shape: tuple[int, ...
     assert demand_of(program, v, GPU).kind == kind
     assert estimated(program, v, GPU).milliseconds == pytest.approx(RULES[kind].start_us / 1e3)
     assert not advice_of(outlook(program, [], GPU)).pays
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "kernels", "num_weights"),
+    [  # of an input of 5 steps, 3 sequences, 8 features
+        (nn.LSTM(8, 16), (5, 3, 8), 5, 64 * (8 + 16)),
+        (nn.LSTM(8, 16, 2, batch_first=True), (3, 5, 8), 10, 64 * (8 + 16 + 16 + 16)),
+        (nn.LSTM(8, 16, proj_size=4), (5, 3, 8), 5, 64 * (8 + 4) + 4 * 16),
+        (nn.GRU(8, 16, 2, bidirectional=True), (5, 3, 8), 20, 2 * 48 * (8 + 16 + 32 + 16)),
+        (nn.RNN(8, 16, nonlinearity="relu", bias=False), (5, 3, 8), 5, 16 * (8 + 16)),
+        (nn.LSTMCell(8, 16), (3, 8), 1, 64 * (8 + 16)),
+    ],
+)
+def test_a_recurrent_operator_is_a_chain_of_products(
+    module: nn.Module, shape: tuple[int, ...], kernels: int, num_weights: int
+) -> None:
+    program = one(module, torch.zeros(shape))
+    v = next(o.id for o in program.graph.operators if o.name.startswith(("lstm", "gru", "rnn")))
+    demand, profile = demand_of(program, v, GPU), estimated(program, v, GPU)
+    steps = 5 if len(shape) == 3 else 1
+    tflops = 66.9 if isinstance(module, nn.LSTMCell) else 494.7  # cuDNN's are by TF32, as its convolutions
+    assert (demand.kind, demand.kernels) == ("product" if tflops == 66.9 else "matrix", kernels)
+    assert demand.arithmetic_us == pytest.approx(2 * 3 * steps * num_weights / (tflops * 1e6 / 132))  # one tile
+    assert demand.bytes_read == moved_bytes(program, v)[0] + 4 * (steps - 1) * num_weights
+    assert len(profile.kernels) == kernels and sum(k.milliseconds for k in profile.kernels) == pytest.approx(
+        profile.milliseconds
+    )
+    assert profile.milliseconds > kernels * RULES[demand.kind].start_us / 1e3
 
 
 def test_a_lookup_does_not_read_the_table_and_a_view_takes_no_time() -> None:

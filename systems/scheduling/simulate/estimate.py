@@ -8,6 +8,9 @@ with the GPU's peak rate in the operator's arithmetic. Tiles are of a product's 
 product of few tiles splits each into several blocks, and is hardly faster for it. Any other operator's tiles are elements of
 its output, and memory alone limits it. A lookup moves what it returns.
 
+A recurrent operator is a chain of kernels, one for each step of each layer and direction. Each is a product of the batch at
+that step with its layer's weights, which it reads anew. What else a step computes is left out, and none runs beside another.
+
 `start` and both shares are of a kind of operators. They are fitted on the profiles of five models on an H200 at batch 1, 8
 and 32 (tests/benchmarks/benchmark_advice.py --fit). No profile of fp16 or bf16 is committed: TF32's shares stand in.
 """
@@ -21,7 +24,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from systems.profiling.intensity import LOOKUPS, moved_bytes, work
+from systems.profiling.intensity import LOOKUPS, moved_bytes, num_bytes, work
 from systems.profiling.profile import Kernel, OperatorProfile
 from systems.scheduling.graph.effects import is_view, named
 from systems.scheduling.graph.program import Program
@@ -65,6 +68,7 @@ RULES = {
     "elementwise": Rule(1.0, None, 1.0),
 }
 PRODUCTS = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "einsum", "_grouped_mm"})
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})  # over all steps; one step is a "_cell"
 REDUCTIONS = ("norm", "softmax", "mean", "sum", "amax", "argmax", "var", "cumsum", "topk", "sort")
 
 
@@ -74,10 +78,11 @@ class Demand:
 
     Args:
         kind: One of RULES.
-        blocks: Of its kernel.
+        blocks: Of each of its kernels.
         arithmetic_us: By peak arithmetic, at most one block an SM at a time; 0 where memory alone limits it.
         memory_us: By peak bandwidth.
-        bytes_read, bytes_written: As a profile has them.
+        bytes_read, bytes_written: As a profile has them; a recurrent operator reads its weights in each step.
+        kernels: One after the other, equal ones.
     """
 
     kind: str
@@ -86,11 +91,12 @@ class Demand:
     memory_us: float
     bytes_read: int
     bytes_written: int
+    kernels: int = 1
 
     def microseconds(self, rule: Rule) -> float:
         """That it takes alone."""
         arithmetic_us = self.arithmetic_us / rule.share if rule.share else 0.0
-        return rule.start_us + max(arithmetic_us, self.memory_us / rule.bandwidth)
+        return self.kernels * rule.start_us + max(arithmetic_us, self.memory_us / rule.bandwidth)
 
 
 def estimated(program: Program, v: int, gpu: Gpu) -> OperatorProfile:
@@ -101,8 +107,9 @@ def estimated(program: Program, v: int, gpu: Gpu) -> OperatorProfile:
     rule = RULES[demand.kind]
     milliseconds = demand.microseconds(rule) / 1e3
     grid, block = (demand.blocks, 1, 1), (rule.threads, 1, 1)
-    kernel = Kernel(f"estimated {demand.kind}", milliseconds, grid, block, rule.registers, rule.shared_memory)
-    return OperatorProfile(milliseconds, (kernel,), demand.bytes_read, demand.bytes_written)
+    of_each = milliseconds / demand.kernels
+    kernel = Kernel(f"estimated {demand.kind}", of_each, grid, block, rule.registers, rule.shared_memory)
+    return OperatorProfile(milliseconds, (kernel,) * demand.kernels, demand.bytes_read, demand.bytes_written)
 
 
 def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
@@ -111,6 +118,8 @@ def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
     elements = 1 if output is None else output.numel()
     if not elements:
         return Demand(kind, 1, 0.0, 0.0, 0, 0)
+    if _is_recurrent(program, v):
+        return _chain(program, v, gpu, kind)
     (read, written), operations = moved_bytes(program, v), 0
     if kind == "lookup":
         read = written
@@ -122,11 +131,36 @@ def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
         else:
             columns = _columns(program, v, output)
             tiles = ceil(rows / TILE) * ceil(columns / TILE) * max(1, elements // max(1, rows * columns))
-            depth = operations // max(1, 2 * elements)
-            blocks = tiles * max(1, min(depth // DEPTH, gpu.multiprocessors // tiles))
+            blocks = _split(tiles, operations // max(1, 2 * elements), gpu)
+    arithmetic_us = _arithmetic_us(program, v, gpu, operations, tiles)
+    return Demand(kind, blocks, arithmetic_us, _memory_us(gpu, read + written), read, written)
+
+
+def _chain(program: Program, v: int, gpu: Gpu, kind: str) -> Demand:
+    """Of a recurrent operator: a chain of products, one for each step of each layer and direction."""
+    call = program.calls[v]
+    source, state = (program.value(a) for a in (call.args[0], tree_leaves(_argument(program, v, "hx", None))[0]))
+    values = (program.value(a) for a in tree_leaves(call.args[2:]))
+    weights = [value for value in values if isinstance(value, Tensor) and value.dim() == 2]
+    num_weights = sum(weight.numel() for weight in weights)
+    inputs, batch, columns = prod(source.shape[:-1]), state.shape[-2], weights[0].shape[0]
+    steps = ceil(inputs / batch)
+    layers = _argument(program, v, "num_layers", 1) * (2 if _argument(program, v, "bidirectional", False) else 1)
+    read, written = moved_bytes(program, v)
+    read += (steps - 1) * num_bytes(weights)
+    tiles = ceil(batch / TILE) * ceil(columns / TILE)
+    blocks = _split(tiles, num_weights // (layers * columns), gpu)
+    arithmetic_us = _arithmetic_us(program, v, gpu, 2 * inputs * num_weights, tiles)
+    return Demand(kind, blocks, arithmetic_us, _memory_us(gpu, read + written), read, written, steps * layers)
+
+
+def _arithmetic_us(program: Program, v: int, gpu: Gpu, operations: int, tiles: int) -> float:
     rate = _peak(program, v, gpu) * 1e6  # operations a microsecond
-    arithmetic_us = ceil(tiles / gpu.multiprocessors) * operations / tiles / (rate / gpu.multiprocessors)
-    return Demand(kind, blocks, arithmetic_us, (read + written) / (gpu.bandwidth_gb_s * 1e3), read, written)
+    return ceil(tiles / gpu.multiprocessors) * operations / tiles / (rate / gpu.multiprocessors)
+
+
+def _memory_us(gpu: Gpu, moved: int) -> float:
+    return moved / (gpu.bandwidth_gb_s * 1e3)
 
 
 def kind_of(program: Program, v: int, gpu: Gpu) -> str:
@@ -140,7 +174,7 @@ def kind_of(program: Program, v: int, gpu: Gpu) -> str:
         source, weight = (program.value(a) for a in program.calls[v].args[:2])
         if source.shape[1 - weight.dim()] == _argument(program, v, "groups", 1) > 1:
             return "depthwise"
-    if "conv" in name or name in PRODUCTS:
+    if "conv" in name or name in PRODUCTS or _is_recurrent(program, v):
         return "matrix" if _peak(program, v, gpu) > gpu.fp32_tflops else "product"
     if "pool" in name:
         return "pooling"
@@ -152,9 +186,19 @@ def _peak(program: Program, v: int, gpu: Gpu) -> float:
     name, output = program.graph.operators[v].name, _output(program, v)
     if output is not None and output.dtype in HALF:
         return gpu.half_tflops
-    if "conv" in name:
+    if "conv" in name or name in RECURRENT:
         return gpu.tf32_tflops if torch.backends.cudnn.allow_tf32 else gpu.fp32_tflops
-    return gpu.tf32_tflops if name in PRODUCTS and torch.backends.cuda.matmul.allow_tf32 else gpu.fp32_tflops
+    is_product = name in PRODUCTS or _is_recurrent(program, v)
+    return gpu.tf32_tflops if is_product and torch.backends.cuda.matmul.allow_tf32 else gpu.fp32_tflops
+
+
+def _split(tiles: int, depth: int, gpu: Gpu) -> int:
+    """The blocks of a product, of which few tiles are split along what they add up."""
+    return tiles * max(1, min(depth // DEPTH, gpu.multiprocessors // tiles))
+
+
+def _is_recurrent(program: Program, v: int) -> bool:
+    return program.graph.operators[v].name.removesuffix("_cell") in RECURRENT
 
 
 def _argument(program: Program, v: int, name: str, default: Any) -> Any:
