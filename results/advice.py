@@ -122,14 +122,14 @@ class Advice:
     def verdict(self) -> str:
         """One line."""
         gain, system, is_measured = self.best
-        close = "; that is within the simulator's error: measure it" if self.is_close else ""
-        if self.estimated_ms > ESTIMATED * self.busy_ms and not close and not is_measured:
-            close = "; that rests on estimates: measure it"
+        rests = self.estimated_ms > ESTIMATED * self.busy_ms and not is_measured
+        doubts = ["is within the simulator's error"] * self.is_close + ["rests on estimates"] * rests
+        doubt = f"; that {' and '.join(doubts)}: measure it" if doubts else ""
         if self.pays:
             how = "was measured to be" if is_measured else "is predicted to be"
-            return f"yes: {system} {how} {gain:.2f} times as fast as one stream{close}"
+            return f"yes: {system} {how} {gain:.2f} times as fast as one stream{doubt}"
         how = "was measured" if is_measured else "is predicted"
-        return f"no: no scheduler {how} to gain more than {WORTH - 1:.0%}, since {self.reason}{close}"
+        return f"no: no scheduler {how} to gain more than {WORTH - 1:.0%}, since {self.reason}{doubt}"
 
     @property
     def command(self) -> str:

@@ -352,14 +352,19 @@ def made(gain: float, width: int = 4, critical_path_ms: float = 0.3, sm_area_ms:
     ("advice", "pays", "words"),
     [
         (made(1.6), True, "yes: nimble is predicted to be 1.60 times as fast"),
-        (made(1.08), True, "within the simulator's error"),
+        (made(1.08), True, "; that is within the simulator's error: measure it"),
         (made(1.02), False, "within the simulator's error"),
         (made(1.02, critical_path_ms=0.97), False, "the longest chain of operators is 108%"),
         (made(0.9), False, "edges between streams"),
         (made(1.0, critical_path_ms=0.88), False, "the longest chain of operators is 98%"),
         (made(1.0, sm_area_ms=0.85), False, "kernels hold 94% of the SMs"),
         (made(1.0, width=1), False, "each operator depends on the one before it"),
-        (replace(made(1.6), estimated_ms=0.5), True, "rests on estimates: measure it"),
+        (replace(made(1.6), estimated_ms=0.5), True, "; that rests on estimates: measure it"),
+        (
+            replace(made(1.08), estimated_ms=0.5),
+            True,
+            "; that is within the simulator's error and rests on estimates: measure it",
+        ),
     ],
 )
 def test_the_verdict_and_its_reason(advice: Advice, pays: bool, words: str) -> None:
