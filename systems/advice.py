@@ -2,7 +2,7 @@
 
 1. Profile. Each operator alone, out of measured sets; what none of them has is estimated by a roofline rule.
 2. Limits. One stream's time, the critical path and the SM area bound what any schedule of these kernels gains.
-3. Forecasts. The schedule that each scheduler makes is simulated. IOS searches by simulated costs.
+3. Forecasts. The schedule that each scheduler makes is simulated. IOS searches by simulated costs, SEARCH_SECONDS at most.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import conf
 from systems.base import Unsupported
+from systems.preparing import OverBudget, at_most
 from systems.profiling.intensity import in_table
 from systems.profiling.limits import critical_path, held_share
 from systems.profiling.profile import OperatorProfile, Profile
@@ -30,6 +31,7 @@ from systems.scheduling.simulate.stored import StoredOperators
 from systems.scheduling.simulate.what_if import on_another
 
 SCHEDULERS = ("nimble", "opara", "ios")
+SEARCH_SECONDS = 20.0  # of IOS's search at most, which takes minutes for wide models
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,11 @@ class _Known:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "profile.json"
             MeasuredSet("", 0, {}, programs, ()).write(file)
-            return _planned(load(system, costs="simulated", profile=str(file), gpu=self.gpu.name), program)
+            try:
+                with at_most(SEARCH_SECONDS):
+                    return _planned(load(system, costs="simulated", profile=str(file), gpu=self.gpu.name), program)
+            except OverBudget as error:
+                raise Unsupported(f"its search takes longer than {SEARCH_SECONDS:g} s") from error
 
     def forecast(
         self, system: str, program: Program, schedule: Schedule, one_stream: Schedule, profile: Profile

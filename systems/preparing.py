@@ -1,10 +1,12 @@
-"""What is the whole process's while something is made ready in it: tracing, allocator, garbage collector, environment."""
+"""What is the whole process's while something is made ready in it: tracing, allocator, collector, environment, timer."""
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import torch
 
@@ -15,6 +17,7 @@ from .base import Unsupported
 # Held by whoever traces a module, or captures on a GPU. Neither torch.export nor torch's pools of memory serve two threads.
 one_at_a_time = threading.RLock()
 TRITONS_FOLDER = "TRITON_CACHE_DIR"  # of Triton's cache; TorchInductor moves it where nobody has named one
+AGAIN_SECONDS = 5.0  # after which what swallowed being interrupted is interrupted once more
 FROZEN_BY_PYTHON = 1000  # objects, at most: Python 3.12 freezes some hundred when it starts
 
 
@@ -76,3 +79,30 @@ def uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupp
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return error
     return Unsupported(f"{what} cannot be captured into a CUDA Graph: {first_line(error)}")
+
+
+class OverBudget(BaseException):
+    """The budget is over. It is no Exception: compilers take those for failures of a candidate, and go on."""
+
+
+@contextmanager
+def at_most(seconds: float | None) -> Iterator[None]:
+    """Raise OverBudget within, once so many seconds have passed. Only the main thread hears signals: elsewhere, no limit.
+
+    Args:
+        seconds: None for no limit.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise OverBudget
+
+    handler = signal.signal(signal.SIGALRM, end)
+    other = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *other)
+        signal.signal(signal.SIGALRM, handler)

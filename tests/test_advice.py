@@ -4,9 +4,11 @@ import itertools
 import json
 import random
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import networkx
 import pytest
@@ -282,6 +284,19 @@ def test_two_small_branches_gain_what_they_take_at_once(program: Program) -> Non
     sequential, nimble, _ = drawn.schedules
     drawn = replace(drawn, schedules=(sequential, replace(nimble, name="random")))
     assert {f.measured_gain for f in outlook(program, [drawn], GPU, systems=("nimble",)).forecasts} == {None}
+
+
+def test_a_search_that_takes_too_long_is_given_up_and_the_others_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("systems.advice.SEARCH_SECONDS", 0.2)
+    branches = nn.ModuleList(nn.Linear(8, 8 + i) for i in range(60))
+    wide = one(Lambda(lambda x: torch.cat([branch(x).relu() for branch in branches], 1)), torch.zeros(4, 8))
+    handler, begin = signal.getsignal(signal.SIGALRM), perf_counter()
+    said = outlook(wide, [], GPU)
+    nimble, opara, ios = said.forecasts
+    assert nimble.latency_ms and opara.latency_ms and perf_counter() - begin < 20
+    assert (ios.latency_ms, ios.reason) == (None, "its search takes longer than 0.2 s")
+    assert "  ios: its search takes longer than 0.2 s" in advice_of(said).lines
+    assert signal.getsignal(signal.SIGALRM) == handler
 
 
 def test_a_chain_gains_nothing_and_says_why() -> None:

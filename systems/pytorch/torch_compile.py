@@ -6,8 +6,6 @@ import inspect
 import json
 import os
 import shutil
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 import torch
@@ -28,7 +25,7 @@ from conf.text import first_line
 from systems.base import BadOption, Compilation, Loss, Prepared, PreparedModule, System, Unsupported
 from systems.cache import JSON, Cache, code_of
 from systems.notice import Notice
-from systems.preparing import TRITONS_FOLDER, variable_kept
+from systems.preparing import TRITONS_FOLDER, OverBudget, at_most, variable_kept
 from systems.profiling.measurements import conditions
 from systems.scheduling.decision import Decision, DecisionRow, rows
 from systems.scheduling.graph.program import describe
@@ -41,7 +38,6 @@ LAYOUTS = ("given", "contiguous", "channels_last")
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 WARM_UP_RUNS = 3  # CUDA Graph Trees warm up, record and replay in the first three calls
 SAMPLES, SAMPLE_SECONDS, MOST_SAMPLES = 5, 0.3, 100
-AGAIN_SECONDS = 5.0  # after which a compiler that swallowed being interrupted is interrupted once more
 SEARCH = "search.json"  # of a search's artefact
 
 
@@ -193,7 +189,7 @@ class TorchCompile(System):
             number = len(milliseconds) + 1
             self.report(f"variant {number} of {len(variants)}, {spent:.0f} of {self.budget_s:.0f} s: {name}")
             try:
-                limit = _at_most(self.budget_s - spent if milliseconds else None)
+                limit = at_most(self.budget_s - spent if milliseconds else None)
                 with limit, closing(compiled(module, inputs, variant)) as prepared:
                     milliseconds[name] = _milliseconds(prepared, inputs)
             except OverBudget:
@@ -245,29 +241,6 @@ class TorchCompile(System):
         except torch._dynamo.exc.BackendCompilerFailed as error:
             raise Unsupported(f"Inductor cannot compile it: {first_line(error)}") from error
         return step
-
-
-class OverBudget(BaseException):
-    """The budget is over. It is no Exception: compilers take those for failures of a candidate, and go on."""
-
-
-@contextmanager
-def _at_most(seconds: float | None) -> Iterator[None]:
-    """Raise OverBudget within, once so many seconds have passed. Only the main thread hears signals: elsewhere, no limit."""
-    if seconds is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise OverBudget
-
-    handler = signal.signal(signal.SIGALRM, end)
-    other = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), AGAIN_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *other)
-        signal.signal(signal.SIGALRM, handler)
 
 
 class CompiledStep(ModuleStep):
