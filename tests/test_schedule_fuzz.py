@@ -120,7 +120,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
     "-1 is no number of an operator": lambda d: d["edges"].append([-1, 3]),
     "True is no number of an operator": lambda d: d["operators"][1].update(id=True),
     "0.0 is no number of an operator": lambda d: d["operators"][0].update(stream=0.0),
-    "is never launched": lambda d: d["operators"][1].update(position=d["operators"][0]["position"]),
+    "two operators have one position": lambda d: d["operators"][1].update(position=d["operators"][0]["position"]),
     "a wait between 0 and 99": lambda d: d["waits"].append([0, 99]),
     "seconds is 'x', not a number": lambda d: d["search"].update(seconds="x"),
 }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +139,40 @@ def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
         "edges": (lambda d: d["edges"].pop(), "other operators here"),
         "recipe": (lambda d: d.pop("recipe"), "is no plan of weave"),
         "other": (lambda d: d.update(system="nimble", recipe=None), "is no plan of weave: it is a schedule of nimble"),
-        "choices": (lambda d: d["recipe"].update(choices=[]), "is no plan of weave"),
+        "choices": (lambda d: d["recipe"].update(choices=[]), "is no plan of weave: choices is no mapping"),
+        "choice": (lambda d: d["recipe"].update(choices={"guess 0": "x"}), "is no plan of weave: choices has 'guess 0'"),
+        "switches": (lambda d: d["recipe"].update(switches=["guess"]), "is no plan of weave: switches has 'guess'"),
+        "binaries": (lambda d: d["recipe"].update(binaries=[["x"]]), "is no plan of weave: binaries"),
+        **{
+            f"time_{t}": (lambda d, t=t: d["recipe"]["times"].update(x=t), f"is no plan of weave: times has {t}")
+            for t in (nan, inf, -1.0, True)
+        },
+        "early_text": (lambda d: d.update(early=["x"]), "is no plan of weave: early is"),
+        "early_outside": (lambda d: d.update(early=[99]), "is no plan of weave: an early launch of 99"),
+        "early": (lambda d: d.update(early=[0]), "does not fit: cpu launches no kernel early"),
+        "merges_number": (lambda d: d.update(merges=3), "is no plan of weave: merges is"),
+        "merges_outside": (lambda d: d.update(merges=[[0, 99]]), "is no plan of weave: a merge of 99"),
+        "merges": (lambda d: d.update(merges=[[0]]), "does not fit: operators .* cannot be merged"),
+        "stream_text": (lambda d: d["operators"][0].update(stream="x"), "is no plan of weave: operators is"),
+        "stream": (lambda d: d["operators"][0].update(stream=9), "is no plan of weave: the streams are not numbered"),
+        "position": (
+            lambda d: d["operators"][1].update(position=0),
+            "is no plan of weave: operators is .*two operators have one position",
+        ),
+        "wait_text": (lambda d: d["waits"].append(["x", 1]), "is no plan of weave: waits is"),
+        "wait": (lambda d: d["waits"].append([1, 0]), "is no plan of weave: operator .* waits for"),
     }
     for name, (change, message) in wrong.items():
         document = json.loads(json.dumps(planned))
         change(document)
         (folder / f"{name}.json").write_text(json.dumps(document))
-        with pytest.raises(BadOption, match=message):
+        with pytest.raises(BadOption, match=f"system.plan=.*{name}.json .*{message}"):
             _prepared_tiny(folder, folder / f"{name}.json")
     done = run(*ASKED, "batch=3", "system=weave", "system.plan=plan.json")
     assert done.returncode == 2 and "system.plan=plan.json does not fit: inputs is" in done.stderr
     assert len([line for line in done.stderr.splitlines() if not line.startswith("[")]) == 1  # the rest is progress
+    done = run(*ASKED, "system=weave", "system.plan=merges.json")
+    assert done.returncode == 2 and "system.plan=merges.json does not fit: operators 0" in done.stderr
 
 
 def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path) -> None:
@@ -178,11 +202,13 @@ def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_
         assert traced == [other]
         monkeypatch.undo()
     traced.clear()
-    document = json.loads(file.read_text())
-    document["recipe"]["captured"]["calls"][0][1] = "aten.nothing.default"
-    file.write_text(json.dumps(document))
-    with pytest.raises(BadOption, match="captured cannot be read"):
-        prepared(other)
+    text = file.read_text()
+    for place, damage in (1, "aten.nothing.default"), (2, {"tuple": [1]}), (2, {"tuple": [{"input": 0}] * 3}):
+        document = json.loads(text)
+        document["recipe"]["captured"]["calls"][0][place] = damage
+        file.write_text(json.dumps(document))
+        with pytest.raises(BadOption, match="does not fit: captured is no program"):
+            prepared(other)
 
 
 @pytest.mark.parametrize("learns", [True, False])
@@ -274,7 +300,7 @@ class Factor(nn.Module):
         self.layer = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).relu() * self.factor  # type: ignore[no-any-return]
+        return self.layer(x).tanh() * self.factor  # type: ignore[no-any-return]
 
 
 def _prepared_tiny(folder: Path, file: Path) -> Any:

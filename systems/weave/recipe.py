@@ -2,20 +2,24 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from sys import float_info
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from conf.text import first_line
 from systems.cache import JSON
 from systems.kernels.binaries import Binary, Library, Stored
 from systems.kernels.kernel import Kernel
 from systems.profiling.measurements import conditions
 from systems.profiling.timing import Timer, name_of
+from systems.scheduling.decision import kind_of
 from systems.scheduling.graph.program import Program, describe
 from systems.scheduling.graph.stored_program import NotStorable, description, from_document, to_document
 from systems.scheduling.graph.structure import digest, structure
+from systems.scheduling.passes.rewriting import KINDS, SWITCHES
 from systems.tolerance import distance
 
 LAST_DIGITS = 64.0  # units of rounding by which the same kernels may differ from run to run
@@ -53,15 +57,28 @@ class Recipe:
 
     @classmethod
     def from_json(cls, document: Any) -> "Recipe":
-        """Raises KeyError, TypeError or ValueError where `document` is not of `to_json`."""
-        mappings = [document[name] for name in ("fingerprint", "choices", "times")] + [document.get("captured", {})]
-        if not all(isinstance(mapping, dict) for mapping in mappings):
-            raise TypeError("fingerprint, choices, times and captured are mappings")
-        fingerprint, choices, times, captured = mappings
-        texts = {str(place): str(name) for place, name in choices.items()}
-        switches, module = tuple(map(str, document["switches"])), str(document.get("module", ""))
-        binaries = tuple(map(Binary.from_json, document.get("binaries", ())))
-        return cls(fingerprint, switches, texts, {str(k): float(t) for k, t in times.items()}, module, captured, binaries)
+        """Raises ValueError where `document` is not of `to_json`; the message begins with the field."""
+        if not isinstance(document, dict):
+            raise ValueError("recipe is no mapping")
+        fields: dict[str, Any] = {"module": "", "captured": {}, "binaries": []} | document
+        mappings, lists = ("fingerprint", "choices", "times", "captured"), ("switches", "binaries")
+        for kind, names in {dict: mappings, list: lists}.items():
+            if strange := [name for name in names if not isinstance(fields.get(name), kind)]:
+                raise ValueError(f"{strange[0]} is no {'mapping' if kind is dict else 'list'}")
+        switches, choices, times = fields["switches"], fields["choices"], fields["times"]
+        if strange := [switch for switch in switches if switch not in SWITCHES]:
+            raise ValueError(f"switches has {strange[0]!r}, which is no switch of a pass")
+        if strange := [place for place, name in choices.items() if kind_of(place) not in KINDS or not isinstance(name, str)]:
+            raise ValueError(f"choices has {strange[0]!r}: {choices[strange[0]]!r}, which is no decision of a pass")
+        if strange := [name for name, t in times.items() if type(t) not in (int, float) or not 0 <= t <= float_info.max]:
+            raise ValueError(f"times has {times[strange[0]]!r}, which is no number of milliseconds")
+        try:
+            binaries = tuple(map(Binary.from_json, fields["binaries"]))
+        except ValueError as error:
+            raise ValueError(f"binaries: {error}") from error
+        milliseconds = {name: float(t) for name, t in times.items()}
+        captured, module = fields["captured"], str(fields["module"])
+        return cls(fields["fingerprint"], tuple(switches), choices, milliseconds, module, captured, binaries)
 
     def of_module(self, program: Program, module: nn.Module) -> "Recipe":
         """This recipe with the captured program of a module; without it where it cannot be stored."""
@@ -77,13 +94,20 @@ class Recipe:
         what its description does not know.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError, IndexError: what is stored is no such program.
+            ValueError: what is stored is no such program.
         """
         is_for_these = self.fingerprint.get("inputs") == _described(inputs) and self.module == digest(description(module))
         if not self.captured or not is_for_these:
             return None
-        program = from_document(self.captured, module, inputs)
-        return program if _computes_the_same(program, module, inputs) else None
+        try:
+            program = from_document(self.captured, module, inputs)
+            with torch.no_grad():
+                outputs = tree_leaves(program.unflatten(program.run(inputs)))
+        except torch.OutOfMemoryError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise ValueError(f"captured is no program: {first_line(error)}") from error
+        return program if _are_of(module, inputs, outputs) else None
 
     def check(self, program: Program) -> None:
         """Raises Misfit unless it is for this captured program, on this device, with these libraries."""
@@ -93,8 +117,9 @@ class Recipe:
 
 
 @torch.no_grad()
-def _computes_the_same(program: Program, module: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
-    outputs, expected = tree_leaves(program.unflatten(program.run(inputs))), tree_leaves(module(*inputs))
+def _are_of(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Sequence[object]) -> bool:
+    """Does the module compute these outputs?"""
+    expected = tree_leaves(module(*inputs))
     return len(outputs) == len(expected) and all(map(_is_same, outputs, expected))
 
 

@@ -23,6 +23,7 @@ from systems.scheduling.passes.rewriting import Remembered, Rewriting
 from systems.scheduling.plans import local_search
 from systems.scheduling.plans import schedule as schedules
 from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.verify import verify
 from systems.scheduling.scheduler import Scheduler, captured, proved
 from systems.scheduling.simulate.gpu import find
 
@@ -107,8 +108,8 @@ class Weave(Scheduler):
         assert self.recipe is not None
         try:
             program = self.recipe.program(module, inputs)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise BadOption(f"system.plan={self.file} does not fit: captured cannot be read: {first_line(error)}") from error
+        except ValueError as error:
+            raise BadOption(f"system.plan={self.file} does not fit: {first_line(error)}") from error
         if program is None:
             self.report("capturing the model: the plan does not hold this module as it is")
         return program
@@ -127,6 +128,10 @@ class Weave(Scheduler):
         if self.file_schedule is not None:
             if self.file_schedule.graph != program.graph:
                 raise BadOption(f"system.plan={self.file} does not fit: the passes make other operators here")
+            try:
+                proved(program, self.file_schedule)
+            except ValueError as error:
+                raise BadOption(f"system.plan={self.file} does not fit: {first_line(error)}") from error
             return self.file_schedule
         schedule = self.state.chosen.schedule(program)
         simulated = len(self.state.simulated) if self.costs != "measured" else None
@@ -218,8 +223,10 @@ def _read(file: Path) -> tuple[Schedule, Recipe]:
         schedule = Schedule.from_json(json.loads(file.read_text(encoding="utf-8")))
         if schedule.recipe is None:
             raise ValueError(f"it is a schedule of {schedule.system} without a recipe")
-        return schedule, Recipe.from_json(schedule.recipe)
+        recipe = Recipe.from_json(schedule.recipe)
+        verify(schedule.graph, schedule)
+        return schedule, recipe
     except OSError as error:
         raise BadOption(f"system.plan={file} cannot be read: {error.strerror or error}") from error
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadOption(f"system.plan={file} is no plan of weave: {first_line(error)}") from error

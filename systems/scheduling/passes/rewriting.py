@@ -74,6 +74,7 @@ PASSES = (
     Pass(fuse_elementwise, ("fuse_elementwise",), measures=False),
 )
 SWITCHES = tuple(dict.fromkeys(switch for p in PASSES for switch in p.switches))
+KINDS = tuple(p.kind for p in PASSES)  # of decisions
 
 
 @dataclass(frozen=True, init=False)

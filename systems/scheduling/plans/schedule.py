@@ -1,5 +1,6 @@
 """The one representation of a schedule: every scheduler emits it, every executor accepts it."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -179,30 +180,69 @@ class Schedule:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Schedule":
-        """Read a schedule file back. Raises ValueError where it is not one; it still has to pass `verify`."""
-        try:
-            operators = [Operator(_natural(o["id"]), str(o["name"]), str(o["target"])) for o in document["operators"]]
-            predecessors: list[list[int]] = [[] for _ in operators]
-            for u, v in map(_naturals, document["edges"]):
-                predecessors[v].append(u)
-            operator_by_position = {_natural(o["position"]): o["id"] for o in document["operators"]}
-            stages, merges = document.get("stages"), document.get("merges")
-            return cls(
-                graph=OperatorGraph(operators, predecessors),
-                system=str(document["system"]),
-                order=tuple(v for _, v in sorted(operator_by_position.items())),
-                streams=tuple(_natural(o["stream"]) for o in document["operators"]),
-                waits=tuple((u, v) for u, v in map(_naturals, document["waits"])),
-                stages=None if stages is None else tuple(tuple(map(_naturals, stage)) for stage in stages),
-                merges=None if merges is None else tuple(map(_naturals, merges)),
-                search=Search.from_json(document.get("search", {})),
-                decisions=tuple(DecisionRow.from_json(row) for row in document.get("decisions", ())),
-                recipe=document.get("recipe"),
-                early=_naturals(document.get("early", ())),
-                priorities=_naturals(document.get("priorities", ())),
-            )
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            raise ValueError(f"not a schedule file: {type(error).__name__}: {error}") from error
+        """Read a schedule file back; it still has to pass `verify`.
+
+        Raises:
+            ValueError: it is no schedule file; the message begins with the field.
+        """
+        if not isinstance(document, dict):
+            raise ValueError("not a schedule file: it is no mapping")
+
+        absent: dict[str, Any] = {
+            "stages": None,
+            "merges": None,
+            "search": {},
+            "decisions": (),
+            "recipe": None,
+            "early": (),
+            "priorities": (),
+        }
+        fields = absent | document
+
+        def read(name: str, reader: Callable[[Any], Any]) -> Any:
+            try:
+                return reader(fields[name])
+            except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+                raise ValueError(f"{name} is not a schedule file's: {type(error).__name__}: {error}") from error
+
+        operators: tuple[Operator, ...] = read("operators", lambda rows: tuple(map(_operator, rows)))
+        return cls(
+            graph=read("edges", lambda edges: _graph(operators, edges)),
+            system=read("system", str),
+            order=read("operators", _order),
+            streams=read("operators", lambda rows: _naturals(row["stream"] for row in rows)),
+            waits=read("waits", lambda waits: tuple((u, v) for u, v in map(_naturals, waits))),
+            stages=read("stages", lambda stages: None if stages is None else tuple(map(_groups, stages))),
+            merges=read("merges", lambda merges: None if merges is None else _groups(merges)),
+            search=read("search", Search.from_json),
+            decisions=read("decisions", lambda rows: tuple(map(DecisionRow.from_json, rows))),
+            recipe=fields["recipe"],
+            early=read("early", _naturals),
+            priorities=read("priorities", _naturals),
+        )
+
+
+def _operator(row: Mapping[str, Any]) -> Operator:
+    return Operator(_natural(row["id"]), str(row["name"]), str(row["target"]))
+
+
+def _graph(operators: Sequence[Operator], edges: Any) -> OperatorGraph:
+    predecessors: list[list[int]] = [[] for _ in operators]
+    for u, v in map(_naturals, edges):
+        predecessors[v].append(u)
+    return OperatorGraph(operators, predecessors)
+
+
+def _order(rows: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Operators by their positions. Raises ValueError where two have the same."""
+    operator_by_position = {_natural(row["position"]): row["id"] for row in rows}
+    if len(operator_by_position) < len(rows):
+        raise ValueError("two operators have one position")
+    return tuple(v for _, v in sorted(operator_by_position.items()))
+
+
+def _groups(groups: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(_naturals, groups))
 
 
 def _numbers(document: dict[str, Any]) -> dict[str, Any]:
