@@ -102,6 +102,42 @@ def test_wrong_settings_are_refused() -> None:
         Weave(Attention().eval(), axes=[Axis({2: 0}, {})], budget_s=0.0).prepare(data(1, 4))
 
 
+class Mixed(nn.Module):
+    """Returns what is no tensor before its tensors."""
+
+    def forward(self, x: Tensor) -> tuple[None, int, Tensor, Tensor]:
+        return None, 3, x + 1, x.sum(1, keepdim=True)
+
+
+def test_outputs_are_counted_among_tensors_alone() -> None:
+    module = Weave(Mixed().eval(), axes=[Axis({0: 0}, {0: 0, 1: 0})], budget_s=0.0).prepare(torch.zeros(4, 2))
+    nothing, number, more, sums = module(torch.ones(3, 2))
+    assert (nothing, number, more.tolist(), sums.tolist()) == (None, 3, [[2.0, 2.0]] * 3, [[2.0]] * 3)
+    module.close()
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        (Axis({}, {}), "an axis names no input"),
+        (Axis({0: -3}, {}), "input 0 has no dimension -3"),
+        (Axis({-1: 0}, {}), "input -1 has no dimension 0"),
+        (Axis({0: 0}, {2: 0}), "output 2 has no dimension 0"),
+        (Axis({0: 0}, {-1: 0}), "output -1 has no dimension 0"),
+        (Axis({0: 0}, {1: 2}), "output 1 has no dimension 2"),
+        (Axis({0: 1}, {0: 1, 1: 1}), "output 1 has size 1 along dimension 1, and the inputs of its axis 2"),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused(axis: Axis, message: str) -> None:
+    module = Weave(Mixed().eval(), axes=[axis], budget_s=0.0)
+    with pytest.raises(ValueError, match=message):
+        module.prepare(torch.zeros(4, 2))
+    assert not module.prepared
+    for no_list in (axis, [axis, 3]):
+        with pytest.raises(BadOption, match="axes is no list of Axis"):
+            Weave(Mixed().eval(), axes=no_list)  # type: ignore[arg-type]
+
+
 def test_what_lacks_is_filled_with_what_was_named() -> None:
     module = Weave(nn.ReLU().eval(), axes=[Axis({0: 1}, {}, fill={0: 7})], budget_s=0.0).prepare(torch.zeros(2, 4))
     assert module(torch.ones(2, 3)).tolist() == [[1, 1, 1, 7]] * 2

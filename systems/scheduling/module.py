@@ -16,7 +16,7 @@ from systems.base import BadOption, Loss
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.execution.training_step import TrainingStep
-from systems.scheduling.graph.program import describe
+from systems.scheduling.graph.program import Program, describe
 from systems.scheduling.scheduler import Scheduler
 
 OTHERWISE = ("refuse", "module")
@@ -30,7 +30,7 @@ class Axis:
     Whether the filling changes what remains is the model's affair: a mask has to hide it where elements see each other.
 
     Args:
-        inputs: the dimension with this size, by the number of the input.
+        inputs: the dimension with this size, by the number of the input, from 0; of at least one.
         outputs: likewise, by the number of the output among all tensors that the module returns; they are cut to size.
         fill: what to fill with along this axis, by the number of the input; 0 where there is none.
     """
@@ -80,13 +80,15 @@ class ScheduledModule(nn.Module):
         otherwise: what a call of an unprepared shape does: "refuse", or run the "module" itself.
 
     Raises:
-        BadOption: `otherwise` is neither.
+        BadOption: `otherwise` is neither, or `axes` is no sequence of Axis.
     """
 
     def __init__(self, module: nn.Module, system: Scheduler, axes: Sequence[Axis] = (), otherwise: str = "refuse"):
         super().__init__()
         if otherwise not in OTHERWISE:
             raise BadOption(f"otherwise is {otherwise}, not one of {', '.join(OTHERWISE)}")
+        if isinstance(axes, Axis) or not all(isinstance(axis, Axis) for axis in axes):
+            raise BadOption("axes is no list of Axis: write axes=[Axis(...)]")
         # Not a submodule: the names in state_dict are to stay the module's own.
         self.__dict__["module"] = module
         for own in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -115,7 +117,8 @@ class ScheduledModule(nn.Module):
         Raises:
             Unsupported: the module cannot be captured.
             TypeError: the inputs are no tensors.
-            ValueError: they lack a dimension that an axis names.
+            ValueError: an axis names no input, or a dimension that an input or an output lacks, or an output of another size
+                than the inputs.
         """
         inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
         if not inputs or not all(isinstance(x, Tensor) for x in inputs):
@@ -125,13 +128,20 @@ class ScheduledModule(nn.Module):
         if training_arguments:
             raise TypeError(f"{', '.join(training_arguments)}: for training=True alone")
         for axis in self.axes:
-            if strange := [i for i, dim in axis.inputs.items() if i >= len(inputs) or dim >= inputs[i].dim()]:
-                raise ValueError(f"input {strange[0]} has no dimension {axis.inputs[strange[0]]}, which an axis names")
+            if not axis.inputs:
+                raise ValueError("an axis names no input, so that its size is unknown")
+            _check_dimensions("input", inputs, axis.inputs)
         shape = _shape(inputs)
         if shape in self.prepared:
             self.prepared.pop(shape).close()
         with _preserved_random_state(inputs), _eval_form(self.module):
-            self.prepared[shape] = self.system.prepare(self.module, inputs, arena=self.arena)
+            prepared = self.system.prepare(self.module, inputs, arena=self.arena)
+        try:
+            _check_outputs(prepared.program, self.axes)
+        except ValueError:
+            prepared.close()
+            raise
+        self.prepared[shape] = prepared
         self.states[shape] = _state(self.module)
         return self
 
@@ -246,6 +256,23 @@ def _shape(inputs: Sequence[Tensor]) -> Shape:
     return tuple((x.shape, x.dtype, x.device) for x in inputs)
 
 
+def _check_dimensions(kind: str, tensors: Sequence[Tensor], dimensions: Mapping[int, int]) -> None:
+    for i, dim in dimensions.items():
+        if not 0 <= i < len(tensors) or not -tensors[i].dim() <= dim < tensors[i].dim():
+            raise ValueError(f"{kind} {i} has no dimension {dim}, which an axis names")
+
+
+def _check_outputs(program: Program, axes: Sequence[Axis]) -> None:
+    """Raises ValueError unless the program's tensors have the dimensions of the axes, with the inputs' sizes."""
+    outputs = [value for value in map(program.value, program.outputs) if isinstance(value, Tensor)]
+    for axis in axes:
+        _check_dimensions("output", outputs, axis.outputs)
+        size = _size(axis, program.examples)
+        for i, dim in axis.outputs.items():
+            if (own := outputs[i].shape[dim]) != size:
+                raise ValueError(f"output {i} has size {own} along dimension {dim}, and the inputs of its axis {size}")
+
+
 def _size(axis: Axis, inputs: Sequence[Tensor]) -> int:
     return next(inputs[i].shape[dim] for i, dim in axis.inputs.items())
 
@@ -281,11 +308,12 @@ def _filled(inputs: Sequence[Tensor], shape: Shape, axes: Sequence[Axis]) -> tup
 
 
 def _cut(outputs: Any, axes: Sequence[Axis], sizes: Sequence[int]) -> Any:
-    """The outputs, each cut to the sizes that the call had along the axes."""
+    """The outputs, each tensor cut to the sizes that the call had along the axes."""
     leaves, spec = tree_flatten(outputs)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for axis, size in zip(axes, sizes, strict=True):
         for i, dim in axis.outputs.items():
-            leaves[i] = leaves[i].narrow(dim, 0, size)
+            leaves[places[i]] = leaves[places[i]].narrow(dim, 0, size)
     return tree_unflatten(leaves, spec) if axes else outputs
 
 
