@@ -1,5 +1,7 @@
 """A module that is ready for several shapes: which of them a call takes, what is filled up and cut, what is refused."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -85,6 +87,10 @@ def test_an_unprepared_shape_is_refused_or_runs_the_module() -> None:
         module(data(1, 4)[0].double(), data(1, 4)[1])
     with pytest.raises(ValueError, match="called with a int, a int, prepared for"):
         module(1, 2)
+    with pytest.raises(ValueError, match="called without inputs, prepared for float32"):
+        module()
+    with pytest.raises(TypeError, match="mask goes by name: inputs go by position"):
+        module(data(1, 4)[0], mask=data(1, 4)[1])
     module.close()
     module = woven(otherwise="module")
     inputs = data(5, 9)
@@ -163,6 +169,14 @@ def test_all_shapes_share_one_arena() -> None:
         inputs = data(3, 5)
         torch.testing.assert_close(module(*inputs)["tokens"], module.module(*inputs)["tokens"], rtol=1e-4, atol=1e-5)
     module.close()
+
+
+def test_a_copy_is_refused_in_words() -> None:
+    module = Weave(nn.Linear(2, 2).eval(), budget_s=0.0)
+    for holder in (module, nn.Sequential(module)):
+        with pytest.raises(TypeError, match="a Weave cannot be copied: wrap a copy of its module"):
+            copy.deepcopy(holder)
+    assert isinstance(copy.deepcopy(module.module), nn.Linear)
 
 
 @given(

@@ -155,13 +155,20 @@ class ScheduledModule(nn.Module):
     ) -> TrainingStep:
         return self.system.prepare_training(self.module, optimizer, loss, inputs, example_target)
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs: Tensor, **named: object) -> Any:
         """The module's output, in eval form and without gradients.
 
+        Args:
+            inputs: by position, as in `prepare`.
+            named: refused.
+
         Raises:
+            TypeError: an input goes by name.
             ValueError: inputs of these shapes, dtypes or device were not prepared.
             RuntimeError: the module is in training form, or has other tensors or submodules since.
         """
+        if named:
+            raise TypeError(f"{', '.join(named)} goes by name: inputs go by position, as in prepare")
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
         shape = self._nearest(inputs) if all(isinstance(x, Tensor) for x in inputs) else None
@@ -170,6 +177,8 @@ class ScheduledModule(nn.Module):
                 return self.module(*inputs)
         if shape is None:
             ready = "; ".join(_names(shape) for shape in self.prepared) or "nothing"
+            if not inputs:
+                raise ValueError(f"called without inputs, prepared for {ready}")
             raise ValueError(
                 f"called with {', '.join(map(describe, inputs))}, prepared for {ready}: prepare these inputs too"
             )
@@ -223,6 +232,11 @@ class ScheduledModule(nn.Module):
         self.prepared.clear()
         self.states.clear()
         self.arena = Arena()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied: wrap a copy of its module, copy.deepcopy(wrapped.module)"
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
