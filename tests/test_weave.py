@@ -209,6 +209,19 @@ def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_
         file.write_text(json.dumps(document))
         with pytest.raises(BadOption, match="does not fit: captured is no program"):
             prepared(other)
+    document = json.loads(text)
+    code = f"[open({str(tmp_path / 'run')!r}, 'w'), 0][1]"  # what stands in a file never runs as Python
+    for place, damage in (2, {"tuple": [{"input": code}]}), (3, {"dict": {f"weight={code}, bias": None}}):
+        document["recipe"]["captured"]["calls"] = json.loads(text)["recipe"]["captured"]["calls"]
+        document["recipe"]["captured"]["calls"][0][place] = damage
+        file.write_text(json.dumps(document))
+        with pytest.raises(BadOption, match=r"captured is no program: .* is no n"):
+            prepared(other)
+    assert not (tmp_path / "run").exists()
+    document = json.loads(text)
+    document["recipe"]["captured"]["outputs"] = [3]
+    file.write_text(json.dumps(document))
+    torch.testing.assert_close(prepared(other), other(x).detach())
 
 
 @pytest.mark.parametrize("learns", [True, False])

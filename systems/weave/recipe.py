@@ -125,7 +125,7 @@ def _are_of(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Sequence[obj
 
 def _is_same(a: object, b: object) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return bool(a == b)
+        return type(a) is type(b) and bool(a == b)
     if (a.shape, a.dtype, a.stride()) != (b.shape, b.dtype, b.stride()):
         return False
     rounding = torch.finfo(a.dtype).eps if a.dtype.is_floating_point else 0.0

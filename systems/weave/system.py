@@ -30,7 +30,7 @@ from systems.scheduling.simulate.gpu import find
 from . import candidate, changes, forecast, search, stream_plans, trials
 from .candidate import Choices
 from .forecast import forecast_on
-from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
+from .recipe import NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
 from .search import Forecast, Search
 from .state import State
 
@@ -160,7 +160,7 @@ class Weave(Scheduler):
             recipe.check(program)
             rewriting = Rewriting(**dict.fromkeys(recipe.switches, True))
             rewritten, decisions = rewriting.apply(program, RecordedTimer(program.device, recipe.times), recipe.choices)
-        except Misfit as error:
+        except ValueError as error:  # a Misfit, or times with which no pass can choose
             raise BadOption(f"system.plan={self.file} does not fit: {error}") from error
         return stored(rewritten, recipe.binaries), decisions
 

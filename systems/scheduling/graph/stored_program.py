@@ -86,6 +86,8 @@ def from_document(document: Mapping[str, Any], module: nn.Module, inputs: tuple[
     calls, operators, predecessors = [], [], []
     for v, (name, target, args, kwargs, produces) in enumerate(document["calls"]):
         call = Call(_operator(target), _read(args, leaf), _read(kwargs, leaf), _read(produces, leaf))
+        if strange := [key for key in call.kwargs if not key.isidentifier()]:
+            raise ValueError(f"operator {v} has an argument {strange[0]!r}, which is no name")
         if not all(0 <= o.operator < v for o in call.references()):
             raise ValueError(f"operator {v} reads one that follows it")
         operators.append(Operator(v, str(name), str(target)))
@@ -168,11 +170,19 @@ def _constant(value: Tensor) -> Any:
     return {"constant": [str(value.dtype).removeprefix("torch."), [*value.shape], on, base64.b64encode(content).decode()]}
 
 
+def _number(value: object) -> int:
+    """The number of an operator or an input, which stands in the source of a call. Raises TypeError for anything else."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no number of an operator or an input")
+    return value
+
+
 def _value(kind: str, value: Any, device: torch.device) -> Any:
     if kind == "output":
-        return Output(*value)
+        operator, index = value
+        return Output(_number(operator), None if index is None else _number(index))
     if kind == "input":
-        return Input(value)
+        return Input(_number(value))
     if kind == "device":
         return device if value is None else torch.device(value)
     if kind == "meta":
