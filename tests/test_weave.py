@@ -29,6 +29,8 @@ from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
 from systems.scheduling.passes import fuse_in_triton
+from systems.scheduling.passes.layouts import Unsolvable
+from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.plans.schedule import Schedule
 from systems.weave import search
 from systems.weave.candidate import Candidate
@@ -107,8 +109,9 @@ def test_a_plan_that_is_only_written_may_profile(monkeypatch: pytest.MonkeyPatch
         return systems.load("nimble").schedule(module, inputs)
 
     monkeypatch.setattr(Weave, "schedule", scheduled)
-    of = choose("model", "squeezenet"), choose("system", "weave", budget_s=0.0), choose("runner", "schedule")
-    showings()["schedule"](of[2]).show(Cell(*of, Conditions(1, "cpu")), "cpu", lambda words: None)
+    runner = choose("runner", "schedule")
+    asked = Cell(choose("model", "squeezenet"), choose("system", "weave", budget_s=0.0), runner, Conditions(1, "cpu"))
+    showings()["schedule"](runner).show(asked, "cpu", lambda words: None)
     assert seen == [True]
 
 
@@ -173,6 +176,31 @@ def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
     assert len([line for line in done.stderr.splitlines() if not line.startswith("[")]) == 1  # the rest is progress
     done = run(*ASKED, "system=weave", "system.plan=merges.json")
     assert done.returncode == 2 and "system.plan=merges.json does not fit: operators 0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (Unsolvable("too long"), BadOption, "plan.json does not fit: too long$"),
+        (ValueError("a fault"), ValueError, "^a fault$"),
+    ],
+)
+def test_a_fault_of_a_pass_is_no_misfit_of_a_plan(
+    error: ValueError,
+    kind: type[Exception],
+    message: str,
+    plan_file: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as the command line has it here
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Rewriting, "apply", fails)
+    with pytest.raises(kind, match=message):
+        _prepared_tiny(folder, plan_file)
 
 
 def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path) -> None:

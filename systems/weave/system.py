@@ -19,6 +19,7 @@ from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
+from systems.scheduling.passes.layouts import Unsolvable
 from systems.scheduling.passes.rewriting import Remembered, Rewriting
 from systems.scheduling.plans import local_search
 from systems.scheduling.plans import schedule as schedules
@@ -30,7 +31,7 @@ from systems.scheduling.simulate.gpu import find
 from . import candidate, changes, forecast, search, stream_plans, trials
 from .candidate import Choices
 from .forecast import forecast_on
-from .recipe import NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
+from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
 from .search import Forecast, Search
 from .state import State
 
@@ -160,7 +161,7 @@ class Weave(Scheduler):
             recipe.check(program)
             rewriting = Rewriting(**dict.fromkeys(recipe.switches, True))
             rewritten, decisions = rewriting.apply(program, RecordedTimer(program.device, recipe.times), recipe.choices)
-        except ValueError as error:  # a Misfit, or times with which no pass can choose
+        except (Misfit, Unsolvable) as error:
             raise BadOption(f"system.plan={self.file} does not fit: {error}") from error
         return stored(rewritten, recipe.binaries), decisions
 

@@ -9,6 +9,10 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 UNITS = 1e5  # of flow in a millisecond: 10 ns each
 
 
+class Unsolvable(ValueError):
+    """No assignment of layouts can be found for these times."""
+
+
 def cheapest_layouts(
     costs: Sequence[tuple[float, float]], reads: Sequence[Sequence[int]], conversions: Sequence[tuple[float, float]]
 ) -> list[int]:
@@ -28,16 +32,16 @@ def cheapest_layouts(
             readers that need it.
 
     Raises:
-        ValueError: an operator can run in neither layout.
+        Unsolvable: an operator can run in neither layout, or the times are too long.
     """
     n = len(costs)
     if any(min(c) == np.inf for c in costs):
-        raise ValueError("an operator can run in neither layout")
+        raise Unsolvable("an operator can run in neither layout")
     source, sink = 3 * n, 3 * n + 1
     finite = [c for pair in (*costs, *conversions) for c in pair if c < np.inf]
     never = int(sum(finite) * UNITS) + 1
     if never >= 2**31:
-        raise ValueError("the times are beyond a flow of 32 bits")
+        raise Unsolvable("the times are beyond a flow of 32 bits")
     edges: dict[tuple[int, int], int] = {}
 
     def edge(a: int, b: int, cost: float) -> None:
