@@ -206,11 +206,12 @@ def test_a_module_that_keeps_state_is_held_to_what_it_computes_from_the_same_sta
     module, x = Stateful().eval(), torch.randn(4, 8)
     before = {name: t.clone() for name, t in module.state_dict().items()}
     captured = capture(module, (x,))
-    held = reference.Reference(captured)
+    eager_reference = reference.Reference(captured)
     assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
     with captured.undone():
         (out,) = captured.run((x,))
-    assert held.excess([out]) <= 1 < min(held.excess([wrong]) for wrong in (out * 1.01, out + module.mean, out * 2))
+    wrong = [out * 1.01, out + module.mean, out * 2]
+    assert eager_reference.excess([out]) <= 1 < min(eager_reference.excess([each]) for each in wrong)
     searching = Search(captured, lambda choices: (captured, []), 1e6, lambda words: None, lambda state: None)
     searching.excess = searching._reference()
     for _ in range(3):

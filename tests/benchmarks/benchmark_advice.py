@@ -120,12 +120,12 @@ def measured_gains() -> dict[Setting, dict[tuple[str, str], float]]:
                 gains.setdefault(setting, {})[IN_SETS, system] = latency_ms["sequential"] / latency_ms[name]
     baseline = named("system", "cuda_graph")
     for group in siblings(read([REFERENCE / "h200" / f"{pack}.jsonl.gz" for pack in PACKS])):
-        of = group.group.conditions
-        if of.arithmetic == f"{of.precision}, contiguous" and not group.group.model.changed:
+        conditions = group.group.conditions
+        if conditions.arithmetic == f"{conditions.precision}, contiguous" and not group.group.model.changed:
             for system in SCHEDULERS:
                 speedup = group.over(named("system", system), baseline)
                 if speedup is not None:
-                    setting = Setting(group.group.model.choice, of.batch, of.precision)
+                    setting = Setting(group.group.model.choice, conditions.batch, conditions.precision)
                     gains.setdefault(setting, {})[IN_RECORDS, system] = speedup.ratio
     return gains
 
@@ -280,8 +280,8 @@ def main() -> None:
         table = Table(*headings, title=f"The worst ten by {by}")
         for row in worst:
             gains = f"{row.measured:.2f}", f"{row.predicted:.2f}", f"{row.error:+.1%}"
-            of = row.setting
-            table.add_row(of.model, str(of.batch), of.precision, row.system, row.measured_in, *gains)
+            setting = row.setting
+            table.add_row(setting.model, str(setting.batch), setting.precision, row.system, row.measured_in, *gains)
         console.print(table)
 
 

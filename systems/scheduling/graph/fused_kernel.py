@@ -67,13 +67,13 @@ class FusedKernel:
             kernel = self._compile(inputs)
             outputs = tuple(kernel(*inputs))
             addresses = {x.untyped_storage().data_ptr() for x in inputs}
-            is_planned = self.planned is not None and self.planned[0] == strides
-            wanted = self.planned[1] if is_planned and self.planned else tuple(x.stride() for x in outputs)
-            is_copied = [
-                x.untyped_storage().data_ptr() in addresses or _lies_otherwise(x, stride)
+            inputs_as_planned, wanted = self.planned or (None, ())
+            if inputs_as_planned != strides:  # nothing is known of the outputs
+                wanted = tuple(x.stride() for x in outputs)
+            copied = tuple(
+                stride if x.untyped_storage().data_ptr() in addresses or _lies_otherwise(x, stride) else None
                 for x, stride in zip(outputs, wanted, strict=True)
-            ]
-            copied = tuple(stride if copies else None for stride, copies in zip(wanted, is_copied, strict=True))
+            )
             latest = Compiled(strides, kernel, copied)
             self.latest = latest
         if any(stride is not None for stride in latest.copied):

@@ -12,7 +12,7 @@ A recurrent operator is a chain of kernels, one for each step of each layer and 
 that step with its layer's weights, which it reads anew. What else a step computes is left out, and none runs beside another.
 
 `start` and both shares are of a kind of operators. They are fitted on the profiles of five models on an H200 at batch 1, 8
-and 32 (tests/benchmarks/benchmark_advice.py --fit). No profile of fp16 or bf16 is committed: TF32's shares stand in.
+and 32 (tests/benchmarks/benchmark_advice.py --fit), all in tf32: its shares stand in for those of fp16 and bf16.
 """
 
 from dataclasses import dataclass
