@@ -28,7 +28,7 @@ from systems.cache import Cache
 from systems.compilers.exported import Exported
 from systems.notice import Notice
 from systems.onnx import export as onnx_export
-from systems.onnx.export import MODEL, onnx_file, unavailable
+from systems.onnx.export import MODEL, OnnxNotes, onnx_file, unavailable
 from systems.onnx.runtime import OnnxRuntime, _operators_by_provider
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -214,6 +214,19 @@ class TestExport:
         with pytest.raises(Unsupported, match=operator), onnx_file(Exported(module, image()), module, cache):
             pass
         assert not cache.entries()
+
+    def test_a_transposed_weight_is_written_in_its_order(self, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+        linear, x, are_ordered = nn.Linear(8, 16, bias=False).half(), (torch.rand(2, 3, 8).half(),), []
+        save = torch.onnx.ONNXProgram.save
+
+        def saving(program: Any, *arguments: Any, **options: Any) -> None:
+            are_ordered.extend(v.const_value.numpy().flags.c_contiguous for v in program.model.graph.initializers.values())
+            save(program, *arguments, **options)
+
+        monkeypatch.setattr(torch.onnx.ONNXProgram, "save", saving)
+        with onnx_file(Exported(linear, x), linear, cache) as artefact:
+            error = OnnxNotes.of(artefact).error
+            assert are_ordered and all(are_ordered) and error is not None and error < 1e-3
 
     def test_a_full_disk_says_nothing_of_the_model(self, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
         def save(*_: Any, **__: Any) -> None:
