@@ -252,13 +252,19 @@ class Cache:
         return manifest
 
     def _trim(self, newest: Path) -> None:
-        """Drop the least recently used entries until the bound holds; `newest`, which was used just now, stays anyway."""
-        entries = self.entries()
-        total = sum(entry.bytes for entry in entries)
-        for entry in reversed(entries):
+        """Drop entries until the bound holds: first what exceeds it alone, then the least recently used.
+
+        `newest`, which was used just now, stays anyway. If it exceeds the bound alone, it takes no other's place: to drop
+        all others would not make room for it.
+        """
+        others = [entry for entry in self.entries() if entry.folder != newest]
+        others.sort(key=lambda entry: (entry.bytes <= self.bound, entry.used_ns))
+        own = _size(newest)
+        total = sum(entry.bytes for entry in others) + (own if own <= self.bound else 0)
+        for entry in others:
             if total <= self.bound:
                 break
-            if entry.folder != newest and self._drop(entry.folder):
+            if self._drop(entry.folder):
                 total -= entry.bytes
 
     def _drop(self, folder: Path) -> bool:

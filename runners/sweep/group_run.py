@@ -5,6 +5,7 @@ early loses at most the cell in flight, and the next one finds what is owed.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -85,10 +86,11 @@ class GroupRun:
             return
         record = self._measure(cell)
         # What the parked ones hold, of the GPU's memory and of the host's, the cell may have lacked. Its own limit it has
-        # exceeded without them.
-        if record.status == "out_of_memory" and record.memory_limit_gib is None and len(self.parked):
-            self.parked.close_all()
-            record = self._measure(cell)
+        # exceeded without them. The slowest makes room first: the rounds can do without that best.
+        for make_room in (self._close_slowest, self.parked.close_all):
+            if record.status == "out_of_memory" and record.memory_limit_gib is None and len(self.parked):
+                make_room()
+                record = self._measure(cell)
         self._write(cell, record)
         self.lane.progress.done(cell, self.records[cell])
 
@@ -118,6 +120,13 @@ class GroupRun:
             self.lane.close(process)
         return record
 
+    def _close_slowest(self) -> None:
+        self.parked.close(max(self.parked, key=self._milliseconds))
+
+    def _milliseconds(self, cell: Cell) -> float:
+        """Of a call that was measured alone."""
+        return self.records[cell].host_ms or math.inf
+
     def _process(self) -> CellProcess:
         return self.lane.start_or_take([*self.unmeasured, *self.following()])
 
@@ -127,7 +136,8 @@ class GroupRun:
 
     def _compare(self) -> None:
         """Interleaved rounds over the cells that ran, unless they share some already."""
-        cells = taking_part(self.records)
+        # What is no longer parked is prepared in this order: where memory is short, the slowest are left out.
+        cells = sorted(taking_part(self.records), key=self._milliseconds)
         if len(cells) < 2 or not self.lane.options.rounds:
             return
         if shared := in_shared_rounds(self.store, self.records):

@@ -1,5 +1,7 @@
 """Processes whose cells are prepared, and wait for the rounds and for the profiler."""
 
+from collections.abc import Iterator
+
 from results.cell import Cell
 from runners.cell.messages import Answer, Failed, Prepare, Ready, Refused, Round
 
@@ -16,6 +18,9 @@ class Parked:
 
     def __len__(self) -> int:
         return len(self._processes)
+
+    def __iter__(self) -> Iterator[Cell]:
+        return iter(self._processes)
 
     def park(self, cell: Cell, process: CellProcess) -> None:
         self._processes[cell] = process

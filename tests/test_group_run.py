@@ -1,0 +1,98 @@
+"""What a group of cells does where a GPU cannot hold all of them at once."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from made_records import cell, latency, record
+
+from results.cell import Cell
+from results.record import Record
+from results.store import Store
+from runners.cell.messages import Answer, Done, Failed, Learn, Learned, Measure, Prepare, Profile, Ready, Round, Turn
+from runners.sweep.cell_process import CellProcess
+from runners.sweep.group_run import GroupRun
+
+ALONE_MS = {"eager": 40.0, "cuda_graph": 7.0, "xla": 9.0, "nimble": 6.0, "weave": 4.0}
+LACKS = Failed("out_of_memory", "no room")
+
+
+class Gpu:
+    """A mock of a lane whose GPU holds `room` prepared processes.
+
+    Attributes:
+        held: the cell of each process that holds memory.
+        measured, prepared: cells in the order in which they were asked for.
+    """
+
+    gpu, options = "0", SimpleNamespace(force=True, rounds=2, margin=False, max_load=1.0)
+    progress = SimpleNamespace(start=lambda *_: None, done=lambda *_: None, phase=lambda *_: None)
+
+    def __init__(self, room: int):
+        self.room = room
+        self.held: dict[CellProcess, str] = {}
+        self.measured: list[str] = []
+        self.prepared: list[str] = []
+
+    def exclusive(self, _: Cell) -> Any:
+        return nullcontext()
+
+    def others(self) -> list[object]:
+        return []
+
+    def start(self) -> CellProcess:
+        return object.__new__(CellProcess)
+
+    def start_or_take(self, _: object) -> CellProcess:
+        return self.start()
+
+    def close(self, process: CellProcess) -> None:
+        self.held.pop(process, None)
+
+    def ask(self, process: CellProcess, command: object, of: Cell) -> Answer:
+        name = of.system.name
+        match command:
+            case Learn():
+                return Learned(None)
+            case Measure() | Prepare():
+                (self.measured if isinstance(command, Measure) else self.prepared).append(name)
+                if len(self.held) >= self.room:
+                    return LACKS
+                self.held[process] = name
+                return Done(alone(command.record)) if isinstance(command, Measure) else Ready()
+            case Round():
+                return Turn((ALONE_MS[name],))
+            case Profile():
+                return Done(replace(command.record, pending=()))
+        raise AssertionError(command)
+
+
+def alone(owed: Record) -> Record:
+    """The record as its process would fill it."""
+    return replace(owed, status="ok", reason=None, latency=latency(ALONE_MS[owed.cell.system.name]))
+
+
+@pytest.mark.parametrize(
+    ("room", "again", "prepared", "left_out"),
+    [
+        (5, [], [], []),
+        (4, ["weave"], ["eager"], ["eager"]),
+        (2, ["xla", "nimble", "weave"], ["cuda_graph", "xla", "eager"], ["cuda_graph", "xla", "eager"]),
+    ],
+)
+def test_the_slowest_gives_way(
+    tmp_path: Path, room: int, again: list[str], prepared: list[str], left_out: list[str]
+) -> None:
+    """again: measured a second time. prepared: again for the rounds, in this order. left_out: of them."""
+    gpu, cells = Gpu(room), [cell(system, device="cuda") for system in ALONE_MS]
+    places = {of: (record(of=of).id, record(of=of).environment) for of in cells}
+    group = GroupRun(gpu, cells, Store(tmp_path), places.__getitem__, lambda: ())  # type: ignore[arg-type]
+    group.run()
+    assert gpu.measured == [name for system in ALONE_MS for name in [system] * (1 + (system in again))]
+    assert gpu.prepared == prepared and not gpu.held
+    assert all(of.status == "ok" for of in group.records.values())
+    without = {of.system.name for of, kept in group.records.items() if [w.kind for w in kept.warnings] == ["no_ratio"]}
+    assert without == set(left_out) == {of.system.name for of, kept in group.records.items() if kept.comparison is None}
