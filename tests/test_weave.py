@@ -18,20 +18,24 @@ from conftest import Run, command, environment
 from torch import Tensor, nn
 from weave_space import Branches, Space
 
+import models
 import systems
 from results.cell import Cell, Conditions, choose
 from runners.showings.registry import showings
 from systems.base import BadOption
 from systems.profiling.measurements import Measurements
+from systems.profiling.timing import Timer
 from systems.scheduling import scheduler
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
+from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.passes import fuse_in_triton
 from systems.scheduling.passes.layouts import Unsolvable
 from systems.scheduling.passes.rewriting import Rewriting
 from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.scheduler import Scheduler
 from systems.weave import search
 from systems.weave.candidate import Candidate
 from systems.weave.search import Search
@@ -57,6 +61,29 @@ def test_it_prepares_a_module_and_searches_once(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(prepared(x), module(x), rtol=1e-4, atol=1e-5)
     assert prepared.schedule.system == "weave" and prepared.schedule.search.measured == len(system.state.ratios)
     prepared.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache_folder")
+def test_it_begins_with_nimbles_plan_and_leaves_it_for_a_faster_one_alone() -> None:
+    """Of a real network; faster by the search's own measurements."""
+    model = models.load("squeezenet", 1)
+    weave, nimble = systems.load("weave", budget_s=8.0), systems.load("nimble_fused")
+    assert isinstance(weave, Weave) and isinstance(nimble, Scheduler)
+    weave.learn(model.module, model.inputs)
+    state, program = weave.state, capture(model.module, model.inputs)
+    assert state.first is not None and state.ratios
+    rewritten, _ = weave.rewriting.apply(program, Timer(program.device), dict(state.first.choices))
+    first, others = state.first.schedule(rewritten), nimble.schedule(model.module, model.inputs)
+    assert (first.graph, first.order, first.streams, first.waits) == (
+        others.graph,
+        others.order,
+        others.streams,
+        others.waits,
+    )
+    if state.chosen != state.first:
+        assert state.total is not None and state.total.after_ms < state.total.before_ms
+        assert all(gain.after_ms < search.MARGIN * gain.before_ms for gain in state.gains)
 
 
 def test_what_another_process_found_meanwhile_is_not_searched_again(
