@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from statistics import median
@@ -275,6 +276,14 @@ class Limits:
         }
         known = {name: ms for name, ms in named.items() if ms is not None}
         return dict(sorted(known.items(), key=lambda item: -item[1]))
+
+    @staticmethod
+    def least(systems: Iterable[Limits]) -> dict[str, float]:
+        """As `bounds`, of each the least that any system's operators have: kernels that take longer are no excuse."""
+        least: dict[str, float] = {}
+        for limits in systems:
+            least |= {name: min(ms, least.get(name, ms)) for name, ms in limits.executed.bounds.items()}
+        return dict(sorted(least.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True)

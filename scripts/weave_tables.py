@@ -1,6 +1,6 @@
 """The tables of weave: beside what its search begins with, and beside all others on networks of today."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from results.cell import Choice, named
 from results.comparison import Speedup, margin
@@ -17,15 +17,14 @@ WEAVE = named("system", "weave")
 BEFORE, FUSED = "nimble_fused_before", "nimble_fused"
 
 
-def _limit(heading: str, of: Callable[[Limits], float | None]) -> Made[Siblings]:
-    """The least of a group's systems: kernels that take longer are no excuse."""
+def _limit(name: str) -> Made[Siblings]:
+    """The least of a group's systems."""
 
     def entry(group: Siblings) -> str:
-        limits = [record.limits.executed for record in group.records.values() if record.limits is not None]
-        least_ms = min((ms for each in limits if (ms := of(each)) is not None), default=None)
-        return DASH if least_ms is None else f"{least_ms:.3f}"
+        least = Limits.least(record.limits for record in group.records.values() if record.limits is not None)
+        return f"{least[name]:.3f}" if name in least else DASH
 
-    return made(heading, entry)
+    return made(name, entry)
 
 
 def _record_of(group: Siblings, choice: str) -> Record:
@@ -35,8 +34,8 @@ def _record_of(group: Siblings, choice: str) -> Record:
 # What two processes of one system differ by, what bounds any system of a group, and weave's commit.
 LAST: tuple[Made[Siblings], ...] = (
     made("two processes of one system", lambda group: times(margin(list(group.records.values())))),
-    _limit("critical path", lambda limits: limits.critical_path_ms),
-    _limit("SM area", lambda limits: limits.sm_area_ms),
+    _limit("critical path"),
+    _limit("SM area"),
     made("commit", lambda group: (_record_of(group, WEAVE.choice).environment.commit or DASH)[:7], number=False),
 )
 

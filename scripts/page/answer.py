@@ -8,10 +8,9 @@ from statistics import median
 from results.cell import Choice
 from results.comparison import Speedup, margin
 from results.finding import ONE_PROCESS
-from results.record import Latency
+from results.record import Latency, Limits
 from results.selection import Row, Selection, latency_of
 from results.words import counted
-from scripts.charts.limits import limits_by_row
 from scripts.charts.style import short
 from scripts.table import DASH, Entry, Table, made, table
 
@@ -28,7 +27,7 @@ class Fastest:
             shared no rounds, and beyond what two processes of one system differ by; the fastest alone first.
         systems: how many systems have a latency.
         over: its speedup over the baseline as the report's table of cells has it; None without one.
-        distance: its latency over the critical path; None where no record holds limits.
+        bounds: milliseconds that no schedule of any system's operators is below, by name, the largest first.
         not_in_turn: why it and the next fastest have no ratio from rounds in turn; None where they have one.
     """
 
@@ -38,8 +37,14 @@ class Fastest:
     level: tuple[Choice, ...]
     systems: int
     over: Entry | None
-    distance: float | None
+    bounds: Mapping[str, float]
     not_in_turn: str | None
+
+    @property
+    def distance(self) -> float | None:
+        """Its latency over the largest bound; None where no record holds limits."""
+        largest_ms = next(iter(self.bounds.values()), None)
+        return self.latency.host.median / largest_ms if largest_ms else None
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Answer:
 
 def fastest(measured: Selection, baseline: Choice) -> list[Fastest]:
     """The fastest system of each row with at least two systems to compare."""
-    limits, rows = limits_by_row(measured), []
+    rows = []
     for row in measured.rows:
         timed = {s: latency for s in measured.systems if (latency := measured.part(row, s, latency_of)) is not None}
         if len(timed) < 2:
@@ -67,10 +72,10 @@ def fastest(measured: Selection, baseline: Choice) -> list[Fastest]:
         level = tuple(s for s in others if _slower_at_least(measured, row, s, first, timed) <= within)
         ratio = measured.over(row, first, baseline)
         over = None if ratio is None else Entry(f"{ratio.ratio:.2f}{'' if ratio.is_in_turn else ' *'}", ratio.ratio)
-        path_ms = limits[row].critical_path_ms if row in limits else None
-        distance = latency.host.median / path_ms if path_ms else None
+        limits = (measured.part(row, s, lambda record: record.limits) for s in measured.systems)
+        bounds = Limits.least(each for each in limits if each is not None)
         not_in_turn = measured.why_not_in_turn(row, first, others[0])
-        rows.append(Fastest(row, first, latency, level, len(timed), over, distance, not_in_turn))
+        rows.append(Fastest(row, first, latency, level, len(timed), over, bounds, not_in_turn))
     return rows
 
 
@@ -117,13 +122,17 @@ def _sentence(rows: list[Fastest]) -> str:
         extent = low if low == high else f"{low} to {high}"
         number = counted(len(distances), "row")
         among = number if low == high else f"median {middle}, {number}"
-        text += f" The fastest takes {extent} times the critical path of the operators ({among})."
+        text += f" The fastest takes {extent} times the bound of the operators that were profiled ({among})."
     return text
 
 
 def _table(rows: list[Fastest], baseline: Choice) -> Table:
     def distance(one: Fastest) -> Entry:
         return Entry(DASH) if one.distance is None else Entry(f"{one.distance:.2f}", one.distance)
+
+    def bounded(one: Fastest) -> Entry:
+        every = ", ".join(f"{name} {ms:.3f} ms" for name, ms in one.bounds.items())
+        return Entry(next(iter(one.bounds), DASH), title=every)
 
     def level(one: Fastest) -> Entry:
         return Entry(", ".join(map(short, one.level)) or DASH)
@@ -142,8 +151,14 @@ def _table(rows: list[Fastest], baseline: Choice) -> Table:
         made(
             "over the bound",
             distance,
-            "latency over the critical path: no schedule of the model's own kernels takes less than 1; "
+            "latency over the bound of the operators that were profiled: no schedule of them takes less than 1; "
             "a system below it runs fewer or faster kernels",
+        ),
+        made(
+            "bounded by",
+            bounded,
+            "the largest of critical path, SM area, memory traffic and launch, each the least of any system's operators",
+            number=False,
         ),
         made(
             "level with it",
