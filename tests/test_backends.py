@@ -1,19 +1,25 @@
 """Backends of torch.compile, one for every scheduler."""
 
+import copy
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import conf
 import systems
 from systems import backends
 from systems.custom.system import Custom
+from systems.profiling.timing import milliseconds
+from systems.scheduling.graph.capture import capture
 from systems.scheduling.scheduler import Scheduler
 
 ROOT = Path(__file__).parent.parent
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
@@ -47,6 +53,77 @@ def test_one_line_replaces_the_module(module: nn.Module, choice: str) -> None:
     torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-5)
     module[0].weight.mul_(2)
     torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+class Cache(nn.Module):
+    """Keys of a fixed number of places, of which a call writes the next."""
+
+    keys: Tensor
+    position: Tensor
+
+    def __init__(self, position: int):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("keys", torch.zeros(2, 4, 8))
+        self.register_buffer("position", torch.tensor([position]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys.index_copy_(1, self.position, self.linear(x)[:, None])
+        self.position.add_(1)
+        return self.keys.sum(1).sigmoid()
+
+
+@torch.no_grad()
+def test_a_module_that_writes_buffers_keeps_its_state() -> None:
+    """Also after a buffer was assigned anew."""
+    torch._dynamo.reset()
+    module, x = Cache(0).eval(), torch.randn(2, 8)
+    eager = copy.deepcopy(module)
+    fast = torch.compile(module, backend=backends.opweave_nimble_fused, dynamic=False)
+    for step in range(4):
+        if step == 2:
+            module.keys, eager.keys = torch.ones(2, 4, 8), torch.ones(2, 4, 8)
+        assert_same(fast, module, eager, x * step)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("choice", schedulers())
+@torch.no_grad()
+def test_preparing_writes_no_place_beyond_the_last(choice: str, device: str) -> None:
+    """Whatever is timed or profiled runs many times."""
+    module, x = Cache(3).eval().to(device), torch.randn(2, 8, device=device)
+    eager = copy.deepcopy(module)
+    system = systems.load(choice, **({"budget_s": 1.0} if choice == "weave" else {}))
+    prepared = system.prepare(module, (x,))
+    assert_same(prepared, module, eager, x)
+    prepared.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_timing_a_program_writes_no_place_beyond_the_last(device: str) -> None:
+    module, x = Cache(3).eval().to(device), torch.randn(2, 8, device=device)
+    program = capture(module, (x,))
+    with program.undone():
+        assert milliseconds(program) > 0 and milliseconds(program, [range(len(program.graph)), []]) > 0
+    assert module.position.item() == 3 and not module.keys.any()
+
+
+def assert_same(call: Callable[[Tensor], Tensor], module: Cache, eager: Cache, x: Tensor) -> None:
+    """One call of each gives the same, and leaves the same behind."""
+    torch.testing.assert_close(call(x), eager(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close((module.keys, module.position), (eager.keys, eager.position), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_batch_may_be_empty() -> None:
+    """Passes compile with shapes of their own, and not with those that Dynamo keeps open."""
+    torch._dynamo.reset()
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Sigmoid(), nn.Linear(8, 4)).eval()
+    fast = torch.compile(module, backend=backends.opweave_nimble_fused, dynamic=False)
+    for rows in (3, 0):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 from conftest import Run
 from modules import Branches
 from torch import Tensor, nn
+from weave_space import branches
 
 import systems
 from systems.base import BadOption, PreparedModule, System, Unsupported
@@ -41,7 +42,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[float]]]:
     """Milliseconds of a call of weave and of a peer, round after round; the last goes on."""
     by_name: dict[str, list[float]] = {"weave": [1.0], "peer": [1.0]}
 
-    def milliseconds(prepared: object, _: object) -> float:
+    def milliseconds(prepared: object, *_: object) -> float:
         own = by_name["weave" if isinstance(prepared, Scheduled) else "peer"]
         return own.pop(0) if len(own) > 1 else own[0]
 
@@ -143,8 +144,8 @@ def test_a_peer_is_beside_weave_by_the_round_with_the_median_ratio(monkeypatch: 
     ratios = [0.1, 1.5, 0.9, 1.1, 0.8, 1.2, 0.7, 1.3]
     assert len(ratios) == peers.ROUNDS + 1
     times = [ms for i, ratio in enumerate(ratios) for ms in (1.0 + i, (1.0 + i) * ratio)]
-    monkeypatch.setattr(peers, "milliseconds", lambda prepared, inputs: times.pop(0))
-    comparison = peers._in_turn(None, None, ())  # type: ignore[arg-type]
+    monkeypatch.setattr(peers, "milliseconds", lambda prepared, *_: times.pop(0))
+    comparison = peers._in_turn(None, None, branches())  # type: ignore[arg-type]
     assert (comparison.own_ms, comparison.ratio) == pytest.approx((4.0, 1.1))
 
 

@@ -129,7 +129,7 @@ def test_what_is_clearly_slower_gets_few_rounds(monkeypatch: pytest.MonkeyPatch,
     space.cost = lambda c: ratio if c.stream_plan == "sequential" else 1.0  # type: ignore[method-assign]
     searching, _ = space.searching(monkeypatch)
     calls: list[Prepared] = []
-    monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: calls.append(prepared) or prepared.milliseconds)
+    monkeypatch.setattr(trials, "milliseconds", lambda prepared, *_: calls.append(prepared) or prepared.milliseconds)
     searching.budget_s = 0.0
     monkeypatch.setattr(
         searching, "_is_over", lambda *kept_s: "sequential" in {p.candidate.stream_plan for p in space.prepared}
@@ -181,9 +181,9 @@ def test_of_several_executors_the_fastest_stays(monkeypatch: pytest.MonkeyPatch)
         return Prepared(Candidate(), 1.0, torch.zeros(1))
 
     made = [executor() for _ in range(3)]
-    monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: float((1 + made.index(prepared)) % 3))
+    monkeypatch.setattr(trials, "milliseconds", lambda prepared, *_: float((1 + made.index(prepared)) % 3))
     coming = iter(made)
-    assert trials.fastest_of(lambda: next(coming), 3, space.program.examples) is made[2]
+    assert trials.fastest_of(lambda: next(coming), 3, space.program) is made[2]
     assert [each.is_closed for each in made] == [True, True, False]
 
     def short() -> Prepared:
@@ -192,7 +192,7 @@ def test_of_several_executors_the_fastest_stays(monkeypatch: pytest.MonkeyPatch)
         made.append(executor())
         return made[-1]
 
-    assert trials.fastest_of(short, 3, space.program.examples) is made[3] and not made[3].is_closed
+    assert trials.fastest_of(short, 3, space.program) is made[3] and not made[3].is_closed
 
 
 def test_what_gains_less_than_scatter_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +210,8 @@ def test_in_turn_is_the_round_with_the_median_ratio(monkeypatch: pytest.MonkeyPa
 
     def measured(ratios: list[float]) -> tuple[float, float]:
         times = [ms for i, ratio in enumerate(ratios) for ms in (1.0 + i, (1.0 + i) * ratio)]
-        monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: times.pop(0))
-        return trials.in_turn(best, other, searching.inputs)
+        monkeypatch.setattr(trials, "milliseconds", lambda prepared, *_: times.pop(0))
+        return trials.in_turn(best, other, searching.inputs, searching.rewind)
 
     assert ROUNDS == 5
     assert measured([9.0, 1.2, 0.9, 1.04, 0.8, 0.7]) == pytest.approx((3.0, 2.7))
@@ -455,7 +455,7 @@ def test_what_fails_as_it_runs_is_no_end_of_a_search_either(monkeypatch: pytest.
     space.prepared.clear()
     failing = [replace(right, stream_plan="sequential"), Candidate("sequential"), Candidate("greedy stages")]
 
-    def milliseconds(prepared: Prepared, inputs: object) -> float:
+    def milliseconds(prepared: Prepared, *_: object) -> float:
         if prepared.candidate in failing:
             raise RuntimeError("illegal instruction")
         return prepared.milliseconds
@@ -473,7 +473,7 @@ def test_where_the_best_runs_no_more_nobody_else_is_at_fault(monkeypatch: pytest
     searching, saved_states = space.searching(monkeypatch)
     lost: list[Candidate] = []
 
-    def milliseconds(prepared: Prepared, inputs: object) -> float:
+    def milliseconds(prepared: Prepared, *_: object) -> float:
         if lost or prepared.candidate.stream_plan == "sequential":
             lost.append(prepared.candidate)
             raise RuntimeError("an illegal memory access was encountered")

@@ -115,5 +115,5 @@ class Space:
         monkeypatch.setattr(made, "_prepare", prepare)
         # A test run has frozen all that it imports; only to count that takes a tenth of a second.
         monkeypatch.setattr(search, "collector_spared", nullcontext)
-        monkeypatch.setattr(trials, "milliseconds", lambda prepared, inputs: prepared.milliseconds)
+        monkeypatch.setattr(trials, "milliseconds", lambda prepared, *_: prepared.milliseconds)
         return made, saved_states

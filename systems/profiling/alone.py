@@ -137,15 +137,19 @@ def _traced(
     """
     with turn():
         other = torch.zeros(OTHER_BYTES // 4, device=program.device)
+        rewind = program.rewinding()
         for _ in range(WARM_UP_PASSES):
             program.run(program.examples)
+            rewind()
         executor = execute(program, sequential(program.graph))
         try:
             executor(*program.examples)
+            rewind()
             with torch_profile(activities=[ProfilerActivity.CUDA]) as replayed:
                 for _ in range(REPLAYS):
                     torch.cuda._sleep(trace.QUEUE_CYCLES)  # the profiler launches a graph more slowly than the GPU runs it
                     executor.replay()  # type: ignore[attr-defined]
+                    rewind()
                 torch.cuda.synchronize()
         finally:
             executor.close()
@@ -155,6 +159,7 @@ def _traced(
     with turn(), torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as launched:
         for i in range(REPEATS):
             _in_sequence(program, f"{LABEL}in sequence {i} ")
+            rewind()
         _in_both_states(program, set(distinct), lambda: other.max())
         torch.cuda.synchronize()
     return list(by_launch.values()), trace.launched_under(trace.exported(launched), LABEL)

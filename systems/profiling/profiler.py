@@ -124,13 +124,16 @@ def launched(program: Program, inputs: Sequence[Tensor], passes: int = 1) -> lis
     Args:
         passes: Runs of the whole program under one profiler, after some to warm up.
     """
+    rewind = program.rewinding()
     for _ in range(WARM_UP_PASSES):
         program.run(inputs)
+        rewind()
     torch.cuda.synchronize()
     labels = [f"pass {i}, {LABEL}" for i in range(passes)]
     with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for label in labels:
             _labelled_run(program, inputs, label)
+            rewind()
         torch.cuda.synchronize()
     events = trace.exported(profiler)
     return [by_operator(events, len(program.graph), label) for label in labels]
@@ -151,7 +154,9 @@ def by_operator(events: Sequence[Event], count: int, label: str = LABEL) -> list
 def host_times(program: Program, inputs: Sequence[Tensor]) -> list[float]:
     """Milliseconds of each operator's call on a CPU, the median over HOST_PASSES runs of the whole program."""
     samples: list[list[float]] = [[] for _ in program.calls]
+    rewind = program.rewinding()
     for i in range(WARM_UP_PASSES + HOST_PASSES):
+        rewind()
         start = perf_counter()
 
         def each(v: int, _output: object, is_sampled: bool = i >= WARM_UP_PASSES) -> None:

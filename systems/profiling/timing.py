@@ -105,17 +105,23 @@ def milliseconds(
     """
     if groups is None:
         groups = [range(len(program.graph))]
-    for _ in range(warm_up_runs):
+    rewind = program.rewinding()  # timed with the program, since copies of it follow each other: of a few bytes, if of any
+
+    def run() -> None:
         program.run(program.examples)
+        rewind()
+
+    for _ in range(warm_up_runs):
+        run()
     if program.device.type == "cuda":
         return _replayed(program, groups, seconds, min(max(ceil(LONG_MS / least), 1), MAX_COPIES) if least else MAX_COPIES)
     if len(groups) == 1:
-        return _sampled(lambda: program.run(program.examples), seconds)
+        return _sampled(run, seconds)
     order = tuple(v for group in groups for v in group)
     stream = {v: s for s, group in enumerate(groups) for v in group}
     executor = CpuExecutor(program, Schedule(program.graph, "stage", order, tuple(stream[v] for v in sorted(order)), ()))
     try:
-        return _sampled(lambda: executor(*program.examples), seconds)
+        return _sampled(lambda: (executor(*program.examples), rewind()), seconds)
     finally:
         executor.close()
 
@@ -131,7 +137,7 @@ def _sampled(call: Callable[[], Any], seconds: float) -> float:
 
 
 def _replayed(program: Program, groups: Groups, seconds: float, copies: int) -> float:
-    device = program.device
+    device, rewind = program.device, program.rewinding()
     graph = torch.cuda.CUDAGraph()
     # Not by `with torch.cuda.graph`, which empties the allocator's cache: the next of thousands of stages wants it filled.
     with one_at_a_time:
@@ -140,7 +146,7 @@ def _replayed(program: Program, groups: Groups, seconds: float, copies: int) -> 
         with torch.cuda.stream(sides[0]):
             graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
             try:
-                outputs = [_launched(program, groups, sides) for _ in range(copies)]
+                outputs = [_launched(program, groups, sides, rewind) for _ in range(copies)]
             except RuntimeError as error:
                 raise uncapturable(error, "a part of it") from error
             finally:
@@ -188,8 +194,8 @@ def _first_graph(device: torch.device) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _launched(program: Program, groups: Groups, sides: Sequence[torch.cuda.Stream]) -> list[Any]:
-    """Launch the groups, each on a stream, and join them on the first stream.
+def _launched(program: Program, groups: Groups, sides: Sequence[torch.cuda.Stream], rewind: Callable[[], None]) -> list[Any]:
+    """Launch the groups, each on a stream, join them on the first stream, and rewind the program there.
 
     The outputs it returns have to outlive the capture: else one stream could write memory that another still reads (WAR).
     """
@@ -202,4 +208,5 @@ def _launched(program: Program, groups: Groups, sides: Sequence[torch.cuda.Strea
                 values[v] = program.execute(v, values, program.examples)
     for side in sides[1:]:
         sides[0].wait_stream(side)
+    rewind()
     return values

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import tracing
 
 from systems.base import Loss, System, Unsupported
 from systems.notice import Notice
@@ -132,7 +133,8 @@ class Scheduler(System):
         Dynamo hands parameters and buffers over as inputs. They are bound, so that a call copies only the user's inputs.
 
         Invariant: what is bound is in every call the tensor itself. Where a call has another in its place (the caller's own
-        argument may be a parameter, and an attribute may be assigned anew), it is an input from then on.
+        argument may be a parameter, and an attribute may be assigned anew), that one is bound if the graph writes it; else
+        it is an input from then on.
 
         Args:
             module: Dynamo's graph.
@@ -154,15 +156,25 @@ class Scheduler(System):
         weights = {
             i: x for i, x in enumerate(tensors) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")
         }
-        program = captured(module, tuple(tensors))
-        prepared = self.prepare_program(program.bind(weights))
+
+        def prepared_for(arguments: Sequence[Tensor], bound: Mapping[int, Tensor]) -> tuple[Scheduled, set[int]]:
+            """The executor, and the numbers of the bound arguments that it writes."""
+            own = tuple(x for i, x in enumerate(arguments) if i not in bound)
+            with tracing(None):  # else passes that use Inductor would compile with the shapes of Dynamo's trace
+                program = captured(Bound(module, bound), own)
+                written = {i for i, x in bound.items() if any(x is changed for changed in program.changed)}
+                return self.prepare_program(program), written
+
+        prepared, written = prepared_for(tensors, weights)
 
         def call(*arguments: Tensor) -> Any:
-            nonlocal weights, prepared
+            nonlocal weights, prepared, written
             if any(arguments[i] is not weight for i, weight in weights.items()):
-                weights = {i: weight for i, weight in weights.items() if arguments[i] is weight}
-                prepared.close()
-                prepared = self.prepare_program(program.bind(weights))
+                bound = {i: arguments[i] for i, weight in weights.items() if i in written or arguments[i] is weight}
+                before = prepared
+                prepared, written = prepared_for(arguments, bound)
+                weights = bound
+                before.close()
             return prepared(*(x for i, x in enumerate(arguments) if i not in weights))
 
         return call
@@ -198,6 +210,29 @@ class Scheduler(System):
         finally:
             timer.close()  # also when it is interrupted, so that nothing is measured twice
             self.num_measured += timer.taken
+
+
+class Bound(nn.Module):
+    """A function with some of its arguments fixed.
+
+    Args:
+        function: of tensors.
+        tensors: in the place of its arguments of these numbers; they are parameters and buffers, which it may write.
+    """
+
+    def __init__(self, function: Callable[..., Any], tensors: Mapping[int, Tensor]):
+        super().__init__()
+        self.function, self.names = function, {i: f"argument_{i}" for i in tensors}
+        for i, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(self.names[i], tensor)
+            else:
+                self.register_buffer(self.names[i], tensor, persistent=False)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        rest = iter(inputs)
+        count = len(self.names) + len(inputs)
+        return self.function(*(getattr(self, self.names[i]) if i in self.names else next(rest) for i in range(count)))
 
 
 def captured(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:

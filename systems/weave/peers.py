@@ -134,7 +134,7 @@ class WeaveOrPeers(System):
                         if excess > 1:
                             self.report(f"{peer} is left out: its error is {excess:.1f} times what it may be")
                             continue
-                        comparisons[peer] = _beside(own, prepared, inputs)
+                        comparisons[peer] = _beside(own, prepared, program)
                 except Exception as error:  # whatever a compiler raises: weave is there
                     self.report(f"{peer} is left out: {first_line(error)}")
                     if _is_lack_of_memory(error):
@@ -147,12 +147,13 @@ def _is_lack_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
-def _beside(own: Prepared, peer: Prepared, inputs: tuple[Tensor, ...]) -> Comparison:
+def _beside(own: Prepared, peer: Prepared, program: Program) -> Comparison:
     """Measured once more where the peer is faster: of several that scatter one looks faster by chance."""
-    first = _in_turn(own, peer, inputs)
-    return max(first, _in_turn(own, peer, inputs), key=lambda c: c.ratio) if first.ratio < MARGIN else first
+    first = _in_turn(own, peer, program)
+    return max(first, _in_turn(own, peer, program), key=lambda c: c.ratio) if first.ratio < MARGIN else first
 
 
-def _in_turn(own: Prepared, peer: Prepared, inputs: tuple[Tensor, ...]) -> Comparison:
-    rounds = [Comparison(milliseconds(own, inputs), milliseconds(peer, inputs)) for _ in range(ROUNDS + 1)]
+def _in_turn(own: Prepared, peer: Prepared, program: Program) -> Comparison:
+    inputs, rewind = program.examples, program.rewinding()
+    rounds = [Comparison(*(milliseconds(each, inputs, rewind) for each in (own, peer))) for _ in range(ROUNDS + 1)]
     return sorted(rounds[1:], key=lambda each: each.ratio)[ROUNDS // 2]

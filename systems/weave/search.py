@@ -95,6 +95,7 @@ class Search:
         self.arena = Arena(ROOM)
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
         self.excess: Callable[[list[Tensor]], float] = lambda outputs: 0.0  # of an error over what it may be
+        self.rewind = captured.rewinding()
         self.buffers = [tensor.detach().clone() for tensor in captured.changed]  # as a run finds them whose outputs count
 
     def run(self) -> State:
@@ -172,7 +173,7 @@ class Search:
             closing(Holder(self._prepare(first))) as before,
             closing(Holder(self._prepare(self.state.chosen))) as after,
         ):
-            before_ms, after_ms = in_turn(before.executor, after.executor, self.inputs)
+            before_ms, after_ms = self._in_turn(before.executor, after.executor)
         if after_ms < before_ms:
             self.state.total = Gain("all changes, both captured anew", before_ms, after_ms)
             return True
@@ -222,7 +223,7 @@ class Search:
     def _is_slower(self, prepared: Scheduled, holder: Holder) -> bool:
         """Is what is chosen no faster than the best, which the holder has?"""
         if self.is_measuring:
-            best_ms, chosen_ms = in_turn(holder.executor, prepared, self.inputs)
+            best_ms, chosen_ms = self._in_turn(holder.executor, prepared)
             return best_ms <= chosen_ms
         times = self._forecasts(self.state.best)
         return times is not None and times[1] <= times[0]
@@ -281,7 +282,8 @@ class Search:
         self.state.seconds = perf_counter() - self.begin
         self.keep(self.state)
         if ratio is None and self.is_measuring:
-            milliseconds(holder.executor, self.inputs)  # raises where the device is lost: no other candidate is at fault
+            # It raises where the device is lost: no other candidate is at fault.
+            milliseconds(holder.executor, self.inputs, self.rewind)
 
     def _compared(self, change: str, candidate: Candidate, holder: Holder, times: tuple[float, float] | None) -> float:
         """The ratio of a candidate over the holder's. It takes that one's place where it is faster, and precise.
@@ -292,9 +294,9 @@ class Search:
         with ExitStack() as unless_kept:
             prepared = unless_kept.enter_context(closing(self._prepare(candidate)))
             if self.is_measuring:
-                times = in_turn(holder.executor, prepared, self.inputs)
+                times = self._in_turn(holder.executor, prepared)
                 if times[1] < MARGIN * times[0]:  # once more: of many that scatter one looks faster by chance
-                    times = in_turn(holder.executor, prepared, self.inputs)
+                    times = self._in_turn(holder.executor, prepared)
             assert times is not None, "what has no forecast is spared"
             before_ms, after_ms = times
             ratio = after_ms / before_ms
@@ -393,6 +395,9 @@ class Search:
         program, _ = self.rewrite(choices)
         self._restart()
         return self.excess(tensors(program.run(self.inputs)))
+
+    def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
+        return in_turn(best, other, self.inputs, self.rewind)
 
     @torch.no_grad()
     def _restart(self) -> None:

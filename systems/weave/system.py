@@ -122,7 +122,7 @@ class Weave(Scheduler):
         """
         if program.device.type != "cuda" or self.file is not None or arena is not None:
             return super().execute(program, schedule, arena)
-        return trials.fastest_of(lambda: super(Weave, self).execute(program, schedule), CAPTURES, program.examples)
+        return trials.fastest_of(lambda: super(Weave, self).execute(program, schedule), CAPTURES, program)
 
     def plan(self, program: Program) -> Schedule:
         """Of the program that `_rewritten` made last."""

@@ -117,6 +117,20 @@ class Program:
         tensors = (t for call in self.calls for t in tensors_written(call.function, call.args, call.kwargs))
         return tuple({id(t): t for t in tensors}.values())
 
+    def rewinding(self) -> Callable[[], None]:
+        """What sets the integers that runs change back to their values of now: places in a cache, and counters.
+
+        Measuring takes many runs in a row, which would lead beyond the end of a cache.
+        """
+        kept = [(t, t.detach().clone()) for t in self.changed if not (t.is_floating_point() or t.is_complex())]
+
+        @torch.no_grad()
+        def rewind() -> None:
+            for tensor, value in kept:
+                tensor.copy_(value)
+
+        return rewind
+
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Restore on exit what runs of the program within have changed; nothing where it changes nothing."""
@@ -136,20 +150,6 @@ class Program:
         tensors = (leaf.device for leaf in leaves if isinstance(leaf, Tensor))
         makes = (leaf for leaf in leaves if isinstance(leaf, torch.device))
         return next(itertools.chain(tensors, makes), torch.device("cpu"))
-
-    def bind(self, tensors: dict[int, Tensor]) -> "Program":
-        """This program with some inputs fixed: input i becomes the tensor `tensors[i]` itself, the others move up."""
-        free = [i for i in range(len(self.examples)) if i not in tensors]
-        references: list[Any] = [tensors.get(i) for i in range(len(self.examples))]
-        for place, i in enumerate(free):
-            references[i] = Input(place)
-
-        def bound(argument: Any) -> Any:
-            return references[argument.index] if isinstance(argument, Input) else argument
-
-        calls = [c.map(bound) for c in self.calls]
-        outputs = [bound(o) for o in self.outputs]
-        return Program(self.graph, calls, outputs, self.output_spec, tuple(self.examples[i] for i in free), self.derived)
 
     def value(self, reference: Any) -> Any:
         """What is known of an argument before a run.

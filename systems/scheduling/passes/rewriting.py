@@ -144,7 +144,8 @@ class Rewriting:
     def compile(self, program: Program) -> None:
         """Compile the fused kernels of `program` now, and not in the threads of a CPU's streams."""
         if any(isinstance(call.function, FusedKernel) for call in program.calls):
-            program.run(program.examples)
+            with program.undone():
+                program.run(program.examples)
 
     def _context(self, timer: Timer, i: int, choices: Mapping[str, str]) -> Context:
         """What the pass number i of those that run is given."""
