@@ -51,6 +51,8 @@ def alone(module: GPT, request: Request) -> list[int]:
     stream = list(request.prompt)
     for _ in range(request.max_new_tokens):
         stream.append(int(module(torch.tensor([stream], device=module.tokens.weight.device))[0, -1].argmax()))
+        if stream[-1] in request.stop_tokens:
+            break
     return stream[len(request.prompt) :]
 
 
@@ -77,11 +79,13 @@ def served(scheduler: Scheduler, engine: LocalEngine, requests: list[Request], a
 GREEDY = Sampling()
 
 
-def requests_of(sizes: list[tuple[int, int]], sampling: Sampling = GREEDY) -> list[Request]:
+def requests_of(sizes: list[tuple[int, int]], sampling: Sampling = GREEDY, num_stops: int = 0) -> list[Request]:
+    """Requests of so many prompt and new tokens, one after another. num_stops: of the vocabulary, each a stop token."""
+    stop_tokens = frozenset(range(num_stops))
     generator = torch.Generator().manual_seed(sum(sum(size) for size in sizes))
     draw = [torch.randint(SHAPE.vocabulary, (prompt,), generator=generator).tolist() for prompt, _ in sizes]
     return [
-        Request(i, tuple(p), new, float(i), sampling=sampling)
+        Request(i, tuple(p), new, float(i), sampling, stop_tokens)
         for i, (p, (_, new)) in enumerate(zip(draw, sizes, strict=True))
     ]
 
@@ -101,16 +105,21 @@ KINDS = {
     "microbatches": (lambda: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "padded", num_workers=2, microbatch_size=1), 0),
 }
 SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 6)), min_size=1, max_size=5)
+NUM_STOPS = st.sampled_from([0, 12])  # of the vocabulary's 50: about every fourth token ends a request
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=20, deadline=None)
-@given(SIZES, st.integers(0, 2))
-def test_tokens_of_any_mix_are_those_of_each_request_alone(kind: str, sizes: list[tuple[int, int]], apart: int) -> None:
+@given(SIZES, st.integers(0, 2), NUM_STOPS)
+def test_tokens_of_any_mix_are_those_of_each_request_alone(
+    kind: str, sizes: list[tuple[int, int]], apart: int, num_stops: int
+) -> None:
     """Invariant 1: in float64 and greedily, under every schedule."""
     scheduler, block_size = KINDS[kind][0](), KINDS[kind][1]
-    tokens = served(scheduler, LocalEngine(MODULE, NUM_SLOTS, block_size), requests_of(sizes), apart)
-    assert tokens == {request.id: alone(MODULE, request) for request in requests_of(sizes)}
+    requests = requests_of(sizes, num_stops=num_stops)
+    tokens = served(scheduler, LocalEngine(MODULE, NUM_SLOTS, block_size), requests, apart)
+    assert tokens == {request.id: alone(MODULE, request) for request in requests}
+    assert scheduler.num_reserved == 0
 
 
 def test_the_tokens_depend_on_the_whole_stream() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from serving_parts import slot_of
-from test_serving_engine import MODULE, NUM_SLOTS, SHAPE, SIZES, alone, requests_of, served
+from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, SIZES, alone, requests_of, served
 from test_serving_schedulers import Asked, token_of, workloads
 
 import systems
@@ -104,7 +104,7 @@ def test_no_switch_loses_a_slot_or_a_token(
     scheduler = IterationLevel(
         slots, max_batch_size, num_workers, ahead == "prefetch", chunk, is_preempting, ahead == "async"
     )
-    requests = {i: Request(i, tuple(range(a.prompt)), a.new, float(a.turn)) for i, a in enumerate(workload)}
+    requests = {i: asked.request(i) for i, asked in enumerate(workload)}
     flight: deque[tuple[Batch, list[int]]] = deque()
     memory = Memory()
     tokens: dict[int, list[int]] = {i: [] for i in requests}
@@ -139,7 +139,7 @@ def test_no_switch_loses_a_slot_or_a_token(
         assert turn < 3000, "nothing moves any more"
     assert scheduler.num_in_flight == scheduler.num_reserved == scheduler.num_waiting == 0
     for i, a in enumerate(workload):
-        whole = [token_of(i, at) for at in range(a.new)]
+        whole = [token_of(i, at) for at in range(a.length)]
         assert tokens[i] == whole[: len(tokens[i])] and (a.cancelled is not None or tokens[i] == whole)
 
 
@@ -155,23 +155,23 @@ SWITCHES = {
 
 @pytest.mark.parametrize("switch", SWITCHES)
 @settings(max_examples=15, deadline=None)
-@given(SIZES, st.integers(0, 2), st.sampled_from([1, 2, 4]), st.integers(0, 9), st.sampled_from([20, 28, NUM_SLOTS]))
+@given(
+    SIZES, st.integers(0, 2), st.sampled_from([1, 2, 4]), st.integers(0, 9), st.sampled_from([20, 28, NUM_SLOTS]), NUM_STOPS
+)
 def test_tokens_under_each_switch_are_those_of_each_request_alone(
-    switch: str, sizes: list[tuple[int, int]], apart: int, block_size: int, num_common: int, num_slots: int
+    switch: str, sizes: list[tuple[int, int]], apart: int, block_size: int, num_common: int, num_slots: int, num_stops: int
 ) -> None:
     """Of requests that begin alike, on so few slots that they must wait or be preempted."""
     options = dict(SWITCHES[switch])
     book = CachedSlots if options.pop("is_cached", False) else PagedSlots
 
-    def requests() -> list[Request]:
-        drawn = requests_of(sizes)
-        longest = max((r.prompt for r in drawn), key=len)
-        common = [min(num_common, len(r.prompt) - 1) for r in drawn]
-        return [replace(r, prompt=longest[:n] + r.prompt[n:]) for r, n in zip(drawn, common, strict=True)]
-
+    drawn = requests_of(sizes, num_stops=num_stops)
+    longest = max((r.prompt for r in drawn), key=len)
+    common = [min(num_common, len(r.prompt) - 1) for r in drawn]
+    requests = [replace(r, prompt=longest[:n] + r.prompt[n:]) for r, n in zip(drawn, common, strict=True)]
     scheduler = IterationLevel(book.all_free(num_slots, block_size), 3, **options)
-    tokens = served(scheduler, LocalEngine(MODULE, num_slots, block_size), requests(), apart)
-    assert tokens == {request.id: alone(MODULE, request) for request in requests()}
+    tokens = served(scheduler, LocalEngine(MODULE, num_slots, block_size), requests, apart)
+    assert tokens == {request.id: alone(MODULE, request) for request in requests}
     assert scheduler.num_reserved == 0
 
 
@@ -234,6 +234,20 @@ def test_the_youngest_gives_up_its_slots_to_an_earlier_one() -> None:
     assert [part.request.id for part in selection.parts] == [0, 1] and [r.id for r in selection.preempted] == [2]
     assert [part.region.num_slots for part in selection.parts] == [3, 3] and slots.num_free == 0
     assert pool[2].region is not None, "selecting changes nothing"
+
+
+def test_nobody_overtakes_a_request_that_gives_up_its_slots_in_flight() -> None:
+    slots = PagedSlots.all_free(6, 1)
+    pool = []
+    for i, num_fed in enumerate((3, 3)):
+        reservation = slots.reserved(num_fed)
+        assert reservation is not None
+        slots, region = reservation
+        pool.append(Request(i, (1,) * num_fed, 2, float(i), num_fed=num_fed, region=region))
+    pool[0].generated, pool[1].num_in_flight, pool[1].num_pending = [5], 1, 1
+    selection = select([*pool, Request(2, (1,), 1, 2.0)], slots, 8, is_preempting=True)
+    assert [part.request.id for part in selection.parts] == [0] and selection.preempted == (pool[1],)
+    assert selection.slots.num_free == 2, "there is room for the third"
 
 
 def test_a_stop_token_ends_a_request_whose_next_batch_is_under_way() -> None:

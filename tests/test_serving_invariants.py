@@ -112,7 +112,7 @@ def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Ba
     while turn <= 40 or scheduler.num_unfinished:
         for i, asked in enumerate(workload):
             if asked.turn == turn and i not in cancelled:
-                scheduler.add(Request(i, tuple(range(asked.prompt)), asked.new, arrival_s=turn))
+                scheduler.add(asked.request(i))
             if asked.cancelled == turn:
                 scheduler.cancel(i)
                 cancelled.add(i)
@@ -152,8 +152,8 @@ def test_whoever_has_started_finishes_in_time(workload: list[Asked], max_batch_s
     order = sorted(range(len(workload)), key=lambda i: (workload[i].turn, i))
     for place, i in enumerate(order):
         numbers = [n for n, (batch, _) in enumerate(returned) if i in [row.request_id for row in batch.rows]]
-        before = sum(workload[earlier].new for earlier in order[: place + 1])
-        assert numbers[-1] - numbers[0] < before + num_workers * workload[i].new
+        before = sum(workload[earlier].length for earlier in order[: place + 1])
+        assert numbers[-1] - numbers[0] < before + num_workers * workload[i].length
 
 
 @settings(max_examples=100, deadline=None)

@@ -22,17 +22,36 @@ NUM_SLOTS, NUM_POSITIONS = 40, 12
 
 @dataclass
 class Asked:
-    """A request of a made workload. turn: of the loop, in which it arrives; cancelled: the turn in which it is dropped."""
+    """A request of a made workload.
+
+    Args:
+        prompt: tokens of its prompt, which begins as every other's.
+        new: tokens that it generates at most.
+        turn: of the loop, in which it arrives.
+        cancelled: the turn in which it is dropped.
+        stop: tokens that it generates until a stop token, this one included.
+    """
 
     prompt: int
     new: int
     turn: int
     cancelled: int | None = None
+    stop: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that it generates."""
+        return min(self.new, self.stop or self.new)
+
+    def request(self, number: int) -> Request:
+        stop_tokens = frozenset({token_of(number, self.stop - 1)} if self.stop else ())
+        return Request(number, tuple(range(self.prompt)), self.new, float(self.turn), stop_tokens=stop_tokens)
 
 
 def workloads(is_cancelling: bool = False, most: int = 12) -> st.SearchStrategy[list[Asked]]:
     cancelled = st.none() | st.integers(0, 40) if is_cancelling else st.none()
-    requests = st.builds(Asked, st.integers(1, 8), st.integers(1, 4), st.integers(0, 20), cancelled)
+    stop = st.none() | st.integers(1, 4)
+    requests = st.builds(Asked, st.integers(1, 8), st.integers(1, 4), st.integers(0, 20), cancelled, stop)
     return st.lists(requests, min_size=1, max_size=most)
 
 
@@ -53,7 +72,7 @@ def token_of(request_id: int, index: int) -> int:
 
 def run(scheduler: Scheduler, workload: Sequence[Asked]) -> Run:
     """Serve a workload turn by turn. In a turn requests arrive, all batches go that may, and the earliest returns."""
-    requests = {i: Request(i, tuple(range(a.prompt)), a.new, arrival_s=float(a.turn)) for i, a in enumerate(workload)}
+    requests = [asked.request(i) for i, asked in enumerate(workload)]
     flight: deque[Batch] = deque()
     done, turn = Run(), 0
 
@@ -115,7 +134,7 @@ class Transcribed:
         while turn <= 40 or self.state:
             for i, client_request in enumerate(workload):
                 if client_request.turn == turn:
-                    self.state[i], self.remaining[i], self.arrival[i] = "initiation", client_request.new, (turn, i)
+                    self.state[i], self.remaining[i], self.arrival[i] = "initiation", client_request.length, (turn, i)
                     self.max_tokens[i] = client_request.prompt + client_request.new
             while self.n_scheduled < self.n_workers and (batch := self.select()):
                 for r in batch:
@@ -172,10 +191,10 @@ def test_iteration_level_scheduling_keeps_its_invariants(
             fed[row.request_id] += row.tokens
             runs[row.request_id] += 1
     for i, client_request in enumerate(workload):
-        whole = [token_of(i, at) for at in range(client_request.new)]
+        whole = [token_of(i, at) for at in range(client_request.length)]
         if client_request.cancelled is None:
             assert done.tokens[i] == whole and fed[i] == [*range(client_request.prompt), *whole[:-1]]
-            assert chunk or runs[i] == client_request.new
+            assert chunk or runs[i] == client_request.length
         else:
             assert done.tokens.get(i, []) == whole[: len(done.tokens.get(i, []))]
 
@@ -189,7 +208,7 @@ def test_who_arrives_earlier_has_run_as_often_at_least(workload: list[Asked], ma
     for batch in run(IterationLevel(PagedSlots.all_free(24, 1), max_batch_size, num_workers), workload).batches:
         runs.update(row.request_id for row in batch.rows)
         for earlier, later in combinations(order, 2):
-            assert runs[earlier] >= min(runs[later], workload[earlier].new)
+            assert runs[earlier] >= min(runs[later], workload[earlier].length)
 
 
 @given(workloads(), st.integers(1, 4), st.integers(1, 3), st.integers(12, NUM_SLOTS))
@@ -260,15 +279,15 @@ def test_static_batches_compute_what_their_definition_says(
             assert row.begin == sum(len(earlier.tokens) for earlier in rows.setdefault(row.request_id, []))
             rows[row.request_id].append(row)
     for i, client_request in enumerate(workload):
-        whole = [token_of(i, at) for at in range(client_request.new)]
+        whole = [token_of(i, at) for at in range(client_request.length)]
         if client_request.cancelled is None:
             assert done.tokens[i] == whole
             useful = sum(row.num_useful for row in rows[i])
-            assert useful == client_request.prompt + client_request.new - 1
+            assert useful == client_request.prompt + client_request.length - 1
             fed = [token for row in rows[i] for token in row.tokens][rows[i][0].num_padding :]
             assert fed[:useful] == [*range(client_request.prompt), *whole[:-1]]
             if batching == "ragged":
-                assert len(rows[i]) == client_request.new
+                assert len(rows[i]) == client_request.length
 
 
 @pytest.mark.parametrize(
@@ -310,6 +329,13 @@ def test_microbatches_fill_the_pipeline_and_wait_for_their_own_return() -> None:
     """Figure 4.6b: A1 and B1 go, and A2 only when A1 is back."""
     done = run(RequestLevel(NUM_SLOTS, NUM_POSITIONS, 2, "ragged", num_workers=3, microbatch_size=1), [Asked(2, 2, 0)] * 2)
     assert [[row.request_id for row in batch.rows] for batch in done.batches] == [[0], [1], [0], [1]]
+
+
+def test_microbatches_end_with_the_last_request_and_not_with_the_most_tokens() -> None:
+    """Where stop tokens end all requests while a microbatch is in flight."""
+    scheduler = RequestLevel(NUM_SLOTS, NUM_POSITIONS, 2, "padded", num_workers=2, microbatch_size=1)
+    done = run(scheduler, [Asked(2, 4, 0, stop=1), Asked(2, 4, 0, stop=1)])
+    assert [[row.request_id for row in batch.rows] for batch in done.batches] == [[0], [1], [0]]
 
 
 def test_a_cancel_lets_out_what_others_have_waited_for() -> None:

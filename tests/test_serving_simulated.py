@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy
 import pytest
@@ -16,7 +18,7 @@ import torch
 from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
+from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, alone
 
 from results.cell import Cell, Conditions, choose
 from results.files import read_json
@@ -42,21 +44,41 @@ from systems.serving.engine import Engine, LocalEngine, Returned
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Course, Inbox, Iteration, Listed, RealClock, serve
 from systems.serving.parts import Parts
+from systems.serving.prefix_cache import CachedSlots
 from systems.serving.reductions import Reductions
 from systems.serving.request import Delivery, Request, Sampling
 from systems.serving.request_level import RequestLevel
 from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
-from systems.serving.slots import ContiguousSlots, PagedSlots, Region, Slots
+from systems.serving.slots import BlockSlots, ContiguousSlots, PagedSlots, Region, Slots
 from systems.serving.stage_costs import Alone, StageCosts
 from systems.serving.system import Server
 
-SCHEDULERS: dict[str, Callable[[int], Scheduler]] = {
-    "orca": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, workers),
-    "prefetching": lambda workers: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 2, workers, True),
-    "asynchronous": lambda workers: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 3, is_asynchronous=True),
-    "padded": lambda workers: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "padded", num_workers=workers, microbatch_size=1),
-    "ragged": lambda workers: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, "ragged", num_workers=workers),
+FEW_SLOTS = 24  # requests wait for some, or give up theirs
+
+
+def by_iteration(slots: Slots, **options: Any) -> Callable[[int], Scheduler]:
+    return lambda workers: IterationLevel(slots, 3, workers, **options)
+
+
+def by_request(batching: str, **options: Any) -> Callable[[int], Scheduler]:
+    return lambda workers: RequestLevel(NUM_SLOTS, SHAPE.positions, 3, batching, num_workers=workers, **options)
+
+
+AHEAD = {"asynchronous", "all"}  # they have one worker: others have not the token that is fed
+ALL = {"is_preempting": True, "max_num_batched_tokens": 5, "is_asynchronous": True}
+SCHEDULERS = {
+    "orca": by_iteration(ContiguousSlots.all_free(NUM_SLOTS)),
+    "prefetching": by_iteration(PagedSlots.all_free(NUM_SLOTS, 1), is_prefetching=True),
+    "asynchronous": by_iteration(ContiguousSlots.all_free(NUM_SLOTS), is_asynchronous=True),
+    "cached": by_iteration(CachedSlots.all_free(FEW_SLOTS, 2)),
+    "preempting": by_iteration(PagedSlots.all_free(FEW_SLOTS, 2), is_preempting=True),
+    "chunked": by_iteration(ContiguousSlots.all_free(NUM_SLOTS), max_num_batched_tokens=5),
+    "all": by_iteration(CachedSlots.all_free(FEW_SLOTS, 2), **ALL),
+    "shortest_prompt": by_request("shortest_prompt"),
+    "padded": by_request("padded", microbatch_size=1),
+    "ragged": by_request("ragged"),
+    "early": by_request("padded", is_early_return=True),
 }
 WORKLOADS = st.lists(
     st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(0, 80).map(lambda sixteenths: sixteenths / 16)),
@@ -65,8 +87,43 @@ WORKLOADS = st.lists(
 )
 
 
-def made(workload: Sequence[tuple[int, int, float]]) -> list[Request]:
-    return [Request(i, tuple(range(i, i + n)), new, arrival) for i, (n, new, arrival) in enumerate(workload)]
+def made(workload: Sequence[tuple[int, int, float]], num_stops: int = 0) -> list[Request]:
+    """Requests whose prompts begin as every other's. num_stops: of the vocabulary, each a stop token."""
+    begins, stops = (1, 5), frozenset(range(num_stops))
+    prompts = [tuple(range(begins[i % 2], begins[i % 2] + n)) for i, (n, _, _) in enumerate(workload)]
+    return [Request(i, prompts[i], new, arrival, stop_tokens=stops) for i, (_, new, arrival) in enumerate(workload)]
+
+
+def engine_of(scheduler: Scheduler) -> LocalEngine:
+    slots = scheduler.slots if isinstance(scheduler, IterationLevel) else None
+    return LocalEngine(MODULE, NUM_SLOTS, slots.block_size if isinstance(slots, BlockSlots) else 0)
+
+
+@cache
+def alone_once(prompt: tuple[int, ...], new: int, stops: frozenset[int]) -> list[int]:
+    return alone(MODULE, Request(0, prompt, new, stop_tokens=stops))
+
+
+class Known(Engine):
+    """Tokens that are known beforehand, by request; beyond a stream's end a token that ends nothing."""
+
+    def __init__(self, streams: dict[int, list[int]]):
+        self.streams, self.flights = streams, deque[Batch]()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.flights)
+
+    def submit(self, batch: Batch) -> None:
+        self.flights.append(batch)
+
+    def has_returned(self) -> bool:
+        return bool(self.flights)
+
+    def collect(self) -> Returned:
+        batch = self.flights.popleft()
+        streams = [[*self.streams[row.request_id], *[-1] * SHAPE.positions] for row in batch.rows]
+        return Returned(batch, [stream[row.draw] for stream, row in zip(streams, batch.rows, strict=True)])
 
 
 def simulated(
@@ -74,7 +131,7 @@ def simulated(
     requests: list[Request],
     cost: LinearCost,
     workers: int = 1,
-    tokens: LocalEngine | None = None,
+    tokens: Engine | None = None,
 ) -> tuple[Course, dict[int, list[float]]]:
     """The course, and when each token of each request was delivered."""
     clock = VirtualClock()
@@ -92,20 +149,25 @@ def batches(course: Course) -> list[list[tuple[int, int, int]]]:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@settings(max_examples=15, deadline=None)
-@given(WORKLOADS, st.integers(1, 3))
-def test_a_simulation_is_the_engine_batch_by_batch(name: str, workload: list[tuple[int, int, float]], workers: int) -> None:
-    """Invariant 10: with equal costs, whether tokens are computed or not."""
-    cost = LinearCost(1.0, 0.125, 0.0625, delay_s=0.5 if name == "asynchronous" else 0.0)
-    workers = 1 if name == "asynchronous" else workers  # others have not the token that it feeds
-    engine = LocalEngine(MODULE, NUM_SLOTS, 1 if name == "prefetching" else 0)
-    real = simulated(SCHEDULERS[name](workers), made(workload), cost, workers, engine)
-    virtual = simulated(SCHEDULERS[name](workers), made(workload), cost, workers)
-    assert batches(real[0]) == batches(virtual[0]) and real[1] == virtual[1]
-    assert {i: len(times) for i, times in virtual[1].items()} == {i: new for i, (_, new, _) in enumerate(workload)}
-    iterations = virtual[0].iterations
+@settings(max_examples=30, deadline=None)
+@given(WORKLOADS, st.integers(1, 3), NUM_STOPS)
+def test_a_simulation_is_the_engine_batch_by_batch(
+    name: str, workload: list[tuple[int, int, float]], workers: int, num_stops: int
+) -> None:
+    """Invariant 10: with equal costs and the tokens that the whole model generates, or none where no token is a stop."""
+    cost = LinearCost(1.0, 0.125, 0.0625, delay_s=0.5 if name in AHEAD else 0.0)
+    workers = 1 if name in AHEAD else workers
+    scheduler, requests = SCHEDULERS[name](workers), made(workload, num_stops)
+    streams = {r.id: alone_once(r.prompt, r.max_new_tokens, r.stop_tokens) for r in requests}
+    real = simulated(scheduler, requests, cost, workers, engine_of(scheduler))
+    assert {request.id: request.generated for request in requests} == streams and scheduler.num_reserved == 0
+    for tokens in (Known(streams), *[None][: num_stops == 0]):
+        virtual = simulated(SCHEDULERS[name](workers), made(workload, num_stops), cost, workers, tokens)
+        assert batches(real[0]) == batches(virtual[0]) and real[1] == virtual[1]
+    assert {i: len(times) for i, times in real[1].items()} == {i: len(stream) for i, stream in streams.items()}
+    iterations = real[0].iterations
     assert [i.end_s for i in iterations] == sorted(i.end_s for i in iterations)
-    if workers == 1 and name in ("orca", "ragged"):
+    if scheduler.num_in_flight_max == 1:
         assert all(i.end_s - i.begin_s == cost(i.batch) for i in iterations)
         arrivals = {arrival for _, _, arrival in workload}
         for before, after in pairwise(iterations):  # it is idle only where nobody waits
@@ -115,7 +177,7 @@ def test_a_simulation_is_the_engine_batch_by_batch(name: str, workload: list[tup
 def test_a_real_clock_gives_the_same_batches_where_all_arrive_at_once() -> None:
     workload = [(5, 4, 0.0), (3, 2, 0.0), (8, 5, 0.0), (2, 3, 0.0), (6, 1, 0.0)]
     for name, scheduler in SCHEDULERS.items():
-        engine = LocalEngine(MODULE, NUM_SLOTS, 1 if name == "prefetching" else 0)
+        engine = engine_of(scheduler(1))
         real = serve(scheduler(1), engine, Listed(made(workload)), lambda deliveries, now_s: None, RealClock())
         assert batches(real) == batches(simulated(scheduler(1), made(workload), LinearCost(1.0))[0]), name
 

@@ -89,15 +89,14 @@ def select(
     for request in sorted(pool, key=by_arrival):
         if len(parts) == max_batch_size or budget <= 0:
             break
+        if request in preempted or (request.region is None and request.num_in_flight):
+            break  # it gives up its slots, or gave them up in flight: nobody overtakes it
         if not request.may_run(num_ahead):
-            if request.region is None:  # preempted while it is in flight: whoever came later has started no more than it
-                break
             continue
         region, num_left = request.region, request.num_left
-        if region is None or request in preempted:  # the initiation phase: reserve, or let nobody overtake
+        if region is None:  # the initiation phase: reserve, or let nobody overtake
             num_needed = request.num_tokens if is_preempting else request.max_tokens
-            reservation = None if request in preempted else slots.reserved(num_needed, request.digests)
-            if reservation is None:
+            if (reservation := slots.reserved(num_needed, request.digests)) is None:
                 return Selection(tuple(parts), slots, True, tuple(preempted))
             slots, region = reservation
             num_left -= region.num_cached

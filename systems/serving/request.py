@@ -83,14 +83,14 @@ class Request:
         return len(self.prompt) + len(self.generated) + self.num_pending - self.num_fed
 
     def may_run(self, num_ahead: int) -> bool:
-        """Can a batch have it now?
+        """Can a batch have it now, if it has slots or can have them?
 
         Args:
             num_ahead: batches in flight that it may be in already; 0 is Algorithm 2's.
         """
         if self.num_in_flight == 0:
             return True
-        if self.num_in_flight > num_ahead or self.region is None:
+        if self.num_in_flight > num_ahead:
             return False
         return len(self.generated) + self.num_pending < self.max_new_tokens and not self.is_complete
 

@@ -86,9 +86,13 @@ class StaticBatch:
     num_delivered: dict[int, int] = field(default_factory=dict)
 
     @property
+    def is_finished(self) -> bool:
+        """Are all its requests? Nothing more is computed then, and it ends once nothing is in flight."""
+        return all(request.is_complete for request in self.requests)
+
+    @property
     def is_complete(self) -> bool:
-        is_idle = not any(microbatch.is_in_flight for microbatch in self.microbatches)
-        return is_idle and all(request.is_complete for request in self.requests)
+        return self.is_finished and not any(microbatch.is_in_flight for microbatch in self.microbatches)
 
 
 class RequestLevel(Scheduler):
@@ -146,11 +150,11 @@ class RequestLevel(Scheduler):
         return self._deliver()
 
     def next_batch(self) -> Batch | None:
-        if self.is_full:
-            return None
-        if self.batch is None and not self._begin():
+        if self.is_full or (self.batch is None and not self._begin()):
             return None
         assert self.batch is not None
+        if self.batch.is_finished:
+            return None
         idle = [m for m in self.batch.microbatches if not m.is_in_flight and m.num_iterations < self.batch.most_iterations]
         for microbatch in sorted(idle, key=lambda m: m.num_iterations):
             if batch := self._rows(self.batch, microbatch):
