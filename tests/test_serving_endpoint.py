@@ -316,6 +316,14 @@ def test_a_port_that_is_taken_is_one_line(running: Running, run: Run) -> None:
     ]
 
 
+@pytest.mark.parametrize("values", [["system=orca,orca_paged"], ["system=orca", "batch=1,2"]])
+def test_a_sweep_is_one_line(run: Run, values: list[str]) -> None:
+    done = run("-m", "runner=serve", "runner.port=0", *values, *MODEL)
+    assert done.returncode == 2 and done.stderr.strip().splitlines() == [
+        "opweave: runner=serve serves one model under one system: ask for no sweep"
+    ]
+
+
 def test_a_host_that_is_none_is_one_line(run: Run) -> None:
     done = run("runner=serve", "runner.host=nohost.invalid", "system=orca", *MODEL)
     assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
