@@ -23,6 +23,13 @@ def seconds(requests: ServedRequests) -> float:
     return max(tokens[-1] for tokens in requests.token_s) - min(requests.due_s)
 
 
+def lag_p99_ms(requests: ServedRequests) -> float:
+    """How late requests were sent: the 99th percentile, in milliseconds."""
+    import numpy as np
+
+    return float(np.percentile([(sent - due) * 1e3 for due, sent in zip(requests.due_s, requests.sent_s, strict=True)], 99))
+
+
 def latencies_ms(requests: ServedRequests) -> dict[str, list[float]]:
     """Every sample of each latency, by its name."""
     whole = [(tokens[-1] - due, tokens) for due, tokens in zip(requests.due_s, requests.token_s, strict=True)]

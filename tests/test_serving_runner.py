@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import os
 import re
 import socket
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Run, records
+from conftest import ROOT, Run, records
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from made_records import record as made_record
@@ -30,7 +31,9 @@ from models.gpt import GPT, made
 from results.cell import Cell, Choice, Conditions, choose
 from results.record import Iterations, Measured, ServedRequests
 from results.statistics import describe
+from runners.cell import measuring
 from runners.checks import BadRequest
+from runners.measurements import capacity
 from runners.measurements.registry import plan
 from runners.serving import metrics, traffic
 from runners.serving import session as serving_session
@@ -791,6 +794,38 @@ def test_every_rate_has_prompts_that_no_cache_knows(runner: str, monkeypatch: py
     assert all(computed >= prompts for prompts, computed in of_prompts)
 
 
+LATE = """
+import sys, time
+from runners.serving import client
+
+send = client.Client._send
+
+def late(self, number, now_s):
+    time.sleep(0.02 * self.plan.seed.startswith("0"))
+    send(self, number, now_s)
+
+client.Client._send = late
+client.main(int(sys.argv[1]))
+"""
+LOADS = {"serving": {}, "capacity": {"steps": 1, "slo_ms": 1e6}, "simulation": {"rates": "50"}}
+
+
+@pytest.mark.parametrize("runner", LOADS)
+def test_a_record_says_that_its_load_was_sent_late(runner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In one of three traces, by a load generator whose process is held up."""
+    (tmp_path / "late_client.py").write_text(LATE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setattr(traffic, "module_name", lambda name: "late_client")
+    monkeypatch.setattr(capacity, "largest_rate", lambda try_rate, *_: (None, [try_rate(50.0)]))
+    monkeypatch.setattr(costs, "of_server", lambda *_: LinearCost(0.001))
+    monkeypatch.setattr(LinearCost, "samples", lambda self: {}, raising=False)
+    session = of_cell(runner, ServingSession, requests=4, rate=50.0, repeats=3, **LOADS[runner])
+    (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == runner)
+    (warning,) = measuring._with(made_record(of=session.cell), measurement, session).warnings
+    assert warning.kind == "late_load" and warning.values["lag_ms"] > 20
+    assert warning.sentence.startswith("the load generator sent late, at p99 by ")
+
+
 def test_both_clocks_serve_the_same_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """With costs that are measured after a load."""
     loads_s: list[float] = []
@@ -813,6 +848,7 @@ class Clocked:
     virtual_throughput: float
     real_ms: float | None
     virtual_ms: float | None
+    lag_ms: float = 0.0
 
 
 def test_a_simulation_is_as_near_as_its_farthest_ratio() -> None:

@@ -7,7 +7,7 @@ its options and its columns, and never imports torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
@@ -47,6 +47,7 @@ Part: TypeAlias = (
 Text: TypeAlias = Callable[[Record], str]
 
 DASH = "–"  # in a table, where a record says nothing
+MOST_LAG_MS = 2.0  # of a load generator, beyond which a trace is not the one that was asked for
 NOT_YET = "the sweep ended before it was measured"
 
 
@@ -149,6 +150,12 @@ class ServingComposition(Composition):
 
     learns = False
     builds_on_cpu = False
+
+
+def late_load(lags_ms: Sequence[float]) -> tuple[Warning, ...]:
+    """The doubt in traces of which any was sent late. lags_ms: of each, its p99."""
+    lag_ms = max(lags_ms, default=0.0)
+    return (Warning("late_load", {"lag_ms": lag_ms}),) if lag_ms > MOST_LAG_MS else ()
 
 
 def names_of(kind: type) -> set[str]:

@@ -4,7 +4,8 @@ By default that is the chapter's (section 4.5.2, figure 4.8): twice the normaliz
 
 Each rate has `runner.repeats` traces, of seeds that follow each other. It keeps the SLO where all of them are stable and the
 median of their median normalized latencies keeps it. The record has the latency of each stable trace (samples trace_rate and
-trace_ms), and the rate of each other one (unstable_trace_rate).
+trace_ms), and the rate of each other one (unstable_trace_rate). Of each rate that was tried it has how late the load
+generator sent, in the trace where that is most (lag_p99_ms).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 from results.record import Measured, Quantity, Record, now
+from results.warning import Warning
 from runners.serving.capacity import Tried, largest_rate
 from runners.serving.options import CapacityOptions, ServingOptions
 
-from .base import DASH, Column, Measurement, Part, ServingComposition, number_or_dash
+from .base import DASH, Column, Measurement, Part, ServingComposition, late_load, number_or_dash
 from .subject import Subject
 
 ALONE = 128, 32  # prompt tokens and new tokens of the request whose latency is the measure (figure 4.7's "orca(128)")
@@ -104,7 +106,12 @@ class Capacity(Measurement):
             "trace_rate": tuple(rate for rate, ms in traces if ms is not None),
             "trace_ms": tuple(ms for _, ms in traces if ms is not None),
             "unstable_trace_rate": tuple(rate for rate, ms in traces if ms is None),
+            "lag_p99_ms": tuple(t.lag_ms for t in tried),
         }
         most = max(t.throughput for t in tried)
         peak = Quantity("peak_throughput", "most requests finished", "req/s", most, is_more_better=True, source=source)
         return Measured((rate, slo, peak), samples, now())
+
+    def doubts(self, session: Subject, part: Part) -> tuple[Warning, ...]:
+        assert isinstance(part, Measured)
+        return late_load(part.samples["lag_p99_ms"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+from results.latencies import lag_p99_ms
 from results.record import Quantity, Record, Serving
 from results.warning import Warning
 from runners.serving.options import ServingOptions
 
-from .base import DASH, Column, Measurement, Part, Row, ServingComposition
+from .base import DASH, Column, Measurement, Part, Row, ServingComposition, late_load
 from .subject import Subject
-
-MOST_LAG_MS = 2.0  # of the load generator, beyond which a trace is not the one that was asked for
 
 
 class ServingSubject(Subject, Protocol):
@@ -100,10 +99,7 @@ class ServingMeasurement(Measurement):
 
     def doubts(self, session: Subject, part: Part) -> tuple[Warning, ...]:
         assert isinstance(part, Serving)
-        lags = [
-            quantity.value for quantity in part.quantities if quantity.name == "lag_p99_ms" and quantity.value is not None
-        ]
-        return tuple(Warning("late_load", {"lag_ms": lag}) for lag in lags if lag > MOST_LAG_MS)
+        return late_load([lag_p99_ms(trace.requests) for trace in part.traces])
 
     def missing(self, reason: str) -> Part:
         return Serving((Quantity("request_throughput", "request throughput", "req/s", None, reason=reason),), (), 0, "real")

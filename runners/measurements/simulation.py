@@ -10,9 +10,10 @@ from statistics import median
 from typing import Protocol, cast
 
 from results.record import Measured, Quantity, Record, now
+from results.warning import Warning
 from runners.serving.options import SimulationOptions
 
-from .base import DASH, Column, Measurement, Part, ServingComposition
+from .base import DASH, Column, Measurement, Part, ServingComposition, late_load
 from .subject import Subject
 
 SOURCE = "virtual clock, with measured costs of iterations"
@@ -20,7 +21,10 @@ UNSTABLE = "requests came faster than they were finished, or too few to tell"
 
 
 class ClockedTrace(Protocol):
-    """One trace under two clocks: rates and throughputs in requests a second, medians of normalized latencies or None."""
+    """One trace under two clocks: rates and throughputs in requests a second, medians of normalized latencies or None.
+
+    lag_ms: of the real load generator, p99.
+    """
 
     @property
     def rate(self) -> float: ...
@@ -32,6 +36,8 @@ class ClockedTrace(Protocol):
     def real_ms(self) -> float | None: ...
     @property
     def virtual_ms(self) -> float | None: ...
+    @property
+    def lag_ms(self) -> float: ...
 
 
 class SimulationSubject(Subject, Protocol):
@@ -74,12 +80,17 @@ class Simulation(Measurement):
         throughput = _Pairs("throughput", "req/s", traces, lambda t: (t.real_throughput, t.virtual_throughput))
         normalized = _Pairs("normalized", "ms", traces, lambda t: (t.real_ms, t.virtual_ms))
         quantities, samples = [], {"rate": tuple(trace.rate for trace in traces), **costs}
+        samples["lag_p99_ms"] = tuple(trace.lag_ms for trace in traces)
         for pairs in (throughput, normalized):
             quantities.append(pairs.farthest(rates))
             for rate in rates:
                 quantities += pairs.at(rate)
             samples |= pairs.samples()
         return Measured(tuple(quantities), samples, now())
+
+    def doubts(self, session: Subject, part: Part) -> tuple[Warning, ...]:
+        assert isinstance(part, Measured)
+        return late_load(part.samples["lag_p99_ms"])
 
 
 class _Pairs:

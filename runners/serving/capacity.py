@@ -30,6 +30,7 @@ class Tried:
         throughput: requests finished a second.
         num_unfinished: requests that have come and are not finished, mean over a trace.
         trace_ms: the median normalized latency of each trace; None for one that is unstable.
+        lag_ms: of the load generator, p99 of the trace in which it is largest.
     """
 
     rate: float
@@ -37,6 +38,7 @@ class Tried:
     throughput: float
     num_unfinished: float
     trace_ms: tuple[float | None, ...] = ()
+    lag_ms: float = 0.0
 
     @classmethod
     def of(cls, rate: float, traces: Sequence[Seen]) -> Tried:
@@ -52,6 +54,7 @@ class Tried:
             median(metrics.request_throughput(seen) for seen in traces),
             median(sum(of["end_to_end"]) / 1e3 / seconds(seen.requests) for of, seen in zip(latencies, traces, strict=True)),
             tuple(ms if is_stable else None for ms, is_stable in zip(trace_ms, stable, strict=True)),
+            max(map(metrics.lag_p99_ms, traces)),
         )
 
     def keeps(self, slo_ms: float) -> bool:

@@ -113,9 +113,7 @@ def quantities(seen: Sequence[Seen], stable: Sequence[bool], num_slots: int, slo
 
 
 def lag_p99_ms(seen: Seen) -> float:
-    """How late the load generator sent."""
-    requests = seen.requests
-    return float(np.percentile([(sent - due) * 1e3 for due, sent in zip(requests.due_s, requests.sent_s, strict=True)], 99))
+    return latencies.lag_p99_ms(seen.requests)
 
 
 def _over(

@@ -244,7 +244,8 @@ class ServingSession(Session):
                 # Other prompts: the cache of a scheduler has those by now.
                 virtual = simulated(server.scheduler, table, trace, server.engine.num_workers, f"{prompts} again", shared)
                 throughputs = metrics.request_throughput(real), metrics.request_throughput(virtual)
-                clocked.append(ClockedTrace(rate, *throughputs, _normalized_ms(real), _normalized_ms(virtual)))
+                latencies_ms = _normalized_ms(real), _normalized_ms(virtual)
+                clocked.append(ClockedTrace(rate, *throughputs, *latencies_ms, metrics.lag_p99_ms(real)))
         return tuple(clocked), table.samples()
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
@@ -283,6 +284,7 @@ class ClockedTrace:
         rate: of arrivals, requests a second.
         real_throughput, virtual_throughput: requests finished a second.
         real_ms, virtual_ms: median normalized latencies; None where requests came faster than they were finished.
+        lag_ms: of the real load generator, p99.
     """
 
     rate: float
@@ -290,6 +292,7 @@ class ClockedTrace:
     virtual_throughput: float
     real_ms: float | None
     virtual_ms: float | None
+    lag_ms: float
 
 
 def prompt_seed(seed: int, rate: float) -> str:
