@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ import systems
 from models.gpt import made
 from runners.serving.correctness import compared, trials
 from systems.base import BadOption
+from systems.serving import persistent_map
 from systems.serving.batch import Batch
 from systems.serving.engine import LocalEngine
 from systems.serving.iteration_level import IterationLevel, select
+from systems.serving.persistent_map import PersistentMap
 from systems.serving.prefix_cache import CachedSlots, extend_digests
 from systems.serving.request import Request, Sampling
 from systems.serving.slots import BlockSlots, PagedSlots, Region
@@ -210,6 +213,21 @@ def test_idle_blocks_are_kept_until_they_are_wanted() -> None:
     assert other is not None and list(other[0].idle) == [region.blocks[0]]
     after = other[0].reserved(4, digests[:1])
     assert after is not None and after[1].num_cached == 4
+
+
+@patch.object(persistent_map, "LEAST_CHANGES", 3)
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 12), max_size=4)), max_size=20))
+def test_versions_of_a_map_are_dicts_that_never_change(steps: list[tuple[bool, list[int]]]) -> None:
+    """Keys are set, or taken out; one that is set anew is the last."""
+    versions: list[tuple[PersistentMap[int, int], dict[int, int]]] = [(PersistentMap(), {})]
+    for number, (is_set, keys) in enumerate(steps):
+        version, before = versions[-1]
+        changed = dict.fromkeys(keys, number) if is_set else {}
+        version = version.updated(changed) if is_set else version.without(keys)
+        versions.append((version, {k: v for k, v in before.items() if k not in keys} | changed))
+    for version, expected in versions:
+        assert [*version.items()] == [*expected.items()] and len(version) == len(expected)
+        assert [key in version for key in range(13)] == [key in expected for key in range(13)]
 
 
 def test_digests_tell_streams_apart_by_all_that_is_before() -> None:

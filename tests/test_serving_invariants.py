@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,13 +18,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_parts import slot_of
-from test_serving_schedulers import Asked, books, token_of, workloads
+from test_serving_schedulers import Asked, books, run, token_of, workloads
 from test_serving_simulated import LinearCost, simulated
 
 from systems.serving import worker
 from systems.serving.batch import Batch
 from systems.serving.iteration_level import IterationLevel, select
 from systems.serving.message import to_bytes
+from systems.serving.prefix_cache import CachedSlots
 from systems.serving.request import Request
 from systems.serving.slots import ContiguousSlots, PagedSlots, Slots
 from systems.serving.worker import Worker
@@ -214,3 +216,34 @@ def test_a_message_goes_on_before_anything_is_launched(monkeypatch: pytest.Monke
     one.run()
     assert notes == ["forwarded", "launched"] * 2 + ["ended"]
     assert [array("q", answer).tolist() for answer in answers] == [[20], [0], [0]]  # it is ready, and a token of each batch
+
+
+def contents(book: Slots) -> list[object]:
+    """All that a book says, the order of what is idle with it."""
+    return [[*value.items()] if isinstance(value, Mapping) else value for value in vars(book).values()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(), st.sampled_from([ContiguousSlots, PagedSlots, CachedSlots]), st.booleans(), st.sampled_from([0, 3]))
+def test_selecting_leaves_requests_and_books_as_they_are(
+    workload: list[Asked], kind: type[Slots], is_preempting: bool, chunk: int
+) -> None:
+    """Whatever is reserved, shared, extended or given up in a selection, and by the next ones."""
+    is_preempting &= kind is not ContiguousSlots
+    slots = kind.all_free(18, *[2] * (kind is not ContiguousSlots))  # type: ignore[attr-defined]
+    books: list[tuple[Slots, list[object]]] = []
+
+    class Beside(IterationLevel):
+        def next_batch(self) -> Batch | None:
+            pool = [*self.started.values(), *self.waiting]
+            before = [deepcopy(vars(request)) for request in pool]
+            books.append((self.slots, contents(self.slots)))
+            options = self.max_batch_size, chunk, is_preempting
+            first, again = (select(pool, self.slots, *options) for _ in range(2))
+            assert [vars(request) for request in pool] == before
+            assert (first.parts, first.preempted) == (again.parts, again.preempted)
+            assert contents(first.slots) == contents(again.slots)
+            return super().next_batch()
+
+    run(Beside(slots, 3, 2, max_num_batched_tokens=chunk, is_preempting=is_preempting), workload)
+    assert all(contents(book) == before for book, before in books)

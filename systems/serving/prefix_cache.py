@@ -10,12 +10,13 @@ kept for whoever begins with its tokens until a block is wanted and none is free
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Self
 
+from .persistent_map import PersistentMap
 from .slots import BlockSlots, Region
 
 DIGEST_BYTES = 16
@@ -50,16 +51,16 @@ class CachedSlots(BlockSlots):
     num_slots: int
     block_size: int
     free: tuple[int, ...]
-    idle: Mapping[int, None]
-    uses: Mapping[int, int]
-    by_digest: Mapping[bytes, int]
-    digests: Mapping[int, bytes]
+    idle: PersistentMap[int, None] = field(default_factory=PersistentMap)
+    uses: PersistentMap[int, int] = field(default_factory=PersistentMap)
+    by_digest: PersistentMap[bytes, int] = field(default_factory=PersistentMap)
+    digests: PersistentMap[int, bytes] = field(default_factory=PersistentMap)
 
     @classmethod
     def all_free(cls, num_slots: int, block_size: int) -> Self:
         """Of as many whole blocks as there is room for."""
         whole = num_slots // block_size * block_size
-        return cls(whole, block_size, tuple(range(0, whole, block_size)), {}, {}, {}, {})
+        return cls(whole, block_size, tuple(range(0, whole, block_size)))
 
     @property
     def num_free(self) -> int:
@@ -71,10 +72,9 @@ class CachedSlots(BlockSlots):
             if (block := self.by_digest.get(digest)) is None:
                 break
             shared.append(block)
-        uses = {**self.uses, **{block: self.uses.get(block, 0) + 1 for block in shared}}
-        idle = {block: None for block in self.idle if block not in uses}
+        uses = self.uses.updated({block: self.uses.get(block, 0) + 1 for block in shared})
         num_new = max(-(-count // self.block_size) - len(shared), 0)
-        if (taken := replace(self, idle=idle, uses=uses)._taken(num_new)) is None:
+        if (taken := replace(self, idle=self.idle.without(shared), uses=uses)._taken(num_new)) is None:
             return None
         book, new = taken
         blocks = (*shared, *new)
@@ -90,16 +90,14 @@ class CachedSlots(BlockSlots):
         return book, replace(region, blocks=blocks, num_slots=len(blocks) * self.block_size)
 
     def released(self, region: Region) -> Self:
-        uses, idle, free = dict(self.uses), dict(self.idle), []
-        for block in reversed(region.blocks):  # a beginning is of more use than what follows it, so it goes idle last
-            uses[block] -= 1
-            if not uses[block]:
-                del uses[block]
-                if block in self.digests:
-                    idle[block] = None
-                else:
-                    free.append(block)
-        return replace(self, free=(*free, *self.free), idle=idle, uses=uses)
+        # A beginning is of more use than what follows it, so it goes idle last.
+        counts = {block: self.uses[block] - 1 for block in reversed(region.blocks)}
+        unused = [block for block, count in counts.items() if not count]
+        idle = {block: None for block in unused if block in self.digests}
+        free = [block for block in unused if block not in idle]
+        return replace(
+            self, free=(*free, *self.free), idle=self.idle.updated(idle), uses=self.uses.updated(counts).without(unused)
+        )
 
     def filled(self, blocks: Sequence[int], digests: Sequence[bytes]) -> Self:
         """The book after blocks of a region hold the tokens of these digests. Of two blocks alike the first counts."""
@@ -108,7 +106,7 @@ class CachedSlots(BlockSlots):
         if not new:
             return self
         digest_by_block = {block: digest for digest, block in new.items()}
-        return replace(self, by_digest={**self.by_digest, **new}, digests={**self.digests, **digest_by_block})
+        return replace(self, by_digest=self.by_digest.updated(new), digests=self.digests.updated(digest_by_block))
 
     def _taken(self, count: int) -> tuple[Self, tuple[int, ...]] | None:
         """The book after some blocks have got a region, free ones first; None where there are not so many."""
@@ -117,11 +115,12 @@ class CachedSlots(BlockSlots):
             return None
         evicted = tuple(islice(self.idle, num_evicted))
         blocks = (*self.free[:count], *evicted)
-        book = replace(self, free=self.free[count:], uses={**self.uses, **dict.fromkeys(blocks, 1)})
-        if not evicted:
-            return book, blocks
-        by_digest, digests = dict(self.by_digest), dict(self.digests)
-        for block in evicted:
-            del by_digest[digests.pop(block)]
-        idle = dict(islice(self.idle.items(), num_evicted, None))
-        return replace(book, idle=idle, by_digest=by_digest, digests=digests), blocks
+        book = replace(
+            self,
+            free=self.free[count:],
+            idle=self.idle.without(evicted),
+            uses=self.uses.updated(dict.fromkeys(blocks, 1)),
+            by_digest=self.by_digest.without([self.digests[block] for block in evicted]),
+            digests=self.digests.without(evicted),
+        )
+        return book, blocks
