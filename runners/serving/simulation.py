@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from results.record import Iterations, ServedRequests
-from systems.serving.iteration_level import IterationLevel
 from systems.serving.loop import Listed, serve
-from systems.serving.prefix_cache import CachedSlots
 from systems.serving.request import Delivery, Request
 from systems.serving.scheduler import Scheduler
 from systems.serving.simulated import Costs, SimulatedEngine, VirtualClock
@@ -45,7 +43,11 @@ def simulated(
         for delivery in deliveries:
             token_s[delivery.request_id] += [now_s] * len(delivery.tokens)
 
-    prompts = _prompts(scheduler, trace, seed, shared_tokens)
+    prompts = [(i,) * a.prompt_tokens for i, a in enumerate(trace)]  # real ones take longer to draw
+    if scheduler.reads_prompts:
+        rows = [(a.due_s, a.prompt_tokens, a.max_new_tokens) for a in trace]
+        plan = Plan(rows, seed, VOCABULARY, 0, shared_tokens)
+        prompts = [tuple(prompt_of(plan, i)) for i in range(len(trace))]
     requests = [Request(i, prompts[i], a.max_new_tokens, a.due_s) for i, a in enumerate(trace)]
     engine = SimulatedEngine(clock, costs, num_workers)
     served = serve(scheduler, engine, Listed(requests), deliver, clock).iterations
@@ -65,12 +67,3 @@ def simulated(
     )
     queued_s = tuple(first[i] - due for i, due in enumerate(due_s))
     return Seen(ServedRequests(due_s, due_s, *lengths, tuple(map(tuple, token_s))), iterations, queued_s)
-
-
-def _prompts(scheduler: Scheduler, trace: Sequence[Arrival], seed: str, shared_tokens: int) -> list[tuple[int, ...]]:
-    """Those that a client would send; where nothing reads them, of one token each, which takes less time to draw."""
-    if not (isinstance(scheduler, IterationLevel) and isinstance(scheduler.slots, CachedSlots)):
-        return [(i,) * a.prompt_tokens for i, a in enumerate(trace)]
-    rows = [(a.due_s, a.prompt_tokens, a.max_new_tokens) for a in trace]
-    plan = Plan(rows, seed, VOCABULARY, 0, shared_tokens)
-    return [tuple(prompt_of(plan, i)) for i in range(len(trace))]

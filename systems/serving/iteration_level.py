@@ -141,6 +141,7 @@ class IterationLevel(Scheduler):
         super().__init__()
         assert not is_asynchronous or num_workers == 1, "a token comes from the batch before, which no other worker has"
         self.slots, self.max_batch_size = slots, max_batch_size
+        self.reads_prompts = isinstance(slots, CachedSlots)
         self.num_in_flight_max = num_workers + (is_prefetching or is_asynchronous)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.is_preempting, self.num_ahead = is_preempting, int(is_asynchronous)

@@ -18,9 +18,11 @@ class Scheduler(ABC):
     num_in_flight_max: batches that may be in flight at once.
     num_short: selections in which a request found no slots, or gave up its own.
     num_preempted: times that a request gave up its slots.
+    reads_prompts: what it decides depends on their tokens, and not on how many they are alone.
     """
 
     num_in_flight_max: int
+    reads_prompts = False
 
     def __init__(self) -> None:
         self.num_in_flight = self.num_short = self.num_preempted = 0
