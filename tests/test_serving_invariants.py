@@ -1,6 +1,6 @@
-"""The invariants that Orca's study asks for, and which tests hold them; here those that no room's own tests have.
+"""The invariants that Orca's study asks for and the bad inputs that it names, and which tests hold them.
 
-The eleventh is of WindTunnel, whose tests hold it.
+Here are those tests that no other file has.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ HELD = {
     "1 tokens of any mix are those of each alone": [
         "test_serving_engine.test_tokens_of_any_mix_are_those_of_each_request_alone",
         "test_serving_models.test_tokens_of_any_mix_are_those_of_each_request_alone",
+        "test_serving_extensions.test_tokens_under_each_switch_are_those_of_each_request_alone",
     ],
     "2 the same for every attention, book, chunk, cache and split": [
         "test_serving_engine.test_tokens_of_any_mix_are_those_of_each_request_alone",
@@ -47,12 +48,14 @@ HELD = {
     "3 reserved slots are those of started requests": [
         "test_serving_invariants.test_reserved_slots_are_those_of_started_requests",
         "test_serving_schedulers.test_books_of_slots_lose_none",
+        "test_serving_schedulers.test_static_batches_compute_what_their_definition_says",
         "test_serving_extensions.test_no_switch_loses_a_slot_or_a_token",
     ],
     "4 sizes of batches, of the flight, and first come first served": [
         "test_serving_schedulers.test_iteration_level_scheduling_keeps_its_invariants",
         "test_serving_schedulers.test_who_arrives_earlier_has_run_as_often_at_least",
         "test_serving_schedulers.test_batches_are_those_of_algorithm_2_as_printed",
+        "test_serving_definitions.test_iterations_are_those_of_their_definition",
     ],
     "5 no engine idles while something can be selected, and nobody starves": [
         "test_serving_invariants.test_whoever_has_started_finishes_in_time",
@@ -65,9 +68,12 @@ HELD = {
     "7 static batches compute what their definition says": [
         "test_serving_schedulers.test_static_batches_compute_what_their_definition_says",
         "test_serving_schedulers.test_equal_requests_that_arrive_together_are_scheduled_alike",
+        "test_serving_definitions.test_static_batches_are_those_of_their_definition",
     ],
     "8 cancels free slots, and a killed worker ends all with one line": [
         "test_serving_invariants.test_reserved_slots_are_those_of_started_requests",
+        "test_serving_extensions.test_no_switch_loses_a_slot_or_a_token",
+        "test_serving_schedulers.test_a_static_batch_that_nobody_wants_computes_nothing_more",
         "test_serving_bridge.test_a_thousand_requests_with_random_cancels_lose_nothing",
         "test_serving_parallel.test_whichever_worker_is_killed_ends_all",
         "test_serving_parallel.test_of_a_thousand_requests_none_is_lost_silently",
@@ -77,11 +83,61 @@ HELD = {
         "test_serving_invariants.test_a_message_goes_on_before_anything_is_launched",
     ],
     "10 a simulation is the engine": ["test_serving_simulated.test_a_simulation_is_the_engine_batch_by_batch"],
+    "11 a translated pipeline is the pipeline, and trains what it names": [
+        *(f"test_windtunnel_trees.test_{library}" for library in ("lightgbm", "xgboost", "sklearn")),
+        "test_windtunnel_trees.test_one_leaf_and_constant_features",
+        "test_windtunnel_trees.test_soft_becomes_hard_as_the_temperature_falls",
+        "test_windtunnel_trees.test_levels_give_the_same_and_train_what_they_name",
+        "test_windtunnel_trees.test_gradients_are_those_of_the_function",
+        "test_windtunnel_translate.test_gradients_reach_the_encoders_behind_trees",
+        "test_windtunnel_translate.test_the_codes_are_those_of_the_figure",  # of two that collide too, after a step
+        "test_windtunnel_saving.test_saved_and_loaded_it_is_the_same_to_the_bit",
+        "test_windtunnel_estimator.test_behind_a_scaler_it_is_the_pipeline_to_the_last_row",
+        "test_windtunnel_estimator.test_columns_go_by_their_names",
+    ],
+}
+NEVER_SERVED = "test_serving_schedulers.test_what_can_never_be_served_is_refused"
+NO_TRACE = "test_serving_runner.test_a_file_that_is_no_trace_is_refused_in_one_line"
+NOT_TUNED = "test_windtunnel_estimator.test_other_bad_requests"
+NO_PARAMETERS = "test_windtunnel_estimator.test_bad_requests_are_one_line_and_lose_nothing"
+NO_DATA = ["test_tabular.test_wrong_files_are_one_line", "test_tabular.test_files_that_are_not_there"]
+REFUSED = {
+    "prompt empty, longer than positions or of ids outside the vocabulary": [
+        NEVER_SERVED,
+        "test_serving_endpoint.test_a_body_that_asks_for_what_cannot_be_is_told_so",
+    ],
+    "max_tokens 0; prompt and max_tokens more than positions or slots": [NEVER_SERVED],
+    "slots fewer than the largest request of the trace": [
+        "test_serving_runner.test_a_request_that_no_slots_hold_is_refused_before_anything_is_served",
+        "test_serving_runner.test_what_a_refusal_advises_is_enough",
+    ],
+    "max_batch_size 0": ["test_serving_runner.test_options_of_systems_that_cannot_be_are_refused"],
+    "parts that do not divide heads or layers": ["test_serving_parallel.test_what_cannot_be_placed_is_refused_in_one_line"],
+    "more parts than GPUs": ["test_serving_parallel.test_more_parts_than_gpus_are_refused_in_one_line"],
+    "rate 0, negative or infinite": ["test_serving_runner.test_options_that_cannot_be_are_refused"],
+    "trace without a column, unsorted, negative or empty": [NO_TRACE],
+    "port taken": ["test_serving_endpoint.test_a_port_that_is_taken_is_one_line"],
+    "body above 8 MB; another model than the one served": [
+        "test_serving_endpoint.test_a_body_too_large_and_one_that_is_no_json_are_refused",
+        "test_serving_endpoint.test_other_paths",
+    ],
+    "several models of one endpoint": ["test_serving_endpoint.test_a_sweep_is_one_line"],
+    "client gone within a stream": ["test_serving_endpoint.test_a_client_that_goes_away_gives_its_slots_back"],
+    "a GPU's attention on a CPU; weights that do not fit": [
+        "test_serving_runner.test_a_server_executes_no_module_and_a_model_may_generate_nothing"
+    ],
+    "pipeline not fitted; sparse, of words, of one class, of another number of columns": [NOT_TUNED],
+    "operator that has no translation behind one that has": [
+        "test_windtunnel_translate.test_what_stands_behind_a_translated_operator_is_refused_with_both_names"
+    ],
+    "data set unknown, absent or of another table": NO_DATA,
+    "loss that a pipeline has not; level 5; temperature 0": [NO_PARAMETERS],
+    "loss that is no number": ["test_windtunnel_estimator.test_a_loss_that_is_no_number_stops_and_keeps_the_best"],
 }
 
 
-def test_every_invariant_is_held_by_tests_that_exist() -> None:
-    for invariant, names in HELD.items():
+def test_every_invariant_and_refusal_is_held_by_tests_that_exist() -> None:
+    for invariant, names in (HELD | REFUSED).items():
         for name in names:
             file, _, test = name.partition(".")
             tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text())

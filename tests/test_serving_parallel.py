@@ -42,6 +42,7 @@ from runners.request.request import Request, SweepOptions
 from runners.serving.bridge import Bridge, Stopped
 from runners.serving.parted import parted
 from runners.showings.registry import showing
+from systems.base import Unsupported
 from systems.serving import control as control_module
 from systems.serving import parallel
 from systems.serving.batch import Batch, Row
@@ -578,6 +579,21 @@ def test_what_cannot_be_placed_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(BadRequest, match=says):
         place(model, pipeline, tensor, **options)
+
+
+def test_more_parts_than_gpus_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than a request names, and than a process sees."""
+    system = choose("system", "orca", pipeline_parallel=2, tensor_parallel=2)
+    cell = Cell(choose("model", "gpt", heads=8), system, choose("runner", "serving"), Conditions(1, "cuda", "fp16"))
+    options = SimpleNamespace(gpus=(3, 1))
+    line = r"^system.pipeline_parallel and tensor_parallel need 4 GPUs, and gpus=\[3, 1\] names 2$"
+    with pytest.raises(BadRequest, match=line):
+        Request((cell,), cast(SweepOptions, options)).num_gpus  # noqa: B018
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    loaded = systems.load("orca", **system.options)
+    assert isinstance(loaded, ServingSystem)
+    with pytest.raises(Unsupported, match=r"^pipeline_parallel=2, tensor_parallel=2 needs 4 GPUs, and 3 are there$"):
+        loaded.engine(SimpleNamespace(device=torch.device("cuda")))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

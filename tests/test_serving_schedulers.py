@@ -48,11 +48,17 @@ class Asked:
         return Request(number, tuple(range(self.prompt)), self.new, float(self.turn), stop_tokens=stop_tokens)
 
 
-def workloads(is_cancelling: bool = False, most: int = 12) -> st.SearchStrategy[list[Asked]]:
-    cancelled = st.none() | st.integers(0, 40) if is_cancelling else st.none()
+@st.composite
+def workloads(draw: st.DrawFn, is_cancelling: bool = False, most: int = 12) -> list[Asked]:
+    """Requests that come soon after each other, some of them dropped soon after they came, or just before."""
     stop = st.none() | st.integers(1, 4)
-    requests = st.builds(Asked, st.integers(1, 8), st.integers(1, 4), st.integers(0, 20), cancelled, stop)
-    return st.lists(requests, min_size=1, max_size=most)
+    one = st.builds(Asked, st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), stop=stop)
+    asked = draw(st.lists(one, min_size=1, max_size=most))
+    if is_cancelling:
+        for each in asked:
+            delay = draw(st.none() | st.integers(-1, 6))
+            each.cancelled = None if delay is None else each.turn + delay
+    return asked
 
 
 @dataclass
@@ -93,6 +99,9 @@ def run(scheduler: Scheduler, workload: Sequence[Asked]) -> Run:
             flight.append(batch)
             done.batches.append(batch)
             assert len(flight) <= scheduler.num_in_flight_max
+            regions = [request.region for request in requests if request.region is not None]
+            held = {slot_of(region, at) for region in regions for at in range(region.num_slots)}
+            assert scheduler.num_reserved == len(held), "some are of nobody, or of two"
         if flight:
             batch = flight.popleft()
             deliver(scheduler.take_back(batch, [token_of(row.request_id, row.draw) for row in batch.rows]))
@@ -338,6 +347,18 @@ def test_microbatches_end_with_the_last_request_and_not_with_the_most_tokens() -
     assert [[row.request_id for row in batch.rows] for batch in done.batches] == [[0], [1], [0]]
 
 
+def test_a_static_batch_that_nobody_wants_computes_nothing_more() -> None:
+    scheduler = RequestLevel(NUM_SLOTS, NUM_POSITIONS, 2, "padded", num_workers=2, microbatch_size=1)
+    for number in range(2):
+        scheduler.add(Request(number, (1, 2), 4))
+    batches = [scheduler.next_batch() for _ in range(2)]
+    for number in range(2):
+        assert scheduler.cancel(number) == []
+    for batch in batches:
+        assert batch is not None and scheduler.take_back(batch, [7]) == [] and scheduler.next_batch() is None
+    assert scheduler.num_unfinished == scheduler.num_reserved == scheduler.num_in_flight == 0
+
+
 def test_a_cancel_lets_out_what_others_have_waited_for() -> None:
     scheduler = RequestLevel(NUM_SLOTS, NUM_POSITIONS, 2, "padded")
     scheduler.add(Request(0, (1,), 1))
@@ -378,8 +399,12 @@ def test_books_of_slots_lose_none(sizes: list[int | None], block_size: int) -> N
         (Request(0, (-1,), 1), "token id -1"),
         (Request(0, (1,) * 10, 3), "12 positions"),
         (Request(0, (1,) * 8, 3), "10 K/V slots"),
+        (Request(0, (1,) * 9, 3), "10 K/V slots"),
         (Request(0, (1,), 1, sampling=Sampling(-0.5)), "temperature=-0.5"),
+        (Request(0, (1,), 1, sampling=Sampling(float("inf"))), "temperature=inf"),
         (Request(0, (1,), 1, sampling=Sampling(1.0, 0.0)), "top_p=0.0"),
+        (Request(0, (1,), 1, sampling=Sampling(1.0, 1.5)), "top_p=1.5"),
+        (Request(0, (1,), 1, sampling=Sampling(seed=2**63)), f"seed={2**63} is not an integer of 64 bits"),
         (Request(0, (1,) * 8, 2), None),
     ],
 )
