@@ -12,6 +12,7 @@ from runners.serving.bridge import Bridge, Mail, Stopped
 from systems.serving.batch import Batch
 from systems.serving.engine import Engine, Returned
 from systems.serving.iteration_level import IterationLevel
+from systems.serving.prefix_cache import CachedSlots
 from systems.serving.request import Delivery, Request
 from systems.serving.request_level import RequestLevel
 from systems.serving.scheduler import Scheduler
@@ -49,6 +50,8 @@ class Counting(Engine):
 SCHEDULERS = {
     "contiguous": lambda: IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 8),
     "paged, chunked": lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 4), 8, 1, True, 16),
+    "shared, preempting": lambda: IterationLevel(CachedSlots.all_free(NUM_SLOTS, 4), 8, is_preempting=True),
+    "ahead": lambda: IterationLevel(PagedSlots.all_free(NUM_SLOTS, 4), 8, is_asynchronous=True),
     "ragged": lambda: RequestLevel(NUM_SLOTS, 64, 8, "ragged"),
     "padded, early": lambda: RequestLevel(NUM_SLOTS, 64, 8, "padded", True),
 }

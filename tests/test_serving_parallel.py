@@ -98,11 +98,13 @@ SIZES = [(5, 6), (12, 3), (2, 6), (7, 5), (1, 1)]
 
 
 def check_tokens(engine: ParallelEngine, module: GPT = MODULE) -> None:
-    """They are those of one process."""
-    for sizes, apart in ((SIZES, 1), (SIZES[::-1], 0)):
+    """They are those of one process, also where stop tokens end requests."""
+    for sizes, apart, num_stops in ((SIZES, 1, 0), (SIZES[::-1], 0, 12)):
         scheduler = IterationLevel(ContiguousSlots.all_free(NUM_SLOTS), 2, num_workers=engine.num_workers)
-        tokens = served(scheduler, engine, requests_of(sizes), apart)
-        assert tokens == {request.id: alone(module, request) for request in requests_of(sizes)}
+        requests = requests_of(sizes, num_stops=num_stops)
+        tokens = served(scheduler, engine, requests, apart)
+        assert tokens == {request.id: alone(module, request) for request in requests}
+        assert scheduler.num_reserved == 0 and any(len(tokens[r.id]) < r.max_new_tokens for r in requests) == (num_stops > 0)
 
 
 def check_logits(engine: ParallelEngine, module: GPT = MODULE, tolerance: float = 1e-7) -> None:
