@@ -300,12 +300,14 @@ def test_other_paths(running: Running) -> None:
 
 
 def test_a_client_that_goes_away_gives_its_slots_back(running: Running) -> None:
+    num_before = running.metric("tokens_total")
     stream = running.client.completions.create(model="gpt", prompt="a", max_tokens=2000, stream=True)
     next(iter(stream))
     assert running.metric("kv_slots_reserved") == 2001 and running.metric("preemptions_total") == 0
     stream.close()
     running.until("kv_slots_reserved", 0)
     running.until("requests_unfinished", 0)
+    assert running.metric("tokens_total") < num_before + 2000, "it was served to its end"
 
 
 def test_a_port_that_is_taken_is_one_line(running: Running, run: Run) -> None:

@@ -396,6 +396,7 @@ def test_books_of_slots_lose_none(sizes: list[int | None], block_size: int) -> N
         (Request(0, (), 1), "empty"),
         (Request(0, (1,), 0), "max_tokens=0"),
         (Request(0, (1, 99), 1), "token id 99 is not in the vocabulary of 50"),
+        (Request(0, (49, 50), 1), "token id 50 is"),
         (Request(0, (-1,), 1), "token id -1"),
         (Request(0, (1,) * 10, 3), "12 positions"),
         (Request(0, (1,) * 8, 3), "10 K/V slots"),
