@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,13 +137,17 @@ REFUSED = {
 }
 
 
+@cache
+def functions_of(file: str) -> set[str]:
+    tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
 def test_every_invariant_and_refusal_is_held_by_tests_that_exist() -> None:
     for invariant, names in (HELD | REFUSED).items():
         for name in names:
             file, _, test = name.partition(".")
-            tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text())
-            functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-            assert test in functions, (invariant, name)
+            assert test in functions_of(file), (invariant, name)
 
 
 def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Batch, list[Request]]]:
