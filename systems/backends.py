@@ -1,7 +1,7 @@
 """Backends of torch.compile: `torch.compile(module, backend="opweave_opara", dynamic=False)`, one for every scheduler.
 
-Each choice of conf/system that schedules has one. Where Opweave is not installed, or for a choice of your own,
-`torch.compile(module, backend=backend("mine"), dynamic=False)` does the same.
+Each choice of conf/system that schedules has one. A module may write its buffers, as one with a static K/V cache does. Where
+Opweave is not installed, or for a choice of your own, it is `torch.compile(module, backend=backend("mine"), dynamic=False)`.
 """
 
 from collections.abc import Callable, Sequence

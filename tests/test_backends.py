@@ -4,10 +4,12 @@ import copy
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import conf
 import systems
@@ -84,6 +86,29 @@ def test_a_module_that_writes_buffers_keeps_its_state() -> None:
         if step == 2:
             module.keys, eager.keys = torch.ones(2, 4, 8), torch.ones(2, 4, 8)
         assert_same(fast, module, eager, x * step)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_a_language_model_generates_the_same_with_a_static_cache(device: str) -> None:
+    """The library counts the places that its cache holds, in a buffer of each layer."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16, **sizes)
+    model = LlamaForCausalLM(config).eval().to(device)
+    prompt = torch.randint(0, 128, (1, 8), device=device)
+
+    def generated(step: Callable[..., Any]) -> list[int]:
+        cache = StaticCache(config, max_cache_len=12)
+        logits, tokens = model(prompt, past_key_values=cache).logits, []
+        for place in range(8, 12):
+            tokens.append(logits[:, -1:].argmax(-1))
+            logits = step(tokens[-1], past_key_values=cache, position_ids=torch.full_like(tokens[-1], place)).logits
+        return [token.item() for token in tokens]
+
+    fast = torch.compile(model, backend=backends.opweave_nimble, dynamic=False)
+    assert generated(fast) == generated(model)
 
 
 @pytest.mark.parametrize("device", DEVICES)
