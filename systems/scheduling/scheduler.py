@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from systems.notice import Notice
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision, rows
 from systems.scheduling.execution.arena import Arena
+from systems.scheduling.execution.dynamo_graph import DynamoGraph
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.execution.training_step import TrainingStep
@@ -132,10 +133,6 @@ class Scheduler(System):
 
         Dynamo hands parameters and buffers over as inputs. They are bound, so that a call copies only the user's inputs.
 
-        Invariant: what is bound is in every call the tensor itself. Where a call has another in its place (the caller's own
-        argument may be a parameter, and an attribute may be assigned anew), that one is bound if the graph writes it; else
-        it is an input from then on.
-
         Args:
             module: Dynamo's graph.
             inputs: of the graph, parameters and buffers among them.
@@ -153,31 +150,14 @@ class Scheduler(System):
             raise Unsupported(f'{backend} schedules fixed shapes: torch.compile(..., backend="{backend}", dynamic=False)')
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             raise Unsupported(f"{backend} runs inference: call the compiled module under torch.no_grad()")
-        weights = {
-            i: x for i, x in enumerate(tensors) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")
-        }
+        bound = [i for i, x in enumerate(tensors) if isinstance(x, nn.Parameter) or hasattr(x, "_dynamo_static_input_type")]
 
-        def prepared_for(arguments: Sequence[Tensor], bound: Mapping[int, Tensor]) -> tuple[Scheduled, set[int]]:
-            """The executor, and the numbers of the bound arguments that it writes."""
-            own = tuple(x for i, x in enumerate(arguments) if i not in bound)
+        def prepare(module: nn.Module, own: tuple[Tensor, ...]) -> tuple[Scheduled, Sequence[Tensor]]:
             with tracing(None):  # else passes that use Inductor would compile with the shapes of Dynamo's trace
-                program = captured(Bound(module, bound), own)
-                written = {i for i, x in bound.items() if any(x is changed for changed in program.changed)}
-                return self.prepare_program(program), written
+                program = captured(module, own)
+                return self.prepare_program(program), program.changed
 
-        prepared, written = prepared_for(tensors, weights)
-
-        def call(*arguments: Tensor) -> Any:
-            nonlocal weights, prepared, written
-            if any(arguments[i] is not weight for i, weight in weights.items()):
-                bound = {i: arguments[i] for i, weight in weights.items() if i in written or arguments[i] is weight}
-                before = prepared
-                prepared, written = prepared_for(arguments, bound)
-                weights = bound
-                before.close()
-            return prepared(*(x for i, x in enumerate(arguments) if i not in weights))
-
-        return call
+        return DynamoGraph(module, tensors, bound, prepare)
 
     def prepare_program(self, program: Program, arena: Arena | None = None) -> Scheduled:
         """As `prepare`, from a program that was captured before. What it changes is as it was, whatever runs meanwhile."""
@@ -210,29 +190,6 @@ class Scheduler(System):
         finally:
             timer.close()  # also when it is interrupted, so that nothing is measured twice
             self.num_measured += timer.taken
-
-
-class Bound(nn.Module):
-    """A function with some of its arguments fixed.
-
-    Args:
-        function: of tensors.
-        tensors: in the place of its arguments of these numbers; they are parameters and buffers, which it may write.
-    """
-
-    def __init__(self, function: Callable[..., Any], tensors: Mapping[int, Tensor]):
-        super().__init__()
-        self.function, self.names = function, {i: f"argument_{i}" for i in tensors}
-        for i, tensor in tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(self.names[i], tensor)
-            else:
-                self.register_buffer(self.names[i], tensor, persistent=False)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        rest = iter(inputs)
-        count = len(self.names) + len(inputs)
-        return self.function(*(getattr(self, self.names[i]) if i in self.names else next(rest) for i in range(count)))
 
 
 def captured(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
