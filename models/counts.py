@@ -18,10 +18,12 @@ class Counts:
     Attributes:
         parameters: elements of all parameters; shared ones count once, buffers do not count.
         macs: multiply-accumulates of one call.
+        convolution_macs: those of its convolutions.
     """
 
     parameters: int
     macs: int
+    convolution_macs: int = 0
 
 
 def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Counts:
@@ -59,7 +61,8 @@ def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Counts:
             functional_call(module, state, tuple(mode.from_tensor(value) for value in inputs))
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast_path_on)
-    return Counts(parameters, counter.get_total_flops() // 2)
+    convolutions = counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0)
+    return Counts(parameters, counter.get_total_flops() // 2, convolutions // 2)
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

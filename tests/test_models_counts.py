@@ -115,6 +115,21 @@ MOBILENET_V2_CIFAR10 = inverted_residuals(
 EFFICIENTNET_B0_CIFAR10 = inverted_residuals(32, EFFICIENTNET_B0, 1280, 10, squeeze=True)
 
 
+def convolutions(size: int, *kernels: tuple[int, int, int]) -> tuple[int, int]:
+    """Parameters without biases, and multiply-accumulates, of convolutions (channels in, channels out, places of a kernel)
+    whose outputs have size x size places."""
+    weights = sum(before * after * places for before, after, places in kernels)
+    return weights, weights * size**2
+
+
+SAMPLE = convolutions(15, (384, 384, 9), (384, 768, 9), (384, 384, 9), (384, 768, 9))
+# 1x1; 1x1, then 1x3 beside 3x1; 1x1, 3x3, then 1x3 beside 3x1; pool, then 1x1.
+LAST_BLOCK = convolutions(
+    *(8, (2048, 320, 1), (2048, 384, 1), (384, 384, 3), (384, 384, 3)),
+    *((2048, 448, 1), (448, 384, 9), (384, 384, 3), (384, 384, 3), (2048, 192, 1)),
+)
+
+
 def resnet50_cifar10() -> tuple[int, float]:
     """From torchvision's published ImageNet figures: after the stem, each size shrinks from 56, 28, 14, 7 to 32, ..."""
     stem, new_stem = 3 * 64 * 49, 3 * 64 * 9
@@ -309,6 +324,8 @@ FIGURES = [
         difference="Tan & Le 2019, table 2, says 9.9 B; its own scaling (width 1.6, depth 2.2, 456 pixels) gives the "
         "10.27 B that torchvision publishes, from the same parameters.",
     ),
+    Figure("ios_sample", *SAMPLE, source="SAMPLE above: the paper has no count"),
+    Figure("inception_v3_last_block", *LAST_BLOCK, source="LAST_BLOCK above, from Szegedy et al. 2016, figure 7"),
     Figure("squeezenet", 1_248_424, 0.82e9, f"Iandola et al. 2016, table 1, for the parameters; {TORCHVISION}"),
     Figure("vgg16", 138_357_544, 15.47e9, TORCHVISION),
     Figure("randwire", 5.6e6, 583e6, "Xie et al. 2019, table 2: WS(4, 0.75), the mean over graphs"),
@@ -390,6 +407,12 @@ def test_formulas_are_exact_on_our_own_networks() -> None:
     ]:
         measured = counts(name)
         assert (measured.parameters, measured.macs) == expected, name
+
+
+def test_convolutions_are_counted_apart_from_the_layers_after_them() -> None:
+    vgg16, bert = counts("vgg16"), counts("bert")
+    assert vgg16.macs - vgg16.convolution_macs == 25088 * 4096 + 4096 * 4096 + 4096 * 1000
+    assert bert.macs > 0 and bert.convolution_macs == 0
 
 
 def test_the_train_form_of_inception_has_the_published_parameters() -> None:

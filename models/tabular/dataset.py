@@ -49,6 +49,10 @@ class Dataset:
     def positive_share(self) -> float:
         return float(self.label.mean())
 
+    def num_categories(self, places: NDArray[np.int64]) -> int:
+        """Different categories of some rows, over all categorical columns."""
+        return int(self.rows.iloc[places][list(self.categorical)].nunique().sum())
+
     def sampled(self, num_rows: int, seed: int) -> Dataset:
         """A random part of the rows in their order; all of them where there are no more."""
         if num_rows >= len(self):

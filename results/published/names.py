@@ -4,6 +4,9 @@
 MODELS = {
     "nasnet_a_mobile": "nasnet",
     "nasnet_a_large": "nasnet_large",
+    "vgg": "vgg16",
+    "sample_network": "ios_sample",
+    "last block of inception_v3": "inception_v3_last_block",
     "nasnet": "nasnet_large",  # IOS's: of its 374 operators (Table 2) the mobile one, which is our nasnet, has too few
 }
 # The same for trained networks, whose input is CIFAR-10's.

@@ -30,6 +30,8 @@ WRITTEN = {
     "gptj_6b": "GPT-J 6B",
     "gptj_6b_decode": "GPT-J 6B (decoding)",
     "inception_v3": "Inception-v3",
+    "inception_v3_last_block": "Inception-v3's last block",
+    "ios_sample": "IOS's sample network",
     "mobilenet_v2": "MobileNetV2",
     "mobilenet_v2_cifar10": "MobileNetV2 (CIFAR-10)",
     "mobilenet_v4": "MobileNetV4",
