@@ -11,6 +11,7 @@ from .older import cell_of_schedule_file
 from .schedule import Search
 
 REQUIRED = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")
+OPTIONAL = ("search", "stages", "merges", "convolution_macs")
 ENDING = ".schedule.json"
 
 Pair: TypeAlias = tuple[int, int]
@@ -54,6 +55,7 @@ class ScheduleFile:
         search: what finding it took.
         stages: of IOS, each a list of groups of operators; empty where it has none.
         merges: operators that run as one; empty where there are none.
+        convolution_macs: multiply-accumulates of a call's convolutions; None of a custom model, and in older files.
         cell: what it was made for; None in files of older versions.
     """
 
@@ -69,6 +71,7 @@ class ScheduleFile:
     search: Search = field(default_factory=Search)
     stages: tuple[Groups, ...] = ()
     merges: Groups = ()
+    convolution_macs: int | None = None
     cell: Cell | None = field(default=None, compare=False)
 
     @classmethod
@@ -79,7 +82,7 @@ class ScheduleFile:
         known = {key: document[key] for key in REQUIRED if key in document}
         if missing := [key for key in REQUIRED if key not in known]:
             raise NoSchedule(f"it lacks {', '.join(missing)}")
-        known |= {key: document[key] for key in ("search", "stages", "merges") if document.get(key)}
+        known |= {key: document[key] for key in OPTIONAL if document.get(key)}
         try:
             cell = cell_from_json(document["cell"]) if "cell" in document else None
             schedule: ScheduleFile = part_from_json(known, cls, is_strict=False)

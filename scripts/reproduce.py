@@ -59,7 +59,7 @@ from scripts.exhibits.pictures import pictures
 from scripts.exhibits.preset import OUTPUT, NoPreset, Preset, names
 from scripts.exhibits.recorded import recorded
 from scripts.exhibits.running import ROOT, CannotRun, Refused, Run
-from scripts.exhibits.without import WITHOUT_PRESET
+from scripts.exhibits.without import ALIASES, WITHOUT_PRESET
 
 ALL, SMALL, SIZES = "all", "small", ("small", "full")
 NO_TERMINAL = 200  # columns where nobody's terminal sets a width
@@ -158,7 +158,8 @@ def weight(verdict: Verdict) -> int:
 
 
 def listed() -> Iterator[str]:
-    """A line for each exhibit: how it stands by the committed records, or why it has no preset."""
+    """A line for each exhibit: how it stands by the committed records, or why it has no preset; then its other number."""
+    told = dict[str, str]()
     for name in names():
         preset = Preset.read(name)
         need = {"gpu": " (needs a GPU)", "files": " (needs files of yours: model.path=)"}.get(preset.needs, "")
@@ -166,9 +167,13 @@ def listed() -> Iterator[str]:
         stands = (
             f"{best.verdict}, {best.extent} figures" if best.verdict != NOT_RUN else f"{NOT_RUN}, {best.figures} figures"
         )
+        told[name] = stands
         yield f"{name}: {preset.title}{need}: {stands}"
     for name, reason in WITHOUT_PRESET.items():
-        yield f"{name}: no preset: {reason}"
+        told[name] = f"no preset: {reason}"
+        yield f"{name}: {told[name]}"
+    for alias, name in ALIASES.items():
+        yield f"{alias}: {name}: {told[name]}"
 
 
 def request(parser: Parser) -> Request:
@@ -195,7 +200,7 @@ def request(parser: Parser) -> Request:
         parser.error(f"name an exhibit, or all: {', '.join(names())}")
     try:
         wanted = names() if ALL in exhibits else exhibits
-        presets = [Preset.read(name) for name in dict.fromkeys(wanted)]
+        presets = [Preset.read(name) for name in dict.fromkeys(ALIASES.get(name, name) for name in wanted)]
     except (NoPreset, NoSuchValue) as error:
         parser.error(str(error))
     if (wrong := mistake(overrides, presets)) is not None:

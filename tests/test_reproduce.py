@@ -20,7 +20,7 @@ from scripts.arguments import Parser
 from scripts.exhibits import running
 from scripts.exhibits.preset import OUTPUT, Preset, names
 from scripts.exhibits.running import Run
-from scripts.exhibits.without import WITHOUT_PRESET
+from scripts.exhibits.without import ALIASES, WITHOUT_PRESET
 from scripts.reproduce import keep, with_costs
 
 Done = subprocess.CompletedProcess[str]
@@ -285,7 +285,8 @@ def test_exhibits_are_listed(script: Script) -> None:
     done = script("reproduce", "--list")
     assert done.returncode == 0
     lines = dict(line.split(": ", maxsplit=1) for line in done.stdout.splitlines())
-    assert list(lines) == [*names(), *WITHOUT_PRESET]
+    assert list(lines) == [*names(), *WITHOUT_PRESET, *ALIASES]
+    assert all(lines[alias].split(": ")[-1] == lines[name].split(": ")[-1] for alias, name in ALIASES.items())
     for name in names():
         verdict, judged, figures = re.fullmatch(r".*: ([a-z ]+), (?:(\d+) of )?(\d+) figures", lines[name]).groups()  # type: ignore[union-attr]
         assert verdict in VERDICTS and int(judged or 0) <= int(figures), lines[name]

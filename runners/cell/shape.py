@@ -32,6 +32,14 @@ def shape_of(model: Choice, conditions: Conditions, runs: bool = True) -> models
     return replace(loaded, module=_filled(loaded.module.to_empty(device=device), runs), inputs=inputs)
 
 
+def counts_of(model: Choice, batch: int) -> models.Counts | None:
+    """The size of a model; None for a custom one, whose operators may not run without data. Raises BadModel."""
+    if model.name == "custom":
+        return None
+    shape = load(model, batch, device="meta")
+    return models.count(shape.module, shape.inputs)
+
+
 @torch.no_grad()
 def _filled(module: nn.Module, with_parameters: bool) -> nn.Module:
     """With numbers of ordinary size: what lay in memory may be denormal. A CPU computes with those much more slowly, and

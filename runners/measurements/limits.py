@@ -21,13 +21,15 @@ DISTANCE = " ms, latency is {:.2f} times that"
 
 def of_model(session: Subject) -> LimitsPart:
     """Those of the model's own operators, the same for every system. Null with a reason where it cannot be captured."""
+    from runners.cell.shape import counts_of
     from systems.base import Unsupported
 
     try:
         limits = measured(session, None if session.is_rewritten else session.program)
     except Unsupported as error:
         limits = LimitsPart(None, None, reason=one_line(str(error)))
-    return replace(limits, macs=_macs(session))
+    counts = counts_of(session.cell.model, session.cell.batch)
+    return replace(limits, macs=counts.macs if counts is not None else None)
 
 
 def measured(session: Subject, program: Program | None) -> LimitsPart:
@@ -36,18 +38,6 @@ def measured(session: Subject, program: Program | None) -> LimitsPart:
 
     part: LimitsPart = part_from_json(limits.measure(session.module, session.inputs, program).to_json(), LimitsPart)
     return part
-
-
-def _macs(session: Subject) -> int | None:
-    """Multiply-accumulates of a call; None for a custom model, whose operators may not run without data."""
-    import models
-    from runners.cell.loading import load
-
-    model = session.cell.model
-    if model.name == "custom":
-        return None
-    shape = load(model, session.cell.batch, device="meta")
-    return models.count(shape.module, shape.inputs).macs
 
 
 def _distance(record: Record, limit_ms: float | None, form: str) -> str:

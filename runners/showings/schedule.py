@@ -62,7 +62,7 @@ class Schedule(Showing):
         import systems
         from runners.cell.arithmetic import set_arithmetic
         from runners.cell.behaviour import refused_by_the_system
-        from runners.cell.shape import shape_of
+        from runners.cell.shape import counts_of, shape_of
         from systems.base import Unsupported
         from systems.scheduling.scheduler import Scheduler
         from systems.weave.system import Weave
@@ -80,7 +80,9 @@ class Schedule(Showing):
         with torch.no_grad(), refused_by_the_system(lambda: model.module(*model.inputs)):
             schedule = system.schedule(model.module, model.inputs)
         document = schedule.to_json(model=cell.model.name, batch=cell.batch, device=cell.device)
-        return {**document, "cell": cell_to_json(cell)}
+        counts = counts_of(cell.model, cell.batch)
+        macs = counts.convolution_macs if counts is not None else None
+        return {**document, "convolution_macs": macs, "cell": cell_to_json(cell)}
 
 
 def decision_table(decisions: Sequence[DecisionRow]) -> Table:

@@ -19,6 +19,7 @@ from .evidence import Evidence
 PERCENT = 100.0
 LARGEST_BATCH = "max_batch_size"  # the option of systems that serve
 IOS = named("system", "ios")  # whose blocks a value without a system is about
+SEQUENTIAL = named("system", "sequential")  # whose schedule is the graph
 Part = TypeVar("Part")
 
 
@@ -171,6 +172,17 @@ def transitions(evidence: Evidence, row: Row, system: Choice | None) -> float:
 
 def units(evidence: Evidence, row: Row, system: Choice | None) -> float:
     return _known(search_of(evidence, row, system or IOS).units, "its search does not tell of units")
+
+
+def operations_per_convolution(evidence: Evidence, row: Row, system: Choice | None) -> float:
+    """Millions of floating-point operations, two a multiply-accumulate, for each convolution of the graph."""
+    file = evidence.schedule(row, system or SEQUENTIAL)
+    if file is None or file.convolution_macs is None:
+        raise Missing(f"no schedule of {row[0]} tells of its convolutions' operations")
+    convolutions = sum(operator.target.startswith("aten.conv") for operator in file.operators)
+    if not convolutions:
+        raise Missing(f"{row[0]} has no convolution")
+    return 2e-6 * file.convolution_macs / convolutions
 
 
 def block_gain(evidence: Evidence, row: Row, system: Choice | None) -> float:
@@ -376,9 +388,12 @@ PLAIN: dict[str, tuple[Quantity, str]] = {
     "largest_block_operators": (lambda evidence, row, system: largest_block(evidence, row, system).units, "count"),
     "largest_block_width": (lambda evidence, row, system: largest_block(evidence, row, system).width, "count"),
     "transitions": (transitions, "count"),
+    "operations_per_convolution": (operations_per_convolution, "count"),
     "block_speedup": (block_gain, "at_least"),
     "parameters": (parameters, "count"),
     "throughput": (slo_rate, "at_least"),
     "peak_throughput": (peak_throughput, "at_least"),
     "max_batch": (max_batch, "at_least"),
 }
+# Of several networks: what their speedups rank with, and whether upwards (1) or downwards (-1).
+TRENDS: dict[str, tuple[Quantity, int]] = {"concurrency_trend": (width, 1), "macs_trend": (giga_macs, -1)}
