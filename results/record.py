@@ -336,6 +336,22 @@ class SeedAccuracy:
 
 
 @dataclass(frozen=True)
+class TableCounts:
+    """What a table has, as table 5.2 of the dissertation counts it.
+
+    Args:
+        numeric, categorical: features.
+        categories: different ones of all categorical features, in the training rows of one seed.
+        positive_share: of all rows, 0 to 1.
+    """
+
+    numeric: int
+    categorical: int
+    categories: int
+    positive_share: float
+
+
+@dataclass(frozen=True)
 class Accuracy:
     """How good predictions are on test rows that nothing was chosen by, over several seeds.
 
@@ -350,6 +366,7 @@ class Accuracy:
         gain, gain_low, gain_high: the AUC over the pipeline's, for systems that tune one, with its interval.
         parameters: numbers that training changed last.
         when: the time of measuring.
+        table: what the table has; None in older records.
     """
 
     auc: float
@@ -367,6 +384,7 @@ class Accuracy:
     gain_high: float | None = None
     parameters: int | None = None
     when: str | None = None
+    table: TableCounts | None = None
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,11 @@ def test_a_wrong_translation_is_incorrect(tmp_path: Path, monkeypatch: pytest.Mo
     made = session(tmp_path, monkeypatch, "pipeline")
     made.prepare()
     assert made.compare().is_correct
+    table, data = made.accuracy().table, made.dataset
+    training = data.rows.iloc[made._split(made.seeds[-1]).training]
+    assert table is not None and (table.numeric, table.categorical) == (2, 6)
+    assert table.categories == sum(len(set(training[name])) for name in data.categorical) > 300
+    assert table.positive_share == data.label.sum() / len(data)
     made._seeds[0] = replace(made._seeds[0], translation_error=1e-3)
     assert (made.compare().is_correct, made.compare().reason) == (
         False,

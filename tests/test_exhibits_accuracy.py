@@ -10,8 +10,8 @@ from made_records import record
 from scipy.stats import ttest_1samp
 
 from results.cell import Cell, Conditions, choose
-from results.finding import CANNOT, DIRECTION, DOES_NOT_HOLD, HOLDS, NOT_RUN, Finding
-from results.record import Accuracy, Record, SeedAccuracy
+from results.finding import CANNOT, DIRECTION, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_RUN, Finding
+from results.record import Accuracy, Record, SeedAccuracy, TableCounts
 from results.selection import NoResults, by_setting
 from scripts.charts import accuracy as charts
 from scripts.charts import claims, style
@@ -67,7 +67,7 @@ def test_a_gain_is_judged_by_its_interval_and_its_size() -> None:
     assert first.published == pytest.approx(published) and (first.low, first.high) == (0.001, 0.02)
     other = by_what["flight/pre1: windtunnel(pipe2) over ml(pipe2)"]
     assert other.verdict == CANNOT and other.reason == "windtunnel was not measured on flight/pre1, pipe2"
-    assert len(by_what) == 12  # nine gains, and DeepGBM's over Pipe2
+    assert len(by_what) == 13  # nine gains, DeepGBM's over Pipe2, and the largest over DeepGBM
 
 
 def test_a_difference_without_paired_scores_is_students_over_seeds() -> None:
@@ -128,6 +128,32 @@ def test_rows_of_a_table_are_counted() -> None:
     )
     by_what = judged("windtunnel/table5.2", [counted], **{"model.path": "flights"})
     assert by_what["flight: rows"].ours == 21.6 and by_what["flight: rows"].verdict == HOLDS
+    assert by_what["flight: positive rows"].reason == "its record counts rows alone"
+    assert counted.accuracy is not None
+    table = TableCounts(numeric=2, categorical=6, categories=500, positive_share=0.21)
+    counted = replace(counted, accuracy=replace(counted.accuracy, table=table))
+    by_what = judged("windtunnel/table5.2", [counted], **{"model.path": "flights"})
+    stands = {what: (finding.ours, finding.verdict) for what, finding in by_what.items() if what.startswith("flight")}
+    assert stands == {
+        "flight: rows": (21.6, HOLDS),
+        "flight: numeric features": (2, HOLDS),
+        "flight: categorical features": (6, HOLDS),
+        "flight: categories in the training rows": (500, DOES_NOT_HOLD),
+        "flight: positive rows": (21, IN_PART),
+    }
+
+
+def test_a_gain_in_words_is_a_share_of_the_others_auc() -> None:
+    """ "Up to 3.4 %" over DeepGBM: of its 0.7726, by Table 5.3, where the difference is 0.0263."""
+    records = [
+        learned("windtunnel", [0.798, 0.800, 0.799], (0.05, 0.04, 0.06), preprocessing="pre3", pipeline="pipe3", **FLIGHT),
+        learned("deepgbm", [0.772, 0.773, 0.774], preprocessing="pre3", pipeline="pipe2", **FLIGHT),
+    ]
+    finding = judged("windtunnel/table5.3_flight", records, **{"model.path": "flights"})[
+        "flight/pre3: windtunnel(pipe3) over deepgbm, of its AUC"
+    ]
+    assert finding.published == 3.4 and finding.unit == "%" and finding.verdict == HOLDS
+    assert finding.ours == pytest.approx(100 * 0.026 / 0.773) and finding.low is not None and 0 < finding.low < 3.4
 
 
 def test_words_that_name_no_table_or_system() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from models import BadModel
 from models.registry import PIPELINE
 from models.table_options import TableOptions
 from results.cell import Cell
-from results.record import Accuracy, Correctness, Limits, PredictionTime, SeedAccuracy
+from results.record import Accuracy, Correctness, Limits, PredictionTime, SeedAccuracy, TableCounts
 from results.warning import Warning
 from runners.machine.code import code_digest
 from runners.measurements.accuracy import AccuracyOptions, summarized
@@ -137,8 +137,12 @@ class AccuracySession(Session):
         return ()
 
     def accuracy(self) -> Accuracy:
-        """What `prepare` found."""
-        return summarized(self._seeds, self._rows, self.table.split, self.form, self._parameters)
+        """What `prepare` found, and what the table has."""
+        dataset, training = self.dataset, self._split(self.seeds[-1]).training
+        num_categories = dataset.num_categories(training)
+        counts = TableCounts(len(dataset.numeric), len(dataset.categorical), num_categories, dataset.positive_share)
+        found = summarized(self._seeds, self._rows, self.table.split, self.form, self._parameters)
+        return replace(found, table=counts)
 
     @property
     def operator_threads(self) -> int | None:

@@ -6,7 +6,7 @@ difference to another of the same table: what one gains over the other.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,10 +19,18 @@ from .evidence import Evidence
 from .preset import Preset
 from .quantities import Missing
 
-AUC, ROWS = "auc", "rows"
-METRICS = (AUC, ROWS)
+AUC, SHARE = "auc", "auc_share"  # a difference of AUC, and the same in percent of the other's
 UNIT = "AUC"
-MILLION = 1e6
+PERCENT, MILLION = 100.0, 1e6
+# What a whole table has, in words.
+COUNTS = {
+    "rows": "rows",
+    "numeric_features": "numeric features",
+    "categorical_features": "categorical features",
+    "categories": "categories in the training rows",
+    "positive_share": "positive rows",
+}
+METRICS = (AUC, SHARE, *COUNTS)
 NOT_GIVEN = {"flight", "avazu", "criteo"}  # tables that nobody can install
 
 
@@ -80,24 +88,27 @@ class Side:
 
 def finding(preset: Preset, evidence: Evidence, value: Value, rule: str | None) -> Finding | None:
     """One published value beside ours; None for one that only serves as the other side of a difference."""
-    if value.metric == ROWS:
-        return _rows(evidence, value)
+    if value.metric in COUNTS:
+        return _count(evidence, value)
     side = Side.of(value.system)
     other = value.baseline or _other(preset, value, side)
     if not other:
         return None
-    published = 0.0  # of a claim in words
+    is_share = value.metric == SHARE
+    unit = value.unit if is_share else UNIT
+    published = value.value if is_share else 0.0  # of a claim in words
     if not value.baseline:
         published = value.value - next(beside.value for beside in preset.same_figure(value) if beside.system == other)
-    what = f"{value.model}: {value.system} over {other}"
+    what = f"{value.model}: {value.system} over {other}" + (", of its AUC" if is_share else "")
     try:
         table = Table.of(value.model)
-        auc, low, high, how = difference(
-            part_of(evidence, table, side), part_of(evidence, table, Side.of(other)), Side.of(other)
-        )
+        part = part_of(evidence, table, side)
+        gain, low, high, how = difference(part, part_of(evidence, table, Side.of(other)), Side.of(other))
     except Missing as error:
-        return Finding(what, rule or "gain", UNIT, published, reason=str(error))
-    return Finding(what, rule or "gain", UNIT, published, auc, low, high, how)
+        return Finding(what, rule or "gain", unit, published, reason=str(error))
+    assert part is not None
+    scale = PERCENT / (part.auc - gain) if is_share else 1.0
+    return Finding(what, rule or "gain", unit, published, scale * gain, scale * low, scale * high, how)
 
 
 def _other(preset: Preset, value: Value, side: Side) -> str:
@@ -151,13 +162,26 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - margin, mean + margin
 
 
-def _rows(evidence: Evidence, value: Value) -> Finding:
-    """The rows of a table, in millions: those that train, validate and test."""
-    what = f"{value.model}: rows"
-    if evidence.measured is not None:
-        for record in evidence.measured.records:
-            part = record.accuracy
-            if part is not None and record.cell.model.options.get("dataset") == value.model and part.form == "whole":
-                rows = (part.training_rows + part.validation_rows + part.test_rows) / MILLION
-                return Finding(what, "count", value.unit, value.value, rows)
-    return Finding(what, "count", value.unit, value.value, reason=f"the files of {value.model} were not given")
+def _count(evidence: Evidence, value: Value) -> Finding:
+    """What a whole table has."""
+    finding = Finding(f"{value.model}: {COUNTS[value.metric]}", "count", value.unit, value.value)
+    reason = f"the files of {value.model} were not given"
+    for record in evidence.measured.records if evidence.measured is not None else ():
+        part = record.accuracy
+        if part is None or record.cell.model.options.get("dataset") != value.model or part.form != "whole":
+            continue
+        if (ours := _counted(part).get(value.metric)) is not None:
+            return replace(finding, ours=ours)
+        reason = "its record counts rows alone"
+    return replace(finding, reason=reason)
+
+
+def _counted(part: Accuracy) -> dict[str, float]:
+    """By the keys of COUNTS: rows in millions, those that train, validate and test; no more in older records."""
+    counts: dict[str, float] = {"rows": (part.training_rows + part.validation_rows + part.test_rows) / MILLION}
+    if (table := part.table) is not None:
+        counts["numeric_features"] = table.numeric
+        counts["categorical_features"] = table.categorical
+        counts["categories"] = table.categories
+        counts["positive_share"] = PERCENT * table.positive_share
+    return counts
