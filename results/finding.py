@@ -56,6 +56,8 @@ RULES = {
     "not hold",
     "gain_direction": "a gain of AUC that no figure is given for holds where its 95 % interval lies beyond 0, in part where "
     "it is beyond 0 itself",
+    "trend": "a trend is Kendall's rank correlation, with the ends that it has over every order that the intervals of the "
+    "speedups leave open: it holds where its lower end lies beyond 0, in part where it is beyond 0 itself",
     "at_most": f"an upper bound holds where it is exceeded by no more than {percent(1 / LEVEL - 1)}, in part up to "
     f"{percent(1 / HALF_LEVEL - 1)}",
 }
@@ -145,7 +147,7 @@ class Finding:
             return HOLDS if ours >= LEVEL * published else IN_PART if ours >= HALF_LEVEL * published else DOES_NOT_HOLD
         if self.rule == "gain":
             return _by_share(published, ours, low, high)
-        if self.rule == "gain_direction":
+        if self.rule in ("gain_direction", "trend"):
             return HOLDS if low > 0 else IN_PART if ours > 0 else DOES_NOT_HOLD
         if ours <= 0:
             return DOES_NOT_HOLD

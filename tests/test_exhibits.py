@@ -1,5 +1,6 @@
 """Presets against what there is, and figures and verdicts against the committed records."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
@@ -23,6 +25,7 @@ from results.files import read_json
 from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS, Finding
 from results.pack import packed, sweep_of
 from results.published.values import everything
+from results.published.values import select as select_values
 from results.record import Kernels, Limits, Measured, Quantity, Record, SmEfficiency
 from results.schedule import BlockSearch
 from results.schedule_file import ScheduleFile, read_cells
@@ -65,6 +68,7 @@ ISSUED = {
     "ios": [
         *("schedules", "frameworks", "batch_sizes", "pruning", "specialization", "active_warps", "blockwise"),
         *("table1", "table2", "autotune", "figure14", "figure15", "resnet"),
+        *("figure1", "figure2", "figure10"),
     ],
     "orca": [
         *(
@@ -152,7 +156,8 @@ def test_a_preset_asks_for_what_there_is(name: str) -> None:
             sides = [accuracy.Side.of(text) for text in (value.system, value.baseline) if text]
             assert all(side.choice in conf.choices("system") and side.pipeline in PIPELINES for side in sides)
             continue
-        assert metric in quantities.RATIOS or metric in quantities.PLAIN or (metric in quantities.COMPARED and read.ratio)
+        of_one = quantities.RATIOS.keys() | quantities.PLAIN.keys() | quantities.TRENDS.keys()
+        assert metric in of_one or (metric in quantities.COMPARED and read.ratio)
         ours = read.models[value.model].choice if value.model in read.models else value.zoo_model
         assert (
             ours is None or value.model in read.absent or ours in models | {change.get("model", "") for change in read.also}
@@ -233,6 +238,55 @@ def test_other_settings_than_the_papers_are_shown_and_not_judged() -> None:
     (pruned, *_) = recorded.recorded(Preset.read("ios/pruning"))
     assert pruned.evidence.measured is not None and {f.verdict for f in pruned.findings} == {NOT_COMPARABLE}
     assert all(f.ours and "(exhaustive=true" in f.reason for f in pruned.findings)
+
+
+def test_a_trend_is_the_rank_correlation_over_the_networks_and_the_orders_that_intervals_leave_open() -> None:
+    values = {value.model: value.value for value in select_values("nimble/table1", metric="speedup")}
+    concurrency = {v.model: v.value for v in select_values("nimble/table1", metric="degree_of_logical_concurrency")}
+    macs = {v.model: v.value for v in select_values("nimble/table1", metric="macs")}
+    pairs = list(itertools.combinations(values, 2))
+
+    def tau(ranks: dict[str, float], direction: int) -> float:
+        """Of the paper's own numbers."""
+        signs = (np.sign(ranks[a] - ranks[b]) * np.sign(values[a] - values[b]) for a, b in pairs)
+        return direction * float(sum(signs)) / len(pairs)
+
+    *_, upwards, downwards = (f for f in recorded.recorded(Preset.read("nimble/table1"))[0].findings if f.rule == "trend")
+    assert (upwards.published, downwards.published) == (tau(concurrency, 1), tau(macs, -1)) == (0.4, 0.3)
+    by_name = {f.what: f for f in recorded.recorded(Preset.read("nimble/table1"))[0].findings}
+    ours, bounds = {}, {}
+    for model in ("inception_v3", "darts", "amoebanet", "nasnet", "nasnet_large"):
+        speedup = by_name[f"{model}: nimble over nimble_single_stream"]
+        degree = by_name[f"{model}: nimble, degree of logical concurrency"]
+        assert speedup.ours is not None and degree.ours is not None
+        ours[model], bounds[model] = (degree.ours, speedup.ours), speedup.bounds
+    orders = [(a, b) if ours[a][0] < ours[b][0] else (b, a) for a, b in itertools.combinations(ours, 2)]
+    assert upwards.ours == sum(1 if ours[b][1] > ours[a][1] else -1 for a, b in orders) / 10
+    low = sum(1 if bounds[b][0] > bounds[a][1] else -1 for a, b in orders) / 10
+    high = sum(-1 if bounds[b][1] < bounds[a][0] else 1 for a, b in orders) / 10
+    assert (upwards.low, upwards.high) == (low, high) and low < upwards.ours < high
+
+
+def test_operations_of_the_average_convolution_are_counted_in_a_schedule_file() -> None:
+    (vgg16, nasnet) = recorded.recorded(Preset.read("ios/figure1"))[0].findings
+    convolutions = [(3, 64, 224), (64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256, 56), *2 * [(256, 256, 56)]]
+    convolutions += [(256, 512, 28), *2 * [(512, 512, 28)], *3 * [(512, 512, 14)]]
+    macs = sum(9 * before * after * size**2 for before, after, size in convolutions)
+    assert vgg16.ours == pytest.approx(2e-6 * macs / len(convolutions)) and vgg16.verdict == HOLDS
+    assert nasnet.published == 82 and nasnet.verdict == IN_PART
+    folder = recorded.SCHEDULES / "ios-figure1"
+    files = {cell: replace(file, convolution_macs=None) for cell, file in read_cells(folder).items()}
+    told = findings.findings(Preset.read("ios/figure1"), Evidence(schedules=files))
+    assert [finding.reason for finding in told] == [
+        f"no schedule of {model} tells of its convolutions' operations" for model in ("vgg16", "nasnet_large")
+    ]
+
+
+def test_a_trend_is_of_all_networks_or_it_is_none() -> None:
+    turns = Store(H200 / "turns.jsonl.gz").read().all
+    lacking = [r for r in turns if r.cell.model.label != "darts"]
+    trends = [f for f in judged("nimble/table1", lacking)[2] if f.rule == "trend"]
+    assert len(trends) == 2 and {f.verdict for f in trends} == {CANNOT} and all("darts" in f.reason for f in trends)
 
 
 def test_a_bound_is_the_extreme_over_the_networks() -> None:

@@ -110,6 +110,9 @@ def verdict(
         ("gain_direction", 0.0, 0.02, 0.001, 0.03, HOLDS),
         ("gain_direction", 0.0, 0.02, -0.001, 0.03, IN_PART),
         ("gain_direction", 0.0, -0.01, -0.02, 0.03, DOES_NOT_HOLD),
+        ("trend", 0.4, 0.2, 0.1, 0.4, HOLDS),
+        ("trend", 0.4, 0.2, -0.2, 0.4, IN_PART),
+        ("trend", 0.4, -0.2, -0.4, 0.2, DOES_NOT_HOLD),
         ("ratio", 4.0, None, None, None, CANNOT),
     ],
 )

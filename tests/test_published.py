@@ -15,9 +15,9 @@ from results.published.value import SOURCES, Value
 from results.published.values import COLUMNS, NoSuchValue, everything, exhibit, exhibits, papers, reproduced, select
 
 # Of the rows as they were transcribed from the papers, and of Opara's released prototype, all of them, in one order.
-TRANSCRIBED = 326, "2b1eef3f18678c6d"
+TRANSCRIBED = 344, "fc93231812cb858c"
 # The papers' names of what is no entry of the zoo, or of several entries at once.
-NO_ENTRY = {"sample_network", "last block of inception_v3", "relu_and_conv", "add_first"}
+NO_ENTRY = {"relu_and_conv", "add_first"}
 
 
 def text(value: Value) -> str:

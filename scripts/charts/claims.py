@@ -52,8 +52,11 @@ MARGIN = 0.3  # inches that are neither of the axes nor of those words
 ASIDE = 8  # points between a mark and words beside it
 NARROW = 4  # an axis over less than this factor is linear: a logarithmic one would have few ticks
 TITLES = {"nimble": "Nimble", "ios": "IOS", "opara": "Opara", "windtunnel": "WindTunnel", "orca": "Orca"}
-SIGNED = "AUC"  # a unit of differences, which may be below 0
-AXES = {"x": "times", "G": "10⁹ multiply-accumulates", SIGNED: "difference of AUC", "M": "millions", "B": "billions"}
+SIGNED = ("AUC", "tau")  # units of what may be below 0
+AXES = {
+    **{"x": "times", "G": "10⁹ multiply-accumulates", "M": "millions", "B": "billions"},
+    **{"AUC": "difference of AUC", "tau": "rank correlation (Kendall's tau)"},
+}
 # Told apart by their fill as well, so that print without colours keeps them.
 COLOURS = {
     HOLDS: "#0b7a4b",
@@ -185,7 +188,7 @@ def _number(value: float) -> str:
 
 def _limits(findings: Sequence[Finding], unit: str) -> tuple[float, float]:
     """The ends of an axis."""
-    if unit == SIGNED:
+    if unit in SIGNED:
         ends = [v for f in findings for v in (f.published, 0.0, *_extent(f))]
         margin = 0.06 * (max(ends) - min(ends)) or 0.01
         return min(ends) - margin, max(ends) + margin
@@ -257,7 +260,7 @@ def _panel(axes: Axes, lines: Sequence[_Line], limits: tuple[float, float], unit
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     axes.set_xlabel(AXES.get(unit, unit), color=INK)
-    if unit in ("x", SIGNED):
+    if unit in ("x", *SIGNED):
         axes.axvline(1 if unit == "x" else 0, color=FAINT, linewidth=0.7, zorder=1)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import exp, hypot, log
 from statistics import median
 
@@ -26,6 +27,7 @@ from .quantities import (
     RATIOS,
     SERVED,
     SOURCED,
+    TRENDS,
     Missing,
     Quantity,
     makespan,
@@ -61,8 +63,11 @@ EXTREMES = {
     "sm_efficiency_max": "largest",
 }
 WORDS = {
+    "concurrency_trend": "the larger, the higher the degree of logical concurrency",
+    "macs_trend": "the larger, the fewer MACs",
     "gpu_idle": "GPU idle",
     "macs": "MACs",
+    "operations_per_convolution": "operations a convolution",
     "parallelism": "GPU active time over critical path",
     "sm_efficiency": "SM efficiency",
     "block_speedup": "its fastest block over sequential",
@@ -171,6 +176,9 @@ class _Figure:
             what += RATIO_WORDS.get(metric, "")
             if self.model and metric in EXTREMES:
                 what += f", {EXTREMES[metric]}"
+        elif metric in TRENDS:
+            published, unit, rule = self.value.value, self.value.unit, self.rule or "trend"
+            what, compute = f"{_name(self.system)} over {_name(self.baseline)}, {WORDS[metric]}", self._trend
         elif metric in PLAIN:
             published, unit, rule = self.value.value, self.value.unit, self.rule or PLAIN[metric][1]
             system = self.system.label if self.system is not None else ""
@@ -273,6 +281,8 @@ class _Figure:
         """What a value of no single model is of several."""
         if self.value.model in ("geomean", "all four"):
             return "geometric mean" if self.value.model == "geomean" else "all four networks"
+        if self.value.metric in TRENDS:
+            return "over the networks"
         if self.rule in IN_WORDS:
             return "every network"
         return EXTREMES.get(self.value.metric, "largest")
@@ -390,11 +400,42 @@ class _Figure:
         first, second = (quantity(self.evidence, row, system) for system in (better, worse))
         return Number.exact(second / first if quantity in COSTS else first / second)
 
+    def _trend(self) -> Number:
+        """Kendall's rank correlation of a quantity and the speedup over the exhibit's networks.
+
+        Networks whose intervals overlap may be of either order, which gives its ends.
+        """
+        if self.system is None or self.baseline is None:
+            raise Missing("of no single system")
+        quantity, direction = TRENDS[self.value.metric]
+        rows = [(model, int(self.value.batch)) for model in sorted(self._networks())]
+        ranks = [direction * quantity(self.evidence, row, None) for row in rows]
+        speedups = [_speedup(self._measured(), row, self.system, self.baseline) for row in rows]
+        bounds = [Finding("", "ratio", "x", 1, s.value, s.low, s.high, processes=s.processes).bounds for s in speedups]
+        num_pairs, tau, settled, num_open = 0, 0, 0, 0
+        for i, j in combinations(range(len(rows)), 2):
+            order = _sign(ranks[i] - ranks[j])
+            concordance = order * _sign(speedups[i].value - speedups[j].value)
+            is_settled = bounds[i][1] < bounds[j][0] or bounds[j][1] < bounds[i][0]
+            num_pairs, tau = num_pairs + 1, tau + concordance
+            settled, num_open = (settled + concordance, num_open) if is_settled else (settled, num_open + abs(order))
+        return Number(
+            tau / num_pairs,
+            (settled - num_open) / num_pairs,
+            (settled + num_open) / num_pairs,
+            is_in_turn=all(number.is_in_turn for number in speedups),
+            processes=min(number.processes for number in speedups),
+        )
+
     def _plain(self) -> Number:
         quantity, _ = PLAIN[self.value.metric]
         if self.model is not None:
             return Number.exact(quantity(self.evidence, (self.model, int(self.value.batch)), self.system))
         return self._over_rows(lambda row: Number.exact(quantity(self.evidence, row, self.system)))
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
 
 
 def _ratio(better: Value, worse: Value) -> float:

@@ -143,6 +143,8 @@ def number(value: float, unit: str) -> str:
     """ "4.32x", "91 %", "12 operators", "+0.0123" """
     if unit == "AUC":
         return f"{value:+.4f}"
+    if unit == "tau":
+        return f"tau {value:+.2f}"
     if unit == "x":
         return f"{value:.2f}x"
     text = f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
