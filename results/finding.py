@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import inf, log
 from statistics import NormalDist
 
+from .published.value import BY_EYE, WHOSE
+
 HOLDS, EXCEEDS, IN_PART, DIRECTION = "holds", "exceeds", "holds in part", "direction only"
 DOES_NOT_HOLD, NOT_COMPARABLE, CANNOT = "does not hold", "not comparable", "cannot be run here"
 UNJUDGED = "not judged"  # of an exhibit of which less than half was measured
@@ -86,7 +88,7 @@ class Finding:
         processes: of each system that the interval is over.
         chosen_from: how many it is the largest or the smallest of.
         is_comparable: whether ours is over what the paper's is over; `reason` says why not.
-        is_by_eye: whether `published` was read off a figure that prints no number.
+        source: of `published`, a key of results.published.value.SOURCES.
     """
 
     what: str
@@ -100,7 +102,17 @@ class Finding:
     processes: int = 1
     chosen_from: int = 1
     is_comparable: bool = True
-    is_by_eye: bool = False
+    source: str = "text"
+
+    @property
+    def is_by_eye(self) -> bool:
+        """Whether `published` was read off a figure that prints no number."""
+        return self.source == BY_EYE
+
+    @property
+    def is_released(self) -> bool:
+        """Whether `published` is of what the authors released, and of no page of the paper."""
+        return self.source in WHOSE
 
     @property
     def bounds(self) -> tuple[float, float]:

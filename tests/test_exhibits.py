@@ -638,6 +638,24 @@ def test_what_was_read_off_a_figure_is_marked_wherever_it_is_shown() -> None:
     assert not any("≈" in judgement.published(finding) for finding in printed)
 
 
+def test_what_the_authors_released_is_marked_apart_from_what_the_paper_prints() -> None:
+    """As what was read off a figure is."""
+    best = recorded.recorded(Preset.read("ios/schedules"))[0]
+    numbers = [finding for finding in best.findings if finding.rule == "ratio"]
+    assert numbers and all(finding.is_released for finding in numbers)
+    assert judgement.published(numbers[0]) == f"{6.51 / 4.62:.2f}x (released)"
+    assert "(released)" in best.verdict.published and ", released 0.88x" in best.verdict.reason
+    assert "published" not in best.verdict.reason
+    charts, _ = pictures(Preset.read("ios/schedules"), best.evidence, best.findings)
+    legends = [text.get_text() for legend in charts["speedup"].figure.legends for text in legend.get_texts()]
+    assert "IOS authors' output, V100" in legends and not any("paper" in legend for legend in legends)
+    (labels,) = ([tick.get_text() for tick in axes.get_yticklabels()] for axes in charts["claims"].figure.axes)
+    assert any("released" in label for label in labels) and not any("published" in label for label in labels)
+    # A number of the paper's has no such mark, and neither has a claim in words.
+    others = [f for f in (*judged("nimble/figure7")[2], *best.findings) if f not in numbers]
+    assert others and not any(finding.is_released for finding in others)
+
+
 def test_what_was_not_measured_is_not_drawn() -> None:
     read, evidence, exhibit_findings = judged("ios/blockwise")
     charts, refused = pictures(read, evidence, exhibit_findings)

@@ -7,14 +7,17 @@ from .names import MODELS, NO_MODEL, SYSTEMS, TRAINED
 
 # What a number is, by the word that a row's `source` has.
 BY_EYE = "figure by eye"
+RELEASED, RELEASED_CODE = "released output", "released code"
 SOURCES = {
     "text": "a sentence of the paper",
     "table": "a table of the paper",
     "figure label": "a number that a figure of the paper prints",
     BY_EYE: "read off a figure of the paper that prints no number",
-    "released output": "printed in the authors' repository, of a figure of the paper that prints none",
-    "released code": "measured by this project with the authors' code",
+    RELEASED: "printed in the authors' repository, of a figure of the paper that prints none",
+    RELEASED_CODE: "measured by this project with the authors' code",
 }
+
+WHOSE = {RELEASED: "authors' output", RELEASED_CODE: "authors' code"}  # of what no paper prints
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,9 @@ class Value:
         return f"{self.paper}/{self.exhibit}"
 
     @property
-    def is_by_eye(self) -> bool:
-        return self.source == BY_EYE
+    def whose(self) -> str:
+        """Who has the number, for a legend: "ios paper", or, where that prints none, "ios authors' output"."""
+        return f"{self.paper} {WHOSE.get(self.source, 'paper')}"
 
 
 def _system(name: str) -> Choice | None:

@@ -21,6 +21,7 @@ from results.finding import (
     NOT_COMPARABLE,
     Finding,
 )
+from results.published.value import WHOSE
 from results.selection import NoResults
 
 from .chart import Chart
@@ -140,9 +141,10 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
             "markerfacecolor": "white",
             "markeredgecolor": "black",
         }
-        numbers = any(finding.rule not in IN_WORDS for finding in findings)
+        numbers = [finding for finding in findings if finding.rule not in IN_WORDS]
+        whose = dict.fromkeys(WHOSE.get(finding.source, "paper") for finding in numbers)
         by_eye = ", ≈ read off a figure" if any(finding.is_by_eye for finding in findings) else ""
-        label = f"{TITLES.get(paper, paper)} paper{by_eye}"
+        label = f"{TITLES.get(paper, paper)} {' or '.join(whose)}{by_eye}"
         handles = [Line2D([], [], marker=shape, label=label, **hollow)] if numbers else []
         standing = [finding for finding in findings if finding.ours is not None and (stands or finding.rule == "count")]
         in_order = (*JUDGED, NOT_COMPARABLE)
@@ -179,7 +181,8 @@ def _label(finding: Finding) -> str:
         return text
     if finding.rule in IN_WORDS:
         return f"{text} ({_number(finding.ours)} here)"
-    return f"{text} ({_number(finding.published)} published, {_number(finding.ours)} here)"
+    whose = "released" if finding.is_released else "published"
+    return f"{text} ({_number(finding.published)} {whose}, {_number(finding.ours)} here)"
 
 
 def _number(value: float) -> str:
@@ -187,8 +190,8 @@ def _number(value: float) -> str:
 
 
 def _limits(findings: Sequence[Finding], unit: str) -> tuple[float, float]:
-    """The ends of an axis."""
-    if unit in SIGNED:
+    """The ends of an axis, which has a 0 where the paper has one."""
+    if unit in SIGNED or any(finding.published == 0 for finding in findings):
         ends = [v for f in findings for v in (f.published, 0.0, *_extent(f))]
         margin = 0.06 * (max(ends) - min(ends)) or 0.01
         return min(ends) - margin, max(ends) + margin

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from results.cell import Choice, named
-from results.published.value import Value
+from results.published.value import BY_EYE, Value
 from results.selection import NoResults, Row, Selection, latency_of
 
 from .bars import Band, Bar, Mark, draw_bars
@@ -106,8 +106,8 @@ def published_marks(
             continue
         row = value.zoo_model, int(value.batch)
         if row in rows and (system := value.our_system) is not None and system in systems:
-            read_off = "≈ read off a figure" if value.is_by_eye else ""
-            legend = ", ".join(filter(None, [f"{value.paper} paper", value.device, read_off]))
+            read_off = "≈ read off a figure" if value.source == BY_EYE else ""
+            legend = ", ".join(filter(None, [value.whose, value.device, read_off]))
             mark = Mark(value.value, value.paper, legend)
             marks.setdefault((row, system), []).append(mark)
     return marks

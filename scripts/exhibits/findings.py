@@ -202,7 +202,7 @@ class _Figure:
         what = ": ".join(filter(None, [self._where(), what]))
         incomparable = self._incomparable()
         finding = Finding(
-            what, rule, unit, published, is_comparable=not incomparable, is_by_eye=self.value.is_by_eye, reason=incomparable
+            what, rule, unit, published, is_comparable=not incomparable, source=self.value.source, reason=incomparable
         )
         try:
             self._refuse_what_is_absent()
@@ -267,7 +267,7 @@ class _Figure:
             *(what, "ratio", self.value.unit, self.value.value),
             reason=incomparable or reason,
             is_comparable=not incomparable,
-            is_by_eye=self.value.is_by_eye,
+            source=self.value.source,
         )
 
     def _where(self) -> str:

@@ -133,10 +133,13 @@ def rules(findings: Sequence[Finding]) -> list[str]:
 
 
 def published(finding: Finding) -> str:
-    """The paper's figure: "4.32x", "≈52 s" where it was read off a figure, "in words" where the paper has no number."""
+    """The paper's figure: "4.32x"; "≈52 s" where it was read off a figure, "1.62x (released)" where the authors' output has it
+    and the paper prints none, "in words" where there is no number.
+    """
     if finding.rule in IN_WORDS:
         return "in words"
-    return (BY_EYE if finding.is_by_eye else "") + number(finding.published, finding.unit)
+    text = (BY_EYE if finding.is_by_eye else "") + number(finding.published, finding.unit)
+    return f"{text} (released)" if finding.is_released else text
 
 
 def number(value: float, unit: str) -> str:
@@ -258,7 +261,9 @@ def _sentence(finding: Finding) -> str:
 
 def _beside(finding: Finding) -> str:
     """The paper's number, where it has one."""
-    return "" if finding.rule in IN_WORDS else f", published {published(finding)}"
+    if finding.rule in IN_WORDS:
+        return ""
+    return f", {'released' if finding.is_released else 'published'} {published(finding).removesuffix(' (released)')}"
 
 
 def _figures(findings: Sequence[Finding], which: str) -> str:

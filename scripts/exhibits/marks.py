@@ -96,4 +96,4 @@ def _is_elsewhere(preset: Preset, value: Value) -> bool:
 
 
 def _whose(value: Value) -> str:
-    return ", ".join(filter(None, [f"{TITLES.get(value.paper, value.paper)} paper", value.device]))
+    return ", ".join(filter(None, [value.whose.replace(value.paper, TITLES.get(value.paper, value.paper)), value.device]))
