@@ -3,9 +3,10 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,12 @@ def test_the_table_of_cells_is_what_the_records_give() -> None:
     text = cells.table(readme.RESULTS)
     assert text == readme.CELLS.read_text(encoding="utf-8")
     assert len(text.splitlines()) == 1 + sum(len(part.records) for part in Store(readme.RESULTS).parts())
+
+
+def test_the_page_says_what_every_column_is() -> None:
+    page = (readme.REFERENCE / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| \S.* \|$", page.partition("| column | |")[2], flags=re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(rows)) == [field.name for field in fields(cells.Row)]
 
 
 def test_a_changed_record_changes_its_row() -> None:
