@@ -24,11 +24,11 @@ from results.record import Record
 from results.selection import Selection
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import cells, pipeline_tables, serving_tables, tables
+from scripts import cells, pipeline_tables, serving_tables, tables, today
 from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
-from scripts.standing import ONE_STREAM, by_precision, sections, standings
+from scripts.standing import by_precision, sections, standings
 from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 from scripts.weave_tables import networks_of_today, searched
 
@@ -100,9 +100,9 @@ def charts_of_today() -> dict[str, str]:
     charts = {}
     for measured in of_today():
         for batch in measured.batches:
-            drawn = speedup.draw(measured.only(batches=[batch]), ONE_STREAM)
-            charts[f"{RESULTS.name}/today-{measured.setting.precision}-b{batch}.svg"] = style.svg(drawn.figure)
-            plt.close(drawn.figure)
+            figure = today.drawn(measured.only(batches=[batch]), "Networks of today")
+            charts[f"{RESULTS.name}/today-{measured.setting.precision}-b{batch}.svg"] = style.svg(figure)
+            plt.close(figure)
     return charts
 
 

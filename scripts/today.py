@@ -26,13 +26,14 @@ import matplotlib
 matplotlib.use("svg")
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from results.selection import NoResults, Selection, read
 from results.setting import Setting
 from results.words import counted
 from scripts.arguments import Parser, path_argument
-from scripts.charts import speedup
-from scripts.charts.style import short
+from scripts.charts import speedup, style
+from scripts.charts.style import label, short
 from scripts.standing import ONE_STREAM, Standing, by_precision, sections, standings
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "reference" / "h200" / "today.jsonl.gz"
@@ -48,26 +49,29 @@ def page(settings: Sequence[Selection], rows: Sequence[Standing], charts: Sequen
     return "\n".join([*lines, "", sections(rows)]) + "\n"
 
 
-def drawings(settings: Iterable[Selection]) -> dict[str, Callable[[], object]]:
+def drawings(settings: Iterable[Selection]) -> dict[str, Callable[[], Figure]]:
     """What draws each precision's and batch's chart, by the name of its file."""
     return {
-        f"speedup-{measured.setting.precision}-b{b}.svg": partial(_draw, measured.only(batches=[b]))
+        f"speedup-{measured.setting.precision}-b{b}.svg": partial(drawn, measured.only(batches=[b]))
         for measured in settings
         for b in measured.batches
     }
 
 
-def _draw(measured: Selection) -> object:
-    return speedup.draw(measured, ONE_STREAM).figure
+def drawn(measured: Selection, title: str = "Streams and fusion") -> Figure:
+    """Speedup over one stream of one precision and batch. Raises NoResults."""
+    figure = speedup.draw(measured, ONE_STREAM).figure
+    style.head(figure, f"{title}: speedup over a {label(ONE_STREAM)} of one stream")
+    return figure
 
 
-def write(folder: Path, text: str, figures: Mapping[str, Callable[[], object]]) -> None:
+def write(folder: Path, text: str, figures: Mapping[str, Callable[[], Figure]]) -> None:
     """Draw the charts to a folder, and write the page beside them. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in figures.items():
         figure = draw()
-        figure.savefig(folder / name, metadata={"Date": None})  # type: ignore[attr-defined]
-        plt.close(figure)  # type: ignore[arg-type]
+        figure.savefig(folder / name, metadata={"Date": None})
+        plt.close(figure)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

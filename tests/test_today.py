@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT, Run
 
@@ -13,7 +14,7 @@ from results.record import Limits
 from results.selection import NoResults, Selection, by_setting, read
 from results.siblings import siblings
 from scripts.standing import GAIN, SECTIONS, Standing, standings
-from scripts.today import page
+from scripts.today import drawn, page
 
 ZOO = ROOT / "results" / "reference" / "h200" / "zoo.jsonl.gz"
 NIMBLE, XLA, WEAVE = (named("system", name) for name in ("nimble", "xla", "weave"))
@@ -64,6 +65,17 @@ def test_a_section_and_its_reason(standing: Standing, section: int, words: str) 
 def test_a_page_of_nothing_is_none(measured: Selection) -> None:
     with pytest.raises(NoResults, match="cuda_graph"):
         page([measured], [], [])
+
+
+def test_a_chart_is_titled_by_what_it_is_of_and_then_by_its_setting(measured: Selection) -> None:
+    figure = drawn(measured.only(models=["nasnet", "bert"], batches=[1]), "Networks of today")
+    (legend,) = figure.legends
+    title, setting = legend.get_title().get_text().split("\n")
+    assert title == "Networks of today: speedup over a CUDA Graph of one stream"
+    assert setting.startswith(measured.setting.place) and setting.endswith("batch 1")
+    names = {tick.get_text() for axes in figure.axes for tick in axes.get_xticklabels()}
+    assert {"NASNet-A (mobile)", "BERT"} <= names
+    plt.close(figure)
 
 
 def test_the_script_writes_the_page_and_a_chart_a_batch(script: Run, tmp_path: Path) -> None:

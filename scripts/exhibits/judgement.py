@@ -133,8 +133,8 @@ def rules(findings: Sequence[Finding]) -> list[str]:
 
 
 def published(finding: Finding) -> str:
-    """The paper's figure: "4.32x"; "≈52 s" where it was read off a figure, "1.62x (released)" where the authors' output has it
-    and the paper prints none, "in words" where there is no number.
+    """The paper's figure: "4.32x"; "≈52 s" where it was read off a figure, "1.62x (released)" where the authors' output
+    alone has it, "in words" where there is no number.
     """
     if finding.rule in IN_WORDS:
         return "in words"
