@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import matplotlib.pyplot as plt
 
 from results import selection
+from results.cell import Choice
 from results.pack import SUFFIX, sweep_of
 from results.record import Record
 from results.selection import Selection
@@ -29,7 +30,7 @@ from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
 from scripts.standing import by_precision, sections, standings
-from scripts.tables import EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
+from scripts.tables import CUDA_GRAPH, EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
 from scripts.weave_tables import networks_of_today, searched
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,23 +71,33 @@ LAUNCHED = RESULTS / "opara.jsonl.gz"
 ORDERED = RESULTS / "orders.jsonl.gz"  # in more launch orders, on more models, the same kernels in all
 COSTS = "gpt_13b-h200"  # of iterations, that figures of 13B are simulated with
 COSTS_IN_STAGES, COSTS_IN_QUARTERS = "gpt_13b-pp2-h200", "gpt_66b-tp4-h200"
-CHART = RESULTS / "speedup.svg"
+CHART, FRONT = RESULTS / "speedup.svg", RESULTS / "best.svg"
 CELLS = RESULTS.with_suffix(".csv")
 COMMAND = "python scripts/readme.py"
 
 
-def chart(measured: Selection) -> str:
-    """Speedup over eager at batch 1, as SVG: a bar a system, its 95 % interval, grouped by model."""
-    part = measured.only(systems=[system.label for system in SYSTEMS], batches=[1])
+def chart(measured: Selection, baseline: Choice, title: str) -> str:
+    """Speedup over a system, as SVG: a bar a system, its 95 % interval, grouped by model; beneath it the means."""
     means = []
-    for system in SYSTEMS[1:]:
-        ratios = [ratio.ratio for row in part.rows if (ratio := part.over(row, system, EAGER)) is not None]
-        means.append(f"{style.label(system)} {geometric_mean(ratios):.2f} ({len(ratios)} models)")
-    drawn = speedup.draw(part, EAGER, remark=f"Geometric mean: {', '.join(means)}.")
-    style.head(drawn.figure, "Speedup over eager, by model")
+    for system in measured.systems:
+        ratios = [ratio.ratio for row in measured.rows if (ratio := measured.over(row, system, baseline)) is not None]
+        if system != baseline and ratios:
+            means.append(f"{style.label(system)} {geometric_mean(ratios):.2f} ({len(ratios)} models)")
+    drawn = speedup.draw(measured, baseline, remark=f"Geometric mean: {', '.join(means)}.")
+    style.head(drawn.figure, title)
     svg = style.svg(drawn.figure)
     plt.close(drawn.figure)
     return svg
+
+
+def charts() -> dict[Path, str]:
+    """The README's, of systems with all that each can change, and that of the first table."""
+    overview = Selection(selection.read([OVERVIEW]), style.order).only(systems=[s.label for s in SYSTEMS], batches=[1])
+    best = Selection(selection.read([BEST]), style.order)
+    return {
+        CHART: chart(overview, EAGER, "Speedup over eager, by model"),
+        FRONT: chart(best, CUDA_GRAPH, "Speedup over a CUDA Graph of eager's kernels, all systems in turn"),
+    }
 
 
 @cache
@@ -221,7 +232,7 @@ def main() -> None:
     exhibits, pictures = gallery(RESULTS / "exhibits", REFERENCE)
     wanted = {
         **pages(parts() | exhibits),
-        CHART: chart(Selection(selection.read([OVERVIEW]), style.order)),
+        **charts(),
         CELLS: cells.table(RESULTS),
         **{REFERENCE / name: svg for name, svg in charts_of_today().items()},
         **pictures,
