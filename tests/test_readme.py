@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_records import cell, latency, record
+from sentences import FIGURE, cells_of, pages, prose, sections
 
 from results.record import Record
 from results.siblings import Siblings, siblings
@@ -32,12 +33,6 @@ import torch
 def make(batch):
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), (torch.randn(batch, 8),)
 """
-
-
-def cells_of(table: str) -> list[dict[str, str]]:
-    """The rows of a Markdown table, each by the names of its columns."""
-    head, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines())
-    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 @pytest.mark.slow
@@ -241,26 +236,8 @@ def test_the_picture_of_the_first_page_is_of_its_table() -> None:
     assert "measured alone" not in svg
 
 
-def pages() -> list[Path]:
-    """Every page of the project."""
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return [ROOT / name for name in listed]
-
-
-# A number with a unit of measuring, as "0.31 ms", "1.25x", "16.6 times", "98.8 %", "2.23 M rows".
-FIGURE = re.compile(
-    r"(?<![\w.])\d[\d,.]*(?: ?(?:ms|µs|us|%|s|GB/s|TB/s|TFLOP/s|tokens/s|M rows\S*)(?![\w/])|x(?!\w)| times\b)"
-)
 DEFINING = ("results/FORMAT.md", "results/README.md", "runners/README.md", "results/reference/README.md")  # rules, examples
 COMMAND = re.compile(r"(?:python|pytest|make)\s[^`]*")
-
-
-def sections(page: Path) -> list[tuple[str, str]]:
-    """The headings of a page, each with the text up to the next one; what is generated and all tables are left out."""
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(r"^<!-- ([^:\n]+): python .*?^<!-- end of \1 -->", "", text, flags=re.DOTALL | re.MULTILINE)
-    parts = re.split(r"^#+ (.*)$", "# \n" + text, flags=re.MULTILINE)[1:]
-    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def figures_without_command(page: Path) -> list[str]:
@@ -269,9 +246,7 @@ def figures_without_command(page: Path) -> list[str]:
     for _, text in sections(page):
         if COMMAND.search(text):
             continue
-        lines = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
-        prose = " ".join(line for line in lines if not line.startswith("|"))
-        lacking += [sentence.strip() for sentence in re.split(r"(?<=[.:])\s", prose) if FIGURE.search(sentence)]
+        lacking += [sentence.strip() for sentence in re.split(r"(?<=[.:])\s", prose(text)) if FIGURE.search(sentence)]
     return lacking
 
 
