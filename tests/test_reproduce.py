@@ -295,6 +295,12 @@ def test_exhibits_are_listed(script: Script) -> None:
     assert lines["nimble/figure1"].startswith("no preset: an illustration")
 
 
+def test_an_exhibit_answers_to_its_number_in_the_dissertation(script: Script, tmp_path: Path) -> None:
+    done = script("reproduce", "dissertation/table3.1", "--recorded", "--output", str(tmp_path))
+    assert done.returncode == 0 and "nimble/table1: Nimble, table 1" in done.stdout
+    assert (tmp_path / "nimble-table1" / "verdict.json").exists()
+
+
 @pytest.mark.slow
 def test_all_recomputes_every_verdict_from_the_committed_records(tmp_path: Path) -> None:
     """Nothing runs, and what it writes is what --list says and the page of exhibits shows."""
