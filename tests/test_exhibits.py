@@ -41,7 +41,7 @@ from scripts.exhibits.evidence import Evidence, choices, parts, select
 from scripts.exhibits.pictures import OWN, pictures
 from scripts.exhibits.preset import NoPreset, Preset, names
 from scripts.exhibits.running import CannotRun, Refused, Run, cells, quoted, system_of
-from scripts.exhibits.without import WITHOUT_PRESET
+from scripts.exhibits.without import ALIASES, WITHOUT_PRESET
 from scripts.plot import CHARTS
 
 H200 = ROOT / "results" / "reference" / "h200"
@@ -193,6 +193,27 @@ def test_the_published_values_of_the_papers_are_all_in_some_preset() -> None:
     used = {value for name in names() for value in Preset.read(name).rows}
     assert not set(WITHOUT_PRESET) & set(names())
     assert {value for value in everything() if value.name not in WITHOUT_PRESET} == used
+
+
+def test_every_figure_and_table_of_the_papers_is_listed() -> None:
+    """By its number, in the name or, as "IOS, figure 7: ...", in the title; the dissertation's chapter 3 by its own."""
+    titles = " ".join(Preset.read(name).title for name in names())
+    listed = {*names(), *WITHOUT_PRESET, *ALIASES}
+    numbered: dict[str, list[str]] = {
+        "nimble": ["figure1", "figure2a", "figure2b", "figure2c", *(f"figure{n}" for n in range(3, 9)), "table1"],
+        "ios": [*(f"figure{n}" for n in range(1, 17)), "table1", "table2", "table3"],
+        "opara": [*(f"figure{n}" for n in range(1, 10)), "table1"],
+        "dissertation": [*(f"figure2.{n}" for n in range(1, 6)), *(f"figure3.{n}" for n in range(1, 10)), "table3.1"],
+        "orca": [*(f"figure4.{n}" for n in (*range(1, 7), "7a", "7b", "7c", "8a", "8b", "8c", 9)), "table4.1"],
+        "windtunnel": ["figure5.1", "figure5.2", "figure5.3", *(f"table5.{n}" for n in range(1, 7))],
+    }
+    written_as = {"ios": "IOS", "opara": "Opara", "windtunnel": "WindTunnel"}
+    for paper, exhibits in numbered.items():
+        for name in exhibits:
+            number = name.replace("figure", "figure ").replace("table", "table ")
+            title = f"{written_as.get(paper, paper)}, {number}:"
+            assert f"{paper}/{name}" in listed or title in titles, f"{paper}/{name}"
+    assert all(name in {*names(), *WITHOUT_PRESET} for name in ALIASES.values()) and not {*ALIASES} & {*names()}
 
 
 def test_no_figure_of_a_preset_is_left_out_but_the_other_sides_of_ratios() -> None:
