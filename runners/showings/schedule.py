@@ -81,8 +81,8 @@ class Schedule(Showing):
             schedule = system.schedule(model.module, model.inputs)
         document = schedule.to_json(model=cell.model.name, batch=cell.batch, device=cell.device)
         counts = counts_of(cell.model, cell.batch)
-        macs = counts.convolution_macs if counts is not None else None
-        return {**document, "convolution_macs": macs, "cell": cell_to_json(cell)}
+        macs = {"convolution_macs": counts.convolution_macs} if counts is not None else {}
+        return {**document, **macs, "cell": cell_to_json(cell)}
 
 
 def decision_table(decisions: Sequence[DecisionRow]) -> Table:
