@@ -1,6 +1,7 @@
 """Schedules as graphs in the report: layers, lanes, stages, merges, and what is no schedule."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,11 @@ def test_layers_and_lanes_are_those_of_the_happens_before(graph: OperatorGraph) 
     assert set(lane) == set(members)
     taken = [(lane[s], layer_) for s, vs in members.items() for layer_ in range(layer[vs[0]], layer[vs[-1]] + 1)]
     assert len(set(taken)) == len(taken)  # no two streams in one lane while both are alive
-    assert drawn.to_svg().count('class="operator"') == len(graph)
+    svg = drawn.to_svg()
+    assert (svg.count("</title></path>"), svg.count("<text ")) == (len(graph), len(graph))
+    assert svg.count('class="stream"') == len(members)
+    lines = "".join(re.findall(r'<path fill="none"[^>]* d="([^"]*)"', svg))
+    assert lines.count("M") == len({*drawn.schedule.edges, *drawn.schedule.waits})
 
 
 def test_stages_follow_one_another_and_merges_are_framed() -> None:

@@ -1,5 +1,7 @@
 "use strict";
-// Sorting: by data-value where an entry has one, by its words otherwise; what is missing comes last either way round.
+// Sorting: by data-value where an entry has one, or the number that it is, by its words otherwise; what is missing comes last
+// either way round.
+const valueOf = (cell) => cell.dataset.value ?? (isNaN(parseFloat(cell.textContent) - cell.textContent) ? undefined : cell.textContent);
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const headings = [...table.tHead.rows[0].cells];
@@ -12,7 +14,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
         const [x, y] = [a.cells[column], b.cells[column]];
         const [gone, missing] = [x.hasAttribute("data-missing"), y.hasAttribute("data-missing")];
         if (gone || missing) return gone - missing;
-        const [p, q] = [x.dataset.value, y.dataset.value];
+        const [p, q] = [valueOf(x), valueOf(y)];
         const order = p !== undefined && q !== undefined ? Number(p) - Number(q)
           : x.textContent.localeCompare(y.textContent, "en", { numeric: true });
         return down ? -order : order;
@@ -23,13 +25,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
 }
 // A schedule: the operators of the stream that is pointed at keep their colour.
 for (const picture of document.querySelectorAll("svg.schedule")) {
-  const operators = [...picture.querySelectorAll(".operator")];
+  const streams = [...picture.querySelectorAll(".stream")];
   picture.addEventListener("mouseover", (event) => {
-    const pointed = event.target.closest(".operator");
+    const pointed = event.target.closest(".stream");
     picture.classList.toggle("pointed", pointed !== null);
-    for (const operator of operators) {
-      operator.classList.toggle("same", pointed !== null && operator.dataset.stream === pointed.dataset.stream);
-    }
+    for (const stream of streams) stream.classList.toggle("same", stream === pointed);
   });
   picture.addEventListener("mouseleave", () => picture.classList.remove("pointed"));
 }

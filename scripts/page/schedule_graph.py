@@ -10,9 +10,11 @@ from results.schedule_file import NoSchedule, Operator, ScheduleFile
 from results.words import counted
 
 LAYER, LANE = 26, 108  # pixels between layers, and between lanes
-BOX = 92, 17  # pixels, of an operator
+BOX = 92, 18  # pixels, of an operator
 LETTERS = 14  # of an operator's name in its box
 MARGIN, STAGES = 8, 58  # pixels around the picture, and beside it where it has stages
+# Lines: those that waits or streams order anyway, those along a stream, and waits.
+FAINT, SOLID, WAIT = 'stroke="#c4c4c4"', 'stroke="#666"', 'stroke="#111" stroke-dasharray="4 2"'
 GOLDEN_ANGLE = 137.50776405 / 360  # hues that far apart stay apart however many there are
 
 
@@ -114,8 +116,8 @@ class ScheduleGraph:
         height = 2 * MARGIN + LAYER * (max(layer.values(), default=0) + 1)
         merged = {v: number for number, merge in enumerate(schedule.merges) for v in merge}
 
-        def place(v: int) -> tuple[float, float]:
-            return left_edge + LANE * (lane[operators[v].stream] + 0.5), MARGIN + LAYER * (layer[v] + 0.5)
+        def place(v: int) -> tuple[int, int]:
+            return left_edge + LANE * lane[operators[v].stream] + LANE // 2, MARGIN + LAYER * layer[v] + LAYER // 2
 
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="schedule" viewBox="0 0 {width} {height}" width="{width}" '
@@ -124,12 +126,21 @@ class ScheduleGraph:
             f'<rect width="{width}" height="{height}" fill="white"/>',
             *self._bands(layer, width),
         ]
-        parts.append('<g fill="none" stroke="#666">')
-        for u, v in sorted(set(schedule.edges) | waits, key=lambda pair: pair in waits):
-            parts.append(_edge(place(u), place(v), (u, v) in waits, operators[u].stream == operators[v].stream))
-        parts.append("</g>")
-        for v, o in operators.items():
-            parts.append(_operator(place(v), o, merged.get(v)))
+        lines: dict[str, list[str]] = {FAINT: [], SOLID: [], WAIT: []}
+        for u, v in set(schedule.edges) | waits:
+            look = WAIT if (u, v) in waits else SOLID if operators[u].stream == operators[v].stream else FAINT
+            lines[look].append(_line(place(u), place(v)))
+        parts += [f'<path fill="none" {look} d="{"".join(sorted(drawn))}"/>' for look, drawn in lines.items() if drawn]
+        streams: dict[int, list[Operator]] = {}
+        for o in operators.values():
+            streams.setdefault(o.stream, []).append(o)
+        for stream, members in sorted(streams.items()):
+            fill, ink = colour(stream)
+            parts.append(f'<g class="stream" fill="{fill}">')
+            parts += [_box(place(o.id), o, merged.get(o.id)) for o in members]
+            parts.append(f'<g fill="{ink}" text-anchor="middle" pointer-events="none">')
+            parts += [_name(place(o.id), o) for o in members]
+            parts.append("</g></g>")
         return "\n".join([*parts, "</svg>"])
 
     def _bands(self, layer: dict[int, int], width: int) -> Iterable[str]:
@@ -159,32 +170,26 @@ def colour(stream: int) -> tuple[str, str]:
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}", "white" if dark else "black"
 
 
-def _operator(at: tuple[float, float], o: Operator, merge: int | None) -> str:
+def _box(at: tuple[int, int], o: Operator, merge: int | None) -> str:
     (x, y), (wide, tall) = at, BOX
-    fill, ink = colour(o.stream)
-    name = o.name if len(o.name) <= LETTERS else o.name[: LETTERS - 1] + "…"
-    about = f"{o.id}: {o.name} ({o.target}), stream {o.stream}, launched as number {o.position}"
-    border = 'stroke="black" stroke-width="2"' if merge is not None else 'stroke="none"'
+    about = f"{o.id}: {o.target}, stream {o.stream}, launched as number {o.position}"
     if merge is not None:
         about += f", in merge {merge + 1}"
-    return (
-        f'<g class="operator" data-stream="{o.stream}"><title>{escape(about)}</title>'
-        f'<rect x="{x - wide / 2:g}" y="{y - tall / 2:g}" width="{wide}" height="{tall}" rx="3" fill="{fill}" {border}/>'
-        f'<text x="{x:g}" y="{y + 3.5:g}" fill="{ink}">{escape(name)}</text></g>'
-    )
+    border = "" if merge is None else ' stroke="black" stroke-width="2"'
+    path = f"M{x - wide // 2} {y - tall // 2}h{wide}v{tall}h-{wide}z"
+    return f'<path d="{path}"{border}><title>{escape(about)}</title></path>'
 
 
-def _edge(start: tuple[float, float], end: tuple[float, float], wait: bool, same_stream: bool) -> str:
-    """A wait is dashed and dark, an edge along a stream solid, any other (which other waits already order) faint."""
-    (x0, y0), (x1, y1) = (start[0], start[1] + BOX[1] / 2), (end[0], end[1] - BOX[1] / 2)
-    bend = max(6.0, (y1 - y0) / 2)
-    if x0 == x1 and y1 - y0 > LAYER:  # around the boxes between the two, which would hide it
-        x0, x1 = x0 + BOX[0] / 2 - 6, x1 + BOX[0] / 2 - 6
-        side = x0 + 22
-        path = f"M{x0:g} {y0:g}C{side:g} {y0 + 12:g} {side:g} {y1 - 12:g} {x1:g} {y1:g}"
-    else:
-        path = f"M{x0:g} {y0:g}C{x0:g} {y0 + bend:g} {x1:g} {y1 - bend:g} {x1:g} {y1:g}"
-    look = "" if same_stream else ' stroke="#c4c4c4"'
-    if wait:
-        look = ' stroke="#111" stroke-dasharray="4 2"'
-    return f'<path d="{path}"{look}/>'
+def _name(at: tuple[int, int], o: Operator) -> str:
+    name = o.name if len(o.name) <= LETTERS else o.name[: LETTERS - 1] + "…"
+    return f'<text x="{at[0]}" y="{at[1] + 4}">{escape(name)}</text>'
+
+
+def _line(start: tuple[int, int], end: tuple[int, int]) -> str:
+    """From the lower side of one box to the upper side of another."""
+    (x0, y0), (x1, y1) = (start[0], start[1] + BOX[1] // 2), (end[0], end[1] - BOX[1] // 2)
+    across, down = x1 - x0, y1 - y0
+    if not across and down > LAYER:  # around the boxes between the two, which would hide it
+        return f"M{x0 + BOX[0] // 2 - 6} {y0}c22 12 22 {down - 12} 0 {down}"
+    bend = max(6, down // 2)
+    return f"M{x0} {y0}c0 {bend} {across} {down - bend} {across} {down}"

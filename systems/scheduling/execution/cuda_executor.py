@@ -143,10 +143,10 @@ class CudaExecutor(Scheduled):
         side.torch.wait_stream(torch.cuda.current_stream(self.device))
         is_changing = self.stateful or self.program.changed
         undone = self.program.undone() if is_changing else torch.random.fork_rng(devices=[self.device])
-        rewind = self.program.rewinding()
         pool = torch.cuda.MemPool()
         with torch.cuda.stream(side.torch):
             with undone:
+                rewind = self.program.rewinding()
                 self.program.run(self.inputs)  # loads kernels and lets cuDNN choose its algorithms, with memory for that
                 rewind()
                 with torch.cuda.use_mem_pool(pool, self.device):
