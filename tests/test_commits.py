@@ -70,6 +70,7 @@ def test_a_digest_of_all_files_names_the_commit(repository: Path) -> None:
         history.close()
 
 
+@pytest.mark.slow
 def test_a_digest_of_what_a_cell_runs_names_the_commit(of_no_checkout: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit's own code says what a cell of it runs, under this Python."""
     monkeypatch.setattr(commits, "python_of", lambda version: sys.executable)

@@ -71,6 +71,7 @@ def alike(patches: Sequence[Patch]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_every_exhibit_that_can_be_drawn_has_a_picture() -> None:
     assert [name for name in names() if exhibit(name)[1]] == EXHIBITS
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 KIBIBYTE, PARAMETER_BYTES = 1024, 4
 ROW = """
 import resource
@@ -14,6 +16,7 @@ print(row.parameters, row.operators, resource.getrusage(resource.RUSAGE_SELF).ru
 """
 
 
+@pytest.mark.slow
 def test_a_row_takes_a_small_part_of_what_the_weights_would() -> None:
     answer = subprocess.run([sys.executable, "-c", ROW], capture_output=True, text=True, check=True).stdout
     parameters, operators, peak = map(int, answer.split())

@@ -281,6 +281,7 @@ def test_figures_of_a_gpu_stand_or_fall(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "ios-active_warps" / "active_warps.svg").exists(), done.stdout
 
 
+@pytest.mark.slow
 def test_exhibits_are_listed(script: Script) -> None:
     done = script("reproduce", "--list")
     assert done.returncode == 0
