@@ -153,6 +153,7 @@ ASKED = (
 )
 
 
+@pytest.mark.slow
 def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
     plan_file: Path, folder: Path, run: Run, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

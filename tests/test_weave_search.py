@@ -525,7 +525,7 @@ def test_a_share_of_the_budget_is_kept_for_plans_that_are_tried_last(monkeypatch
     assert any(candidate.stream_plan not in SEARCHED and candidate not in tried for candidate in new)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
 def test_no_plan_that_was_found_is_lost(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Wherever a search is killed, and whoever goes on, with the plans that are tried last or without: what is chosen gets
     no slower, and he who may try all finds as much as one that nobody killed."""
