@@ -159,7 +159,7 @@ def weight(verdict: Verdict) -> int:
 
 def listed() -> Iterator[str]:
     """A line for each exhibit: how it stands by the committed records, or why it has no preset; then its other number."""
-    told = dict[str, str]()
+    standing_by_name: dict[str, str] = {}
     for name in names():
         preset = Preset.read(name)
         need = {"gpu": " (needs a GPU)", "files": " (needs files of yours: model.path=)"}.get(preset.needs, "")
@@ -167,13 +167,13 @@ def listed() -> Iterator[str]:
         stands = (
             f"{best.verdict}, {best.extent} figures" if best.verdict != NOT_RUN else f"{NOT_RUN}, {best.figures} figures"
         )
-        told[name] = stands
+        standing_by_name[name] = stands
         yield f"{name}: {preset.title}{need}: {stands}"
     for name, reason in WITHOUT_PRESET.items():
-        told[name] = f"no preset: {reason}"
-        yield f"{name}: {told[name]}"
+        standing_by_name[name] = f"no preset: {reason}"
+        yield f"{name}: {standing_by_name[name]}"
     for alias, name in ALIASES.items():
-        yield f"{alias}: {name}: {told[name]}"
+        yield f"{alias}: {name}: {standing_by_name[name]}"
 
 
 def request(parser: Parser) -> Request:

@@ -297,8 +297,8 @@ def test_operations_of_the_average_convolution_are_counted_in_a_schedule_file() 
     assert nasnet.published == 82 and nasnet.verdict == IN_PART
     folder = recorded.SCHEDULES / "ios-figure1"
     files = {cell: replace(file, convolution_macs=None) for cell, file in read_cells(folder).items()}
-    told = findings.findings(Preset.read("ios/figure1"), Evidence(schedules=files))
-    assert [finding.reason for finding in told] == [
+    uncounted = findings.findings(Preset.read("ios/figure1"), Evidence(schedules=files))
+    assert [finding.reason for finding in uncounted] == [
         f"no schedule of {model} tells of its convolutions' operations" for model in ("vgg16", "nasnet_large")
     ]
 

@@ -188,7 +188,7 @@ def test_keys_alone_sort_a_table_and_show_where_they_are(browser: Browser, tmp_p
             break
     assert (tag, heading) == ("BUTTON", "latency, ms")
     times = """
-    return [...document.querySelectorAll('#answer tbody tr')].map((row) => Number(valueOf(row.cells[arguments[0]])));
+    return [...document.querySelectorAll('#answer tbody tr')].map((row) => parseFloat(row.cells[arguments[0]].textContent));
     """
     (section,) = made().answered
     assert section.answer is not None
@@ -199,6 +199,22 @@ def test_keys_alone_sort_a_table_and_show_where_they_are(browser: Browser, tmp_p
         browser.press(key)
         assert browser.run(FOCUS)[3:] == ["latency, ms", order]  # and the focus stays
         assert browser.run(times, column) == sorted(before, reverse=down)
+
+
+def test_a_number_sorts_by_itself_or_by_what_it_was_rounded_from(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(made().html(), encoding="utf-8")
+    browser.ask("/url", {"url": file.as_uri()})
+    values = """
+    return [...arguments].map(([text, value]) => {
+      const cell = document.createElement('td');
+      cell.textContent = text;
+      if (value !== null) cell.dataset.value = value;
+      return valueOf(cell) ?? null;
+    });
+    """
+    entries = [["0.25", None], ["12", None], ["1.3", "1.32"], ["1.3 [1.2, 1.4]", None], ["nimble", None], ["", None]]
+    assert browser.run(values, *entries) == ["0.25", "12", "1.32", None, None, None]
 
 
 def test_the_page_opens_with_the_answer(browser: Browser, tmp_path: Path) -> None:

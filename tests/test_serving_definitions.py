@@ -289,8 +289,8 @@ class ByRequest(Definition):
     def _fits(self, count: int) -> bool:
         prompts, news = zip(*((request.asked.prompt, request.asked.new) for request in self.queue[:count]), strict=True)
         padded = count * (max(prompts) + max(news))
-        held = {"shortest_prompt": count * self.num_positions, "padded": padded, "ragged": sum(prompts) + sum(news)}
-        return held[self.batching] <= self.num_slots
+        reserved = {"shortest_prompt": count * self.num_positions, "padded": padded, "ragged": sum(prompts) + sum(news)}
+        return reserved[self.batching] <= self.num_slots
 
     def select(self) -> list[Part]:
         if not self.batch and self.queue:

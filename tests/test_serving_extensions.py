@@ -58,9 +58,9 @@ class Memory:
 
 def check(book: BlockSlots, regions: Sequence[Region], num_slots: int) -> None:
     """No block is lost, nor of two kinds."""
-    held = [block for region in regions for block in region.blocks]
-    blocks = set(held)
-    assert isinstance(book, CachedSlots) or len(held) == len(blocks)
+    blocks_of_regions = [block for region in regions for block in region.blocks]
+    blocks = set(blocks_of_regions)
+    assert isinstance(book, CachedSlots) or len(blocks_of_regions) == len(blocks)
     idle = set(book.idle) if isinstance(book, CachedSlots) else set()
     assert len(book.free) == len(set(book.free)) and not set(book.free) & blocks and not idle & (blocks | set(book.free))
     assert blocks | idle | set(book.free) == set(range(0, num_slots // book.block_size * book.block_size, book.block_size))

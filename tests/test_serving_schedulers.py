@@ -53,12 +53,12 @@ def workloads(draw: st.DrawFn, is_cancelling: bool = False, most: int = 12) -> l
     """Requests that come soon after each other, some of them dropped soon after they came, or just before."""
     stop = st.none() | st.integers(1, 4)
     one = st.builds(Asked, st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), stop=stop)
-    asked = draw(st.lists(one, min_size=1, max_size=most))
+    workload = draw(st.lists(one, min_size=1, max_size=most))
     if is_cancelling:
-        for each in asked:
+        for each in workload:
             delay = draw(st.none() | st.integers(-1, 6))
             each.cancelled = None if delay is None else each.turn + delay
-    return asked
+    return workload
 
 
 @dataclass
@@ -100,8 +100,8 @@ def run(scheduler: Scheduler, workload: Sequence[Asked]) -> Run:
             done.batches.append(batch)
             assert len(flight) <= scheduler.num_in_flight_max
             regions = [request.region for request in requests if request.region is not None]
-            held = {slot_of(region, at) for region in regions for at in range(region.num_slots)}
-            assert scheduler.num_reserved == len(held), "some are of nobody, or of two"
+            places = {slot_of(region, at) for region in regions for at in range(region.num_slots)}
+            assert scheduler.num_reserved == len(places), "some are of nobody, or of two"
         if flight:
             batch = flight.popleft()
             deliver(scheduler.take_back(batch, [token_of(row.request_id, row.draw) for row in batch.rows]))

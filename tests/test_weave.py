@@ -137,8 +137,8 @@ def test_a_plan_that_is_only_written_may_profile(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Weave, "schedule", scheduled)
     runner = choose("runner", "schedule")
-    asked = Cell(choose("model", "squeezenet"), choose("system", "weave", budget_s=0.0), runner, Conditions(1, "cpu"))
-    showings()["schedule"](runner).show(asked, "cpu", lambda words: None)
+    cell = Cell(choose("model", "squeezenet"), choose("system", "weave", budget_s=0.0), runner, Conditions(1, "cpu"))
+    showings()["schedule"](runner).show(cell, "cpu", lambda words: None)
     assert seen == [True]
 
 

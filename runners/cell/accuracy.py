@@ -141,8 +141,8 @@ class AccuracySession(Session):
         dataset, training = self.dataset, self._split(self.seeds[-1]).training
         num_categories = dataset.num_categories(training)
         counts = TableCounts(len(dataset.numeric), len(dataset.categorical), num_categories, dataset.positive_share)
-        found = summarized(self._seeds, self._rows, self.table.split, self.form, self._parameters)
-        return replace(found, table=counts)
+        accuracy = summarized(self._seeds, self._rows, self.table.split, self.form, self._parameters)
+        return replace(accuracy, table=counts)
 
     @property
     def operator_threads(self) -> int | None:

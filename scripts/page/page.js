@@ -1,7 +1,10 @@
 "use strict";
-// Sorting: by data-value where an entry has one, or the number that it is, by its words otherwise; what is missing comes last
-// either way round.
-const valueOf = (cell) => cell.dataset.value ?? (isNaN(parseFloat(cell.textContent) - cell.textContent) ? undefined : cell.textContent);
+// Sorting: by data-value where an entry has one, else by the number or the words that it is; what is missing comes last either
+// way round.
+const valueOf = (cell) => {
+  const isNumber = cell.textContent !== "" && !isNaN(cell.textContent);
+  return cell.dataset.value ?? (isNumber ? cell.textContent : undefined);
+};
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const headings = [...table.tHead.rows[0].cells];

@@ -56,8 +56,8 @@ class PersistentMap(Mapping[K, V]):
         return self._changed(keys, {}) if keys else self
 
     def _changed(self, keys: Collection[K], items: Mapping[K, V]) -> Self:
-        kept = self._new.copy()
+        new = self._new.copy()
         for key in keys:
-            kept.pop(key, None)
-        kept.update(items)
-        return type(self)(self._base, kept, self._hidden.union([key for key in keys if key in self._base]))
+            new.pop(key, None)
+        new.update(items)
+        return type(self)(self._base, new, self._hidden.union([key for key in keys if key in self._base]))

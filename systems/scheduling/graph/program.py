@@ -122,11 +122,11 @@ class Program:
 
         Measuring takes many runs in a row, which would lead beyond the end of a cache.
         """
-        kept = [(t, t.detach().clone()) for t in self.changed if not (t.is_floating_point() or t.is_complex())]
+        integers = [(t, t.detach().clone()) for t in self.changed if not (t.is_floating_point() or t.is_complex())]
 
         @torch.no_grad()
         def rewind() -> None:
-            for tensor, value in kept:
+            for tensor, value in integers:
                 tensor.copy_(value)
 
         return rewind
