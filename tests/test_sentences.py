@@ -231,6 +231,11 @@ def searches() -> list[float]:
     return [seconds["ios (costs=simulated)"] or 0.0, seconds["ios"] or 0.0]
 
 
+def torch_compile_budget_s() -> list[float]:
+    systems = [record.cell.system for record in Store(H200 / "best.jsonl.gz").read().all]
+    return sorted({float(str(s.options["budget_s"])) for s in systems if s.name == "torch_compile" and s.options["best"]})
+
+
 def setting(group: str, choice: str, key: str) -> Callable[[], list[float]]:
     return lambda: [float(str(conf.options(group, choice)[key]))]
 
@@ -251,8 +256,8 @@ class Said:
 
 N = r"([+-]?\d[\d,]*(?:\.\d+)?)"
 SAID = [
-    Said(COMPILERS, rf"that it finds within {N} s; ONNX", setting("system", "torch_compile_best", "budget_s")),
-    Said(COMPILERS, rf"did not end within the {N} s\.", setting("system", "torch_compile_best", "budget_s")),
+    Said(COMPILERS, rf"that it finds within {N} s\.", torch_compile_budget_s),
+    Said(COMPILERS, rf"did not end within the {N} s\.", torch_compile_budget_s),
     Said(COMPILERS, rf"MetaSchedule for {N} s,", setting("system", "tvm_tuned", "budget_s")),
     Said(SCHEDULERS, rf"after a search of {N} s,", setting("system", "weave", "budget_s")),
     Said("systems/compilers/README.md", rf"`timeout` \({N} s unless given\)", timeout),

@@ -76,6 +76,18 @@ def test_agrees_with_eager_and_tells_what_compiling_took(options: dict[str, Any]
     assert module.a.weight.is_contiguous(), "a layout is of a copy"
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("freezing", [False, True])
+def test_only_what_is_frozen_keeps_the_weights_of_its_compilation(freezing: bool) -> None:
+    module = small()
+    prepared = TorchCompile("default", freezing=freezing).prepare(module, image())
+    before = prepared(*image())
+    module.norm.weight.zero_()
+    module.norm.bias.zero_()
+    assert before.any() and torch.equal(prepared(*image()), before if freezing else torch.zeros_like(before))
+    assert not torch._inductor.config.freezing
+
+
 def test_what_was_compiled_is_found_again(cache: Cache) -> None:
     first, again = (TorchCompile("default").prepare(small(), image()) for _ in range(2))
     assert (first.compilation.num_cached_graphs, again.compilation.num_cached_graphs) == (0, 1)
@@ -150,9 +162,16 @@ class TestBest:
         last = image()[0].contiguous(memory_format=CHANNELS_LAST)
         assert Variant("default", "channels_last", False) not in TorchCompile("default").variants((last,))[1:]
 
-    def test_what_takes_minutes_to_compile_comes_last(self) -> None:
+    def test_what_takes_minutes_to_compile_comes_after_what_takes_seconds(self) -> None:
         variants = TorchCompile("default").variants(image())
         assert [v.mode in torch_compile.TUNING for v in variants] == [False] * 4 + [True] * 4
+
+    def test_after_a_captured_variant_that_fails_comes_one_without_a_graph(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        on_gpu = [Variant(mode, "given", False) for mode in ("reduce-overhead", "max-autotune", "default")]
+        monkeypatch.setattr(TorchCompile, "variants", lambda self, inputs: on_gpu)  # there is no GPU in a fast test
+        made = preferring(monkeypatch, "default, layout given")
+        TorchCompile(best=True).learn(small(), image())
+        assert [v.mode for v in made] == ["reduce-overhead", "default", "max-autotune"]
 
     def test_without_images_there_is_one_layout(self) -> None:
         variants = TorchCompile("default").variants((torch.ones(2, 3),))

@@ -173,7 +173,7 @@ class TorchCompile(System):
 
         Invariant: the configured variant is tried to its end, whatever the budget. A later one begins only if the longest so
         far would still fit, and is interrupted where the budget ends. One that fails, however it fails, has a reason in the
-        place of its time.
+        place of its time. Where a captured one failed, those without a CUDA Graph go before the others.
 
         Raises:
             Exception: where all fail, what the configured variant raises.
@@ -182,10 +182,13 @@ class TorchCompile(System):
         milliseconds: dict[str, float | None] = {}
         reasons: dict[str, str] = {}
         variants = self.variants(inputs)
-        for variant in variants:
+        remaining = list(variants)
+        while remaining:
+            variant = remaining[0]
             spent, name = perf_counter() - begin, str(variant)
             if milliseconds and spent + longest > self.budget_s:
                 break
+            del remaining[0]
             number = len(milliseconds) + 1
             self.report(f"variant {number} of {len(variants)}, {spent:.0f} of {self.budget_s:.0f} s: {name}")
             try:
@@ -196,6 +199,8 @@ class TorchCompile(System):
                 milliseconds[name], reasons[name] = None, f"not compiled within the budget of {self.budget_s:g} s"
             except Exception as error:  # as when a kernel of Inductor's fails to start, which is no fault of the others
                 milliseconds[name], reasons[name] = None, first_line(error)
+                if variant.mode in CAPTURING:
+                    remaining.sort(key=lambda other: other.mode in CAPTURING)
             longest = max(longest, perf_counter() - begin - spent)
         times = {name: t for name, t in milliseconds.items() if t is not None}
         if not times:
@@ -203,19 +208,19 @@ class TorchCompile(System):
         fastest = min(times, key=times.__getitem__, default=str(self.variant))
         self.report(f"the fastest: {fastest}")
         (row,) = rows([Decision("torch_compile", _label(module, inputs), (), milliseconds, fastest, reasons)])
-        return Search(row, len(variants) - len(milliseconds), perf_counter() - begin)
+        return Search(row, len(remaining), perf_counter() - begin)
 
     def variants(self, inputs: tuple[Tensor, ...]) -> list[Variant]:
-        """The variants that a search tries, in order: the configured one, those that promise most, last those that tune.
+        """The variants that a search tries, in order: the configured one, those that take seconds, those that tune.
 
-        Tuning took minutes for networks of convolutions on an H200, where the other modes took seconds. On a CPU nothing is
-        captured, which leaves two modes; without images there is one layout.
+        Tuning took minutes for networks of convolutions on an H200, where the other modes took seconds. On a GPU what is not
+        captured comes last: of no network that was measured at batch 1 was it the fastest. On a CPU nothing is captured,
+        which leaves two modes; without images there is one layout.
         """
         on_cpu, on_gpu = ("default", "max-autotune-no-cudagraphs"), ("reduce-overhead", "max-autotune", "default")
         modes = on_gpu if inputs[0].is_cuda else on_cpu
         layouts = ("contiguous", "channels_last") if any(x.dim() == 4 for x in inputs) else ("given",)
-        rest = [Variant(mode, layout, freezing) for freezing, mode, layout in product((False, True), modes, layouts)]
-        rest.sort(key=lambda variant: variant.mode in TUNING)
+        rest = [Variant(mode, layout, freezing) for mode, freezing, layout in product(modes, (False, True), layouts)]
         configured = _canonical(self.variant, inputs)
         return [self.variant, *(v for v in rest if _canonical(v, inputs) != configured)]
 
@@ -283,15 +288,13 @@ def compiled(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) ->
     if variant.layout != "given":
         module = copy.deepcopy(module).to(memory_format=FORMATS[variant.layout])
     begin = perf_counter()
-    if variant.freezing:
-        options = torch._inductor.list_mode_options(variant.mode) | {"freezing": True}
-        call = torch.compile(module, options=options, dynamic=False)
-    else:
-        call = torch.compile(module, mode=variant.mode, dynamic=False)
+    call = torch.compile(module, mode=variant.mode, dynamic=False)
     prepared = PreparedCompiled(call, variant.layout, variant.mode in CAPTURING and inputs[0].is_cuda)
     try:
-        for _ in range(WARM_UP_RUNS):
-            prepared(*inputs)
+        # As an option of torch.compile, freezing would not reach Dynamo, and the weights would be copied at every call.
+        with torch._inductor.config.patch(freezing=variant.freezing):
+            for _ in range(WARM_UP_RUNS):
+                prepared(*inputs)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         raise Unsupported(f"Inductor cannot compile it: {first_line(error)}") from error
     _synchronize(inputs)
