@@ -137,11 +137,76 @@ def test_attention_step_by_step_becomes_one_kernel(device: str, which: str) -> N
     assert kept.calls == captured.calls and decision.chosen == own_kernels.SEPARATE
 
 
+class Wide(nn.Module):
+    """Attention in half precision whose scores are wide, as GPT-J's: with a mask that each call brings, or its own."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how = how
+        self.register_buffer("mask", torch.zeros(20, 20).masked_fill(torch.ones(20, 20).triu(1).bool(), -1e4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = x.view(2, 20, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        if self.how == "softmax":
+            return ((query @ key.transpose(-2, -1) / 4).softmax(-1, torch.float32).to(x.dtype) @ value).transpose(1, 2)
+        scores = query.float() @ key.float().transpose(-1, -2) / 4
+        scores = scores + (mask.float() if self.how == "given" else self.mask)
+        shares = nn.functional.softmax(scores, -1).to(value.dtype)
+        return (shares @ value).permute(0, 2, 1, 3).contiguous().view(2, 20, 32)
+
+
+@pytest.mark.parametrize("how", ["own", "given", "softmax"])
+def test_an_attention_whose_scores_are_wide_becomes_one_kernel(device: str, how: str) -> None:
+    x, mask = torch.randn(2, 20, 96, device=device).half(), torch.randn(2, 1, 20, 20, device=device).half()
+    with torch.no_grad():
+        captured = capture(Wide(how).to(device).eval(), (x, mask))
+    program, (decision,) = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    names = [operator.name for operator in program.graph.operators]
+    assert not {"matmul", "softmax", "clone", "div"} & set(names) and names.count("_to_copy") == (how == "given")
+    assert decision.chosen != own_kernels.SEPARATE
+    x, mask = torch.randn_like(x), torch.randn_like(mask)
+    ((got,), (expected,)) = program.run([x, mask]), captured.run([x, mask])
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=5e-3)
+    assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    ("move", "is_moved"),
+    [
+        (lambda y: y.transpose(1, 2).contiguous(), True),
+        (lambda y: y.permute(0, 2, 1, 3).contiguous().flatten(2), True),
+        (lambda y: y.transpose(2, 1).reshape(2, 20, 48) * 2, True),
+        (lambda y: y.transpose(1, 2) + 1, False),
+        (lambda y: y.transpose(2, 3).contiguous(), False),
+        (lambda y: (y + 1, y.transpose(1, 2).contiguous()), False),
+        (lambda y: ((z := y.transpose(1, 2)) + 1, z.contiguous()), False),
+    ],
+)
+def test_a_copy_of_the_output_is_part_of_the_attention(device: str, move: Callable[..., object], is_moved: bool) -> None:
+    def forward(_: object, x: Tensor) -> object:
+        heads = x.view(2, 20, 3, 16).transpose(1, 2).contiguous()
+        return move(functional.scaled_dot_product_attention(heads, heads, heads))
+
+    x = torch.randn(2, 20, 48, device=device)
+    with torch.no_grad():
+        captured = capture(Function(forward), (x,))
+    program, (decision,) = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
+    assert (len(decision.operators) == 3) is is_moved
+    (kernel,) = [v for v, call in enumerate(program.calls) if "opweave.attention" in program.graph.operators[v].target]
+    assert work(program, kernel)[0] == work(captured, decision.operators[0])[0]
+    for got, expected in zip(program.run([x]), captured.run([x]), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        assert got.stride() == expected.stride()
+
+
 @pytest.mark.parametrize(
     "forward",
     [
         lambda q, k, v, m: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
-        lambda q, k, v, m: (q @ k.transpose(-2, -1) + m).softmax(-1) @ v,  # which changes from call to call
+        lambda q, k, v, m: ((q @ k.transpose(-2, -1) + m) * 2).softmax(-1) @ v,  # a mask that would change in each call
+        lambda q, k, v, m: (q @ k.transpose(-2, -1) + m + q).softmax(-1) @ v,
+        lambda q, k, v, m: ((q @ k.transpose(-2, -1)).view(4, 16, 16) + m[0, 0]).softmax(-1).view(2, 2, 16, 16) @ v,
+        lambda q, k, v, m: (q @ k.transpose(-2, -1)).softmax(-1, torch.float64) @ v.double(),
         lambda q, k, v, m: ((scores := q @ k.transpose(-2, -1)).softmax(-1) @ v, scores),
         lambda q, k, v, m: ((shares := (q @ k.transpose(-2, -1)).softmax(-1)) @ v, shares),
         lambda q, k, v, m: (q @ k).softmax(-1) @ v,

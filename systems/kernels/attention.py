@@ -61,6 +61,7 @@ class Attention(Kernel):
         precision: of the products of fp32 tensors, one of PRECISIONS. Raises ValueError for another.
         is_token_major: the heads of a token lie beside each other in the output; else the tokens of a head do.
         tile: how the scores are cut.
+        is_moved: the output, which is token-major, is returned as [N, queries, heads, E].
     """
 
     scale: float
@@ -68,13 +69,14 @@ class Attention(Kernel):
     precision: str
     is_token_major: bool
     tile: AttentionTile
+    is_moved: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"there is no precision {self.precision}")
 
     def __str__(self) -> str:
-        words = ["causal"] * self.is_causal + ["token-major"] * self.is_token_major
+        words = ["causal"] * self.is_causal + ["token-major"] * self.is_token_major + ["moved"] * self.is_moved
         return ", ".join([f"scale {self.scale:.9g}", *words, self.precision, str(self.tile)])
 
     def launch(  # type: ignore[override]
@@ -86,19 +88,20 @@ class Attention(Kernel):
         value: [N, K/V heads, keys, E]; D and E are LARGEST_HEAD at most.
         mask: broadcast to [N, heads, queries, keys]; what is added to scores, or a bool that says which count. A query of
             which none counts has zeros.
-        out: [N, heads, queries, E], where it writes; a new tensor where there is none.
+        out: where it writes, of the shape that it returns; a new tensor where there is none.
         """
         n, heads, num_queries, size = query.shape
         num_keys, value_size = value.shape[2:]
         if out is None:
             sizes = (n, num_queries, heads, value_size) if self.is_token_major else (n, heads, num_queries, value_size)
             out = torch.empty(sizes, dtype=query.dtype, device=query.device)
-            out = out.transpose(1, 2) if self.is_token_major else out
+            out = out.transpose(1, 2) if self.is_token_major and not self.is_moved else out
+        heads_first = out.transpose(1, 2) if self.is_moved else out
         seen = None if mask is None else mask.expand(n, heads, num_queries, num_keys)
         tile = self.tile
         arguments = (
-            query, key, value, mask, out, heads, num_queries, num_keys, self.scale,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(seen), *out.stride()[:3],
+            query, key, value, mask, heads_first, heads, num_queries, num_keys, self.scale,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(seen), *heads_first.stride()[:3],
             heads // key.shape[1], size, value_size, power_of_two(size), power_of_two(value_size),
             mask is not None and mask.dtype is torch.bool, self.is_causal, self.precision,
             tile.queries, tile.keys, self.is_early,

@@ -1,7 +1,7 @@
 """Where a program attends: an operator of the library's, or the operators that compute the same step by step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -19,6 +19,7 @@ aten = torch.ops.aten
 ATTENTION = aten.scaled_dot_product_attention.default
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # in their order
 PRODUCT, SOFTMAX, TRANSPOSE = aten.matmul.default, aten.softmax.int, aten.transpose.int
+PERMUTATION, COPY, CAST = aten.permute.default, aten.clone.default, aten._to_copy.default
 MULTIPLICATION, DIVISION = aten.mul.Tensor, aten.div.Tensor
 
 
@@ -30,8 +31,10 @@ class AttentionPlace:
         operators: that compute it, in the order of capture; the last alone is read from outside.
         query, key, value: references to [N, heads, queries, D], [N, K/V heads, keys, D] and [N, K/V heads, keys, E].
         mask: a reference, or a tensor, that is broadcast to [N, heads, queries, keys]; None where there is none.
-        produces: its output [N, heads, queries, E].
+        produces: its output: [N, heads, queries, E], or [N, queries, heads, E] where `is_moved`.
         scale, is_causal: as the operator's.
+        is_whole: the library has one operator for the attention.
+        is_moved: the output is copied so that the heads of a token lie beside each other.
         derived: the mask, where it was computed for the place.
     """
 
@@ -43,12 +46,9 @@ class AttentionPlace:
     produces: Tensor
     scale: float
     is_causal: bool = False
+    is_whole: bool = False
+    is_moved: bool = False
     derived: tuple[Derived, ...] = ()
-
-    @property
-    def is_whole(self) -> bool:
-        """Is it one operator?"""
-        return len(self.operators) == 1
 
 
 def attention_places(program: Program, most_numbers: int) -> list[AttentionPlace]:
@@ -62,7 +62,7 @@ def attention_places(program: Program, most_numbers: int) -> list[AttentionPlace
         elif call.function is SOFTMAX:
             place = _step_by_step(program, readers, v)
         if place is not None and _is_taken(program, place, most_numbers):
-            places.append(place)
+            places.append(_moved(program, readers, place))
     return places
 
 
@@ -79,31 +79,54 @@ def _whole(program: Program, v: int) -> AttentionPlace | None:
         return None
     scale = arguments.get("scale")
     scale = program.value(query).shape[-1] ** -0.5 if scale is None else float(scale)
-    return AttentionPlace((v,), query, key, value, mask, call.produces, scale, bool(arguments.get("is_causal")))
+    is_causal = bool(arguments.get("is_causal"))
+    return AttentionPlace((v,), query, key, value, mask, call.produces, scale, is_causal, is_whole=True)
+
+
+def _moved(program: Program, readers: Sequence[list[int]], place: AttentionPlace) -> AttentionPlace:
+    """The place with the copy that follows, where that alone reads its output and puts the heads of a token together."""
+    transposed = only_user(readers[place.operators[-1]])
+    copy = None if transposed is None else only_user(readers[transposed])
+    if transposed is None or copy is None or program.calls[copy].function is not COPY:
+        return place
+    call, produces = program.calls[transposed], program.calls[copy].produces
+    is_transposed = call.function is PERMUTATION and [a % 4 for a in call.args[1]] == [0, 2, 1, 3]
+    is_transposed |= call.function is TRANSPOSE and {a % 4 for a in call.args[1:]} == {1, 2}
+    if not is_transposed or not produces.is_contiguous():
+        return place
+    return replace(place, operators=(*place.operators, transposed, copy), produces=produces, is_moved=True)
 
 
 def _step_by_step(program: Program, readers: Sequence[list[int]], v: int) -> AttentionPlace | None:
-    """The place whose softmax is v: a product with transposed keys, what is added and multiplied, softmax, a product."""
+    """The place whose softmax is v: a product with transposed keys, what is added and multiplied, softmax, a product.
+
+    Scores may be computed in a wider type than queries, keys and values have.
+    """
     softmax = program.calls[v]
+    operators = [v]
     last = only_user(readers[v])
+    if last is not None and _is_cast(program, last):
+        operators.append(last)
+        last = only_user(readers[last])
     num_dimensions = softmax.produces.dim()
-    is_last = softmax.args[1] in (-1, num_dimensions - 1) and softmax.args[2:] in ((), (None,)) and not softmax.kwargs
+    is_wide = softmax.args[2:] in ((), (None,), (torch.float32,)) and not softmax.kwargs
     if (
-        not is_last
+        not (is_wide and softmax.args[1] in (-1, num_dimensions - 1))
         or last is None
         or program.calls[last].function is not PRODUCT
-        or program.calls[last].args[0] != Output(v)
+        or program.calls[last].args[0] != Output(operators[-1])
     ):
         return None
-    operators, steps = [v, last], list[tuple[str, Any]]()
-    tensors: list[Tensor] = []
+    operators.append(last)
+    steps = list[tuple[str, Any]]()
+    tensors: list[Any] = []
     at, scale = softmax.args[0], 1.0
     while isinstance(at, Output) and at.index is None and only_user(readers[at.operator]) == operators[0]:
         call = program.calls[at.operator]
         operators.insert(0, at.operator)
         if call.function is PRODUCT:
             break
-        step = _step(call.function, call.args) if not call.kwargs else None
+        step = _step(program, at.operator)
         if step is None:
             return None
         kind, argument, at = step
@@ -121,35 +144,65 @@ def _step_by_step(program: Program, readers: Sequence[list[int]], v: int) -> Att
     is_transposed = transposed.function is TRANSPOSE and {a % 4 for a in transposed.args[1:]} == {2, 3}
     if not is_transposed or program.calls[keys.operator].produces.dim() != 4:
         return None
-    first = operators[0]
+    first, key = operators[0], transposed.args[0]
     if only_user(readers[keys.operator]) == first:
         operators.insert(0, keys.operator)
-    if isinstance(query, Output) and query.index is None and only_user(readers[query.operator]) == first:
-        step = _step(program.calls[query.operator].function, program.calls[query.operator].args)
+        if isinstance(key, Output) and only_user(readers[key.operator]) == keys.operator and _is_cast(program, key.operator):
+            operators.insert(0, key.operator)
+            key = program.calls[key.operator].args[0]
+    reader = first
+    while isinstance(query, Output) and query.index is None and only_user(readers[query.operator]) == reader:
+        step = _step(program, query.operator)
         if step is not None and step[0] == "multiply":
-            operators.insert(0, query.operator)
-            _, factor, query = step
-            scale *= factor
+            scale *= step[1]
+        elif not _is_cast(program, query.operator):
+            break
+        reader = query.operator
+        operators.insert(0, reader)
+        query = program.calls[reader].args[0]
     produces, derived = program.calls[last].produces, tuple[Derived, ...]()
-    if tensors:
+    value, mask = program.calls[last].args[1], None
+    if len(tensors) == 1 and not isinstance(tensors[0], Tensor):
+        kinds = [kind for kind, _ in steps]
+        if "view" in kinds or kinds[-1] != "add":
+            return None  # the mask is computed in each call, and would have to be changed in each
+        (mask,) = tensors
+    elif not all(isinstance(t, Tensor) for t in tensors):
+        return None
+    elif tensors:
         scores = product.produces
         is_viewed = any(kind == "view" for kind, _ in steps)
         shape = tuple(scores.shape) if is_viewed else tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))
         derived = (Derived.of(partial(_added, steps, shape, scores.dtype), *tensors),)
-    mask = derived[0].tensor if derived else None
-    value = program.calls[last].args[1]
-    return AttentionPlace(tuple(sorted(operators)), query, transposed.args[0], value, mask, produces, scale, derived=derived)
+        mask = derived[0].tensor
+    return AttentionPlace(tuple(sorted(operators)), query, key, value, mask, produces, scale, derived=derived)
 
 
-def _step(function: object, arguments: Sequence[Any]) -> tuple[str, Any, Any] | None:
+def _is_cast(program: Program, v: int) -> bool:
+    """Does the operator change the type of floating-point numbers, and nothing else?"""
+    call = program.calls[v]
+    return (
+        call.function is CAST
+        and set(call.kwargs) == {"dtype"}
+        and all(t.is_floating_point() for t in (call.produces, program.value(call.args[0])))
+    )
+
+
+def _step(program: Program, v: int) -> tuple[str, Any, Any] | None:
     """What an operator between scores and softmax does: its kind, its argument, and what it does it to."""
-    if len(arguments) != 2:
+    function, arguments = program.calls[v].function, program.calls[v].args
+    if len(arguments) != 2 or program.calls[v].kwargs:
         return None
     first, second = arguments
     if function is ADDITION:
         if isinstance(second, Tensor):
             return "add", second, first
-        return ("add", first, second) if isinstance(first, Tensor) else None
+        if isinstance(first, Tensor):
+            return "add", first, second
+        out = program.calls[v].produces.shape
+        if not all(isinstance(a, Output | Input) for a in arguments) or program.value(first).shape != out:
+            return None
+        return "add", second, first
     if function is VIEW or function is aten._unsafe_view.default:
         return "view", second, first
     if function in (MULTIPLICATION, DIVISION) and isinstance(second, int | float):
@@ -189,6 +242,6 @@ def _is_taken(program: Program, place: AttentionPlace, most_numbers: int) -> boo
     if mask is not None:
         sizes = zip(reversed(mask.shape), (num_keys, num_queries, heads, n), strict=False)
         is_broadcast = mask.dim() <= 4 and all(own in (1, size) for own, size in sizes)
-        if not is_broadcast or mask.dtype not in (out.dtype, torch.bool) or prod(mask.shape) >= 2**31:
+        if not is_broadcast or mask.dtype not in (out.dtype, torch.float32, torch.bool) or prod(mask.shape) >= 2**31:
             return False
     return bool(out.is_contiguous() or out.transpose(1, 2).is_contiguous())

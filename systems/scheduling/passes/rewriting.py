@@ -11,6 +11,7 @@ from systems.scheduling.graph.fused_kernel import FusedKernel
 from systems.scheduling.graph.program import Program
 
 from .context import Context, Rewritten
+from .drop_copies import drop_copies
 from .fold_batch_norm import fold_batch_norm
 from .fold_constants import fold_constants
 from .fuse_concatenations import fuse_concatenations
@@ -21,6 +22,7 @@ from .fuse_moves import fuse_moves
 from .fuse_pools import fuse_pools
 from .fuse_reductions import fuse_reductions
 from .fuse_sums import fuse_sums
+from .make_contiguous import make_contiguous
 from .merge_convolutions import merge_convolutions
 from .merge_equal import merge_equal
 from .merge_linears import merge_linears
@@ -62,6 +64,8 @@ PASSES = (
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(merge_convolutions, ("merge_convolutions",)),  # as that
     Pass(select_kernels, ("select_kernels", "select_layouts")),
+    Pass(make_contiguous, ("make_contiguous",)),  # before all that measure with the strides that they find
+    Pass(drop_copies, ("drop_copies",)),  # as that
     Pass(select_products, ("select_products",)),
     Pass(select_attention, ("select_attention",)),
     Pass(fuse_convolution, ("fuse_convolution",)),

@@ -68,11 +68,11 @@ def _own(program: Program, place: AttentionPlace) -> dict[str, Call]:
 
     is_fp32 = place.produces.dtype is torch.float32
     precision = THRICE if is_fp32 and not torch.backends.cuda.matmul.allow_tf32 else "tf32"
-    is_token_major = place.produces.transpose(1, 2).is_contiguous()
-    n, heads, num_queries, _ = place.produces.shape
+    is_token_major = place.is_moved or place.produces.transpose(1, 2).is_contiguous()
+    n, heads, num_queries, _ = program.value(place.query).shape
     num_keys = program.value(place.key).shape[2]
     own: dict[str, Call] = {}
     for tile in tiles(num_queries, num_keys, n * heads, num_cores(program.device)):
-        kernel = Attention(place.scale, place.is_causal, precision, is_token_major, tile)
+        kernel = Attention(place.scale, place.is_causal, precision, is_token_major, tile, place.is_moved)
         own[str(tile)] = Call(kernel, (place.query, place.key, place.value, place.mask), {}, place.produces)
     return own

@@ -1,6 +1,6 @@
 """What becomes of a program where operators return tensors that lie otherwise in memory, as views of a larger one do."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from systems.scheduling.graph.capture import on_meta
-from systems.scheduling.graph.effects import READERS_OF_MEMORY
+from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.program import Call, Program
 
@@ -45,6 +45,28 @@ def with_strides(program: Program, outputs: dict[int, Tensor]) -> Program | None
             calls[v] = replace(calls[v], produces=value)
             changed.add(v)
     return _with_calls(program, calls)
+
+
+def readers_of_changed(before: Program, after: Program, changed: Collection[int]) -> set[int]:
+    """The operators that read a tensor of other strides in `after` than in `before`; `after` is by `with_strides`.
+
+    Behind one that only views such a tensor its own readers are named too, as far as something is computed.
+
+    Args:
+        changed: operators whose outputs count as changed in any case.
+    """
+    reading, passed = set[int](), {*changed}
+    for v, (call, other) in enumerate(zip(before.calls, after.calls, strict=True)):
+        if not passed.isdisjoint(before.graph.predecessors[v]):
+            reading.add(v)
+            if is_uncomputed(call.function) or _strides(call.produces) != _strides(other.produces):
+                passed.add(v)
+    return reading
+
+
+def is_uncomputed(function: object) -> bool:
+    """Does it only see what lies in memory in another way? No kernel runs for it."""
+    return is_view(function) or function in READERS_OF_MEMORY
 
 
 def _with_calls(program: Program, calls: Sequence[Call]) -> Program:

@@ -1,0 +1,126 @@
+"""Copies that only change how a tensor lies in memory: which can be left out, and what must keep them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewriting import DEVICES, Function, agrees, measuring, names, tokens
+from test_make_contiguous import MADE, Made
+from torch import Tensor, nn
+from torch.nn import functional
+
+from systems.scheduling.decision import Decision
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.passes.context import Cost
+from systems.scheduling.passes.drop_copies import drop_copies
+
+
+def copies(program: Program) -> float:
+    return float(names(program).count("clone"))
+
+
+def dropped(module: nn.Module, *inputs: Tensor, cost: Cost = copies) -> tuple[Program, list[Decision]]:
+    return drop_copies(capture(module, inputs), measuring(cost))
+
+
+def parts(forward: Callable[..., object]) -> Function:
+    torch.manual_seed(0)
+    return Function(forward, a=nn.Linear(8, 8), out=nn.Linear(8, 8)).eval()
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.view(2, 6, 2, 4).transpose(1, 2).contiguous()
+
+
+def attending(p: nn.ModuleDict, x: Tensor) -> Tensor:
+    """As Whisper attends: each of its tensors is copied before, and the output after."""
+    for _ in range(2):
+        query, key, value = heads(p["a"](x) * 0.5), heads(p["a"](x)), heads(p["out"](x))
+        y = functional.scaled_dot_product_attention(query, key, value)
+        x = p["out"](y.transpose(1, 2).reshape(2, 6, 8)) + x
+    return x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_attention_takes_its_tensors_as_they_lie(device: str) -> None:
+    module = parts(attending).to(device)
+    captured = capture(module, (tokens(device),))
+    assert names(captured).count("clone") == 8
+    program, decisions = drop_copies(captured, measuring(copies))
+    assert [(len(d.operators), d.chosen, d.kind) for d in decisions] == [(4, "dropped", "drop_copies")] * 2
+    assert decisions[0].pattern == "4 around scaled_dot_product_attention + linear"
+    assert names(program).count("clone") == 0
+    agrees(module, program, tokens(device))
+
+
+def test_equal_places_are_measured_once_and_stay_where_that_is_faster() -> None:
+    measured: list[float] = []
+
+    def cost(program: Program) -> float:
+        measured.append(copies(program))
+        return -copies(program)
+
+    module = parts(attending)
+    program, decisions = dropped(module, tokens(), cost=cost)
+    assert measured == [4.0, 0.0] and {d.chosen for d in decisions} == {"copied"}
+    assert names(program) == names(capture(module, (tokens(),)))
+
+
+STAYS: dict[str, Callable[..., object]] = {
+    "a view would span two strides": lambda p, x: p["a"](p["a"](x).transpose(0, 1).contiguous().view(12, 8)),
+    "a caller sees it": lambda p, x: p["a"](x).transpose(0, 1).contiguous(),
+    "a caller sees a view of it": lambda p, x: p["a"](x).transpose(0, 1).contiguous()[:3],
+    "what reads it would return other strides to a caller": lambda p, x: p["a"](x).transpose(0, 1).contiguous() * 2,
+    "an input is copied": lambda p, x: p["a"](x.transpose(0, 1).contiguous()),
+    "a tensor of the module's is copied": lambda p, x: x @ p["a"].weight.t().contiguous(),
+    "it spreads what lies once": lambda p, x: p["a"](x)[:, :1].expand(2, 6, 8).contiguous().view(96),
+}
+
+
+@pytest.mark.parametrize("why", STAYS)
+def test_a_copy_stays_where(why: str) -> None:
+    module = parts(STAYS[why])
+    program, decisions = dropped(module, tokens())
+    assert decisions == [] and names(program) == names(capture(module, (tokens(),)))
+    assert "clone" in names(program) or why == "it spreads what lies once"
+
+
+class Remembering(nn.Module):
+    """Copies what it wrote to a buffer, and then writes there again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(6, 2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.copy_(x.transpose(0, 1) * 2)
+        first = self.seen.transpose(0, 1).contiguous()
+        self.seen.add_(1)
+        return first.relu() + self.seen.transpose(0, 1)
+
+
+def test_a_copy_of_what_a_buffer_holds_is_right_in_every_call() -> None:
+    module, reference = Remembering().eval(), Remembering().eval()
+    program, _ = dropped(module, tokens())
+    for _ in range(3):
+        x = tokens()
+        with torch.no_grad():
+            torch.testing.assert_close(program.run([x])[0], reference(x))
+        torch.testing.assert_close(module.seen, reference.seen)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=MADE, is_always=st.booleans())
+def test_any_program_computes_the_same_in_memory_of_its_own(steps: list[tuple[int, int, int]], is_always: bool) -> None:
+    module, x = Made(steps).eval(), torch.randn(4, 4, 4)
+    captured = capture(module, (x,))
+    program, _ = drop_copies(captured, measuring((lambda p: copies(p)) if is_always else (lambda p: -copies(p))))
+    assert not is_always or names(program).count("clone") <= names(captured).count("clone")
+    agrees(module, program, x)
+    outputs, before = program.run([x]), x.clone()
+    for out in outputs:
+        out.zero_()
+    assert torch.equal(x, before)
