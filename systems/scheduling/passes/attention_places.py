@@ -163,8 +163,7 @@ def _step_by_step(program: Program, readers: Sequence[list[int]], v: int) -> Att
     produces, derived = program.calls[last].produces, tuple[Derived, ...]()
     value, mask = program.calls[last].args[1], None
     if len(tensors) == 1 and not isinstance(tensors[0], Tensor):
-        kinds = [kind for kind, _ in steps]
-        if "view" in kinds or kinds[-1] != "add":
+        if steps[-1][0] != "add":
             return None  # the mask is computed in each call, and would have to be changed in each
         (mask,) = tensors
     elif not all(isinstance(t, Tensor) for t in tensors):
@@ -199,10 +198,7 @@ def _step(program: Program, v: int) -> tuple[str, Any, Any] | None:
             return "add", second, first
         if isinstance(first, Tensor):
             return "add", first, second
-        out = program.calls[v].produces.shape
-        if not all(isinstance(a, Output | Input) for a in arguments) or program.value(first).shape != out:
-            return None
-        return "add", second, first
+        return ("add", second, first) if isinstance(second, Output | Input) else None
     if function is VIEW or function is aten._unsafe_view.default:
         return "view", second, first
     if function in (MULTIPLICATION, DIVISION) and isinstance(second, int | float):

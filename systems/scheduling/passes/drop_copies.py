@@ -1,14 +1,13 @@
 """Leaves out copies that only change how a tensor lies in memory, where what reads it is faster without them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._ops import OpOverload
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import on_meta
-from systems.scheduling.graph.effects import copy_back, is_view, written
+from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.patterns import COPIES, VIEW
 from systems.scheduling.graph.program import Call, Output, Program
@@ -28,7 +27,7 @@ def drop_copies(program: Program, context: Context) -> Rewritten:
     strides need neither.
 
     Invariants:
-        - What is copied is computed by the program, and nothing writes to it or to the copy. No caller sees the copy.
+        - What is copied is computed by the program, so that nothing writes to it. No caller sees the copy.
         - Copies whose readers meet, as at one attention, are one place: with one of them another may become needless.
         - Equal places are measured once, with all that reads them, and treated alike.
     """
@@ -60,33 +59,21 @@ def drop_copies(program: Program, context: Context) -> Rewritten:
 
 
 def _droppable(program: Program) -> list[int]:
-    """Copies of what the program computes, which neither a caller nor a writer sees."""
-    writes = {_root(program, a) for call in program.calls for a in _written(call) if isinstance(a, Output)}
+    """Copies of what the program computes, which no caller sees.
+
+    What lies in a buffer is written at the end of a call, which waits for those that read the buffer, and not for their
+    readers.
+    """
     returned = returned_operators(program)
-    found = []
-    for v, call in enumerate(program.calls):
-        if call.function not in COPIES or v in returned or not isinstance(call.args[0], Output):
-            continue
-        source = _root(program, call.args[0])
-        if isinstance(source, Output) and source not in writes and Output(v) not in writes:
-            producer = program.calls[source.operator]
-            if not any(True for _ in _written(producer)):  # its output would be memory of the module's own
-                found.append(v)
-    return found
+    calls = enumerate(program.calls)
+    return [v for v, c in calls if c.function in COPIES and v not in returned and _is_computed(program, c.args[0])]
 
 
-def _written(call: Call) -> Iterable[Any]:
-    if call.function is copy_back:
-        return [call.args[0]]
-    is_mutable = isinstance(call.function, OpOverload) and call.function._schema.is_mutable
-    return written(call.function, call.args, call.kwargs) if is_mutable else []  # type: ignore[arg-type]
-
-
-def _root(program: Program, reference: Any) -> Any:
-    """What a reference is a view of: an operator's output, an input, or a tensor of the module's own."""
+def _is_computed(program: Program, reference: Any) -> bool:
+    """Does an operator compute it, or what it is a view of?"""
     while isinstance(reference, Output) and is_view(program.calls[reference.operator].function):
         reference = program.calls[reference.operator].args[0]
-    return Output(reference.operator) if isinstance(reference, Output) else reference
+    return isinstance(reference, Output)
 
 
 def _places(program: Program, copies: Sequence[int]) -> list[tuple[list[int], list[int]]]:

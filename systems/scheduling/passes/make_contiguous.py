@@ -57,12 +57,10 @@ def make_contiguous(program: Program, context: Context) -> Rewritten:
 
 
 def _is_permuted(tensor: Any) -> bool:
-    """Does it fill its memory, in another order than that of its dimensions, and is it no image in channels_last?"""
-    if not isinstance(tensor, Tensor) or tensor.is_contiguous() or tensor.dim() < 2:
+    """Does it lie in another order than that of its dimensions, and is it no image in channels_last?"""
+    if not isinstance(tensor, Tensor) or tensor.is_contiguous():
         return False
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    is_dense = tensor.permute(order).is_contiguous()
-    return is_dense and not (tensor.dim() in IMAGES and tensor.is_contiguous(memory_format=IMAGES[tensor.dim()]))
+    return not (tensor.dim() in IMAGES and tensor.is_contiguous(memory_format=IMAGES[tensor.dim()]))
 
 
 def _contiguous(program: Program, v: int) -> Replacement:
