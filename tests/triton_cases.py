@@ -18,7 +18,19 @@ from systems.scheduling.passes import fuse_in_triton
 from systems.scheduling.passes.context import Context
 from systems.scheduling.passes.rewriting import Rewriting
 
-NAMES = ("tile", "convolution", "separable", "dense", "depthwise", "gemv", "placed", "pooled", "product", "attention")
+NAMES = (
+    "tile",
+    "convolution",
+    "separable",
+    "dense",
+    "depthwise",
+    "gemv",
+    "placed",
+    "pooled",
+    "product",
+    "attention",
+    "group_norm",
+)
 MODULES = [f"systems.kernels.{name}" for name in NAMES]
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]

@@ -16,6 +16,7 @@ LINEAR, ADDMM = aten.linear.default, aten.addmm.default
 PRODUCTS = (LINEAR, ADDMM, aten.mm.default, aten.matmul.default)
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 SOFTMAXES = (aten.softmax.int, aten._softmax.default)
+GROUP_NORM = aten.group_norm.default
 SPLIT = aten.split_with_sizes.default
 SUMS = (aten.mean.dim, aten.sum.dim_IntList)
 
@@ -118,6 +119,20 @@ def native_conv2d(
     return aten._slow_conv2d_forward.default(x, weight, kernel, bias, stride, padding)  # type: ignore[no-any-return]
 
 
+def group_norm_channels_last(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    epsilon: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """A group norm whose output is in channels_last; PyTorch's own is contiguous on a GPU. Shapes as group_norm's."""
+    out = GROUP_NORM(x, groups, weight, bias, epsilon, cudnn_enabled)
+    return out.contiguous(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+
+
+GROUP_NORMS = (GROUP_NORM, group_norm_channels_last)
 CONV2D_FUNCTIONS = (CONVOLUTION, cudnn_conv2d, native_conv2d)
 
 

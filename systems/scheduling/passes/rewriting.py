@@ -28,6 +28,7 @@ from .merge_equal import merge_equal
 from .merge_linears import merge_linears
 from .select_attention import select_attention
 from .select_kernels import select_kernels
+from .select_norms import select_norms
 from .select_products import select_products
 
 
@@ -67,6 +68,7 @@ PASSES = (
     Pass(make_contiguous, ("make_contiguous",)),  # before all that measure with the strides that they find
     Pass(drop_copies, ("drop_copies",)),  # as that
     Pass(select_products, ("select_products",)),
+    Pass(select_norms, ("select_norms",)),
     Pass(select_attention, ("select_attention",)),
     Pass(fuse_convolution, ("fuse_convolution",)),
     Pass(fuse_in_triton, ("fuse_in_triton",)),

@@ -19,17 +19,22 @@ from systems.scheduling.graph.patterns import (
     convolution,
     is_elementwise,
     references,
+    users,
 )
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Cost, Rewritten
 from .layouts import cheapest_layouts
-from .patterns import cudnn_conv2d, name_convolution, native_conv2d
+from .norm_places import norm_place, own_norm
+from .own_kernels import has_kernels
+from .patterns import GROUP_NORM, cudnn_conv2d, group_norm_channels_last, name_convolution, native_conv2d
 
 aten = torch.ops.aten
 POOLS = (aten.max_pool2d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default)
 KIND = "select_kernels"
+OWN = "own kernels"  # of a group norm
+NORM_TARGET = f"opweave.{group_norm_channels_last.__name__}"
 LAYOUTS = ("contiguous", "channels_last")  # by number
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "library": CONVOLUTION,
@@ -45,7 +50,8 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
 
     The alternatives of a convolution are what PyTorch dispatches to (library) and, with the switch `select_kernels`, the
     vendor's kernel and PyTorch's own; with the switch `select_layouts`, all of them in channels_last too. Each is measured
-    alone.
+    alone. With the switch `select_norms` a group norm takes channels_last as well, in kernels that the pass of that name
+    then puts in.
 
     Invariant: of all assignments of layouts to operators, this one has the least sum of measured times, with a conversion
     wherever layouts meet (`cheapest_layouts`). Operators that take any layout take part. On a model with branches the gain
@@ -53,7 +59,8 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
     """
     implementations, layouts = "select_kernels" in context.switches, "select_layouts" in context.switches
     both = (0, 1) if layouts else (0,)
-    flexible = [_is_flexible(program, v) for v in range(len(program.graph))]
+    norms = "select_norms" in context.switches and has_kernels(program.device)
+    flexible = [_is_flexible(program, v) or (norms and _is_norm(program, v)) for v in range(len(program.graph))]
     milliseconds = _remembered(context.cost)
     times_by_signature: dict[str, Times] = {}
     times_by_convolution: dict[int, Times] = {}
@@ -65,10 +72,10 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
             continue
         if (signature := program.signature(v)) not in times_by_signature:
             times_by_signature[signature] = {
-                (name, layout): milliseconds(candidate)
+                (name, layout): _measured(name, candidate, milliseconds)
                 for layout in both
                 for name, candidate in _candidates(program, v, layout)
-                if implementations or name == "library"
+                if implementations or name in ("library", OWN)
             }
         usable = times = times_by_signature[signature]
         if call.function is CONVOLUTION:
@@ -79,6 +86,16 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
     assigned = _assign(program, flexible, costs, milliseconds) if layouts else [0] * len(costs)
     rewritten = _apply(program, assigned, usable_by_convolution)
     return rewritten, _decisions(program, assigned, times_by_convolution, usable_by_convolution)
+
+
+def _measured(name: str, candidate: Program, milliseconds: Cost) -> float:
+    """Of a kernel of our own infinite where it does not run here."""
+    if name != OWN:
+        return milliseconds(candidate)
+    try:
+        return milliseconds(candidate)
+    except Exception:  # whatever Triton raises of a kernel that does not fit
+        return inf
 
 
 def _remembered(cost: Cost) -> Cost:
@@ -112,6 +129,9 @@ def _is_flexible(program: Program, v: int) -> bool:
 
 def _candidates(program: Program, v: int, layout: int) -> list[tuple[str, Program]]:
     """The implementations of operator v in a layout, each as a program of one operator. Convolutions alone have several."""
+    if layout == 1 and program.calls[v].function is GROUP_NORM:
+        norm = _channels_last_norm(program, v)
+        return [(OWN, norm)] if norm is not None else []
     library = _single(program, v, layout)
     candidates = [("library", library)]
     if program.calls[v].function is not CONVOLUTION:
@@ -123,6 +143,21 @@ def _candidates(program: Program, v: int, layout: int) -> list[tuple[str, Progra
         candidate = changed(call, function=IMPLEMENTATIONS[kind])
         candidates.append((kind, alone(name, f"opweave.{kind}_conv2d", candidate, examples)))
     return candidates
+
+
+def _is_norm(program: Program, v: int) -> bool:
+    """Is it a group norm that kernels of this project compute in channels_last?"""
+    return program.calls[v].function is GROUP_NORM and _channels_last_norm(program, v) is not None
+
+
+def _channels_last_norm(program: Program, v: int) -> Program | None:
+    """Group norm v in channels_last as a program of our own kernels, for which `select_norms` puts them in."""
+    single = part(program, [v], channels_last=True)
+    call = single.calls[0]
+    call = changed(call, function=group_norm_channels_last, produces=_channels_last(call.produces))
+    single = alone(single.graph.operators[0].name, NORM_TARGET, call, single.examples)
+    place = norm_place(single, users(single), 0)
+    return None if place is None else replace(single, [own_norm(single, place)])[0]
 
 
 def _single(program: Program, v: int, layout: int) -> Program:
@@ -230,13 +265,15 @@ def _apply(program: Program, assigned: list[int], times_by_convolution: dict[int
         new, target = call.map(read(layout)), operator.target
         derived: tuple[Derived, ...] = ()
         if layout == 1:
-            new = changed(new, produces=call.produces.contiguous(memory_format=torch.channels_last))
+            new = changed(new, produces=_channels_last(call.produces))
+            if call.function is GROUP_NORM:
+                new, target = changed(new, function=group_norm_channels_last), NORM_TARGET
         if v in times_by_convolution:
             name = _fastest(times_by_convolution[v], layout)
             if name != "library":
                 new, target = changed(new, function=IMPLEMENTATIONS[name]), f"opweave.{name}_conv2d"
             if layout == 1:
-                weight = Derived.of(_to_channels_last, call.args[1])
+                weight = Derived.of(_channels_last, call.args[1])
                 new, derived = changed(new, args=(new.args[0], weight.tensor, *new.args[2:])), (weight,)
         replacements.append(Replacement((v,), operator.name, target, new, {v: None}, derived))
     return replace(program, replacements, [read(0)(o) for o in program.outputs])[0]
@@ -247,8 +284,8 @@ def _fastest(times: Times, layout: int) -> str:
     return min((t, name != "library", name) for (name, at), t in times.items() if at == layout)[2]
 
 
-def _to_channels_last(weight: Tensor) -> Tensor:
-    return weight.contiguous(memory_format=torch.channels_last)
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _usable(program: Program, v: int, times: Times, context: Context) -> Times:
