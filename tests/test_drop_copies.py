@@ -89,6 +89,25 @@ def test_a_copy_stays_where(why: str) -> None:
     assert "clone" in names(program) or why == "it spreads what lies once"
 
 
+def test_an_image_becomes_tokens_and_one_again_without_a_copy() -> None:
+    """As around the attention of a diffusion model, between convolutions in channels_last."""
+    module = Function(
+        lambda p, x: (
+            p["c"]((p["a"](p["c"](x).permute(0, 2, 3, 1).contiguous())).permute(0, 3, 1, 2).contiguous()).relu().sum()
+        ),
+        a=nn.Linear(8, 8),
+        c=nn.Conv2d(8, 8, 1),
+    ).eval()
+    x = torch.randn(2, 8, 6, 6)
+    captured = capture(module, (x,))
+    program, decisions = drop_copies(captured, measuring(copies))
+    assert names(program).count("clone") == 1, "the convolution reads the layout that it read"
+    assert [d.pattern for d in decisions] == ["1 around linear"]
+    module.to(memory_format=torch.channels_last)
+    captured = capture(module, (x.contiguous(memory_format=torch.channels_last),))
+    assert drop_copies(captured, measuring(copies))[1] == []
+
+
 class Remembering(nn.Module):
     """Copies what a buffer holds, and then writes there."""
 

@@ -9,12 +9,12 @@ from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import on_meta
 from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.part import part
-from systems.scheduling.graph.patterns import COPIES, VIEW
+from systems.scheduling.graph.patterns import COPIES, VIEW, convolution
 from systems.scheduling.graph.program import Call, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
-from .patterns import name_operators, returned_operators
+from .patterns import CONV2D_FUNCTIONS, name_operators, returned_operators
 from .strides import is_uncomputed, readers_of_changed, with_strides
 
 COPIED, DROPPED = "copied", "dropped"
@@ -29,6 +29,7 @@ def drop_copies(program: Program, context: Context) -> Rewritten:
     Invariants:
         - What is copied is computed by the program, so that nothing writes to it. No caller sees the copy.
         - Copies whose readers meet, as at one attention, are one place: with one of them another may become needless.
+        - No convolution reads another layout than before: `select_kernels` decides about that.
         - Equal places are measured once, with all that reads them, and treated alike.
     """
     droppable = _droppable(program)
@@ -85,6 +86,9 @@ def _places(program: Program, copies: Sequence[int]) -> list[tuple[list[int], li
         if fewer is None:
             continue
         dropped, operators = {v}, {v, *readers_of_changed(current, fewer, [v])}
+        is_moved = current.calls[v].produces.stride() != fewer.calls[v].produces.stride()
+        if is_moved and any(convolution(program.calls[u], CONV2D_FUNCTIONS) for u in operators):
+            continue
         for other in [place for place in places if not place[1].isdisjoint(operators)]:
             dropped, operators = dropped | other[0], operators | other[1]
             places.remove(other)

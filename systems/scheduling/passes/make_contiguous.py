@@ -14,10 +14,9 @@ from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
 from .patterns import name_operators, shape_of
-from .strides import readers_of_changed, with_strides
+from .strides import is_image, readers_of_changed, with_strides
 
 aten = torch.ops.aten
-IMAGES = {4: torch.channels_last, 5: torch.channels_last_3d}  # an order that `select_kernels` decides about
 AS_CAPTURED, CONTIGUOUS = "as captured", "contiguous"
 
 
@@ -34,7 +33,7 @@ def make_contiguous(program: Program, context: Context) -> Rewritten:
     replacements: list[Replacement] = []
     tried = set[int]()
     for v, call in enumerate(program.calls):
-        if not is_elementwise(program, v) or not _is_permuted(call.produces):
+        if not is_elementwise(program, v) or call.produces.is_contiguous() or is_image(call.produces):
             continue
         tried.add(v)
         out = torch.empty_like(call.produces, memory_format=torch.contiguous_format)
@@ -54,13 +53,6 @@ def make_contiguous(program: Program, context: Context) -> Rewritten:
             program = strided
             replacements.append(_contiguous(program, v))
     return replace(program, replacements)[0], decisions
-
-
-def _is_permuted(tensor: Any) -> bool:
-    """Does it lie in another order than that of its dimensions, and is it no image in channels_last?"""
-    if not isinstance(tensor, Tensor) or tensor.is_contiguous():
-        return False
-    return not (tensor.dim() in IMAGES and tensor.is_contiguous(memory_format=IMAGES[tensor.dim()]))
 
 
 def _contiguous(program: Program, v: int) -> Replacement:

@@ -13,6 +13,8 @@ from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.program import Call, Program
 
+IMAGES = {4: torch.channels_last, 5: torch.channels_last_3d}
+
 
 @torch.no_grad()
 def with_strides(program: Program, outputs: dict[int, Tensor]) -> Program | None:
@@ -67,6 +69,11 @@ def readers_of_changed(before: Program, after: Program, changed: Collection[int]
 def is_uncomputed(function: object) -> bool:
     """Does it only see what lies in memory in another way? No kernel runs for it."""
     return is_view(function) or function in READERS_OF_MEMORY
+
+
+def is_image(tensor: Tensor) -> bool:
+    """Does it lie in channels_last, and not in the order of its dimensions? `select_kernels` decides where that is so."""
+    return not tensor.is_contiguous() and tensor.dim() in IMAGES and tensor.is_contiguous(memory_format=IMAGES[tensor.dim()])
 
 
 def _with_calls(program: Program, calls: Sequence[Call]) -> Program:
