@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.compile_worker.subproc_pool import SubprocException
 
 from systems.base import BadOption, Compilation, Unsupported
 from systems.cache import Cache
@@ -86,6 +87,18 @@ def test_only_what_is_frozen_keeps_the_weights_of_its_compilation(freezing: bool
     module.norm.bias.zero_()
     assert before.any() and torch.equal(prepared(*image()), before if freezing else torch.zeros_like(before))
     assert not torch._inductor.config.freezing
+
+
+def test_why_a_process_that_compiles_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    details = "Traceback (most recent call last):\n  ...\nFileNotFoundError: no such kernel\n"
+    failure = torch._dynamo.exc.BackendCompilerFailed(torch_compile.compiled, SubprocException(details), None)  # type: ignore[arg-type]
+
+    def fails(*arguments: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr(torch, "compile", lambda module, **options: fails)
+    with pytest.raises(Unsupported, match=r"cannot compile it: FileNotFoundError: no such kernel$"):
+        TorchCompile("default").prepare(small(), image())
 
 
 def test_what_was_compiled_is_found_again(cache: Cache) -> None:

@@ -244,7 +244,7 @@ class TorchCompile(System):
                     optimizer.zero_grad()  # a gradient lies where the next run of a CUDA Graph writes
                     step.differentiate(*inputs, target)
         except torch._dynamo.exc.BackendCompilerFailed as error:
-            raise Unsupported(f"Inductor cannot compile it: {first_line(error)}") from error
+            raise Unsupported(f"Inductor cannot compile it: {_cause(error)}") from error
         return step
 
 
@@ -296,12 +296,18 @@ def compiled(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) ->
             for _ in range(WARM_UP_RUNS):
                 prepared(*inputs)
     except torch._dynamo.exc.BackendCompilerFailed as error:
-        raise Unsupported(f"Inductor cannot compile it: {first_line(error)}") from error
+        raise Unsupported(f"Inductor cannot compile it: {_cause(error)}") from error
     _synchronize(inputs)
     num_cached_graphs = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
     seconds = perf_counter() - begin
     prepared.compilation = Compilation(compile_s=seconds, num_cached_graphs=num_cached_graphs, **asdict(variant))
     return prepared
+
+
+def _cause(error: Exception) -> str:
+    """Why Inductor failed, in one line: of a process that compiled for it the last line, which names the error."""
+    details = str(getattr(getattr(error, "inner_exception", None), "details", ""))
+    return first_line("\n".join(reversed(details.splitlines())) or error)
 
 
 @contextmanager
