@@ -108,6 +108,14 @@ def test_an_image_becomes_tokens_and_one_again_without_a_copy() -> None:
     assert drop_copies(captured, measuring(copies))[1] == []
 
 
+def test_a_product_with_one_is_a_copy() -> None:
+    module = parts(lambda p, x: p["a"](p["a"](x) / 1.0 * 1) + p["a"](x) / 2.0 + p["a"](x).int() / 1 + p["a"](x) * x[0, 0, 0])
+    program, decisions = dropped(module, tokens(), cost=lambda p: float(len({"mul", "div"} & {*names(p)})))
+    assert [d.chosen for d in decisions] == ["dropped"] and len(decisions[0].operators) == 2
+    assert names(program).count("div") == 2 and names(program).count("mul") == 1
+    agrees(module, program, tokens())
+
+
 class Remembering(nn.Module):
     """Copies what a buffer holds, and then writes there."""
 

@@ -93,7 +93,13 @@ MERGED: dict[str, tuple[Callable[..., object], dict[str, nn.Module], int, int]] 
         lambda p, x: p["q"](x) + p["k"](x) + p["v"](x) + p["o"](x),
         {**linears("qk"), **linears("vo", bias=False)},
         4,
+        1,
+    ),
+    "the first without a bias": (
+        lambda p, x: nn.functional.linear(x, p["q"].weight) + p["k"](x),
+        linears("qk"),
         2,
+        1,
     ),
     "a weight of two": (lambda p, x: p["q"](x).relu() + p["q"](x) * p["k"](x), linears("qk"), 3, 1),
     "a weight of two inputs": (lambda p, x: p["q"](x) + p["k"](x) + p["q"](-x), linears("qk"), 3, 2),
@@ -170,7 +176,6 @@ NOT_MERGED: dict[str, Callable[..., object]] = {
     "a weight that is computed": lambda p, x: (
         nn.functional.linear(x, p["q"].weight * 2) + nn.functional.linear(x, p["k"].weight * 3)
     ),
-    "one with a bias": lambda p, x: nn.functional.linear(x, p["q"].weight) + p["k"](x),
     "weights that are transposed first": lambda p, x: x @ p["q"].weight.t() + x @ p["k"].weight.t(),
 }
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from systems.scheduling.decision import Decision
@@ -17,6 +18,7 @@ from .context import Context, Rewritten
 from .patterns import CONV2D_FUNCTIONS, name_operators, returned_operators
 from .strides import is_uncomputed, readers_of_changed, with_strides
 
+MULTIPLICATION, DIVISION = torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor
 COPIED, DROPPED = "copied", "dropped"
 
 
@@ -67,7 +69,15 @@ def _droppable(program: Program) -> list[int]:
     """
     returned = returned_operators(program)
     calls = enumerate(program.calls)
-    return [v for v, c in calls if c.function in COPIES and v not in returned and _is_computed(program, c.args[0])]
+    return [v for v, c in calls if _is_copy(program, c) and v not in returned and _is_computed(program, c.args[0])]
+
+
+def _is_copy(program: Program, call: Call) -> bool:
+    """Does it return what it reads? A product with 1 does, as models have where a factor is not set."""
+    if call.function in (MULTIPLICATION, DIVISION):
+        is_one = isinstance(call.args[1], int | float) and call.args[1] == 1 and not call.kwargs
+        return is_one and call.produces.dtype is program.value(call.args[0]).dtype
+    return call.function in COPIES
 
 
 def _is_computed(program: Program, reference: Any) -> bool:

@@ -87,7 +87,7 @@ def _groups(program: Program) -> list[list[Product]]:
     for v, call in enumerate(program.calls):
         p = product(call, v)
         if p is not None:
-            key = (call.function, p.x, p.weight.shape[1 - p.along], p.weight.dtype, p.bias is None)
+            key = (call.function, p.x, p.weight.shape[1 - p.along], p.weight.dtype)
             groups.setdefault(key, []).append(p)
     return [products for products in groups.values() if len(products) > 1]
 
@@ -98,8 +98,8 @@ def _merge(program: Program, products: Sequence[Product]) -> _Merged:
     first, function = products[0], program.calls[products[0].operator].function
     derived = [Derived.of(partial(_stack, first.along), *(p.weight for p in products))]
     arguments: tuple[Any, ...] = (first.x, derived[0].tensor)
-    if first.bias is not None:
-        derived.append(Derived.of(partial(_stack, 0), *(p.bias for p in products if p.bias is not None)))
+    if any(p.bias is not None for p in products):
+        derived.append(Derived.of(partial(_stack, 0), *map(_bias, products)))
         bias = derived[1].tensor
         arguments = (bias, *arguments) if function is ADDMM else (*arguments, bias)
     (x,) = part(program, [first.operator]).examples  # [..., features]
@@ -107,6 +107,13 @@ def _merge(program: Program, products: Sequence[Product]) -> _Merged:
     sizes = [p.weight.shape[p.along] for p in products]
     outputs = {p.operator: on_meta(t) for p, t in zip(products, out.split(sizes, -1), strict=True)}
     return _Merged(Call(function, arguments, {}, on_meta(out)), tuple(derived), sizes, outputs)
+
+
+def _bias(product: Product) -> Tensor:
+    """Zeros where it has none, as Whisper's keys have none."""
+    if product.bias is not None:
+        return product.bias
+    return product.weight.new_zeros(product.weight.shape[product.along])
 
 
 def _stack(dimension: int, *tensors: Tensor) -> Tensor:
@@ -125,5 +132,5 @@ def _pattern(program: Program, products: Sequence[Product]) -> str:
     """A place in words: "1x128x768, weights 3 of 768x768, with bias"."""
     counts = Counter(shape_of(p.weight) for p in products)
     weights = " + ".join(f"{count} of {shape}" for shape, count in counts.items())
-    bias = ", with bias" if products[0].bias is not None else ""
+    bias = ", with bias" if any(p.bias is not None for p in products) else ""
     return f"{shape_of(program.value(products[0].x))}, weights {weights}{bias}"
