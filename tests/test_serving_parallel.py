@@ -427,7 +427,9 @@ def check_long(
         assert len(new) == request.max_new_tokens and float(below.max()) <= tolerance * float(logits.abs().max())
 
 
-@pytest.mark.parametrize(("pipeline", "tensor", "is_prefetching"), [(2, 1, False), (2, 1, True), (1, 2, True)])
+@pytest.mark.parametrize(
+    ("pipeline", "tensor", "is_prefetching"), [pytest.param(2, 1, False, marks=pytest.mark.slow), (2, 1, True), (1, 2, True)]
+)
 def test_long_prompts_come_between_increments_in_flight(pipeline: int, tensor: int, is_prefetching: bool) -> None:
     check_long(Parts(pipeline, tensor), "cpu", "float32", "split", is_prefetching=is_prefetching)
 

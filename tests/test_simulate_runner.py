@@ -241,7 +241,7 @@ def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str)
     assert done.returncode == 2 and words in done.stderr and len(without_progress(done.stderr)) == 1, done.stderr
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32_products"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "tf32_products"])
 def test_times_of_another_arithmetic_predict_nothing(run: Run, precision: str) -> None:
     done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", f"precision={precision}")
     assert done.returncode == 0 and " ms" not in done.stdout

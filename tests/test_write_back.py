@@ -346,7 +346,7 @@ def test_what_a_buffer_held_moves_to_another_before_it_is_written(system: str) -
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("system", ["nimble_fused", *COMPILERS])
+@pytest.mark.parametrize("system", [pytest.param("nimble_fused", marks=pytest.mark.slow), *COMPILERS])
 def test_a_prompt_is_decoded_token_by_token(system: str, device: str) -> None:
     """The cache and its position move on as a user would have it; every step is the whole prompt's logits."""
     context = 6
