@@ -30,6 +30,7 @@ from .select_attention import select_attention
 from .select_kernels import select_kernels
 from .select_norms import select_norms
 from .select_products import select_products
+from .widen_convolutions import widen_convolutions
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ PASSES = (
     Pass(fold_constants, ("fold_constants",), measures=False),
     Pass(merge_equal, ("merge_equal",), measures=False),
     Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
+    Pass(widen_convolutions, ("widen_convolutions",), measures=False),
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(merge_convolutions, ("merge_convolutions",)),  # as that
     Pass(select_kernels, ("select_kernels", "select_layouts")),
