@@ -19,7 +19,7 @@ STRETCHED = "its counters were put over the time of a profiled call, which is lo
 OTHERS = "it does not say whether they are of the model or of what a system had rewritten it to"
 NOT_YET = "the sweep ended before it was measured"
 # What a choice of conf/ said when records of schema 1 were written, where it says something else now.
-SAID: dict[tuple[str, str], dict[str, Any]] = {("system", "torch_compile_best"): {"budget_s": 300.0}}
+EARLIER: dict[tuple[str, str], dict[str, Any]] = {("system", "torch_compile_best"): {"budget_s": 300.0}}
 TIMED = "timed"  # how cuDNN chose where a record says nothing of it
 LOSS_SHARE = 0.5  # of what eager's loss changes by in a step, by which another's may be off it
 UNTOLD = "neither its bounds nor its losses tell a step from one that updates nothing"
@@ -84,8 +84,8 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
 def _choice(group: str, options: dict[str, Any]) -> dict[str, Any]:
     """A model, system or runner, as the choice of conf/ that comes nearest to its options: the record names none."""
     choices = (choice for choice in conf.choices(group) if conf.options(group, choice)["name"] == options["name"])
-    said = {choice: conf.options(group, choice) | SAID.get((group, choice), {}) for choice in choices}
-    candidates = [Choice.of(choice, options, its_options) for choice, its_options in said.items()]
+    by_choice = {choice: conf.options(group, choice) | EARLIER.get((group, choice), {}) for choice in choices}
+    candidates = [Choice.of(choice, options, defaults) for choice, defaults in by_choice.items()]
     name = options["name"]
     nearest = min(candidates, key=lambda c: (len(c.changed), c.choice != name, c.choice), default=Choice.of(name, options))
     return {"choice": nearest.choice, "name": name, "options": nearest.options, "changed": list(nearest.changed)}

@@ -208,6 +208,7 @@ def test_a_copy_of_the_output_is_part_of_the_attention(device: str, move: Callab
         lambda q, k, v, m: ((q @ k.transpose(-2, -1)).view(1, 4, 16, 16) + m[:1, :1]).view(2, 2, 16, 16).softmax(-1) @ v,
         lambda q, k, v, m: (q @ k.transpose(-2, -1) + 1).softmax(-1) @ v,
         lambda q, k, v, m: (q @ k.transpose(-2, -1)).softmax(-1, torch.float64) @ v.double(),
+        lambda q, k, v, m: (q.double() @ k.double().transpose(-2, -1)).softmax(-1).float() @ v,
         lambda q, k, v, m: ((scores := q @ k.transpose(-2, -1)).softmax(-1) @ v, scores),
         lambda q, k, v, m: ((shares := (q @ k.transpose(-2, -1)).softmax(-1)) @ v, shares),
         lambda q, k, v, m: (q @ k).softmax(-1) @ v,

@@ -70,7 +70,7 @@ class GroupNorm(Kernel):
         check_activations(self.after)
 
     def __str__(self) -> str:
-        return f"{self.groups} groups, epsilon {self.epsilon:g}, {self.after}"
+        return f"{self.groups} groups, epsilon {self.epsilon:.9g}, {self.after}"
 
     def launch(  # type: ignore[override]
         self, x: Tensor, addend: Tensor | None, moments: Tensor, weight: Tensor, bias: Tensor

@@ -291,7 +291,7 @@ def compiled(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) ->
     call = torch.compile(module, mode=variant.mode, dynamic=False)
     prepared = PreparedCompiled(call, variant.layout, variant.mode in CAPTURING and inputs[0].is_cuda)
     try:
-        # As an option of torch.compile, freezing would not reach Dynamo, and the weights would be copied at every call.
+        # As an option of torch.compile, freezing would not reach Dynamo, and no weight would become a constant.
         with torch._inductor.config.patch(freezing=variant.freezing):
             for _ in range(WARM_UP_RUNS):
                 prepared(*inputs)

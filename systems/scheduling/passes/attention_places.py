@@ -13,7 +13,7 @@ from systems.scheduling.graph.derived import Derived
 from systems.scheduling.graph.patterns import ADDITION, VIEW, only_user, users
 from systems.scheduling.graph.program import Input, Output, Program
 
-from .own_kernels import is_plain
+from .own_kernels import DTYPES, is_plain
 
 aten = torch.ops.aten
 ATTENTION = aten.scaled_dot_product_attention.default
@@ -178,12 +178,12 @@ def _step_by_step(program: Program, readers: Sequence[list[int]], v: int) -> Att
 
 
 def _is_cast(program: Program, v: int) -> bool:
-    """Does the operator change the type of floating-point numbers, and nothing else?"""
+    """Does the operator change the type of numbers between two that kernels take, and nothing else?"""
     call = program.calls[v]
     return (
         call.function is CAST
         and set(call.kwargs) == {"dtype"}
-        and all(t.is_floating_point() for t in (call.produces, program.value(call.args[0])))
+        and all(t.dtype in DTYPES for t in (call.produces, program.value(call.args[0])))
     )
 
 

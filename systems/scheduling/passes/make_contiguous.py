@@ -32,7 +32,8 @@ def make_contiguous(program: Program, context: Context) -> Rewritten:
     times_by_signature: dict[str, dict[str, float]] = {}
     replacements: list[Replacement] = []
     tried = set[int]()
-    for v, call in enumerate(program.calls):
+    for v in range(len(program.graph)):
+        call = program.calls[v]
         if not is_elementwise(program, v) or call.produces.is_contiguous() or is_image(call.produces):
             continue
         tried.add(v)

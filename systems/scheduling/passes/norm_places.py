@@ -20,12 +20,14 @@ class NormPlace:
 
     Args:
         operators: an addition to each channel, the norm, an activation; all but the norm may be absent.
+        norm: the one of them that is the norm.
         x: a reference to [N, C, H, W], in one of the two layouts.
         addend: a reference to [N or 1, C, 1, 1], or a tensor; None where nothing is added.
         after: the activation, by the name that kernels have for it.
     """
 
     operators: tuple[int, ...]
+    norm: int
     x: Any
     addend: Any
     after: str
@@ -46,8 +48,8 @@ def norm_place(program: Program, readers: list[list[int]], v: int) -> NormPlace 
     operators, addend = [v], None
     if isinstance(x, Output) and x.index is None and only_user(readers[x.operator]) == v:
         before = program.calls[x.operator]
-        of = before.args[0] if before.function is ADDITION and len(before.args) == 2 and not before.kwargs else None
-        if isinstance(of, Output | Input) and _is_of_channels(program, of, before.args[1]):
+        is_addition = before.function is ADDITION and len(before.args) == 2 and not before.kwargs
+        if is_addition and isinstance(before.args[0], Output | Input) and _is_of_channels(program, *before.args):
             operators.insert(0, x.operator)
             x, addend = before.args
     after = only_user(readers[v])
@@ -57,7 +59,7 @@ def norm_place(program: Program, readers: list[list[int]], v: int) -> NormPlace 
     value = program.value(x)
     if not _is_taken(value) or call.produces.stride() != value.stride():
         return None
-    return NormPlace(tuple(operators), x, addend, name or "none")
+    return NormPlace(tuple(operators), v, x, addend, name or "none")
 
 
 def _is_taken(x: Any) -> bool:
@@ -79,7 +81,7 @@ def norm_kernels(program: Program, place: NormPlace) -> tuple[Call, Call]:
     """The moments, and what is made of the numbers with them."""
     from systems.kernels.group_norm import GroupMoments, GroupNorm, splits_of  # imports Triton
 
-    norm = next(program.calls[v] for v in place.operators if program.calls[v].function in GROUP_NORMS)
+    norm = program.calls[place.norm]
     _, groups, weight, bias, epsilon = (*norm.args, 1e-5)[:5]
     x = program.value(place.x)
     splits = splits_of(x, groups, num_cores(program.device))

@@ -8,8 +8,8 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
-from .norm_places import NormPlace, norm_kernels, norm_place, own_norm
-from .own_kernels import SEPARATE, compile_unmeasured, has_kernels
+from .norm_places import NormPlace, norm_place, own_norm
+from .own_kernels import SEPARATE, has_kernels
 from .patterns import name_operators, shape_of
 
 OWN = "own kernels"
@@ -29,7 +29,6 @@ def select_norms(program: Program, context: Context) -> Rewritten:
     by_signature: dict[str, tuple[dict[str, float | None], dict[str, str]]] = {}
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
-    compile_unmeasured(program, (call for p in places for call in norm_kernels(program, p)[:1]), context)
     for place in places:
         separate = part(program, place.operators)
         signature = "; ".join(separate.signature(i) for i in range(len(place.operators)))
@@ -47,9 +46,10 @@ def _measured(
     program: Program, place: NormPlace, separate: Program, context: Context
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     times: dict[str, float | None] = {SEPARATE: context.cost(context.later(separate))}
-    alone = [p for v in range(len(separate.graph)) if (p := norm_place(separate, users(separate), v)) is not None]
+    within = norm_place(separate, users(separate), place.operators.index(place.norm))
+    assert within is not None  # the same place, with inputs for what it reads
     try:
-        times[OWN] = context.cost(replace(separate, [own_norm(separate, alone[0])])[0])
+        times[OWN] = context.cost(replace(separate, [own_norm(separate, within)])[0])
     except Exception as error:  # whatever Triton raises of a kernel that does not fit
         return {**times, OWN: None}, {OWN: first_line(error)}
     return times, {}
