@@ -49,10 +49,11 @@ def attending(p: nn.ModuleDict, x: Tensor) -> Tensor:
 def test_an_attention_takes_its_tensors_as_they_lie(device: str) -> None:
     module = parts(attending).to(device)
     captured = capture(module, (tokens(device),))
-    assert names(captured).count("clone") == 8
+    copied = 4 if device == "cpu" else 3  # a GPU's attention writes its output as it is read
+    assert names(captured).count("clone") == 2 * copied
     program, decisions = drop_copies(captured, measuring(copies))
-    assert [(len(d.operators), d.chosen, d.kind) for d in decisions] == [(4, "dropped", "drop_copies")] * 2
-    assert decisions[0].pattern == "4 around scaled_dot_product_attention + linear"
+    assert [(len(d.operators), d.chosen, d.kind) for d in decisions] == [(copied, "dropped", "drop_copies")] * 2
+    assert decisions[0].pattern == f"{copied} around scaled_dot_product_attention + linear"
     assert names(program).count("clone") == 0
     agrees(module, program, tokens(device))
 

@@ -14,6 +14,7 @@ from triton_cases import device_with_kernels, favour
 
 from systems.profiling.intensity import work
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
 from systems.scheduling.passes import own_kernels, select_attention
 from systems.scheduling.passes.context import Context
 
@@ -170,6 +171,11 @@ def test_an_attention_whose_scores_are_wide_becomes_one_kernel(device: str, how:
     assert got.stride() == expected.stride()
 
 
+def is_copied(program: Program) -> bool:
+    """Is there a copy beside that of the heads?"""
+    return [operator.name for operator in program.graph.operators].count("clone") > 1
+
+
 @pytest.mark.parametrize(
     ("move", "is_moved"),
     [
@@ -191,7 +197,9 @@ def test_a_copy_of_the_output_is_part_of_the_attention(device: str, move: Callab
     with torch.no_grad():
         captured = capture(Function(forward), (x,))
     program, (decision,) = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
-    assert (len(decision.operators) == 3) is is_moved
+    # A GPU's attention may write its output as it is read, without a copy.
+    assert (len(decision.operators) == 3) is (is_moved and is_copied(captured))
+    assert not (is_moved and is_copied(program))
     (kernel,) = [v for v, call in enumerate(program.calls) if "opweave.attention" in program.graph.operators[v].target]
     assert work(program, kernel)[0] == work(captured, decision.operators[0])[0]
     for got, expected in zip(program.run([x]), captured.run([x]), strict=True):

@@ -20,6 +20,7 @@ from systems.scheduling.passes.select_kernels import select_kernels
 from systems.scheduling.passes.select_norms import OWN, select_norms
 
 device = device_with_kernels
+CLOSE = {"cpu": {"rtol": 1e-3, "atol": 1e-3}, "cuda": {"rtol": 2e-2, "atol": 2e-2}}  # a GPU's convolutions are in TF32
 MOMENTS, NORM = "opweave.groupmoments", "opweave.groupnorm"
 
 
@@ -162,7 +163,7 @@ def test_between_convolutions_in_channels_last_a_norm_needs_no_copy(device: str,
     assert names.count("clone") == (2 if is_last else 0), "of the input and of the output"
     x = arguments(device)
     ((got,), (expected,)) = program.run(x), captured.run(x)
-    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(got, expected, **CLOSE[device])
     assert got.stride() == expected.stride()
 
 
@@ -178,4 +179,4 @@ def test_a_norm_stays_contiguous_where_its_kernel_does_not_run(device: str) -> N
     program, decisions = select_norms(program, broken)
     assert {d.chosen for d in decisions} == {SEPARATE} and decisions[0].reasons == {OWN: "out of resource"}
     x = arguments(device)
-    torch.testing.assert_close(program.run(x)[0], captured.run(x)[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(program.run(x)[0], captured.run(x)[0], **CLOSE[device])

@@ -1,6 +1,7 @@
 """What weave's search holds a candidate's output to, and what it drops for it."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 from weakref import ref
 
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from weave_space import Branches, Space, scaled
+from weave_space import Branches, Prepared, Space, scaled
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
@@ -217,6 +218,28 @@ def test_a_module_that_keeps_state_is_held_to_what_it_computes_from_the_same_sta
     for _ in range(3):
         captured.run((x,))  # as a trial does
         assert searching._program_excess({}) <= 1
+
+
+def test_looking_at_precision_leaves_a_counter_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next trial prepares from there: one place further lies beyond the end of a full cache."""
+    module, x = Stateful().eval(), torch.randn(4, 8)
+    count = module.count
+    captured = capture(module, (x,))
+    searching = Search(captured, lambda choices: (captured, []), 1e6, lambda words: None, lambda state: None)
+    searching.excess = searching._reference()
+    assert count == 1
+    searching._drop_imprecise()
+    assert count == 1
+    assert searching._is_precise(Prepared(Candidate(), 0.0, torch.ones(4, 8)), "a change") is False and count == 1
+    with closing(searching._prepare(Candidate())) as prepared:
+        assert searching._is_precise(prepared, "no change") and count == 1
+    monkeypatch.setattr(search, "Reference", without_memory)
+    searching._reference()
+    assert count == 1
+
+
+def without_memory(captured: Program) -> None:
+    raise MemoryError("no memory for fp64")
 
 
 def test_no_budget_is_too_small_for_precision(monkeypatch: pytest.MonkeyPatch) -> None:

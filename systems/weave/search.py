@@ -1,7 +1,7 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from math import inf, isfinite
 from time import perf_counter
@@ -336,25 +336,27 @@ class Search:
         return True
 
     def _is_precise(self, prepared: Scheduled, change: str) -> bool:
-        self._restart()
-        if (excess := self.excess(tensors(prepared(*self.inputs)))) <= 1:
+        with self._as_found():
+            excess = self.excess(tensors(prepared(*self.inputs)))
+        if excess <= 1:
             return True
         self.report(f"{change}: dropped, its error is {excess:.1f} times what it may be")
         return False
 
     def _reference(self) -> Callable[[list[Tensor]], float]:
         """How far outputs are from the program's in fp64, over what they may be; where that does not run, from eager's."""
-        self._restart()
         try:
-            return Reference(self.captured).excess
+            with self._as_found():
+                return Reference(self.captured).excess
         except (RuntimeError, MemoryError) as error:  # no memory for fp64, or no kernel
             self.report(f"compared with eager in its own precision: {first_line(error)}")
-        expected = tensors(self.captured.run(self.inputs))
         rewritten, _ = self._rewritten(Candidate())
-        self._restart()
-        own = tensors(rewritten.run(self.inputs))
+        with self._as_found():
+            expected = [output.clone() for output in tensors(self.captured.run(self.inputs))]  # one may be a buffer
+        with self._as_found():
+            own = _error(tensors(rewritten.run(self.inputs)), expected)
         least = max((torch.finfo(t.dtype).eps for t in expected if t.is_floating_point()), default=0.0)
-        most = PRECISION * max(_error(own, expected), least)
+        most = PRECISION * max(own, least)
         return lambda outputs: _error(outputs, expected) / most if most else inf * _error(outputs, expected)
 
     def _drop_imprecise(self) -> None:
@@ -393,15 +395,23 @@ class Search:
 
     def _program_excess(self, choices: Choices) -> float:
         program, _ = self.rewrite(choices)
-        self._restart()
-        return self.excess(tensors(program.run(self.inputs)))
+        with self._as_found():
+            return self.excess(tensors(program.run(self.inputs)))
 
     def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
         return in_turn(best, other, self.inputs, self.rewind)
 
+    @contextmanager
+    def _as_found(self) -> Iterator[None]:
+        """What runs change, a counter or a cache, is as the search found it, within and afterwards."""
+        self._restart()
+        try:
+            yield
+        finally:
+            self._restart()
+
     @torch.no_grad()
     def _restart(self) -> None:
-        """What runs have changed, a counter or a cache, is as the search found it."""
         for tensor, value in zip(self.captured.changed, self.buffers, strict=True):
             tensor.copy_(value)
 
