@@ -53,7 +53,7 @@ def test_an_attention_takes_its_tensors_as_they_lie(device: str) -> None:
     assert names(captured).count("clone") == 2 * copied
     program, decisions = drop_copies(captured, measuring(copies))
     assert [(len(d.operators), d.chosen, d.kind) for d in decisions] == [(copied, "dropped", "drop_copies")] * 2
-    assert decisions[0].pattern == f"{copied} around scaled_dot_product_attention + linear"
+    assert decisions[0].pattern == f"{copied} around scaled_dot_product_attention" + " + linear" * (device == "cpu")
     assert names(program).count("clone") == 0
     agrees(module, program, tokens(device))
 

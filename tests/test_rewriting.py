@@ -16,6 +16,8 @@ from runners.measurements.correctness import relative_error
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.fused_kernel import FusedKernel
 from systems.scheduling.graph.program import Program
+from systems.scheduling.passes import patterns
+from systems.scheduling.passes.convolution_places import places
 from systems.scheduling.passes.fold_batch_norm import fold_batch_norm
 from systems.scheduling.passes.fuse_convolution import fuse_convolution
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
@@ -295,6 +297,28 @@ def test_the_vendors_fused_convolutions(pattern: str, channels_last: bool, devic
 def test_the_vendors_kernels_stay_away(forward: Callable[..., Tensor]) -> None:
     module = Function(forward, conv=nn.Conv2d(4, 4, 3, padding=1)).eval()
     assert fuse_convolution(capture(module, (image(),)), measuring(always(True)))[1] == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("pattern", "is_last", "is_product"), [("relu", True, True), ("relu", False, False), ("residual", True, False)]
+)
+def test_a_pointwise_convolution_and_its_relu_may_be_one_product(
+    pattern: str, is_last: bool, is_product: bool, device: str
+) -> None:
+    """In channels_last alone; a kernel of our own still takes it as a convolution with a ReLU."""
+    module = Function(VENDOR[pattern], conv=nn.Conv2d(4, 4, 1)).eval().to(device)
+    x = image(device).contiguous(memory_format=torch.channels_last) if is_last else image(device)
+
+    def cost(program: Program) -> float:
+        return 1.0 - (program.calls[0].function is patterns.product_relu_conv2d)
+
+    program, (decision,) = fuse_convolution(capture(module, (x,)), measuring(cost))
+    assert (decision.chosen == "fused product") is is_product
+    agrees(module, program, x)
+    if is_product:
+        (place,) = places(program)
+        assert (place.after, place.before, tuple(place.conv.weight.shape)) == ("relu", "none", (4, 4, 1, 1))
 
 
 # Whole models

@@ -16,6 +16,7 @@ from systems.scheduling.decision import rows
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
+from systems.scheduling.passes import patterns
 from systems.scheduling.passes.layouts import cheapest_layouts
 from systems.scheduling.passes.select_kernels import _apply, select_kernels
 from systems.scheduling.plans.schedule import sequential
@@ -94,6 +95,63 @@ def test_kernels_and_layouts_are_those_that_were_faster(kind: str, device: str) 
         depthwise = "native" if device == "cuda" else "library"
         assert [c.chosen for c in choices] == ["native contiguous"] * 2 + [f"{depthwise} contiguous"]
     assert [v for c in choices for v in c.operators] == [v for v, n in enumerate(names(captured)) if n == "conv2d"]
+
+
+@given(
+    n=st.integers(1, 3),
+    sizes=st.tuples(*[st.integers(1, 5)] * 2, *[st.integers(2, 9)] * 2),
+    has_bias=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_a_pointwise_convolution_is_a_product_of_pixels(
+    n: int, sizes: tuple[int, ...], has_bias: bool, dtype: torch.dtype
+) -> None:
+    h, w, channels, outputs = sizes
+    x = torch.randn(n, channels, h, w, dtype=dtype).to(memory_format=torch.channels_last)
+    weight, bias = torch.randn(outputs, channels, 1, 1, dtype=dtype), torch.randn(outputs, dtype=dtype) if has_bias else None
+    expected = nn.functional.conv2d(x.double(), weight.double(), None if bias is None else bias.double())
+    by_product = [patterns.product_conv2d(x, weight, bias)]
+    if bias is not None:
+        by_product.append(patterns.product_relu_conv2d(x, weight, bias))
+    for out, reference in zip(by_product, (expected, expected.relu()), strict=False):
+        assert out.is_contiguous(memory_format=torch.channels_last) and out.dtype is dtype
+        assert relative_error(out, reference) < 8 * torch.finfo(dtype).eps
+
+
+IS_PRODUCT: dict[str, tuple[nn.Conv2d, tuple[int, ...], bool]] = {
+    "pointwise": (nn.Conv2d(4, 6, 1), (2, 4, 5, 5), True),
+    "dilation means nothing": (nn.Conv2d(4, 6, 1, dilation=2, bias=False), (1, 4, 5, 1), True),
+    "3x3": (nn.Conv2d(4, 6, 3), (2, 4, 5, 5), False),
+    "1x3": (nn.Conv2d(4, 6, (1, 3)), (2, 4, 5, 5), False),
+    "stride": (nn.Conv2d(4, 6, 1, stride=(1, 2)), (2, 4, 5, 5), False),
+    "padding": (nn.Conv2d(4, 6, 1, padding=1), (2, 4, 5, 5), False),
+    "groups": (nn.Conv2d(4, 6, 1, groups=2), (2, 4, 5, 5), False),
+    "one output channel": (nn.Conv2d(4, 1, 1), (2, 4, 5, 5), False),
+    "one input channel": (nn.Conv2d(1, 4, 1), (2, 1, 5, 5), False),
+    "one pixel": (nn.Conv2d(4, 6, 1), (2, 4, 1, 1), False),
+}
+
+
+@pytest.mark.parametrize("case", IS_PRODUCT)
+def test_which_convolutions_may_be_products(case: str) -> None:
+    """In channels_last, and where it is the fastest."""
+    convolution, shape, is_product = IS_PRODUCT[case]
+    module, x = Function(lambda p, x: p["conv"](x) * 2, conv=convolution).eval(), torch.randn(shape)
+    program, (decision,) = select_kernels(capture(module, (x,)), measuring(prefers("opweave.product_conv2d")))
+    assert (decision.chosen == "product channels_last") is is_product
+    assert ("product contiguous" in decision.milliseconds) is False
+    agrees(module, program, x)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_a_resized_image_keeps_its_layout(mode: str) -> None:
+    def forward(p: nn.ModuleDict, x: Tensor) -> Tensor:
+        return p["b"](nn.functional.interpolate(p["a"](x), scale_factor=2, mode=mode))
+
+    module = Function(forward, a=nn.Conv2d(4, 6, 3), b=nn.Conv2d(6, 5, 3)).eval()
+    program, _ = select_kernels(capture(module, (image(),)), measuring(prefers("channels_last")))
+    assert names(program).count("clone") == 2, "of the input and of the output"
+    agrees(module, program, image())
 
 
 @pytest.mark.parametrize("layouts", list(itertools.product((0, 1), repeat=2)))

@@ -13,7 +13,7 @@ from systems.scheduling.graph.patterns import ADDITION, CONCATENATION, Convoluti
 from systems.scheduling.graph.program import Input, Output, Program
 
 from .own_kernels import DTYPES, activation, is_plain
-from .patterns import CONV2D_FUNCTIONS, addend_of
+from .patterns import CONV2D_FUNCTIONS, addend_of, product_relu_conv2d
 
 aten = torch.ops.aten
 CUDNN_RELU, CUDNN_ADD_RELU = aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default
@@ -186,6 +186,8 @@ def _dense(program: Program, v: int) -> tuple[Convolution, Output | Input | None
         if alpha != 1.0:
             return None
         conv, after = _vendors((x, weight, *rest)), "relu"
+    elif call.function is product_relu_conv2d:
+        conv, after = _vendors((*call.args, (1, 1), (0, 0), (1, 1), 1)), "relu"
     else:
         conv = convolution(call, CONV2D_FUNCTIONS)
     if conv is None or conv.groups != 1 or conv.weight.dim() != 4:

@@ -1,4 +1,4 @@
-"""Puts in the vendor's convolutions with bias, residual and activation in one kernel, where they are faster."""
+"""Puts in the vendor's convolutions and products with bias, residual and activation in one kernel, where they are faster."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,19 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
-from .patterns import addend_of, cudnn_conv2d, name_convolution, name_operators
+from .patterns import (
+    addend_of,
+    cudnn_conv2d,
+    is_product,
+    name_convolution,
+    name_operators,
+    product_conv2d,
+    product_relu_conv2d,
+)
 
 aten = torch.ops.aten
-MATCHED = (CONVOLUTION, cudnn_conv2d)
+MATCHED = (CONVOLUTION, cudnn_conv2d, product_conv2d)
+SEPARATE, FUSED, PRODUCT = "separate", "fused", "fused product"
 # What oneDNN calls the activations that it can append; it takes their bounds as scalars.
 ONEDNN: dict[object, str] = {
     aten.relu.default: "relu",
@@ -43,7 +52,7 @@ def fuse_convolution(program: Program, context: Context) -> Rewritten:
 
     cuDNN has such kernels for ReLU on a GPU, oneDNN for more activations on a CPU (Nimble, Appendix B, "a subset of
     TensorRT's" fusions). Some of PyTorch's operators for oneDNN's kernels raise errors in fp16 and bf16, so a CPU has them
-    in float32 alone.
+    in float32 alone. A pointwise convolution in channels_last may be a product that computes the ReLU.
 
     Invariants:
         - Of the operators of a place only the last is read from outside, so no parallelism is lost. Each distinct place is
@@ -57,19 +66,20 @@ def fuse_convolution(program: Program, context: Context) -> Rewritten:
     decisions: list[Decision] = []
     for place in _places(program, device):
         operators = place.operators
-        call = _fused(program, place, device)
+        calls = {FUSED: _fused(program, place, device)}
+        if (as_product := _product(program, place)) is not None:
+            calls[PRODUCT] = as_product
         separate = part(program, operators)
         signature = "; ".join(separate.signature(i) for i in range(len(operators)))
         if signature not in times_by_signature:
-            separate_ms = context.cost(context.later(separate))
-            fused_ms = context.cost(_fused_alone(program, operators, call))
-            times_by_signature[signature] = {"separate": separate_ms, "fused": fused_ms}
+            fused_ms = {name: context.cost(_fused_alone(program, operators, call)) for name, call in calls.items()}
+            times_by_signature[signature] = {SEPARATE: context.cost(context.later(separate)), **fused_ms}
         times = times_by_signature[signature]
         pattern = f"{name_convolution(program, operators[0])} + {name_operators(program, operators[1:])}"
         decisions.append(context.decide("fuse_convolution", pattern, operators, signature, times))
-        if decisions[-1].chosen == "fused":
+        if (chosen := decisions[-1].chosen) != SEPARATE:
             name = "_".join(program.graph.operators[v].name for v in operators)
-            replacements.append(Replacement(operators, name, f"opweave.fused_{name}", call, {operators[-1]: None}))
+            replacements.append(Replacement(operators, name, f"opweave.fused_{name}", calls[chosen], {operators[-1]: None}))
     return replace(program, replacements)[0], decisions
 
 
@@ -122,6 +132,17 @@ def _fused(program: Program, place: _Place, device: str) -> Call:
             function = pointwise.binary
             arguments = (conv.x, place.residual, *arguments, "add", 1.0, name, scalars, "")
     return Call(function, arguments, {}, activation.produces)
+
+
+def _product(program: Program, place: _Place) -> Call | None:
+    """The place as one product; None where it is none."""
+    activation = program.calls[place.operators[-1]]
+    conv = convolution(program.calls[place.operators[0]], MATCHED)
+    assert conv is not None
+    is_matched = activation.function is aten.relu.default and place.residual is None and conv.bias is not None
+    if not is_matched or not is_product(program.value(conv.x), conv):
+        return None
+    return Call(product_relu_conv2d, (conv.x, conv.weight, conv.bias), {}, activation.produces)
 
 
 def _fused_alone(program: Program, operators: Sequence[int], call: Call) -> Program:

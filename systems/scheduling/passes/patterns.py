@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from systems.scheduling.graph.effects import is_view
-from systems.scheduling.graph.patterns import CONVOLUTION, convolution, reads_tensors
+from systems.scheduling.graph.patterns import CONVOLUTION, Convolution, convolution, reads_tensors
 from systems.scheduling.graph.program import Call, Input, Output, Program
 
 aten = torch.ops.aten
@@ -119,6 +119,40 @@ def native_conv2d(
     return aten._slow_conv2d_forward.default(x, weight, kernel, bias, stride, padding)  # type: ignore[no-any-return]
 
 
+def product_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """A pointwise convolution of stride 1 and one group: pixels times the weight, in a kernel that adds the bias.
+
+    It reads and writes channels_last without a copy. Shapes as conv2d's.
+    """
+    rows, columns = _factors(x, weight)
+    return _image(rows.mm(columns) if bias is None else torch.addmm(bias, rows, columns), x)
+
+
+def product_relu_conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As `product_conv2d`, with a ReLU that the same kernel computes."""
+    return _image(aten._addmm_activation.default(bias, *_factors(x, weight)), x)
+
+
+def _factors(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a pointwise convolution: [pixels, C] of [N, C, H, W] and [C, K] of [K, C, 1, 1]."""
+    columns = weight.flatten(1).t()
+    return x.permute(0, 2, 3, 1).reshape(-1, columns.shape[0]), columns
+
+
+def _image(rows: Tensor, x: Tensor) -> Tensor:
+    """[pixels, K] as an image of the height and width of x, in channels_last."""
+    n, _, h, w = x.shape
+    return rows.view(n, h, w, -1).permute(0, 3, 1, 2)
+
+
 def group_norm_channels_last(
     x: Tensor,
     groups: int,
@@ -133,7 +167,20 @@ def group_norm_channels_last(
 
 
 GROUP_NORMS = (GROUP_NORM, group_norm_channels_last)
-CONV2D_FUNCTIONS = (CONVOLUTION, cudnn_conv2d, native_conv2d)
+CONV2D_FUNCTIONS = (CONVOLUTION, cudnn_conv2d, native_conv2d, product_conv2d)
+
+
+def is_product(x: Tensor, conv: Convolution) -> bool:
+    """Is a convolution of these images one product of pixels with the weight, without a copy? They are in channels_last."""
+    is_pointwise = conv.weight.dim() == 4 and set(conv.weight.shape[2:]) == set(conv.stride) == {1} and not any(conv.padding)
+    if not is_pointwise or conv.groups != 1 or conv.weight.shape[0] == 1:
+        return False
+    return not is_same_either_way(x) and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def is_same_either_way(image: Tensor) -> bool:
+    """Has it one channel, or one pixel? Then both layouts are the same bytes."""
+    return image.shape[1] == 1 or tuple(image.shape[2:]) == (1, 1)
 
 
 def name_convolution(program: Program, v: int) -> str:

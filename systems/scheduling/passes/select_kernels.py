@@ -28,10 +28,20 @@ from .context import Context, Cost, Rewritten
 from .layouts import cheapest_layouts
 from .norm_places import norm_place, own_norm
 from .own_kernels import has_kernels
-from .patterns import GROUP_NORM, cudnn_conv2d, group_norm_channels_last, name_convolution, native_conv2d
+from .patterns import (
+    GROUP_NORM,
+    cudnn_conv2d,
+    group_norm_channels_last,
+    is_product,
+    is_same_either_way,
+    name_convolution,
+    native_conv2d,
+    product_conv2d,
+)
 
 aten = torch.ops.aten
 POOLS = (aten.max_pool2d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default)
+RESIZES = (aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec)
 KIND = "select_kernels"
 OWN = "own kernels"  # of a group norm
 NORM_TARGET = f"opweave.{group_norm_channels_last.__name__}"
@@ -40,6 +50,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "library": CONVOLUTION,
     "cudnn": cudnn_conv2d,
     "native": native_conv2d,
+    "product": product_conv2d,
 }
 
 Times = dict[tuple[str, int], float]  # milliseconds of a convolution by implementation and layout
@@ -49,9 +60,9 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
     """Give each convolution its fastest implementation, and run in channels_last what gains by it.
 
     The alternatives of a convolution are what PyTorch dispatches to (library) and, with the switch `select_kernels`, the
-    vendor's kernel and PyTorch's own; with the switch `select_layouts`, all of them in channels_last too. Each is measured
-    alone. With the switch `select_norms` a group norm takes channels_last as well, in kernels that the pass of that name
-    then puts in.
+    vendor's kernel and PyTorch's own; with the switch `select_layouts`, the first two in channels_last too, and there a
+    pointwise one as a product of pixels with the weight. Each is measured alone. With the switch `select_norms` a group norm
+    takes channels_last as well, in kernels that the pass of that name then puts in.
 
     Invariant: of all assignments of layouts to operators, this one has the least sum of measured times, with a conversion
     wherever layouts meet (`cheapest_layouts`). Operators that take any layout take part. On a model with branches the gain
@@ -122,24 +133,23 @@ def _is_flexible(program: Program, v: int) -> bool:
         return convolution(call) is not None
     if call.function is CONCATENATION:
         return len(call.args) > 1 and call.args[1] == 1 and len(references(call)) == len(call.args[0])
-    if call.function is BATCH_NORM or call.function in POOLS:
+    if call.function is BATCH_NORM or call.function in (*POOLS, *RESIZES):
         return True
     return is_elementwise(program, v) and not any(isinstance(a, Tensor) for a in call.args)
 
 
 def _candidates(program: Program, v: int, layout: int) -> list[tuple[str, Program]]:
     """The implementations of operator v in a layout, each as a program of one operator. Convolutions alone have several."""
-    if layout == 1 and program.calls[v].function is GROUP_NORM:
-        norm = _channels_last_norm(program, v)
-        return [(OWN, norm)] if norm is not None else []
+    if program.calls[v].function is GROUP_NORM:
+        norm = _own_norm(program, v, layout)
+        library_norm = [("library", _single(program, v, 0))] if layout == 0 else []
+        return library_norm + ([(OWN, norm)] if norm is not None else [])
     library = _single(program, v, layout)
     candidates = [("library", library)]
     if program.calls[v].function is not CONVOLUTION:
         return candidates
     name, call, examples = program.graph.operators[v].name, library.calls[0], library.examples
-    for kind in _other_implementations(call, examples[0].device.type):
-        if kind == "native" and layout == 1:
-            continue  # it would make its input contiguous itself
+    for kind in _other_implementations(call, examples[0], layout):
         candidate = changed(call, function=IMPLEMENTATIONS[kind])
         candidates.append((kind, alone(name, f"opweave.{kind}_conv2d", candidate, examples)))
     return candidates
@@ -147,15 +157,16 @@ def _candidates(program: Program, v: int, layout: int) -> list[tuple[str, Progra
 
 def _is_norm(program: Program, v: int) -> bool:
     """Is it a group norm that kernels of this project compute in channels_last?"""
-    return program.calls[v].function is GROUP_NORM and _channels_last_norm(program, v) is not None
+    return program.calls[v].function is GROUP_NORM and _own_norm(program, v, layout=1) is not None
 
 
-def _channels_last_norm(program: Program, v: int) -> Program | None:
-    """Group norm v in channels_last as a program of our own kernels, for which `select_norms` puts them in."""
-    single = part(program, [v], channels_last=True)
-    call = single.calls[0]
-    call = changed(call, function=group_norm_channels_last, produces=_channels_last(call.produces))
-    single = alone(single.graph.operators[0].name, NORM_TARGET, call, single.examples)
+def _own_norm(program: Program, v: int, layout: int) -> Program | None:
+    """Group norm v in a layout as a program of our own kernels, for which `select_norms` puts them in."""
+    single = part(program, [v], channels_last=layout == 1)
+    if layout == 1:
+        call = single.calls[0]
+        call = changed(call, function=group_norm_channels_last, produces=_channels_last(call.produces))
+        single = alone(single.graph.operators[0].name, NORM_TARGET, call, single.examples)
     place = norm_place(single, users(single), 0)
     return None if place is None else replace(single, [own_norm(single, place)])[0]
 
@@ -171,16 +182,17 @@ def _single(program: Program, v: int, layout: int) -> Program:
     return alone(operator.name, operator.target, call, single.examples)
 
 
-def _other_implementations(call: Call, device: str) -> list[str]:
-    """The names of the implementations beside the library's dispatch."""
-    conv = convolution(call)
+def _other_implementations(call: Call, x: Tensor, layout: int) -> list[str]:
+    """The names of the implementations beside the library's dispatch, of images x in a layout."""
+    conv, is_cuda = convolution(call), x.device.type == "cuda"
     assert conv is not None
     is_depthwise = conv.groups > 1 and conv.weight.shape[1] == 1 and conv.weight.shape[0] % conv.groups == 0
-    if device == "cuda" and is_depthwise:  # which of the two PyTorch dispatches to depends on dtype and layout
-        return ["cudnn", "native"]
-    if conv.groups == 1 and (device == "cuda" or set(conv.dilation) == {1}):
-        return ["native"]
-    return []
+    names = ["cudnn"] if is_cuda and is_depthwise else []
+    if layout == 1:  # where PyTorch's own would make its input contiguous
+        return names + ["product"] * is_product(x, conv)
+    # Which of cuDNN's and PyTorch's own depthwise kernel PyTorch dispatches to depends on dtype and layout.
+    has_native = bool(names) or (conv.groups == 1 and (is_cuda or set(conv.dilation) == {1}))
+    return names + ["native"] * has_native
 
 
 def _assign(program: Program, flexible: list[bool], costs: list[tuple[float, float]], milliseconds: Cost) -> list[int]:
@@ -218,7 +230,7 @@ def _conversions(program: Program, milliseconds: Cost) -> Callable[[object], tup
         return times[0], times[1]
 
     def conversion(value: object) -> tuple[float, float]:
-        if not isinstance(value, Tensor) or value.dim() != 4 or _is_same_either_way(value):
+        if not isinstance(value, Tensor) or value.dim() != 4 or is_same_either_way(value):
             return 0.0, 0.0
         return of(value.shape, value.dtype)
 
@@ -236,11 +248,6 @@ def _memory_format(layout: int) -> torch.memory_format:
     return torch.channels_last if layout == 1 else torch.contiguous_format
 
 
-def _is_same_either_way(value: Tensor) -> bool:
-    """Has it one channel, or one pixel? Then both layouts are the same bytes."""
-    return value.shape[1] == 1 or tuple(value.shape[2:]) == (1, 1)
-
-
 def _apply(program: Program, assigned: list[int], times_by_convolution: dict[int, Times]) -> Program:
     """The program with its convolutions replaced and conversions put in."""
     conversions: dict[tuple[Output | Input, int], Call] = {}
@@ -250,7 +257,7 @@ def _apply(program: Program, assigned: list[int], times_by_convolution: dict[int
             if not isinstance(argument, Output | Input):
                 return argument
             value = program.value(argument)
-            if not isinstance(value, Tensor) or value.dim() != 4 or _is_same_either_way(value):
+            if not isinstance(value, Tensor) or value.dim() != 4 or is_same_either_way(value):
                 return argument
             source = assigned[argument.operator] if isinstance(argument, Output) else 0
             if source == layout or value.is_contiguous(memory_format=torch.channels_last):  # as it was captured
