@@ -35,10 +35,12 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
     products = import_module("systems.kernels.product")
     num_rows = x.numel() // features
     precision = draw(st.sampled_from(["ieee", "tf32x3"] if dtype is torch.float32 else ["tf32"]))
-    tiles = products.tiles_of(num_rows, outputs, features, precision, draw(st.sampled_from([1, 30, 140])))
+    after = draw(acts)
+    is_half_with_activation = dtype is not torch.float32 and after != "none"
+    num_cores = draw(st.sampled_from([1, 30, 140]))
+    tiles = products.tiles_of(num_rows, outputs, features, precision, num_cores, is_half_with_activation)
     assume(tiles)
     tile = draw(st.sampled_from(tiles))
-    after = draw(acts)
     product = products.Product(precision, tile, after)
     laid, rest = weight, None
     if precision == "tf32x3":
@@ -72,8 +74,9 @@ def test_a_rows_product_computes_what_pytorch_does(
 
     x, weight, bias = tensor(*rows, features), tensor(outputs, features) / features**0.5, tensor(outputs)
     rows_products = import_module("systems.kernels.gemv")
-    gemv = rows_products.Gemv(draw(st.sampled_from(rows_products.strips_of(features))))
-    expected = functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+    after = draw(acts)
+    gemv = rows_products.Gemv(draw(st.sampled_from(rows_products.strips_of(features))), after)
+    expected = ACTS[after](functional.linear(x.double(), weight.double(), bias.double() if has_bias else None))
     place = [torch.full_like(expected, torch.nan, dtype=dtype)] if draw(st.booleans()) else []
     out = gemv(x, weight, bias if has_bias else None, *place)
     assert out.shape == expected.shape and out.is_contiguous() and (not place or out is place[0])
@@ -216,6 +219,7 @@ def test_a_product_that_fills_the_gpu_is_left_to_the_library(device: str) -> Non
         assert tiles_of(128, 512, 512, precision, 132) and tiles_of(1, 1, 1, precision, 132)
     assert not tiles_of(4096, 3072, 768, "tf32", 132)
     assert tiles_of(4096, 3072, 768, "tf32x3", 132)  # a library takes no tensor cores for it
+    assert tiles_of(4096, 3072, 768, "tf32", 132, True)  # and leaves an activation to another kernel
 
 
 def test_a_weight_that_several_products_read_is_laid_out_once(device: str) -> None:
@@ -254,20 +258,57 @@ class Perceptron(nn.Module):
         return functional.gelu(self.fourth(z), approximate="tanh")
 
 
-def test_a_product_takes_in_the_activation_that_alone_reads_it(device: str) -> None:
-    module, x = Perceptron().eval().to(device), torch.randn(1, 5, 32, device=device)
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_product_takes_in_the_activation_that_alone_reads_it(device: str, num_rows: int) -> None:
+    module, x = Perceptron().eval().to(device), torch.randn(1, num_rows, 32, device=device)
     with torch.no_grad():
         program = capture(module, (x,))
-    cost = favour("opweave")
+    cost = favour("opweave.gemv" if num_rows == 1 else "opweave.product")
     program, _ = select_products.select_products(program, Context(cost, cost))
-    targets = [o.target.split(", ")[0].split("[")[-1] for o in program.graph.operators]
-    own = [name for o, name in zip(program.graph.operators, targets, strict=True) if o.target.startswith("opweave.product")]
-    assert own == ["after gelu", "tf32x3", "after sigmoid", "tf32x3"]
+    own = [operator.target for operator in program.graph.operators if operator.target.startswith("opweave")]
+    afters = [next((after for after in ("gelu", "sigmoid") if f"[after {after}, " in target), "none") for target in own]
+    assert afters == ["gelu", "none", "sigmoid", "none"]
     assert sum(work(program, v)[0] for v in range(len(program.graph)) if "opweave" in program.graph.operators[v].target) == (
-        4 * 2 * 5 * 32 * 32
+        4 * 2 * num_rows * 32 * 32
     )
     with torch.no_grad():
         torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
+
+
+class Followed(nn.Module):
+    """Products with an activation that products alone read, one of them as a view; that a sum reads; that a caller sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(32, 32) for _ in range(5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b, c, d, e = self.parts
+        y = b(a(x).relu()).relu()
+        z = c(y.flatten(0, 1)).relu() + 1.0
+        return d(z).relu(), e(z)
+
+
+def test_an_activation_counts_where_it_would_be_a_kernel_of_its_own(device: str) -> None:
+    module, x = Followed().eval().to(device), torch.randn(2, 5, 32, device=device)
+    with torch.no_grad():
+        captured = capture(module, (x,))
+    costs: dict[tuple[str, ...], float] = {}
+
+    def cost(program: Program) -> float:
+        """An activation as long as a product, and our own kernels a little longer than a product."""
+        names = tuple(operator.target.split("[")[0] for operator in program.graph.operators)
+        costs[names] = sum(1.5 if name.startswith("opweave") else 1.0 for name in names)
+        return costs[names]
+
+    program, decisions = select_products.select_products(captured, Context(cost, cost))
+    apart = [d.pattern.endswith("then relu") for d in decisions]
+    assert apart == [True, True, False, False, False]
+    assert [d.chosen not in select_products.WAYS for d in decisions] == apart
+    assert [len(d.operators) for d in decisions] == [2, 2, 1, 1, 1]
+    with torch.no_grad():
+        for got, expected in zip(program.run((x,)), module(x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_view_whose_last_element_lies_far_away_is_left_to_the_library() -> None:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .kernel import Kernel, Launch
-from .tile import let_consumers_launch, wait_for_producers
+from .tile import activated, check_activations, let_consumers_launch, wait_for_producers
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Strip:
 @triton.jit
 def gemv(
     x, weight, bias, addend, out, norm_weight, norm_bias, num_rows, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_GELU: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AFTER: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out = addend + gelu(norm(x) @ weight.T + bias) of one row; sums are in fp32.
+    """out = addend + after(norm(x) @ weight.T + bias) of one row; sums are in fp32.
 
     Args:
         x, norm_weight, norm_bias: [WIDTH], the last two of a norm before the product, or None.
@@ -54,7 +54,7 @@ def gemv(
         eps: of the norm.
         PADDED: the least power of two that is no smaller than WIDTH.
         ROWS, COLUMNS: of a Strip.
-        IS_GELU: after the product, the tanh form.
+        AFTER: one of ACTIVATIONS, or gelu_tanh.
         IS_EARLY: launched while the kernel before it ends.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -90,9 +90,11 @@ def gemv(
     result = tl.sum(sums, axis=1)
     if bias is not None:
         result += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)
-    if IS_GELU:  # the tanh form
+    if AFTER == "gelu_tanh":
         inner = 0.7978845608028654 * (result + 0.044715 * result * result * result)
         result = result / (1.0 + tl.exp(-2.0 * inner))
+    else:
+        result = activated(result, AFTER)
     if addend is not None:
         result += tl.load(addend + row, mask=is_row, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=is_row)
@@ -100,16 +102,21 @@ def gemv(
 
 @dataclass(frozen=True)
 class Gemv(Kernel):
-    """out = x @ weight.T + bias, of one row; sums are in fp32.
+    """out = after(x @ weight.T + bias), of one row; sums are in fp32.
 
     Args:
         strip: what a thread block reads.
+        after: one of ACTIVATIONS. Raises ValueError for another.
     """
 
     strip: Strip
+    after: str = "none"
+
+    def __post_init__(self) -> None:
+        check_activations(self.after)
 
     def __str__(self) -> str:
-        return str(self.strip)
+        return ", ".join([f"after {self.after}"] * (self.after != "none") + [str(self.strip)])
 
     def launch(  # type: ignore[override]
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
@@ -128,7 +135,7 @@ class Gemv(Kernel):
         if out is None:
             out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
         sizes = (features, triton.next_power_of_2(features), self.strip.rows, self.strip.columns)
-        arguments = (x, weight, bias, None, out, None, None, outputs, 0.0, *sizes, False, self.is_early)
+        arguments = (x, weight, bias, None, out, None, None, outputs, 0.0, *sizes, self.after, self.is_early)
         options = {"num_warps": self.strip.warps, "launch_pdl": self.is_early}
         return Launch(gemv, (triton.cdiv(outputs, self.strip.rows),), arguments, options, out)
 

@@ -17,6 +17,7 @@ from .tile import check_activations, power_of_two
 ONE, NONE = (1, 1), (0, 0)
 LARGEST = 64  # rows and outputs of a tile for few rows
 WIDE = (DenseTile(64, 32, 32, 4, 4), DenseTile(64, 64, 32, 4, 4), DenseTile(16, 32, 64, 4, 5))
+HALF = (DenseTile(128, 128, 64, 8, 3), DenseTile(64, 128, 64, 4, 4), DenseTile(128, 64, 64, 4, 4))
 LARGE = (DenseTile(64, 32, 32, 4, 3), DenseTile(64, 64, 32, 4, 3), DenseTile(128, 128, 32, 8, 4))
 
 
@@ -65,16 +66,22 @@ class Product(Kernel):
         return replace(launch, out=out)
 
 
-def tiles_of(num_rows: int, outputs: int, features: int, precision: str, num_cores: int) -> list[DenseTile]:
+def tiles_of(
+    num_rows: int, outputs: int, features: int, precision: str, num_cores: int, is_half_with_activation: bool = False
+) -> list[DenseTile]:
     """The tiles worth a trial.
 
-    Of a product that fills the GPU there are none but in THRICE: its library takes no tensor cores for fp32.
+    A library's kernel for a product that fills the GPU is faster, with two exceptions. In fp32 it takes no tensor cores
+    (THRICE does), and it leaves an activation to a kernel of its own.
 
     Args:
         precision: one of PRECISIONS.
         num_cores: multiprocessors of the GPU.
+        is_half_with_activation: numbers have 16 bits, and the kernel would compute an activation too.
     """
     if DenseTile(LARGEST, LARGEST, LARGEST, 4, 3).num_blocks(num_rows, outputs) >= 2 * num_cores:
+        if is_half_with_activation:
+            return [*HALF]
         return [*LARGE] if precision == THRICE else []
     candidates = [t for t in tiles(num_rows, outputs, features, 1, num_cores) if max(t.pixels, t.channels) <= LARGEST]
     for tile in WIDE:

@@ -51,7 +51,7 @@ def product(
     weights = (norm.weight, norm.bias, norm.eps) if norm is not None else (None, None, 0.0)
     gemv[(triton.cdiv(num_rows, strip.rows),)](
         x, linear.weight, linear.bias, addend, out, *weights[:2], num_rows, weights[2],
-        WIDTH=width, PADDED=triton.next_power_of_2(width), ROWS=strip.rows, COLUMNS=strip.columns, IS_GELU=is_gelu,
-        IS_EARLY=is_early, num_warps=strip.warps, launch_pdl=is_early,
+        WIDTH=width, PADDED=triton.next_power_of_2(width), ROWS=strip.rows, COLUMNS=strip.columns,
+        AFTER="gelu_tanh" if is_gelu else "none", IS_EARLY=is_early, num_warps=strip.warps, launch_pdl=is_early,
     )  # fmt: skip
     return out

@@ -3,7 +3,6 @@ one of our own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as changed
 from functools import partial
 from typing import TypeAlias
 
@@ -12,12 +11,13 @@ from torch import Tensor
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.derived import Derived
+from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.patterns import ADDITION, only_user, users
 from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
-from .context import Context, Cost, Rewritten, fastest
+from .context import Context, Rewritten, fastest
 from .own_kernels import (
     DTYPES,
     activation,
@@ -56,43 +56,50 @@ def select_products(program: Program, context: Context) -> Rewritten:
         - transposed, bias apart.
         - a kernel of `systems.kernels` by the name of its tile, for a product of few rows, whose sum it may split. Where
           TF32 is off, it takes one of many rows too: each factor is a number of TF32 and a rest, and there are three
-          products, as precise as the library's. The weight then lies in memory twice more. An activation that alone
-          reads the product is computed there.
+          products, as precise as the library's. The weight then lies in memory twice more.
         - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
+
+    A kernel of our own computes the activation that alone reads the product. What it is held against is the library's
+    product with that activation, where products alone read it in turn; else the activation may cost nothing, as part of
+    another kernel.
 
     Invariants:
         - Equal products are measured once, alone, and treated alike.
         - The captured form stays unless another is `MIN_GAIN` times as fast. A kernel of our own has to be that much faster
           than all of the library's too.
     """
-    products_by_signature: dict[str, list[Product]] = {}
+    readers = users(program)
+    places_by_signature: dict[str, list[_Place]] = {}
     for v, call in enumerate(program.calls):
         if (matched := product(call, v)) is not None:
-            products_by_signature.setdefault(program.signature(v), []).append(matched)
+            place = _place(program, readers, matched)
+            alone = part(program, place.operators)
+            signature = "; ".join(alone.signature(i) for i in range(len(place.operators)))
+            places_by_signature.setdefault(f"{signature}{', apart' if place.is_apart else ''}", []).append(place)
     transposed_by_weight: dict[int, Tensor] = {}  # by the identity of a weight, which several products may share
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
     layouts: _Layouts = {}
-    readers = users(program)
-    own_by_signature = {signature: _own(program, equal[0], layouts) for signature, equal in products_by_signature.items()}
+    own_by_signature = {signature: _own(program, equal[0], layouts) for signature, equal in places_by_signature.items()}
     compile_unmeasured(program, (each.call for own in own_by_signature.values() for each in own.values()), context)
-    for signature, equal in products_by_signature.items():
-        by_library = _measure(part(program, [equal[0].operator]), context.cost)
+    for signature, equal in places_by_signature.items():
+        by_library = _measure(program, equal[0], context)
         calls = {name: each.call for name, each in own_by_signature[signature].items()}
         by_own, reasons = milliseconds_of(program, calls, context)
         chosen = _own_choice(by_library, {name: t for name, t in by_own.items() if t is not None})
         pattern, times = _pattern(program, equal[0]), {**by_library, **by_own}
         decisions += [
-            context.decide("select_products", pattern, (p.operator,), signature, times, reasons, chosen) for p in equal
+            context.decide("select_products", pattern, each.counted, signature, times, reasons, chosen) for each in equal
         ]
         chosen = decisions[-1].chosen
         if chosen == "library":
             continue
         if chosen not in WAYS:
-            replacements += [_by_own_kernel(program, p, chosen, layouts, readers) for p in equal]
+            replacements += [_by_own_kernel(program, each, chosen, layouts) for each in equal]
             continue
         is_transposed, is_bias_apart = WAYS[chosen]
-        for p in equal:
+        for each in equal:
+            p = each.product
             weight, derived = p.weight, tuple[Derived, ...]()
             if is_transposed:
                 if id(weight) not in transposed_by_weight:
@@ -104,8 +111,49 @@ def select_products(program: Program, context: Context) -> Rewritten:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """A product, and the activation that alone reads it.
+
+    Args:
+        activation: its operator; None where there is none.
+        is_apart: it is a kernel of its own, where the library computes the product.
+    """
+
+    product: Product
+    activation: int | None
+    is_apart: bool
+
+    @property
+    def operators(self) -> tuple[int, ...]:
+        """What a kernel of our own replaces, in the order of capture."""
+        return (self.product.operator,) if self.activation is None else (self.product.operator, self.activation)
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """What a library's time is of."""
+        return self.operators if self.is_apart else (self.product.operator,)
+
+
+def _place(program: Program, readers: Sequence[list[int]], p: Product) -> _Place:
+    reader = only_user(readers[p.operator])
+    if reader is None or activation(program, reader) is None:
+        return _Place(p, None, is_apart=False)
+    return _Place(p, reader, _do_products_read(program, readers, reader))
+
+
+def _do_products_read(program: Program, readers: Sequence[list[int]], v: int) -> bool:
+    """Do products alone read the operator, or views of it?"""
+    calls = [program.calls[u] if u >= 0 else None for u in readers[v]]
+    return bool(calls) and all(
+        call is not None
+        and (product(call, u) is not None or (is_view(call.function) and _do_products_read(program, readers, u)))
+        for u, call in zip(readers[v], calls, strict=True)
+    )
+
+
+@dataclass(frozen=True)
 class _Own:
-    """A kernel of our own for a product.
+    """A kernel of our own for a place.
 
     Args:
         call: of it.
@@ -116,9 +164,11 @@ class _Own:
     derived: tuple[Derived, ...] = ()
 
 
-def _own(program: Program, p: Product, layouts: _Layouts) -> dict[str, _Own]:
+def _own(program: Program, place: _Place, layouts: _Layouts) -> dict[str, _Own]:
     """By the names of their tiles; none where no kernel of our own takes the product."""
-    x, produces = program.value(p.x), program.calls[p.operator].produces
+    p, produces = place.product, program.calls[place.operators[-1]].produces
+    x, after = program.value(p.x), "none" if place.activation is None else activation(program, place.activation)
+    assert after is not None
     if not has_kernels(program.device) or not all(map(_is_plain, (x, produces))) or p.weight.numel() >= 2**31:
         return {}
     if p.bias is not None and not p.bias.is_contiguous():
@@ -134,7 +184,8 @@ def _own(program: Program, p: Product, layouts: _Layouts) -> dict[str, _Own]:
     is_fp32 = x.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
-    if tiles := tiles_of(num_rows, outputs, features, precision, num_cores(program.device)):
+    is_half_with_activation = not is_fp32 and after != "none"
+    if tiles := tiles_of(num_rows, outputs, features, precision, num_cores(program.device), is_half_with_activation):
         laid, derived = _laid_out(p, weight, _rounded_rows if is_fp32 else _rows, layouts)
         rest: Tensor | None = None
         if precision == THRICE:
@@ -142,11 +193,13 @@ def _own(program: Program, p: Product, layouts: _Layouts) -> dict[str, _Own]:
             derived += others
         for tile in tiles:
             shared = tickets(program, tile, num_rows, outputs)
-            own[str(tile)] = _Own(Call(Kernel(precision, tile), (p.x, laid, p.bias, shared, rest), {}, produces), derived)
+            own[str(tile)] = _Own(
+                Call(Kernel(precision, tile, after), (p.x, laid, p.bias, shared, rest), {}, produces), derived
+            )
     if num_rows == 1:
         laid, derived = _laid_out(p, weight, _rows, layouts)
         for strip in strips_of(features):
-            own[str(strip)] = _Own(Call(Gemv(strip), (p.x, laid, p.bias), {}, produces), derived)
+            own[str(strip)] = _Own(Call(Gemv(strip, after), (p.x, laid, p.bias), {}, produces), derived)
     return own
 
 
@@ -175,20 +228,12 @@ def _own_choice(by_library: Mapping[str, float], by_own: Mapping[str, float]) ->
     return own if own is not None and by_library[chosen] >= MIN_GAIN * by_own[own] else chosen
 
 
-def _by_own_kernel(
-    program: Program, p: Product, chosen: str, layouts: _Layouts, readers: Sequence[list[int]]
-) -> Replacement:
-    """By the kernel of a name, which takes in the activation that alone reads the product where it has a tile."""
-    from systems.kernels.product import Product as Kernel  # imports Triton
-
-    own, v = _own(program, p, layouts)[chosen], p.operator
-    call, reader = own.call, only_user(readers[v])
-    operators: tuple[int, ...] = (v,)
-    if isinstance(call.function, Kernel) and reader is not None and (act := activation(program, reader)):
-        kernel, operators = changed(call.function, after=act), (v, reader)
-        call = changed(call, function=kernel, produces=program.calls[reader].produces)
+def _by_own_kernel(program: Program, place: _Place, chosen: str, layouts: _Layouts) -> Replacement:
+    """By the kernel of a name."""
+    own, operators = _own(program, place, layouts)[chosen], place.operators
     results: dict[int, int | None] = {operators[-1]: None}
-    return Replacement(operators, program.graph.operators[v].name, target_of(call), call, results, own.derived)
+    name = program.graph.operators[place.product.operator].name
+    return Replacement(operators, name, target_of(own.call), own.call, results, own.derived)
 
 
 def _rows(weight: Tensor, along: int) -> Tensor:
@@ -207,8 +252,9 @@ def _rests(weight: Tensor, along: int) -> Tensor:
     return nearest_tf32(torch.nan_to_num(rows - nearest_tf32(rows), 0.0, 0.0, 0.0))
 
 
-def _measure(single: Program, cost: Cost) -> dict[str, float]:
-    """Milliseconds of the one product that `single` is, each way that differs from the others."""
+def _measure(program: Program, place: _Place, context: Context) -> dict[str, float]:
+    """Milliseconds of the library's product, each way that differs from the others, with the activation that is apart."""
+    single = part(program, place.counted)
     p = product(single.calls[0], 0)
     assert p is not None
     transposed = _transposed(p.weight)
@@ -217,7 +263,8 @@ def _measure(single: Program, cost: Cost) -> dict[str, float]:
     for name, (is_transposed, is_bias_apart) in WAYS.items():
         if not (is_transposed and is_same) and not (is_bias_apart and p.bias is None):
             weight = transposed if is_transposed else p.weight
-            times[name] = cost(replace(single, [_replacement(single, p, weight, is_bias_apart)])[0])
+            candidate = replace(single, [_replacement(single, p, weight, is_bias_apart)])[0]
+            times[name] = context.cost(context.later(candidate) if place.is_apart else candidate)
     return times
 
 
@@ -241,7 +288,9 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.t().contiguous().t() if weight.is_contiguous() else weight.contiguous()
 
 
-def _pattern(program: Program, p: Product) -> str:
-    """A product in words: "1x128x768, weight 3072x768, with bias"."""
+def _pattern(program: Program, place: _Place) -> str:
+    """In words: "1x128x768, weight 3072x768, with bias, then gelu"."""
+    p = place.product
     bias = ", with bias" if p.bias is not None else ""
-    return f"{shape_of(program.value(p.x))}, weight {shape_of(p.weight)}{bias}"
+    after = f", then {program.graph.operators[place.counted[-1]].name}" if place.is_apart else ""
+    return f"{shape_of(program.value(p.x))}, weight {shape_of(p.weight)}{bias}{after}"
