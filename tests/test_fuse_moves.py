@@ -15,7 +15,7 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.fused_kernel import MAX_INPUTS, FusedKernel
 from systems.scheduling.graph.program import Program
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
-from systems.scheduling.passes.fuse_moves import fuse_moves
+from systems.scheduling.passes.fuse_moves import MAX_LOOKUP_INPUTS, fuse_moves
 
 PLACES = torch.tensor([3, 0, 5, 1])
 
@@ -169,3 +169,47 @@ def test_an_output_lies_as_planned_where_the_last_operator_changes_nothing(chang
     program, decisions = fused(module, x)
     assert [decision.chosen for decision in decisions] == ["fused"]
     agrees(module, program, x)
+
+
+class Features(nn.Module):
+    """As a recommender has them: a lookup a feature, beside numbers that are computed."""
+
+    def __init__(self, num_tables: int, num_others: int):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = nn.ModuleList(nn.Embedding(5 + i, 4) for i in range(num_tables))
+        self.linear, self.num_others = nn.Linear(num_tables, 4), num_others
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x.float())
+        parts = [table(column) for table, column in zip(self.tables, x.unbind(1), strict=True)]
+        return torch.stack([*parts, *(y[:, i : i + 1].expand(-1, 4) for i in range(self.num_others))], 1) * 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dozens_of_lookups_become_one_kernel(device: str) -> None:
+    module, x = Features(26, 2).eval().to(device), torch.randint(5, (3, 26), device=device)
+    captured = capture(module, (x,))
+    program, (decision,) = fuse_moves(captured, COUNTING)
+    assert decision.chosen == "fused" and len(decision.operators) >= 28 and not {"embedding", "stack"} & set(names(program))
+    (kernel,) = [call.function for call in program.calls if isinstance(call.function, FusedKernel)]
+    assert kernel.options == {"force_pointwise_cat": True}
+    with torch.no_grad():
+        torch.testing.assert_close(program.run((x,))[0], module(x))
+
+
+def test_a_kernel_takes_so_many_lookups_and_other_tensors() -> None:
+    """Of others MAX_INPUTS; of lookups those whose arguments a launch can hold."""
+    x = torch.randint(5, (3, 120))
+    program, (decision,) = fuse_moves(capture(Features(120, 1).eval(), (x,)), COUNTING)
+    (kernel,) = [call for call in program.calls if isinstance(call.function, FusedKernel)]
+    assert decision.chosen == "fused" and MAX_INPUTS < len(kernel.args) <= MAX_LOOKUP_INPUTS
+    assert 0 < names(program).count("embedding") < 120
+
+    def many(p: nn.ModuleDict, x: Tensor) -> Tensor:
+        y = [p["a"](x) for _ in range(MAX_INPUTS + 1)]
+        return torch.cat(y, -1) * 2
+
+    module = parts(many)
+    program, decisions = fuse_moves(capture(module, (tokens(),)), COUNTING)
+    assert decisions == [] and "cat" in names(program)

@@ -43,7 +43,14 @@ def test_a_wrong_switch_is_refused_with_the_nearest(options: dict[str, bool]) ->
 
 def test_it_measures_if_a_pass_that_runs_does() -> None:
     assert Rewriting() == Rewriting(merge_linears=False) != Rewriting(merge_linears=True)
-    unmeasured = {"fold_constants", "merge_equal", "fold_batch_norm", "widen_convolutions", "fuse_elementwise"}
+    unmeasured = {
+        "replace_bags",
+        "fold_constants",
+        "merge_equal",
+        "fold_batch_norm",
+        "widen_convolutions",
+        "fuse_elementwise",
+    }
     assert not Rewriting().measures and not Rewriting(**dict.fromkeys(unmeasured, True)).measures
     for switch in set(SWITCHES) - unmeasured:
         assert Rewriting(**{switch: True}).measures

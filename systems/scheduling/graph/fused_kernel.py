@@ -2,9 +2,10 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -47,6 +48,7 @@ class FusedKernel:
         module: the group; it returns a tuple.
         target: what the operator is called in signatures.
         planned: the strides of the inputs, and of the outputs for those; None where nothing was planned.
+        options: TorchInductor's.
 
     Raises:
         Exception: whatever TorchInductor raises, by the first call.
@@ -55,8 +57,14 @@ class FusedKernel:
     compiled: dict[str, Callable[..., Any]] = {}  # equal groups share a kernel
     lock = threading.Lock()
 
-    def __init__(self, module: fx.GraphModule, target: str, planned: tuple[Strides, Strides] | None = None):
-        self.module, self.target, self.planned = module, target, planned
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        target: str,
+        planned: tuple[Strides, Strides] | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.module, self.target, self.planned, self.options = module, target, planned, {**options}
         self.latest: Compiled | None = None  # one reference, which streams of a CPU may replace at once
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -90,7 +98,7 @@ class FusedKernel:
             if key not in self.compiled:
                 # Kernels of this project that other processes have compiled would be compiled again elsewhere.
                 with torch.no_grad(), variable_kept(TRITONS_FOLDER):
-                    self.compiled[key] = torch._inductor.compile(self.module, list(inputs))
+                    self.compiled[key] = torch._inductor.compile(self.module, list(inputs), self.options)
         return self.compiled[key]
 
 
@@ -101,7 +109,12 @@ def _lies_otherwise(x: Tensor, strides: tuple[int, ...]) -> bool:
 
 
 def fuse(
-    program: Program, members: Sequence[int], kind: str, outputs: Sequence[int] = (), biased: Sequence[int] = ()
+    program: Program,
+    members: Sequence[int],
+    kind: str,
+    outputs: Sequence[int] = (),
+    biased: Sequence[int] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Replacement:
     """One operator in the place of `members`.
 
@@ -110,6 +123,7 @@ def fuse(
         kind: the beginning of the new operator's target.
         outputs: the members that others read; by default the last alone.
         biased: convolutions before the members that lose their bias, which is added here.
+        options: TorchInductor's.
     """
     outputs = outputs or members[-1:]
     graph = fx.Graph()
@@ -147,7 +161,8 @@ def fuse(
     module = fx.GraphModule({}, graph)
     produced = tuple(program.calls[v].produces for v in outputs)
     planned = tuple(program.value(a).stride() for a in arguments), tuple(x.stride() for x in produced)
-    kernel = FusedKernel(module, f"{kind}_{hashlib.sha256(module.code.encode()).hexdigest()[:8]}", planned)
+    code = f"{module.code}{dict(options) or ''}"
+    kernel = FusedKernel(module, f"{kind}_{hashlib.sha256(code.encode()).hexdigest()[:8]}", planned, options)
     call = Call(kernel, tuple(arguments), {}, produced if len(outputs) > 1 else produced[0])
     name = "_".join(program.graph.operators[v].name for v in members if program.calls[v].function is not VIEW)
     results = {v: i if len(outputs) > 1 else None for i, v in enumerate(outputs)}

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
-from systems.scheduling.graph.fused_kernel import fuse
+from systems.scheduling.graph.fused_kernel import MAX_INPUTS, fuse, inputs_of
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.patterns import is_elementwise, reads_tensors, users
-from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.program import Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
@@ -22,6 +22,8 @@ JOINS = (aten.cat.default, aten.stack.default)
 COPIES = (aten.clone.default, aten.repeat.default, aten.roll.default, aten.flip.default, aten.pad.default)
 LOOKUPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
 MOVES = (*JOINS, *COPIES, *LOOKUPS)
+MAX_LOOKUP_INPUTS = 200  # tensors that a fused operator with lookups reads: a kernel's arguments take 4 kB at most
+AS_ONE = {"force_pointwise_cat": True}  # TorchInductor's option: a concatenation of many parts is one kernel too
 
 
 def fuse_moves(program: Program, context: Context) -> Rewritten:
@@ -32,7 +34,8 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
 
     Invariant: of a group only the last operator is read from outside, as of `fuse_elementwise`, which fuses what is
     elementwise where the group stays separate. So fusing takes no parallelism from the scheduler. A kernel may compute
-    elements anew for each part of a concatenation: each distinct group is measured both ways, as a whole.
+    elements anew for each part of a concatenation: each distinct group is measured both ways, as a whole. A group takes in
+    the dozens of lookups that a recommender concatenates, whose kernels are launched for longer than they run.
     """
     if not has_kernels(program.device):
         return program, []
@@ -44,13 +47,14 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
     def is_member(v: int) -> bool:
         return is_elementwise(program, v) or is_move(program, v)
 
-    for members in groups(program, readers, is_member, lambda v: is_free(program, v)):
+    for members in groups(program, readers, is_member, lambda v: is_free(program, v), lambda m: _is_small(program, m)):
         computed = [v for v in members if not is_free(program, v)]
         is_worth_it = len(computed) > 1 and any(is_move(program, v) for v in computed)
         if not is_worth_it or convolutions_before(program, readers, members):  # whose biases fuse_elementwise takes over
             continue
         separate = part(program, members)
-        fused = replace(separate, [fuse(separate, range(len(members)), "moves")])[0]
+        options = AS_ONE if _has_many_lookups(program, members) else {}
+        fused = replace(separate, [fuse(separate, range(len(members)), "moves", options=options)])[0]
         signature = fused.signature(0)
         if signature not in times_by_signature:
             separate_ms = context.cost(context.later(separate))
@@ -59,8 +63,19 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
         decision = context.decide("fuse_moves", pattern, tuple(members), signature, times_by_signature[signature])
         decisions.append(decision)
         if decision.chosen == "fused":
-            replacements.append(fuse(program, members, "moves"))
+            replacements.append(fuse(program, members, "moves", options=options))
     return replace(program, replacements)[0], decisions
+
+
+def _is_small(program: Program, members: list[int]) -> bool:
+    """Does the group read no more than MAX_INPUTS beside what lookups read and return?"""
+    read = inputs_of(program, [v for v in members if program.calls[v].function not in LOOKUPS])
+    others = [a for a in read if not (isinstance(a, Output) and program.calls[a.operator].function in LOOKUPS)]
+    return len(others) <= MAX_INPUTS and len(inputs_of(program, members)) <= MAX_LOOKUP_INPUTS
+
+
+def _has_many_lookups(program: Program, members: list[int]) -> bool:
+    return sum(program.calls[v].function in LOOKUPS for v in members) > MAX_INPUTS // 2
 
 
 def is_move(program: Program, v: int) -> bool:

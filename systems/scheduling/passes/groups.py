@@ -10,7 +10,11 @@ from systems.scheduling.graph.program import Output, Program
 
 
 def groups(
-    program: Program, readers: list[list[int]], is_member: Callable[[int], bool], is_free: Callable[[int], bool]
+    program: Program,
+    readers: list[list[int]],
+    is_member: Callable[[int], bool],
+    is_free: Callable[[int], bool],
+    is_small: Callable[[list[int]], bool] | None = None,
 ) -> list[list[int]]:
     """Groups of operators, each in the order of capture, of which others read the last member alone. It is no free one.
 
@@ -18,7 +22,9 @@ def groups(
         readers: for each operator those that read it.
         is_member: may it be in a group?
         is_free: the same of one that no kernel computes.
+        is_small: may these be one group? By default those that read no more than MAX_INPUTS.
     """
+    is_small = is_small or (lambda members: len(inputs_of(program, members)) <= MAX_INPUTS)
     group_by_last: dict[int, list[int]] = {}
     for v in range(len(program.graph)):
         if not is_free(v) and not is_member(v):
@@ -27,7 +33,7 @@ def groups(
         # A group joins as a whole, at its last operator: only that one is read by what follows.
         while producers := _read_within(program, readers, members) & group_by_last.keys() - refused:
             joined = sorted([*group_by_last[u := max(producers)], *members])
-            if len(inputs_of(program, joined)) <= MAX_INPUTS:
+            if is_small(joined):
                 members = joined
                 del group_by_last[u]
             else:

@@ -26,6 +26,7 @@ from .make_contiguous import make_contiguous
 from .merge_convolutions import merge_convolutions
 from .merge_equal import merge_equal
 from .merge_linears import merge_linears
+from .replace_bags import replace_bags
 from .select_attention import select_attention
 from .select_kernels import select_kernels
 from .select_norms import select_norms
@@ -60,6 +61,7 @@ CHAINS = 3  # of passes, that are remembered
 # In the order in which they run. Nimble (Section 5) has of these fold_batch_norm, select_kernels without layouts, and
 # fuse_elementwise: conf/system/nimble_paper.yaml.
 PASSES = (
+    Pass(replace_bags, ("replace_bags",), measures=False),  # before what makes constants of where bags begin
     Pass(fold_constants, ("fold_constants",), measures=False),
     Pass(merge_equal, ("merge_equal",), measures=False),
     Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
