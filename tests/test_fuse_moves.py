@@ -213,3 +213,15 @@ def test_a_kernel_takes_so_many_lookups_and_other_tensors() -> None:
     module = parts(many)
     program, decisions = fuse_moves(capture(module, (tokens(),)), COUNTING)
     assert decisions == [] and "cat" in names(program)
+
+
+def test_a_group_that_does_not_compile_stays_separate() -> None:
+    def cost(program: Program) -> float:
+        if any(isinstance(call.function, FusedKernel) for call in program.calls):
+            raise RuntimeError("out of resource")
+        return 1.0
+
+    captured = capture(Features(26, 2).eval(), (torch.randint(5, (3, 26)),))
+    program, (decision,) = fuse_moves(captured, measuring(cost))
+    assert decision.chosen == "separate" and decision.reasons == {"fused": "out of resource"}
+    assert program.graph == captured.graph

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from conf.text import first_line
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
 from systems.scheduling.graph.fused_kernel import MAX_INPUTS, fuse, inputs_of
@@ -40,7 +41,7 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
     if not has_kernels(program.device):
         return program, []
     readers = users(program)
-    times_by_signature: dict[str, dict[str, float]] = {}
+    by_signature: dict[str, tuple[dict[str, float | None], dict[str, str]]] = {}
     replacements: list[Replacement] = []
     decisions: list[Decision] = []
 
@@ -56,15 +57,23 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
         options = AS_ONE if _has_many_lookups(program, members) else {}
         fused = replace(separate, [fuse(separate, range(len(members)), "moves", options=options)])[0]
         signature = fused.signature(0)
-        if signature not in times_by_signature:
-            separate_ms = context.cost(context.later(separate))
-            times_by_signature[signature] = {"separate": separate_ms, "fused": context.cost(fused)}
+        if signature not in by_signature:
+            by_signature[signature] = _measured(context, context.later(separate), fused)
+        times, reasons = by_signature[signature]
         pattern = name_operators(program, computed)
-        decision = context.decide("fuse_moves", pattern, tuple(members), signature, times_by_signature[signature])
+        decision = context.decide("fuse_moves", pattern, tuple(members), signature, times, reasons)
         decisions.append(decision)
         if decision.chosen == "fused":
             replacements.append(fuse(program, members, "moves", options=options))
     return replace(program, replacements)[0], decisions
+
+
+def _measured(context: Context, separate: Program, fused: Program) -> tuple[dict[str, float | None], dict[str, str]]:
+    separate_ms = context.cost(separate)
+    try:
+        return {"separate": separate_ms, "fused": context.cost(fused)}, {}
+    except Exception as error:  # whatever a compiler raises, or a GPU of a kernel that does not fit
+        return {"separate": separate_ms, "fused": None}, {"fused": first_line(error)}
 
 
 def _is_small(program: Program, members: list[int]) -> bool:
