@@ -263,7 +263,7 @@ SAID = [
     Said("systems/compilers/README.md", rf"`timeout` \({N} s unless given\)", timeout),
     Said(
         "systems/scheduling/README.md",
-        rf"if it is faster by {N} %:",
+        rf"if it is faster by {N} %\.",
         lambda: [PERCENT * (select_products.MIN_GAIN - 1)],
     ),
     Said(ABOUT, rf"Its {N} % interval is over", lambda: [PERCENT * finding.CONFIDENCE]),
