@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,19 @@ def test_a_pointwise_convolution_and_its_relu_may_be_one_product(
     if is_product:
         (place,) = places(program)
         assert (place.after, place.before, tuple(place.conv.weight.shape)) == ("relu", "none", (4, 4, 1, 1))
+
+
+def test_a_product_does_not_change_the_layout_of_what_is_returned() -> None:
+    """A library may return another layout than it reads."""
+    module, x = (
+        Function(VENDOR["relu"], conv=nn.Conv2d(4, 4, 1)).eval(),
+        image().contiguous(memory_format=torch.channels_last),
+    )
+    captured = capture(module, (x,))
+    calls = [replace(call, produces=call.produces.contiguous()) for call in captured.calls]
+    changing = Program(captured.graph, calls, captured.outputs, captured.output_spec, captured.examples)
+    _, (decision,) = fuse_convolution(changing, measuring(always(True)))
+    assert "fused product" not in decision.milliseconds
 
 
 # Whole models

@@ -354,9 +354,9 @@ class Search:
         with self._as_found():
             expected = [output.clone() for output in tensors(self.captured.run(self.inputs))]  # one may be a buffer
         with self._as_found():
-            own = _error(tensors(rewritten.run(self.inputs)), expected)
+            own_error = _error(tensors(rewritten.run(self.inputs)), expected)
         least = max((torch.finfo(t.dtype).eps for t in expected if t.is_floating_point()), default=0.0)
-        most = PRECISION * max(own, least)
+        most = PRECISION * max(own_error, least)
         return lambda outputs: _error(outputs, expected) / most if most else inf * _error(outputs, expected)
 
     def _drop_imprecise(self) -> None:

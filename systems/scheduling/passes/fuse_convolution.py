@@ -135,12 +135,13 @@ def _fused(program: Program, place: _Place, device: str) -> Call:
 
 
 def _product(program: Program, place: _Place) -> Call | None:
-    """The place as one product; None where it is none."""
+    """The place as one product, where that reads and writes the layout that is there; else None."""
     activation = program.calls[place.operators[-1]]
     conv = convolution(program.calls[place.operators[0]], MATCHED)
     assert conv is not None
     is_matched = activation.function is aten.relu.default and place.residual is None and conv.bias is not None
-    if not is_matched or not is_product(program.value(conv.x), conv):
+    is_last = activation.produces.is_contiguous(memory_format=torch.channels_last)
+    if not is_matched or not is_last or not is_product(program.value(conv.x), conv):
         return None
     return Call(product_relu_conv2d, (conv.x, conv.weight, conv.bias), {}, activation.produces)
 

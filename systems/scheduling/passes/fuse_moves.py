@@ -24,7 +24,7 @@ COPIES = (aten.clone.default, aten.repeat.default, aten.roll.default, aten.flip.
 LOOKUPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
 MOVES = (*JOINS, *COPIES, *LOOKUPS)
 MAX_LOOKUP_INPUTS = 200  # tensors that a fused operator with lookups reads: a kernel's arguments take 4 kB at most
-AS_ONE = {"force_pointwise_cat": True}  # TorchInductor's option: a concatenation of many parts is one kernel too
+ONE_KERNEL = {"force_pointwise_cat": True}  # TorchInductor's option: a concatenation of many parts is one kernel too
 
 
 def fuse_moves(program: Program, context: Context) -> Rewritten:
@@ -54,7 +54,7 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
         if not is_worth_it or convolutions_before(program, readers, members):  # whose biases fuse_elementwise takes over
             continue
         separate = part(program, members)
-        options = AS_ONE if _has_many_lookups(program, members) else {}
+        options = ONE_KERNEL if _has_many_lookups(program, members) else {}
         fused = replace(separate, [fuse(separate, range(len(members)), "moves", options=options)])[0]
         signature = fused.signature(0)
         if signature not in by_signature:

@@ -119,18 +119,10 @@ def native_conv2d(
     return aten._slow_conv2d_forward.default(x, weight, kernel, bias, stride, padding)  # type: ignore[no-any-return]
 
 
-def product_conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
+def product_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *window: object) -> Tensor:
     """A pointwise convolution of stride 1 and one group: pixels times the weight, in a kernel that adds the bias.
 
-    It reads and writes channels_last without a copy. Shapes as conv2d's.
+    It reads and writes channels_last without a copy. Shapes as conv2d's, and `window` is the rest of its arguments.
     """
     rows, columns = _factors(x, weight)
     return _image(rows.mm(columns) if bias is None else torch.addmm(bias, rows, columns), x)

@@ -139,7 +139,7 @@ def _is_flexible(program: Program, v: int) -> bool:
 
 
 def _candidates(program: Program, v: int, layout: int) -> list[tuple[str, Program]]:
-    """The implementations of operator v in a layout, each as a program of one operator. Convolutions alone have several."""
+    """The implementations of operator v in a layout, each as a program. Convolutions and group norms have several."""
     if program.calls[v].function is GROUP_NORM:
         norm = _own_norm(program, v, layout)
         library_norm = [("library", _single(program, v, 0))] if layout == 0 else []

@@ -73,8 +73,8 @@ def select_products(program: Program, context: Context) -> Rewritten:
     for v, call in enumerate(program.calls):
         if (matched := product(call, v)) is not None:
             place = _place(program, readers, matched)
-            alone = part(program, place.operators)
-            signature = "; ".join(alone.signature(i) for i in range(len(place.operators)))
+            separate = part(program, place.operators)
+            signature = "; ".join(separate.signature(i) for i in range(len(place.operators)))
             places_by_signature.setdefault(f"{signature}{', apart' if place.is_apart else ''}", []).append(place)
     transposed_by_weight: dict[int, Tensor] = {}  # by the identity of a weight, which several products may share
     replacements: list[Replacement] = []
