@@ -1,6 +1,6 @@
 """Active warps over a call: the estimate from a trace, the record, and the chart."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
 from math import ceil
 from pathlib import Path
@@ -29,7 +29,7 @@ from results.store import Store
 from runners.cell.measuring import measured
 from runners.cell.session import Session
 from runners.measurements import active_warps
-from runners.measurements.sm_efficiency import CountersUnavailable
+from runners.measurements.sm_efficiency import GRAPH, KERNELS, RANGE, CountersUnavailable
 from systems.profiling import trace
 from systems.profiling.trace import DeviceEvent
 
@@ -141,16 +141,16 @@ COUNTED = '"ID","{}","{}","{}"\n"","%","warp","ns"\n"0","50","8.0","1000"\n'
 
 
 @pytest.mark.parametrize(
-    ("which", "captured", "source", "value"),
+    ("which", "workloads", "source", "value"),
     [
-        ("/usr/bin/ncu", True, "counters", 10 * 8.0),  # of a call that takes half as long as under Nsight Compute
-        ("/usr/bin/ncu", False, "counters", 10 * 8.0),
-        ("/usr/bin/broken", True, "estimated", None),
-        (None, True, "estimated", None),
+        ("/usr/bin/ncu", GRAPH, "counters", 10 * 8.0),  # of a call that takes half as long as under Nsight Compute
+        ("/usr/bin/ncu", RANGE, "counters", 10 * 8.0),
+        ("/usr/bin/broken", GRAPH, "estimated", None),
+        (None, GRAPH, "estimated", None),
     ],
 )
 def test_the_course_is_estimated_whatever_the_mean_is(
-    monkeypatch: pytest.MonkeyPatch, which: str | None, captured: bool, source: str, value: float | None
+    monkeypatch: pytest.MonkeyPatch, which: str | None, workloads: Sequence[str], source: str, value: float | None
 ) -> None:
     order: list[str] = []
 
@@ -171,7 +171,7 @@ def test_the_course_is_estimated_whatever_the_mean_is(
     monkeypatch.setattr(active_warps.shutil, "which", lambda _: which)
     monkeypatch.setattr(active_warps, "profiled", profiled)
     monkeypatch.setattr(trace, "of_one_call", one_call)
-    measurement = active_warps.measure(lambda: None, cell("ios"), captured, 0.0005)
+    measurement = active_warps.measure(lambda: None, cell("ios"), workloads, 0.0005)
     assert order == (["counters", "trace"] if which else ["trace"])
     course = measurement.estimated_course
     assert course is not None
@@ -185,7 +185,7 @@ def test_the_course_is_estimated_whatever_the_mean_is(
 
 
 def test_a_cpu_has_no_course() -> None:
-    measurement = active_warps.measure(lambda: None, made_cell(), False, 1.0)
+    measurement = active_warps.measure(lambda: None, made_cell(), KERNELS, 1.0)
     assert measurement.value is None and measurement.estimated_course is None and "CPU" in (measurement.reason or "")
 
 

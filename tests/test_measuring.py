@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import networkx as nx
 import numpy as np
@@ -26,7 +27,7 @@ from runners.cell.session import Session
 from runners.measurements import active_warps, latency, sm_efficiency, throughput
 from runners.measurements.base import NOT_YET
 from runners.measurements.correctness import relative_error
-from runners.measurements.sm_efficiency import METRIC, CountersUnavailable, occupied, parse_counters
+from runners.measurements.sm_efficiency import GRAPH, KERNELS, METRIC, RANGE, CountersUnavailable, occupied, parse_counters
 from systems.profiling.limits import critical_path
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
@@ -205,10 +206,18 @@ def test_what_the_profiler_stretches_is_put_over_an_undisturbed_call(
 ) -> None:
     monkeypatch.setattr(sm_efficiency, "profiled", lambda *_: ncu())  # 1.6 ms, in which SMs are active for 0.946
     monkeypatch.setattr(sm_efficiency.shutil, "which", lambda _: "/usr/bin/ncu")
-    for captured in (True, False):
-        part = sm_efficiency.measure(lambda: None, cell(device="cuda"), captured, "auto", call_ms)
+    for workloads in (GRAPH, KERNELS, RANGE):
+        part = sm_efficiency.measure(lambda: None, cell(device="cuda"), workloads, "auto", call_ms)
         assert (part.value, part.source, part.reason) == (pytest.approx(share), "counters", None)
         assert part.profiled_ms == 1.6
+
+
+@pytest.mark.parametrize(
+    ("is_captured", "streams", "workloads"), [(True, 4, GRAPH), (True, 1, GRAPH), (False, 1, KERNELS), (False, 3, RANGE)]
+)
+def test_kernels_of_one_stream_are_counted_one_by_one(is_captured: bool, streams: int, workloads: Sequence[str]) -> None:
+    session = SimpleNamespace(is_captured=is_captured, streams=streams)
+    assert sm_efficiency.workloads_of(session) == workloads  # type: ignore[arg-type]
 
 
 @given(dags(max_nodes=30), st.data())

@@ -137,7 +137,7 @@ def test_counters_are_read_from_nsight_computes_csv() -> None:
 
 
 def test_a_cpu_has_no_sm_efficiency_and_says_so() -> None:
-    part = sm_efficiency.measure(lambda: None, cell("eager"), False, "auto", 1.0)
+    part = sm_efficiency.measure(lambda: None, cell("eager"), sm_efficiency.KERNELS, "auto", 1.0)
     assert part.value is None and part.source is None and "CPU" in (part.reason or "")
 
 

@@ -135,6 +135,11 @@ class Session:
         return self.prepared.is_captured
 
     @property
+    def streams(self) -> int:
+        """The streams that a call's operators run on; one where the prepared system has no schedule."""
+        return self.schedule.stream_count if self.schedule is not None else 1
+
+    @property
     def operator_threads(self) -> int | None:
         """The threads that one operator has on a CPU."""
         if self.device != "cpu":

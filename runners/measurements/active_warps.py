@@ -14,7 +14,7 @@ from results.record import ActiveWarps as ActiveWarpsPart
 from results.record import Record, now
 
 from .base import Column, Measurement, Part, Row, sourced
-from .sm_efficiency import DURATION, METRIC, CountersUnavailable, profiled
+from .sm_efficiency import DURATION, METRIC, CountersUnavailable, profiled, workloads_of
 from .subject import Subject
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ WARP = 32  # threads
 STEPS = 400  # of the course in a record, at most
 
 
-def measure(call: Callable[[], object], cell: Cell, is_captured: bool, call_ms: float | None) -> ActiveWarpsPart:
+def measure(call: Callable[[], object], cell: Cell, workloads: Sequence[str], call_ms: float | None) -> ActiveWarpsPart:
     """Warps on the whole GPU, the mean over a call, and their course, which is an estimate whatever the source of the mean.
 
     The two sources are not comparable. On a CPU there are neither.
@@ -33,7 +33,7 @@ def measure(call: Callable[[], object], cell: Cell, is_captured: bool, call_ms: 
     Args:
         call: one call of the prepared system, for the course.
         cell: run once more in another process, for the counters.
-        is_captured: a call is one replay of one CUDA Graph.
+        workloads: what Nsight Compute is told to profile.
         call_ms: milliseconds of a call when nothing profiles it.
     """
     if cell.device != "cuda":
@@ -44,7 +44,7 @@ def measure(call: Callable[[], object], cell: Cell, is_captured: bool, call_ms: 
     if shutil.which("ncu"):
         assert call_ms is not None, "an undisturbed call is timed before any profiler"
         try:
-            warp_ns, elapsed_ns = parse(profiled(cell, is_captured, (METRIC, WARPS, DURATION)))
+            warp_ns, elapsed_ns = parse(profiled(cell, workloads, (METRIC, WARPS, DURATION)))
             sms = torch.cuda.get_device_properties(0).multi_processor_count
             value, profiled_ms = sms * warp_ns / 1e6 / call_ms, elapsed_ns / 1e6
         except CountersUnavailable as error:
@@ -127,7 +127,7 @@ class ActiveWarps(Measurement):
         session.time_undisturbed()
 
     def measure(self, session: Subject) -> Part:
-        return measure(session.call, session.cell, session.is_captured, session.undisturbed_ms)
+        return measure(session.call, session.cell, workloads_of(session), session.undisturbed_ms)
 
     def missing(self, reason: str) -> Part:
         return ActiveWarpsPart(None, None, reason)

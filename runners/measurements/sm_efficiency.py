@@ -32,6 +32,12 @@ COUNTER_SECONDS = 300
 
 METHODS = ("auto", "counters", "estimated", "off")
 
+# What Nsight Compute profiles as one workload: a graph, with its concurrency kept; each kernel, where each runs alone; or a
+# range around the call, which keeps the concurrency of several streams, and lasts ten times as long as the call.
+GRAPH = ("--graph-profiling", "graph", "--profile-from-start", "off")
+KERNELS = ("--replay-mode", "kernel", "--profile-from-start", "off")
+RANGE = ("--replay-mode", "app-range")  # it begins and ends with the profiler by itself
+
 
 @dataclass(frozen=True)
 class SmEfficiencyOptions:
@@ -43,8 +49,15 @@ class SmEfficiencyOptions:
         one_of("runner.sm_efficiency", self.sm_efficiency, METHODS)
 
 
+def workloads_of(session: Subject) -> Sequence[str]:
+    """What Nsight Compute is told to profile of a session's call: GRAPH, KERNELS or RANGE."""
+    if session.is_captured:
+        return GRAPH
+    return KERNELS if session.streams == 1 else RANGE
+
+
 def measure(
-    call: Callable[[], object], cell: Cell, is_captured: bool, method: str, call_ms: float | None
+    call: Callable[[], object], cell: Cell, workloads: Sequence[str], method: str, call_ms: float | None
 ) -> SmEfficiencyPart:
     """The share of a call in which an SM has an active warp, 0 to 1, and its source.
 
@@ -53,7 +66,7 @@ def measure(
     Args:
         call: one call of the prepared system, for the estimate.
         cell: run once more in another process, for the counters.
-        is_captured: a call is one replay of one CUDA Graph.
+        workloads: what Nsight Compute is told to profile.
         method: one of METHODS.
         call_ms: milliseconds of a call when nothing profiles it.
     """
@@ -66,7 +79,7 @@ def measure(
         if shutil.which("ncu"):
             assert call_ms is not None, "an undisturbed call is timed before any profiler"
             try:
-                active_ns, elapsed_ns = parse_counters(profiled(cell, is_captured, (METRIC, DURATION)))
+                active_ns, elapsed_ns = parse_counters(profiled(cell, workloads, (METRIC, DURATION)))
                 value = min(1.0, active_ns / 1e6 / call_ms)
                 return SmEfficiencyPart(value, "counters", None, elapsed_ns / 1e6, now())
             except CountersUnavailable as error:
@@ -82,16 +95,17 @@ class CountersUnavailable(Exception):
     """Nsight Compute gave no value; the message is one line."""
 
 
-def profiled(cell: Cell, is_captured: bool, metrics: Sequence[str]) -> str:
+def profiled(cell: Cell, workloads: Sequence[str], metrics: Sequence[str]) -> str:
     """What Nsight Compute prints of these metrics, as CSV, for one call of a cell, run once more in a process of its own.
 
-    A captured graph is profiled as one workload, with its concurrency kept; other systems by a range around one call, which
-    keeps it too. Either takes longer than a call that nothing profiles, and not twice the same, while the time in which SMs
-    are active and their warps over that time repeat. So those are put over the time of an undisturbed call; a record tells
-    both times. Raises CountersUnavailable.
+    A profiled call takes longer than one that nothing profiles. The time in which SMs are active is put over the time of an
+    undisturbed call; a record tells both. Raises CountersUnavailable.
+
+    Args:
+        cell: what is called.
+        workloads: GRAPH, KERNELS or RANGE.
+        metrics: the counters, by Nsight Compute's names.
     """
-    # A range begins and ends with the profiler by itself; graphs are profiled wherever they run unless told when.
-    replay = ["--graph-profiling", "graph", "--profile-from-start", "off"] if is_captured else ["--replay-mode", "app-range"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
@@ -100,7 +114,7 @@ def profiled(cell: Cell, is_captured: bool, metrics: Sequence[str]) -> str:
                 "-m",
                 "runners.machine.tether",
                 "ncu",
-                *replay,
+                *workloads,
                 "--clock-control",
                 "none",
                 "--cache-control",
@@ -183,7 +197,7 @@ class SmEfficiency(Measurement):
 
     def measure(self, session: Subject) -> Part:
         method = self.options.sm_efficiency
-        return measure(session.call, session.cell, session.is_captured, method, session.undisturbed_ms)
+        return measure(session.call, session.cell, workloads_of(session), method, session.undisturbed_ms)
 
     def missing(self, reason: str) -> Part:
         return SmEfficiencyPart(None, None, reason)

@@ -54,6 +54,10 @@ class Subject(Protocol):
         """Is a call one replay of one CUDA Graph?"""
 
     @property
+    def streams(self) -> int:
+        """The streams that a call's operators run on."""
+
+    @property
     def system_bytes(self) -> dict[str, int]:
         """What the system knows of its memory, bytes by name."""
 
