@@ -143,6 +143,7 @@ def test_each_of_the_papers_systems_has_a_mark_or_a_note(name: str) -> None:
         ("opara/figure9", ("speedup over Nimble",)),
         ("ios/pruning", ("time of the search", "latency", "3, 8", "in another setting")),
         ("ios/specialization", ("searched for batch", "executed at batch", "the paper, V100")),
+        ("ios/figure10", ("searched for batch", "the paper, V100", "1.28x", "1.08x")),
         ("nimble/figure2a", ("idle: no kernel runs", "idle for up to 91 %")),
         ("nimble/figure2c", ("critical path", "the rest")),
         ("ios/blockwise", ("what the search measured of each block", "2.3 times as fast")),

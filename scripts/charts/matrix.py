@@ -1,7 +1,8 @@
 """Schedules that were each searched for one batch size, at all of them: a matrix here beside the paper's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isnan
 from typing import TypeAlias
 
 import matplotlib.pyplot as plt
@@ -14,15 +15,34 @@ from .style import FONT, SMALL, foot, house, width
 
 HEIGHT = 1.75  # inches
 LIGHTEST, DARKEST = 0.93, 1.35  # times as long as a schedule of the batch's own takes
-Latencies: TypeAlias = Mapping[tuple[int, int], float]  # by the batch that runs and the batch that was searched for
+WHITE = 1.2  # from here on the text is white
+Numbers: TypeAlias = Mapping[tuple[int, int], float]  # by the batch that runs and the batch that was searched for
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Latencies in ms, and whose they are."""
+    """What schedules take, and who measured it.
+
+    Args:
+        title: who.
+        latency_ms: of a call.
+        times: how many times as long it is as with the batch's own schedule, where that is known without a latency.
+    """
 
     title: str
-    latency_ms: Latencies
+    latency_ms: Numbers
+    times: Numbers = field(default_factory=dict)
+
+    def share(self, run: int, of: int) -> float:
+        """How many times as long as with the batch's own schedule; nan where that is not known."""
+        own, ms = self.latency_ms.get((run, run)), self.latency_ms.get((run, of))
+        return ms / own if own and ms else self.times.get((run, of), float("nan"))
+
+    def text(self, run: int, of: int) -> str:
+        if isnan(share := self.share(run, of)):
+            return "not\nmeasured"
+        ms = self.latency_ms.get((run, of))
+        return f"{share:.2f}x" if ms is None else f"{ms:.3g} ms\n{share:.2f}x"
 
 
 def draw(matrices: Sequence[Matrix], setting: str, remark: str = "") -> Chart:
@@ -55,19 +75,13 @@ def draw(matrices: Sequence[Matrix], setting: str, remark: str = "") -> Chart:
 
 
 def _panel(axes: Axes, matrix: Matrix, batches: Sequence[int]) -> None:
-    shades = []
-    for run in batches:
-        own = matrix.latency_ms.get((run, run))
-        shades.append([ms / own if own and (ms := matrix.latency_ms.get((run, of))) else float("nan") for of in batches])
+    shades = [[matrix.share(run, of) for of in batches] for run in batches]
     axes.imshow(shades, cmap="Greys", vmin=LIGHTEST, vmax=DARKEST, aspect="auto")
     for row, run in enumerate(batches):
         for place, of in enumerate(batches):
-            if (ms := matrix.latency_ms.get((run, of))) is None:
-                axes.text(place, row, "not\nmeasured", ha="center", va="center", fontsize=SMALL)
-                continue
-            weight = "bold" if run == of else "normal"
-            text = f"{ms:.3g} ms\n{shades[row][place]:.2f}x"
-            axes.text(place, row, text, ha="center", va="center", fontsize=SMALL, color="black", weight=weight)
+            text = axes.text(place, row, matrix.text(run, of), ha="center", va="center", fontsize=SMALL)
+            text.set_color("white" if shades[row][place] >= WHITE else "black")
+            text.set_fontweight("bold" if run == of else "normal")
     axes.set_title(matrix.title, pad=3)
     axes.set_xticks(range(len(batches)), map(str, batches))
     axes.set_yticks(range(len(batches)), map(str, batches))

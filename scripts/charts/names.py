@@ -91,6 +91,7 @@ WRITTEN = {
     "opara": "Opara",
     "opara_fused": "Opara (fused)",
     "opara_paper": "Opara (the paper's table)",
+    "opara_shared_memory": "Opara (shared memory)",
     "request_level": "request-level",
     "request_level_padded": "request-level (padded)",
     "request_level_ragged": "request-level (ragged)",

@@ -195,7 +195,7 @@ def _published(preset: Preset, row: Row, name: str) -> tuple[float, float] | Non
 
 def _matrix(preset: Preset, measured: Selection) -> Chart:
     """Of schedules that were each searched for a batch size."""
-    of_batch = {int(match[1]): name for name in preset.systems if (match := FOR_BATCH.search(name))}
+    of_batch = {of: name for name in preset.systems if (of := _searched_for(name))}
     (model,) = measured.models
     here = {
         (batch, of): latency.host.median
@@ -203,13 +203,19 @@ def _matrix(preset: Preset, measured: Selection) -> Chart:
         for of, name in of_batch.items()
         if (latency := measured.part((model, batch), preset.systems[name], latency_of)) is not None
     }
-    theirs = {
-        (int(value.batch), int(match[1])): value.value
-        for value, _ in preset.figures
-        if value.metric == "latency" and (match := FOR_BATCH.search(value.system)) and value.device not in preset.absent
-    }
+    values = [value for value, _ in preset.figures if value.device not in preset.absent]
+    theirs = {(int(v.batch), of): v.value for v in values if v.metric == "latency" and (of := _searched_for(v.system))}
+    slower = {(int(v.batch), of): v.value for v in values if v.metric == "speedup" and (of := _searched_for(v.baseline))}
+    slower |= {(batch, batch): 1.0 for batch, _ in slower}
     devices = sorted({value.device for value, _ in preset.figures} - preset.absent.keys())
-    matrices = [matrix.Matrix("here", here), matrix.Matrix(f"the paper, {', '.join(filter(None, devices))}", theirs)]
+    whose = f"the paper, {', '.join(filter(None, devices))}"
+    matrices = [matrix.Matrix("here", here), matrix.Matrix(whose, theirs, slower)]
     absent = sorted(set(preset.absent.values()))
     words = f"Not here: {'; '.join(absent)}." if absent else ""
     return matrix.draw(matrices, style.written(f"{measured.setting.label}, {model}"), words)
+
+
+def _searched_for(system: str) -> int | None:
+    """The batch size that a schedule was searched for, by a paper's name of the system."""
+    match = FOR_BATCH.search(system)
+    return int(match[1]) if match else None
