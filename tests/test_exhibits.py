@@ -347,6 +347,18 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
     assert "every network: nimble_paper over eager" in verdict.reason and "on resnet50" in verdict.reason
 
 
+def test_claims_in_words_of_single_networks_stand_each_by_itself() -> None:
+    name = "nimble/figure8_imagenet"
+    records = list(Store(H200 / "imagenet-training.jsonl.gz").read().records.values())
+    _, evidence, both = judged(name, records)
+    assert evidence.measured is not None and len(both) == 2
+    for finding, model in zip(both, ("resnet50", "bert"), strict=True):
+        ratio = evidence.measured.over((model, 32), NIMBLE, EAGER)
+        assert ratio is not None and finding.ours == ratio.ratio and finding.verdict == HOLDS
+    _, _, one = judged(name, [r for r in records if r.cell.model.name == "bert"])
+    assert [finding.ours is None for finding in one] == [True, False] and one[1] == both[1]
+
+
 def test_sweeps_of_several_processes_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, gain in enumerate((1.04, 1.05, 1.06)):
         documents = []

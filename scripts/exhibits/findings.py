@@ -342,11 +342,11 @@ class _Figure:
                 reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
         if not numbers:
             raise Missing(reasons[0])
-        if self.value.model == "geomean" or self.rule in IN_WORDS:
-            if lacking := self._networks() - {row[0] for row in rows}:
-                raise Missing(f"it is over {len(self._networks())} networks, and {min(lacking)} was not measured")
-            if reasons:
-                raise Missing(reasons[0])
+        is_of_all = self.value.model == "geomean" or self.rule in IN_WORDS
+        if is_of_all and self.model is None and (lacking := self._networks() - {row[0] for row in rows}):
+            raise Missing(f"it is over {len(self._networks())} networks, and {min(lacking)} was not measured")
+        if is_of_all and reasons:
+            raise Missing(reasons[0])
         if self.value.model == "geomean":
             ends = zip(*((n.value, n.low, n.high) for n in numbers), strict=True)
             value, low, high = (exp(sum(map(log, end)) / len(numbers)) for end in ends)
