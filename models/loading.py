@@ -26,7 +26,7 @@ _ahead: dict[str, nn.Module] = {}  # at most one module, by the request that it 
 def build_ahead(name: str, *, training: bool = False, **options: Value) -> None:
     """Build a network of the zoo on the CPU for the next `load` of the same request in this process.
 
-    One that depends on the batch or the device is not built.
+    One that depends on the batch or the device is not built; what it imports is imported.
 
     Raises:
         BadModel: the name or an option is wrong.
@@ -34,7 +34,9 @@ def build_ahead(name: str, *, training: bool = False, **options: Value) -> None:
     entry = registry.find(name)
     options = entry.options(options)
     _ahead.clear()
-    if not (entry.takes_batch or entry.is_made_in_place):
+    if entry.takes_batch or entry.is_made_in_place:
+        _built(entry, training, options, 1, "meta")
+    else:
         _ahead[_key(name, training, options)] = _built(entry, training, options, 1, "cpu")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -51,6 +52,12 @@ def test_what_depends_on_the_batch_or_the_device_is_not_built_ahead() -> None:
         models.build_ahead("squeezenet")
         models.build_ahead(name, size="small")
         assert not loading._ahead
+
+
+def test_the_library_of_what_is_not_built_ahead_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "diffusers.models", None)
+    with pytest.raises(models.BadModel, match="needs diffusers"):
+        models.build_ahead("sd15_unet", size="small")
 
 
 def test_attention_of_clip_and_whisper_is_the_librarys_own() -> None:
