@@ -95,7 +95,7 @@ def composed() -> Composition:
     try:
         with redirect_stderr(errors), composing() as composition:
             compose()
-    except BadRequest:
+    except (BadRequest, BrokenPipeError):  # the latter where nobody reads the help
         raise
     except Exception as error:  # only composing went on in there, so whatever it is, it is about the request
         raise BadRequest(explain(error)) from error

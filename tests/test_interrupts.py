@@ -1,4 +1,7 @@
-"""An interrupt of a script, while it imports its libraries: one line, and the status that a shell gives."""
+"""An interrupt of a script, while it imports its libraries: one line, and the status that a shell gives.
+
+A program that prints for nobody, as in `| head`, ends without a word.
+"""
 
 import os
 import subprocess
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from run import UNREAD
 from scripts.interrupts import INTERRUPTED
 
 
@@ -28,3 +32,25 @@ def test_an_interrupt_is_one_line(tmp_path: Path, script: str) -> None:
 def test_another_error_has_its_traceback(tmp_path: Path) -> None:
     done = interrupted(tmp_path, "plot", "RuntimeError('no such thing')")
     assert done.returncode == 1 and "Traceback" in done.stderr and "RuntimeError: no such thing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "unbuffered", "status"),
+    [
+        ("run.py system=ios --help", "1", UNREAD),
+        ("run.py --version", "", 0),  # which is written at the end
+        ("run.py --version", "1", UNREAD),
+        ("scripts/reproduce.py --list", "1", UNREAD),
+    ],
+)
+def test_what_nobody_reads_is_not_told(program: str, unbuffered: str, status: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command, environment = [sys.executable, *program.split()], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (status, "")
