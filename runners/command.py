@@ -98,7 +98,7 @@ def composed() -> Composition:
     except (BadRequest, BrokenPipeError):  # the latter where nobody reads the help
         raise
     except Exception as error:  # only composing went on in there, so whatever it is, it is about the request
-        raise BadRequest(explain(error)) from error
+        raise BadRequest(explain(error, sys.argv[1:])) from error
     except SystemExit as end:
         if end.code:  # argparse has printed its usage and then what is wrong
             raise BadRequest(errors.getvalue().rpartition("error: ")[2] or "see --help") from end

@@ -90,3 +90,12 @@ def test_a_key_is_named_with_what_has_it() -> None:
     assert line.endswith(f"did you mean system.strategy? It is of system={', '.join(choices_with('system.strategy'))}")
     assert unknown_key("multi_strem").startswith("there is no key 'multi_strem': did you mean system.multi_stream?")
     assert "exhibit" not in unknown_key("exhibi")  # which is of presets alone
+
+
+def test_keys_of_what_is_chosen_come_first() -> None:
+    own = ["system.max_part_size", "system.s"]
+    line = unknown_key("system.qqqq", ["system=sequential,ios", "batch=1"])
+    assert all(key in line for key in own) and "system.learning_rate" not in line
+    assert unknown_key("system.schedul", ["system=ios"]).endswith("did you mean system.schedule?")
+    assert unknown_key("system.stratgy", ["system=nimble"]) == unknown_key("system.stratgy")  # of another system
+    assert unknown_key("model.qqqq", ["model=nasnet"]) == unknown_key("model.qqqq")  # it has no keys

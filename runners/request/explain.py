@@ -23,8 +23,8 @@ def check_arguments(arguments: Iterable[str]) -> None:
             raise BadRequest(f"{argument} is a list: {key}={value.strip('[]')} with -m sweeps over them")
 
 
-def explain(error: Exception) -> str:
-    """One line for an exception that Hydra or OmegaConf raised over a request."""
+def explain(error: Exception, arguments: Iterable[str] = ()) -> str:
+    """One line for an exception that Hydra or OmegaConf raised over a request with these arguments."""
     text = str(error)
     if override := getattr(error, "override", None):  # of the parser: its own words are those of a grammar
         return f"{override!r} is not of the form key=value (quote what the shell or Hydra's grammar takes for its own)"
@@ -32,7 +32,7 @@ def explain(error: Exception) -> str:
         group, name = match.groups()
         return f"no {group} is named {name!r}: {nearest(name, choices(group))}"
     if match := re.search(r"Could not override '([^']+)'", text) or re.search(r"is not in struct\s+full_key: (\S+)", text):
-        return unknown_key(match[1])
+        return unknown_key(match[1], arguments)
     if match := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
         return f"{match[1]} is there already: write {match[1]}=... without the plus sign"
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
@@ -43,14 +43,19 @@ def explain(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def unknown_key(key: str) -> str:
-    """One line for a key that does not exist, or that is no single value."""
+def unknown_key(key: str, arguments: Iterable[str] = ()) -> str:
+    """One line for a key that does not exist, or that is no single value. Those of what `arguments` choose come first."""
     if key in GROUPS:
         return f"{key} takes a name: {', '.join(choices(key))}"
     if owners := choices_with(key):
         group = key.partition(".")[0]
         return f"there is no key {key!r} with the {group} that was chosen: it is one of {group}={', '.join(owners)}"
+    own = keys_chosen(key.partition(".")[0], arguments)
+    if own and nearest(key, own).startswith("did you mean"):
+        return f"there is no key {key!r}: {nearest(key, own)}"
     hint = nearest(key, known_keys(key))
+    if own and not hint.startswith("did you mean"):  # all keys that its group has would be too many to name
+        hint = nearest(key, own)
     if (meant := hint.removeprefix("did you mean ").removesuffix("?")) == hint and "." not in key:
         hint = nearest(key, settable_keys())  # all keys there are would be too many to name
     owners = choices_with(meant)
@@ -74,6 +79,13 @@ def keys_by_choice(group: str) -> dict[str, list[str]]:
 def group_keys(group: str) -> list[str]:
     """Every key that some choice of `group` has."""
     return sorted({key for keys in keys_by_choice(group).values() for key in keys})
+
+
+def keys_chosen(group: str, arguments: Iterable[str]) -> list[str]:
+    """The keys of what `arguments` choose for `group`; none where they leave it to the default."""
+    named = [argument.partition("=")[2].split(",") for argument in arguments if argument.startswith(f"{group}=")]
+    keys_of = keys_by_choice(group) if group in CHOSEN else {}
+    return sorted({key for names in named for name in names for key in keys_of.get(name, [])})
 
 
 def choices_with(key: str) -> list[str]:
