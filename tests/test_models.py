@@ -258,7 +258,7 @@ def test_a_custom_model(factories: str) -> None:
         (".good:make", "importing .good raised TypeError"),
         ("{}.good:mak", "module {}.good has no 'mak'; did you mean make?"),
         ("{}.good:constant", "is an int, not a function"),
-        ("{}.good:raises", "raised RuntimeError: two lines"),
+        ("{}.good:raises", "raised RuntimeError: two lines ({}/good.py:"),
         ("{}.good:leaves", "raised SystemExit: 3"),
         ("{}.good:single", "returned a Linear; it must return (nn.Module, (Tensor, ...))"),
         ("{}.good:nothing", "returned None; it must return"),

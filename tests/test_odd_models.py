@@ -1,5 +1,6 @@
 """Models that fail, that change what they are given, that compute constants or numbers: what every system says of them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -76,6 +77,11 @@ def test_what_fails_in_eager_has_failed_under_every_system(system: str, answer: 
     reply = answer(nn.Linear(5, 2), system)
     assert isinstance(reply, Failed) and reply.status == "failed"
     assert reply.reason.startswith("RuntimeError: ") and "mat1 and mat2 shapes cannot be multiplied" in reply.reason
+
+
+def test_where_a_module_of_ones_own_fails_is_told(answer: Callable) -> None:
+    reply = answer(Lambda(lambda x: x.no_such_attribute), "eager")
+    assert reply.status == "failed" and re.search(r" 'no_such_attribute' \(.*test_odd_models\.py:\d+\)$", reply.reason)
 
 
 def test_what_fails_in_eager_has_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

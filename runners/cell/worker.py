@@ -16,7 +16,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import IO, TYPE_CHECKING
 
-from conf.text import first_line, words_of
+from conf.text import first_line, place_of, words_of
 from results.cell import Cell, Choice
 from results.words import one_line
 from runners.machine.installation import module_name
@@ -229,13 +229,13 @@ def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
         if isinstance(error, BadModel | BadOption):
             return Refused(reason_of(error))
         if isinstance(error, Unsupported):
-            return Failed("unsupported", reason_of(error))
+            return Failed("unsupported", reason_of(error) + place_of(error))
         with suppress(Exception):  # an error's message may itself be one
             traceback.print_exc()
         is_known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
         if is_known or (isinstance(error, RuntimeError) and any(words in words_of(error) for words in NO_MEMORY)):
             return Failed("out_of_memory", reason_of(error))
-        return Failed("failed", f"{type(error).__name__}: {reason_of(error)}")
+        return Failed("failed", f"{type(error).__name__}: {reason_of(error)}{place_of(error)}")
 
 
 def reason_of(error: BaseException) -> str:

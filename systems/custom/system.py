@@ -8,7 +8,7 @@ from os.path import relpath
 from traceback import extract_tb
 
 from conf import nearest
-from conf.text import named_line
+from conf.text import named_line, place_of
 from systems.base import BadOption, Unsupported
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
@@ -76,9 +76,13 @@ def _import(path: str) -> Callable[[Program], object]:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise BadOption(f"system.plan={path}: there is no module {error.name} in {os.getcwd()} or installed") from error
-        raise BadOption(f"system.plan={path}: importing {module_name} raised {named_line(error)}") from error
+        raise BadOption(
+            f"system.plan={path}: importing {module_name} raised {named_line(error)}{place_of(error)}"
+        ) from error
     except (Exception, SystemExit) as error:
-        raise BadOption(f"system.plan={path}: importing {module_name} raised {named_line(error)}") from error
+        raise BadOption(
+            f"system.plan={path}: importing {module_name} raised {named_line(error)}{place_of(error)}"
+        ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
