@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -50,7 +50,7 @@ def options(group: str, choice: str) -> Options:
 
     Raises:
         KeyError: no file has that name.
-        ValueError: the defaults list has an entry of a form that is not in use here.
+        ValueError: the file holds no keys, or the defaults list an entry of a form that is not in use here.
     """
     return {key: value for key, (value, _) in _keys(group, choice, folders()).items()}
 
@@ -103,7 +103,7 @@ def _keys(group: str, choice: str, searched: tuple[Path, ...]) -> dict[str, tupl
     if file is None:
         raise KeyError(f"conf/{group} has no {choice}")
     text = file.read_text(encoding="utf-8")
-    document, beside = yaml.safe_load(text) or {}, comments(text)
+    document, beside = _document(file, text), comments(text)
     merged: dict[str, tuple[Value, str]] = {}
     entries = document.pop("defaults", [])
     if "_self_" not in entries:  # Hydra puts the file itself last
@@ -121,3 +121,18 @@ def _keys(group: str, choice: str, searched: tuple[Path, ...]) -> dict[str, tupl
             own = _keys(other.removeprefix("/"), str(value), searched)
         merged |= {key: (value, comment or merged.get(key, (None, ""))[1]) for key, (value, comment) in own.items()}
     return merged
+
+
+def _document(file: Path, text: str) -> dict[str, Any]:
+    """What a file holds. Raises ValueError, in one line."""
+    try:
+        document = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{file}{line} is not YAML: {problem or type(error).__name__}") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{file} holds no keys with values")
+    if not isinstance(document.get("defaults", []), list):
+        raise ValueError(f"{file}: defaults is no list")
+    return document

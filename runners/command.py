@@ -21,7 +21,7 @@ from conf import FOLDER, GROUPS, folders
 from runners.checks import BadRequest
 from runners.execute import execute
 from runners.request.composition import NULL, Composition, composing, current
-from runners.request.explain import check_arguments, explain
+from runners.request.explain import check_arguments, check_files, explain
 from runners.request.help import register
 from runners.request.request import Request
 from runners.request.resolve import resolve
@@ -78,6 +78,7 @@ def search_path(arguments: list[str]) -> list[str]:
         return []
     if not os.path.isdir(own[0]):
         raise BadRequest(f"OPWEAVE_CONF={own[0]} is no folder")
+    check_files(folders()[1])
     quoted = own[0].replace("\\", "\\\\").replace('"', '\\"')
     return [f'hydra.searchpath=["file://{quoted}"]']
 

@@ -12,6 +12,8 @@ from torch import nn
 import conf
 import systems
 from results.store import Store
+from runners.checks import BadRequest
+from runners.command import search_path
 from systems import backends
 from systems.base import BadOption, Unsupported
 from systems.custom.system import PlanFailed
@@ -103,6 +105,28 @@ def test_wrong_requests_are_told(own: Path, folder: Path, run: Run) -> None:
             arguments,
             done.stderr,
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("plan: [mine", ", line 1 is not YAML: expected ',' or ']'"),
+        ("- custom", " holds no keys with values"),
+        ("defaults: custom", ": defaults is no list"),
+        ("defaults:\n  - costum", ": conf/system has no costum"),
+        ("defaults:\n  - wide", ": maximum recursion depth exceeded"),
+        ("plan: mine.wide:plan", " has no name: it needs a defaults list"),
+    ],
+)
+def test_a_file_without_a_choice_is_told_whatever_is_asked_for(
+    own: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    monkeypatch.setenv("OPWEAVE_CONF", str(own))
+    file = own / "system" / "wide.yaml"
+    file.write_text(text)
+    with pytest.raises(BadRequest, match=re.escape(f"{file}{says}")) as caught:
+        search_path(["modell=odd"])
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import yaml
 
@@ -21,6 +22,21 @@ def check_arguments(arguments: Iterable[str]) -> None:
             raise BadRequest("--experimental-rerun reads a pickle, which can run code: write the overrides instead")
         if key in GROUPS and value.startswith("["):  # Hydra would merge the files of the list into one config
             raise BadRequest(f"{argument} is a list: {key}={value.strip('[]')} with -m sweeps over them")
+
+
+def check_files(folder: Path) -> None:
+    """Raise BadRequest for a file of a person's own that holds no choice."""
+    for group in CHOSEN:
+        for file in sorted((folder / group).rglob("*.yaml")):
+            try:
+                own = options(group, file.relative_to(folder / group).with_suffix("").as_posix())
+            except (KeyError, ValueError, OSError, RecursionError) as error:
+                told = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+                raise BadRequest(told if str(file) in told else f"{file}: {told}") from error
+            if "name" not in own:
+                raise BadRequest(
+                    f"{file} has no name: it needs a defaults list with a choice of conf/{group}, such as custom"
+                )
 
 
 def explain(error: Exception, arguments: Iterable[str] = ()) -> str:
