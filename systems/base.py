@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -120,7 +121,7 @@ class System(ABC):
     """
 
     name: str
-    report: Callable[[str], None] = staticmethod(lambda message: None)  # hears where a long preparation stands
+    report: Callable[[str], None] = staticmethod(logging.getLogger("opweave").info)  # hears where a long preparation stands
     own_randomness = False  # in training it draws other random numbers than eager execution from the same state
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:

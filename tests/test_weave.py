@@ -1,6 +1,7 @@
 """Weave as a system: what it prepares, its plan files, what a killed search leaves, and wrong options."""
 
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -44,10 +45,12 @@ from systems.weave.system import Weave
 
 
 @pytest.mark.usefixtures("cache_folder")
-def test_it_prepares_a_module_and_searches_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_prepares_a_module_and_searches_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     module, x = Branches().eval(), torch.randn(2, 4, 8, 8)
     system = systems.load("weave", budget_s=20.0)
-    system.learn(module, (x,))
+    with caplog.at_level(logging.INFO, "opweave"):
+        system.learn(module, (x,))
+    assert any("of 20 s, 0 gains" in message for message in caplog.messages)
     assert system.state.is_complete and set(system.state.ratios) >= {
         Candidate(name).key for name in STREAM_PLANS if name != "nimble" and name not in SEARCHED
     }
