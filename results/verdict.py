@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .files import read_json, write_json
 from .finding import VERDICTS as VERDICTS
+from .words import counted
 
 COUNTS = {"judged", "figures"}
 
@@ -40,6 +41,10 @@ class Verdict:
     def extent(self) -> str:
         """ "2 of 10": of how many figures it is."""
         return f"{self.judged} of {self.figures}"
+
+    @property
+    def extent_in_words(self) -> str:
+        return f"{self.judged} of {counted(self.figures, 'figure')}"
 
 
 def read_verdicts(file: Path) -> list[Verdict]:

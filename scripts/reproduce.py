@@ -49,6 +49,7 @@ from results.finding import NOT_RUN, NOT_SHOWN, Finding
 from results.published.values import NoSuchValue
 from results.store import why_no_records
 from results.verdict import Verdict, read_verdicts, write_verdicts
+from results.words import counted
 from scripts.arguments import Parser, path_argument
 from scripts.charts import style
 from scripts.exhibits import judgement
@@ -137,7 +138,7 @@ def show(preset: Preset, evidence: Evidence, figures: Sequence[Finding], verdict
         console.print(line, **say)  # type: ignore[arg-type]
     for rule in judgement.rules(figures):
         console.print(f"rule: {rule}", style="dim", **say)  # type: ignore[arg-type]
-    console.print(f"verdict: {verdict.verdict}, {verdict.extent} figures: {verdict.reason}", style="bold", **say)  # type: ignore[arg-type]
+    console.print(f"verdict: {verdict.verdict}, {verdict.extent_in_words}: {verdict.reason}", style="bold", **say)  # type: ignore[arg-type]
 
 
 def keep(file: Path, verdict: Verdict) -> None:
@@ -164,9 +165,8 @@ def listed() -> Iterator[str]:
         preset = Preset.read(name)
         need = {"gpu": " (needs a GPU)", "files": " (needs files of yours: model.path=)"}.get(preset.needs, "")
         best = recorded(preset)[0].verdict
-        stands = (
-            f"{best.verdict}, {best.extent} figures" if best.verdict != NOT_RUN else f"{NOT_RUN}, {best.figures} figures"
-        )
+        extent = counted(best.figures, "figure") if best.verdict == NOT_RUN else best.extent_in_words
+        stands = f"{best.verdict}, {extent}"
         standing_by_name[name] = stands
         yield f"{name}: {preset.title}{need}: {stands}"
     for name, reason in WITHOUT_PRESET.items():
@@ -308,7 +308,7 @@ def main() -> None:
         console.print()
         for verdict in verdicts:
             counts = verdict.reason.partition(". ")[0]
-            line = f"{verdict.exhibit}: {verdict.verdict}, {verdict.extent} figures: {counts}"
+            line = f"{verdict.exhibit}: {verdict.verdict}, {verdict.extent_in_words}: {counts}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     sys.exit(2 if refused and refused == len(presets) else 1 if failed else 0)
 

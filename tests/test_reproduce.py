@@ -16,6 +16,7 @@ from conftest import Run as Script
 from results.finding import CANNOT, HOLDS, JUDGED, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS
 from results.store import Store
 from results.verdict import Verdict, read_verdicts
+from results.words import counted
 from scripts.arguments import Parser
 from scripts.exhibits import running
 from scripts.exhibits.preset import OUTPUT, Preset, names
@@ -289,7 +290,7 @@ def test_exhibits_are_listed(script: Script) -> None:
     assert list(lines) == [*names(), *WITHOUT_PRESET, *ALIASES]
     assert all(lines[alias].split(": ")[-1] == lines[name].split(": ")[-1] for alias, name in ALIASES.items())
     for name in names():
-        verdict, judged, figures = re.fullmatch(r".*: ([a-z ]+), (?:(\d+) of )?(\d+) figures", lines[name]).groups()  # type: ignore[union-attr]
+        verdict, judged, figures = re.fullmatch(r".*: ([a-z ]+), (?:(\d+) of )?(\d+) figures?", lines[name]).groups()  # type: ignore[union-attr]
         assert verdict in VERDICTS and int(judged or 0) <= int(figures), lines[name]
         assert (verdict == NOT_RUN) == (judged is None)
     assert "(needs a GPU)" in lines["nimble/figure7"] and "(needs a GPU)" not in lines["ios/table1"]
@@ -313,12 +314,12 @@ def test_all_recomputes_every_verdict_from_the_committed_records(tmp_path: Path)
     pages_of_exhibits = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "results" / "reference").glob("*.md"))
     for name, verdict in verdicts.items():
         if verdict.verdict == NOT_RUN:
-            assert listed[name] == f"{NOT_RUN}, {verdict.figures} figures"
+            assert listed[name] == f"{NOT_RUN}, {counted(verdict.figures, 'figure')}"
             continue
-        assert listed[name] == f"{verdict.verdict}, {verdict.extent} figures"
+        assert listed[name] == f"{verdict.verdict}, {verdict.extent_in_words}"
         assert (
             f"{verdict.reason}." in pages_of_exhibits
-            and f"({verdict.verdict}: {verdict.extent} figures)" in pages_of_exhibits
+            and f"({verdict.verdict}: {verdict.extent_in_words})" in pages_of_exhibits
         )
     assert list((tmp_path / "nimble-figure7").glob("*.svg"))
 

@@ -53,7 +53,7 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
             plt.close(chart.figure)
         sections.setdefault(paper, []).extend(
             [
-                f"## {preset.title} ({verdict.verdict}: {verdict.extent} figures)",
+                f"## {preset.title} ({verdict.verdict}: {verdict.extent_in_words})",
                 *shown,
                 f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
                 f"```sh\n{verdict.command}\n```",
