@@ -1,6 +1,6 @@
 """What weave's search holds a candidate's output to, and what it drops for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 from weakref import ref
@@ -15,10 +15,18 @@ from weave_space import Branches, Prepared, Space, scaled
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
-from systems.weave import reference, search
+from systems.weave import precision, reference
 from systems.weave.candidate import Candidate
+from systems.weave.precision import Precision, Rewrite
 from systems.weave.search import Search
 from systems.weave.state import State
+
+
+def required(captured: Program, rewrite: Rewrite, report: Callable[[str], None] = lambda words: None) -> Precision:
+    """What is required of the executions of a program."""
+    made = Precision(captured, rewrite, report)
+    made.require(lambda: rewrite({})[0])
+    return made
 
 
 def test_what_costs_precision_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,12 +50,9 @@ def test_of_the_passes_decisions_exactly_those_go_that_cost_precision(bad: set[i
         ]
 
     messages: list[str] = []
-    searching = Search(captured, rewrite, 1e6, messages.append, lambda state: None)
-    searching.excess = searching._reference()
-    searching._drop_imprecise()
-    assert dict(searching.state.best.choices) == {f"kind {i}": "old" for i in bad}
-    assert len(searching.state.dropped) == len(bad) and State.from_json(searching.state.to_json()) == searching.state
-    assert all("costs precision" in message for message in messages)
+    dropped = required(captured, rewrite, messages.append).dropped({})
+    assert {place: decision.without for place, decision in dropped.items()} == {f"kind {i}": "old" for i in bad}
+    assert all("costs precision" in message for message in messages) and len(messages) == len(bad)
 
 
 def test_decisions_that_others_bring_up_are_dropped_with_them() -> None:
@@ -61,20 +66,17 @@ def test_decisions_that_others_bring_up_are_dropped_with_them() -> None:
             decisions.append(Decision("kind", "part", (), {"old": 1.0, "new": 0.5}, part, {}, "kind part"))
         return times(1.0 if (whole, part) == ("old", "old") else 1.01), decisions
 
-    searching = Search(captured, rewrite, 1e6, lambda words: None, lambda state: None)
-    searching.excess = searching._reference()
-    searching._drop_imprecise()
-    assert dict(searching.state.best.choices) == {"kind whole": "old", "kind part": "old"}
+    dropped = required(captured, rewrite).dropped({})
+    assert {place: decision.without for place, decision in dropped.items()} == {"kind whole": "old", "kind part": "old"}
+    assert [*required(captured, rewrite).dropped({"kind whole": "old"})] == ["kind part"]
 
 
 def test_what_no_decision_explains_is_told() -> None:
     captured, times = scaled()
     wrong, messages = times(1.01), list[str]()
     decisions = [Decision("kind", "p", (), {"old": 1.0, "new": 0.5}, "new", {}, "kind p")]
-    searching = Search(captured, lambda choices: (wrong, decisions), 1e6, messages.append, lambda state: None)
-    searching.excess = searching._reference()
-    searching._drop_imprecise()
-    assert searching.state.dropped == [] and "do without measuring" in messages[-1]
+    dropped = required(captured, lambda choices: (wrong, decisions), messages.append).dropped({})
+    assert dropped == {} and "do without measuring" in messages[-1]
 
 
 class Conversions(nn.Module):
@@ -213,11 +215,10 @@ def test_a_module_that_keeps_state_is_held_to_what_it_computes_from_the_same_sta
         (out,) = captured.run((x,))
     wrong = [out * 1.01, out + module.mean, out * 2]
     assert eager_reference.excess([out]) <= 1 < min(eager_reference.excess([each]) for each in wrong)
-    searching = Search(captured, lambda choices: (captured, []), 1e6, lambda words: None, lambda state: None)
-    searching.excess = searching._reference()
+    own = required(captured, lambda choices: (captured, []))
     for _ in range(3):
         captured.run((x,))  # as a trial does
-        assert searching._program_excess({}) <= 1
+        assert own.program_excess({}) <= 1
 
 
 def test_looking_at_precision_leaves_a_counter_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,15 +227,16 @@ def test_looking_at_precision_leaves_a_counter_where_it_was(monkeypatch: pytest.
     count = module.count
     captured = capture(module, (x,))
     searching = Search(captured, lambda choices: (captured, []), 1e6, lambda words: None, lambda state: None)
-    searching.excess = searching._reference()
+    own = searching.precision
+    own.require(lambda: captured)
     assert count == 1
-    searching._drop_imprecise()
+    assert own.dropped({}) == {}
     assert count == 1
-    assert searching._is_precise(Prepared(Candidate(), 0.0, torch.ones(4, 8)), "a change") is False and count == 1
+    assert own.is_precise(Prepared(Candidate(), 0.0, torch.ones(4, 8)), "a change") is False and count == 1
     with closing(searching._prepare(Candidate())) as prepared:
-        assert searching._is_precise(prepared, "no change") and count == 1
-    monkeypatch.setattr(search, "Reference", without_memory)
-    searching._reference()
+        assert own.is_precise(prepared, "no change") and count == 1
+    monkeypatch.setattr(precision, "Reference", without_memory)
+    own.require(lambda: captured)
     assert count == 1
 
 
@@ -254,8 +256,9 @@ def test_no_budget_is_too_small_for_precision(monkeypatch: pytest.MonkeyPatch) -
     searching = Search(captured, rewrite, 0.0, lambda words: None, lambda state: None)
     state = searching.run()
     assert dict(state.best.choices) == {"kind p": "old"} and state.first == state.best and state.ratios == {}
+    assert state.dropped == ["kind at p: new"] and State.from_json(state.to_json()) == state
     again = Search(captured, rewrite, 0.0, lambda words: None, lambda state: None, state)
-    monkeypatch.setattr(again, "_reference", lambda: pytest.fail("it was held to it before"))
+    monkeypatch.setattr(again.precision, "require", lambda rewritten: pytest.fail("it was held to it before"))
     assert again.run() == state
 
 
@@ -263,7 +266,7 @@ def test_without_fp64_a_search_compares_with_eager(monkeypatch: pytest.MonkeyPat
     def none(captured: Program) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(search, "Reference", none)
+    monkeypatch.setattr(precision, "Reference", none)
     space = Space(2, wrong=lambda candidate: candidate != Candidate())
     state = space.searching(monkeypatch)[0].run()
     assert state.best == Candidate() and state.gains == []

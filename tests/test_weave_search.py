@@ -294,11 +294,11 @@ def test_a_search_that_goes_on_begins_with_its_best(monkeypatch: pytest.MonkeyPa
     assert whole.best != whole.first
     for is_complete in (True, False):
         again, _ = space.searching(monkeypatch, replace(State.from_json(saved_states[-1]), is_complete=is_complete))
-        monkeypatch.setattr(again, "_drop_imprecise", None)  # a call would fail
+        monkeypatch.setattr(again.precision, "dropped", None)  # a call would fail
         assert again.run().best == whole.best and again.state.first == whole.first
     begun = State(first=Candidate(), ratios={"another": 2.0})
     again, _ = space.searching(monkeypatch, replace(begun, best=begun.first or Candidate()))
-    monkeypatch.setattr(again, "_drop_imprecise", None)
+    monkeypatch.setattr(again.precision, "dropped", None)
     assert again.run().first == Candidate()
 
 

@@ -1,14 +1,10 @@
 """Weave's search: from the passes' own decisions, one change at a time, each held against the best so far in turn."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from math import inf, isfinite
 from time import perf_counter
 from typing import TypeAlias
-
-import torch
-from torch import Tensor
 
 from conf.text import first_line
 from systems.preparing import collector_spared
@@ -23,8 +19,8 @@ from systems.scheduling.plans.priorities import PRIORITIES, has_priorities
 from systems.scheduling.plans.schedule import Schedule
 
 from . import changes
-from .candidate import Candidate, Choices
-from .reference import Reference, tensors
+from .candidate import Candidate
+from .precision import Precision, Rewrite, in_words
 from .state import Gain, State
 from .stream_plans import SEARCHED, STREAM_PLANS
 from .trials import Holder, in_turn, milliseconds
@@ -33,9 +29,7 @@ MARGIN = 0.995  # of the best so far that a change has to stay below; less may b
 KEPT = 0.1  # of the budget, for the stream plans that are tried last
 SLOW = 1.05  # times the best so far, as simulated, from which on a change is not measured
 ROOM = 2.0  # bytes of the candidates' memory over those that the first needs
-PRECISION = 2.0  # times the error of the passes' own decisions that a change may have where there is no reference in fp64
 
-Rewrite: TypeAlias = Callable[[Choices], tuple[Program, list[Decision]]]
 Forecast: TypeAlias = Callable[[Program, Schedule], float]  # milliseconds, by simulation
 
 
@@ -94,9 +88,8 @@ class Search:
         self.num_tried = 0
         self.arena = Arena(ROOM)
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
-        self.excess: Callable[[list[Tensor]], float] = lambda outputs: 0.0  # of an error over what it may be
         self.rewind = captured.rewinding()
-        self.buffers = [tensor.detach().clone() for tensor in captured.changed]  # as a run finds them whose outputs count
+        self.precision = Precision(captured, rewrite, report)
 
     def run(self) -> State:
         """Search until the budget is over or nothing is left; returns the state.
@@ -134,9 +127,11 @@ class Search:
 
     def _begin_precisely(self) -> None:
         """Drop what costs precision of the first, before anything is tried."""
-        self.excess = self._reference()
+        self.precision.require(lambda: self._rewritten(Candidate())[0])
         if self.state.best == self.state.first and not self.state.ratios:
-            self._drop_imprecise()
+            dropped = self.precision.dropped(dict(self.state.best.choices))
+            self.state.dropped += [in_words(decision) for decision in dropped.values()]
+            self.state.best = self.state.best.choose_all({place: decision.without for place, decision in dropped.items()})
             self.state.first = self.state.best
 
     @property
@@ -301,7 +296,7 @@ class Search:
             before_ms, after_ms = times
             ratio = after_ms / before_ms
             if ratio < MARGIN:
-                if not self._is_precise(prepared, change):
+                if not self.precision.is_precise(prepared, change):
                     return 1.0  # as one that gains nothing, so that it is not tried again
                 unless_kept.pop_all()
                 holder.replace(prepared)
@@ -335,85 +330,8 @@ class Search:
         self.state.simulated[candidate.key] = ratio
         return True
 
-    def _is_precise(self, prepared: Scheduled, change: str) -> bool:
-        with self._as_found():
-            excess = self.excess(tensors(prepared(*self.inputs)))
-        if excess <= 1:
-            return True
-        self.report(f"{change}: dropped, its error is {excess:.1f} times what it may be")
-        return False
-
-    def _reference(self) -> Callable[[list[Tensor]], float]:
-        """How far outputs are from the program's in fp64, over what they may be; where that does not run, from eager's."""
-        try:
-            with self._as_found():
-                return Reference(self.captured).excess
-        except (RuntimeError, MemoryError) as error:  # no memory for fp64, or no kernel
-            self.report(f"compared with eager in its own precision: {first_line(error)}")
-        rewritten, _ = self._rewritten(Candidate())
-        with self._as_found():
-            expected = [output.clone() for output in tensors(self.captured.run(self.inputs))]  # one may be a buffer
-        with self._as_found():
-            own_error = _error(tensors(rewritten.run(self.inputs)), expected)
-        least = max((torch.finfo(t.dtype).eps for t in expected if t.is_floating_point()), default=0.0)
-        most = PRECISION * max(own_error, least)
-        return lambda outputs: _error(outputs, expected) / most if most else inf * _error(outputs, expected)
-
-    def _drop_imprecise(self) -> None:
-        """Begin without those decisions of the passes that cost more precision than a cell may lose.
-
-        Invariant: each decision that is dropped has to go. Of all in their order, the shortest beginning whose dropping
-        makes the program precise ends with it. It alone is dropped, and the rest is looked at again.
-        """
-        dropped = dict(self.state.best.choices)
-        while self._program_excess(dropped) > 1:
-            decisions_by_place = self._taken_without(dropped)
-            rest = [(place, d.without) for place, d in decisions_by_place.items()]
-            if self._program_excess(dropped | dict(rest)) > 1:
-                self.report("what the passes do without measuring costs more precision than a cell may lose")
-                break
-            low, high = 1, len(rest)
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if self._program_excess(dropped | dict(rest[:middle])) <= 1 else (middle + 1, high)
-            place, without = rest[low - 1]
-            dropped[place] = without
-            decision = decisions_by_place[place]
-            self.state.dropped.append(f"{decision.kind} at {decision.pattern}: {decision.chosen}")
-            self.report(f"dropped, since it costs precision: {self.state.dropped[-1]}")
-        self.state.best = replace(self.state.best, choices=tuple(sorted(dropped.items())))
-
-    def _taken_without(self, dropped: dict[str, str]) -> dict[str, Decision]:
-        """The passes' decisions by place, and those that they take where all of these are dropped too."""
-        taken: dict[str, Decision] = {}
-        while True:
-            rest = dropped | {place: decision.without for place, decision in taken.items()}
-            others = {d.place: d for d in self.rewrite(rest)[1] if d.place and d.place not in rest and d.is_change}
-            if not others:
-                return taken
-            taken |= others
-
-    def _program_excess(self, choices: Choices) -> float:
-        program, _ = self.rewrite(choices)
-        with self._as_found():
-            return self.excess(tensors(program.run(self.inputs)))
-
     def _in_turn(self, best: Scheduled, other: Scheduled) -> tuple[float, float]:
         return in_turn(best, other, self.inputs, self.rewind)
-
-    @contextmanager
-    def _as_found(self) -> Iterator[None]:
-        """What runs change, a counter or a cache, is as the search found it, within and afterwards."""
-        self._restart()
-        try:
-            yield
-        finally:
-            self._restart()
-
-    @torch.no_grad()
-    def _restart(self) -> None:
-        for tensor, value in zip(self.captured.changed, self.buffers, strict=True):
-            tensor.copy_(value)
 
     def _rewritten(self, candidate: Candidate) -> tuple[Program, list[Decision]]:
         """The program of a candidate, and its decisions; the best so far and the last one are remembered."""
@@ -426,17 +344,3 @@ class Search:
     def _prepare(self, candidate: Candidate) -> Scheduled:
         program, _ = self._rewritten(candidate)
         return execute(*lower(program, candidate.schedule(program)), self.arena)
-
-
-def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest relative error of an output."""
-    return max((_distance(a, b) for a, b in zip(outputs, expected, strict=True)), default=0.0)
-
-
-def _distance(out: Tensor, reference: Tensor) -> float:
-    """||out - reference|| / ||reference||; infinite where `out` is not finite, and the reference is."""
-    wide = torch.complex128 if reference.is_complex() else torch.float64
-    apart, size = (out.to(wide) - reference.to(wide)).norm().item(), reference.to(wide).norm().item()
-    if isfinite(apart):
-        return apart / (size or 1.0)
-    return 0.0 if torch.equal(out, reference) else inf
