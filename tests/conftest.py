@@ -135,6 +135,16 @@ def arithmetic_of_the_process() -> Iterator[None]:
     cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark = before
 
 
+@pytest.fixture(scope="module")
+def arithmetic_of_torch() -> Iterator[None]:
+    """That of a process of its own: TF32 in convolutions, and not in products."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32, products.allow_tf32 = True, False
+    yield
+    convolutions.allow_tf32, products.allow_tf32 = before
+
+
 @pytest.fixture(autouse=True, scope="session")
 def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever is measured and kept is kept in a folder of this test run."""

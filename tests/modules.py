@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+
 
 class Lambda(nn.Module):
     """A function as a module."""
@@ -15,6 +18,11 @@ class Lambda(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.act(*inputs)
+
+
+def captured(module: nn.Module, *inputs: Tensor) -> Program:
+    """The program of a module in evaluation."""
+    return capture(module.eval(), inputs)
 
 
 class Mixed(nn.Module):

@@ -1,11 +1,10 @@
-"""runner=advise: estimates against a roofline worked out here, forecasts against schedules by hand, and what it says."""
+"""runner=advise: forecasts against schedules by hand, and what it says."""
 
 import itertools
 import json
 import random
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -19,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import GPU, kernel, operator, profile_of
 from test_request_fuzz import answer
-from torch import Tensor, nn
-from torch.nn.functional import embedding_bag
+from torch import nn
 
 from results.advice import WORTH, Advice, Forecast
 from results.cell import Cell, Conditions, choose
@@ -30,196 +28,21 @@ from runners.request.request import Request, SweepOptions
 from runners.showings import advise
 from runners.showings.advise import known_sets
 from systems.advice import Outlook, _width, outlook
-from systems.profiling.intensity import moved_bytes
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import sequential
 from systems.scheduling.plans.stream_assignment import assign_streams
-from systems.scheduling.simulate.estimate import RULES, demand_of, estimated
 from systems.scheduling.simulate.gpu import load
 from systems.scheduling.simulate.measured_set import MeasuredSchedule, MeasuredSet, ProfiledProgram
 from systems.scheduling.simulate.random_schedules import random_schedule
 from systems.scheduling.simulate.simulator import Simulator
-from tests.modules import Branches, Lambda
+from tests.modules import Branches, Lambda, captured
 
 SETS = sorted((ROOT / "results" / "reference" / "simulation").glob("*.json.gz"))
 CELL = Cell(choose("model", "squeezenet"), choose("system", "nimble"), choose("runner", "advise"), Conditions(1, "cpu"))
 
-
-@pytest.fixture(autouse=True, scope="module")
-def arithmetic_of_torch() -> Iterator[None]:
-    """That of a process of its own: TF32 in convolutions, and not in products."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32, products.allow_tf32 = True, False
-    yield
-    convolutions.allow_tf32, products.allow_tf32 = before
-
-
-def one(module: nn.Module, *inputs: Tensor) -> Program:
-    return capture(module.eval(), inputs)
-
-
-def place(program: Program, name: str) -> int:
-    return next(o.id for o in program.graph.operators if o.name == name)
-
-
-@settings(max_examples=6, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 700))
-def test_a_product_takes_its_tiles_or_its_bytes(rows: int, depth: int, columns: int) -> None:
-    """In fp32, outside matrix units: 132 SMs of 66.9 / 132 TFLOPS and 4.8 TB/s."""
-    program = one(nn.Linear(depth, columns), torch.zeros(rows, depth))
-    demand = demand_of(program, place(program, "linear"), GPU)
-    tiles = -(-rows // 64) * -(-columns // 64)
-    of_a_tile = 2 * rows * depth * columns / tiles
-    assert demand.kind == "product" and demand.blocks >= tiles
-    assert demand.arithmetic_us == pytest.approx(-(-tiles // 132) * of_a_tile / (66.9e6 / 132))
-    assert demand.memory_us == pytest.approx(4 * (rows * depth + (depth + 1) * columns + rows * columns) / 4.8e6)
-    rule = RULES["product"]
-    roofs_us = demand.arithmetic_us / (rule.share or 1), demand.memory_us / rule.bandwidth
-    assert demand.microseconds(rule) == pytest.approx(rule.start_us + max(roofs_us))
-
-
-@pytest.mark.parametrize("groups", [1, 4])
-def test_a_convolution_is_a_product_of_each_group(groups: int) -> None:
-    program = one(nn.Conv2d(8, 280, 3, groups=groups, padding=1), torch.zeros(2, 8, 20, 20))
-    demand = demand_of(program, place(program, "conv2d"), GPU)
-    tiles = -(-2 * 20 * 20 // 64) * -(-280 // groups // 64) * groups
-    operations = 2 * (2 * 20 * 20) * 280 * (8 // groups) * 9
-    assert demand.kind == "matrix"  # by TF32, torch's default for convolutions
-    assert demand.arithmetic_us == pytest.approx(operations / tiles / (494.7e6 / 132))
-    assert tiles <= 132
-
-
-@pytest.mark.parametrize("name", ["bmm", "baddbmm"])
-def test_a_batch_of_products_has_tiles_of_each(name: str) -> None:
-    """Of 5 products of 10 x 70, each of which fills 2 tiles of 64 x 64 in part."""
-    x, weight, addend = torch.zeros(5, 10, 40), torch.zeros(5, 40, 70), torch.zeros(5, 10, 70)
-    product = torch.bmm if name == "bmm" else lambda x, weight: torch.baddbmm(addend, x, weight)
-    program = one(Lambda(product), x, weight)
-    demand = demand_of(program, place(program, name), GPU)
-    of_a_tile = 2 * 5 * 10 * 70 * 40 / 10
-    assert (demand.kind, demand.blocks) == ("product", 10)
-    assert demand.arithmetic_us == pytest.approx(of_a_tile / (66.9e6 / 132))
-
-
-def test_each_kind_is_told_from_the_others() -> None:
-    x, image = torch.zeros(4, 6, 32, 64), torch.zeros(1, 16, 8, 8)
-    attention = Lambda(lambda q: nn.functional.scaled_dot_product_attention(q, q, q))
-    of_kind = {
-        "attention": one(attention, x),
-        "depthwise": one(nn.Conv2d(16, 16, 3, groups=16), image),
-        "pooling": one(nn.MaxPool2d(2), image),
-        "reduction": one(nn.LayerNorm(64), x),
-        "elementwise": one(nn.GELU(), x),
-        "matrix": one(nn.Linear(64, 64).half(), x.half()),
-    }
-    for kind, program in of_kind.items():
-        assert demand_of(program, len(program.graph) - 1, GPU).kind == kind
-
-
-@pytest.mark.parametrize(
-    ("module", "kind"),
-    [
-        (nn.Conv2d(16, 16, 3, groups=16), "depthwise"),
-        (nn.Conv2d(16, 32, 3, groups=16), "depthwise"),
-        (nn.ConvTranspose2d(16, 16, 3, groups=16), "depthwise"),
-        (nn.Conv2d(16, 16, 3, groups=8), "matrix"),
-        (nn.Conv2d(16, 64, 7), "matrix"),
-        (nn.Conv2d(1, 64, 7), "matrix"),
-        (nn.ConvTranspose2d(16, 1, 3), "matrix"),
-    ],
-)
-def test_a_convolution_is_depthwise_where_its_groups_have_one_channel_each(module: nn.Module, kind: str) -> None:
-    channels = module.in_channels
-    assert isinstance(channels, int)
-    for shape in ((2, channels, 9, 9), (channels, 9, 9)):
-        program = one(module, torch.zeros(shape))
-        v = place(program, "conv_transpose2d" if isinstance(module, nn.ConvTranspose2d) else "conv2d")
-        assert demand_of(program, v, GPU).kind == kind
-
-
-@pytest.mark.parametrize(
-    ("module", "shape", "kind"),
-    [
-        (nn.Linear(4, 8), (0, 4), "product"),
-        (nn.Linear(4, 0), (3, 4), "product"),
-        (nn.Conv2d(3, 8, 3), (0, 3, 9, 9), "matrix"),
-        (Lambda(lambda q: nn.functional.scaled_dot_product_attention(q, q, q)), (0, 2, 8, 16), "attention"),
-        (nn.ReLU(), (0, 4), "elementwise"),
-    ],
-)
-def test_an_empty_output_takes_a_launch(module: nn.Module, shape: tuple[int, ...], kind: str) -> None:
-    program = one(module, torch.zeros(shape))
-    v = len(program.graph) - 1
-    assert demand_of(program, v, GPU).kind == kind
-    assert estimated(program, v, GPU).milliseconds == pytest.approx(RULES[kind].start_us / 1e3)
-    assert not advice_of(outlook(program, [], GPU)).pays
-
-
-@pytest.mark.parametrize(
-    ("module", "shape", "kernels", "num_weights"),
-    [  # of an input of 5 steps, 3 sequences, 8 features
-        (nn.LSTM(8, 16), (5, 3, 8), 5, 64 * (8 + 16)),
-        (nn.LSTM(8, 16, 2, batch_first=True), (3, 5, 8), 10, 64 * (8 + 16 + 16 + 16)),
-        (nn.LSTM(8, 16, proj_size=4), (5, 3, 8), 5, 64 * (8 + 4) + 4 * 16),
-        (nn.GRU(8, 16, 2, bidirectional=True), (5, 3, 8), 20, 2 * 48 * (8 + 16 + 32 + 16)),
-        (nn.RNN(8, 16, nonlinearity="relu", bias=False), (5, 3, 8), 5, 16 * (8 + 16)),
-        (nn.LSTMCell(8, 16), (3, 8), 1, 64 * (8 + 16)),
-    ],
-)
-def test_a_recurrent_operator_is_a_chain_of_products(
-    module: nn.Module, shape: tuple[int, ...], kernels: int, num_weights: int
-) -> None:
-    program = one(module, torch.zeros(shape))
-    v = next(o.id for o in program.graph.operators if o.name.startswith(("lstm", "gru", "rnn")))
-    demand, profile = demand_of(program, v, GPU), estimated(program, v, GPU)
-    steps = 5 if len(shape) == 3 else 1
-    tflops = 66.9 if isinstance(module, nn.LSTMCell) else 494.7  # cuDNN's are by TF32, as its convolutions
-    assert (demand.kind, demand.kernels) == ("product" if tflops == 66.9 else "matrix", kernels)
-    assert demand.arithmetic_us == pytest.approx(2 * 3 * steps * num_weights / (tflops * 1e6 / 132))  # one tile
-    assert demand.bytes_read == moved_bytes(program, v)[0] + 4 * (steps - 1) * num_weights
-    assert len(profile.kernels) == kernels and sum(k.milliseconds for k in profile.kernels) == pytest.approx(
-        profile.milliseconds
-    )
-    assert profile.milliseconds > kernels * RULES[demand.kind].start_us / 1e3
-
-
-def test_a_lookup_does_not_read_the_table_and_a_view_takes_no_time() -> None:
-    rows, indices = 1_000_000, torch.zeros(4, 3, dtype=torch.int64)
-    for module in (nn.Embedding(rows, 16), Lambda(lambda i: embedding_bag(i, torch.zeros(rows, 16)))):
-        program = one(module, indices)
-        v = next(o.id for o in program.graph.operators if "embedding" in o.name)
-        assert estimated(program, v, GPU).milliseconds < 0.003
-    program = one(Lambda(lambda x: x.view(4, 4).relu()), torch.zeros(16))
-    assert [estimated(program, v, GPU).milliseconds > 0 for v in range(len(program.graph))] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "dtype", "kind", "tflops"),
-    [
-        *[("v100", torch.float, "product", 15.7), ("v100", torch.half, "matrix", 125.0)],
-        *[("titan_xp", torch.half, "product", 12.1), ("a100", torch.float, "matrix", 155.9)],
-    ],
-)
-def test_a_gpu_without_matrix_units_of_a_type_computes_without(
-    gpu: str, dtype: torch.dtype, kind: str, tflops: float
-) -> None:
-    """The V100 has them of fp16 and not of TF32."""
-    program, of = one(nn.Conv2d(64, 64, 1).to(dtype), torch.zeros(1, 64, 8, 8, dtype=dtype)), load(gpu)
-    demand = demand_of(program, len(program.graph) - 1, of)
-    assert demand.kind == kind
-    assert demand.arithmetic_us == pytest.approx(2 * 64**3 / (tflops * 1e6 / of.multiprocessors))
-
-
-def test_half_precision_is_faster_and_a_slower_gpu_slower() -> None:
-    program, half = (one(nn.Linear(4096, 4096).to(t), torch.zeros(4096, 4096, dtype=t)) for t in (torch.float, torch.half))
-    tiles = (4096 // 64) ** 2  # by matrix units, twice as fast as TF32
-    demand = demand_of(half, 0, GPU)
-    assert demand.arithmetic_us == pytest.approx(-(-tiles // 132) * 2 * 4096**3 / tiles / (989.4e6 / 132))
-    by_precision = estimated(half, 0, GPU).milliseconds, estimated(program, 0, GPU).milliseconds
-    assert by_precision[0] < by_precision[1] < estimated(program, 0, load("v100")).milliseconds
+pytestmark = pytest.mark.usefixtures("arithmetic_of_torch")
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +112,7 @@ def test_two_small_branches_gain_what_they_take_at_once(program: Program) -> Non
 def test_a_search_that_takes_too_long_is_given_up_and_the_others_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("systems.advice.SEARCH_SECONDS", 0.2)
     branches = nn.ModuleList(nn.Linear(8, 8 + i) for i in range(60))
-    wide = one(Lambda(lambda x: torch.cat([branch(x).relu() for branch in branches], 1)), torch.zeros(4, 8))
+    wide = captured(Lambda(lambda x: torch.cat([branch(x).relu() for branch in branches], 1)), torch.zeros(4, 8))
     handler, begin = signal.getsignal(signal.SIGALRM), perf_counter()
     said = outlook(wide, [], GPU)
     nimble, opara, ios = said.forecasts
@@ -300,7 +123,7 @@ def test_a_search_that_takes_too_long_is_given_up_and_the_others_are_forecast(mo
 
 
 def test_a_chain_gains_nothing_and_says_why() -> None:
-    chain = one(nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Tanh()), torch.zeros(8))
+    chain = captured(nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Tanh()), torch.zeros(8))
     said = outlook(chain, [], GPU)
     assert said.estimated_ms == said.busy_ms > 0
     assert {f.latency_ms for f in said.forecasts} == {said.one_stream_ms} and said.width == 1
@@ -312,10 +135,24 @@ def test_a_chain_gains_nothing_and_says_why() -> None:
 
 
 def test_a_model_of_views_launches_nothing() -> None:
-    advice = advice_of(outlook(one(Lambda(lambda x: x.view(-1)), torch.zeros(2, 4)), [], GPU))
+    advice = advice_of(outlook(captured(Lambda(lambda x: x.view(-1)), torch.zeros(2, 4)), [], GPU))
     assert (advice.kernels, advice.busy_ms, advice.pays, advice.most) == (0, 0.0, False, 1.0)
     assert advice.verdict == "no: no scheduler is predicted to gain more than 5%, since nothing is launched"
     assert advice.verdict in "\n".join(advice.lines) and "None" not in "\n".join(advice.lines)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(4, 8), (0, 4)),
+        (nn.Linear(4, 0), (3, 4)),
+        (nn.Conv2d(3, 8, 3), (0, 3, 9, 9)),
+        (Lambda(lambda q: nn.functional.scaled_dot_product_attention(q, q, q)), (0, 2, 8, 16)),
+        (nn.ReLU(), (0, 4)),
+    ],
+)
+def test_a_model_without_numbers_gains_nothing(module: nn.Module, shape: tuple[int, ...]) -> None:
+    assert not advice_of(outlook(captured(module, torch.zeros(shape)), [], GPU)).pays
 
 
 def test_times_of_another_gpu_are_scaled_and_no_measurement_of_it(program: Program) -> None:
@@ -323,16 +160,16 @@ def test_times_of_another_gpu_are_scaled_and_no_measurement_of_it(program: Progr
     on_own, on_other = outlook(program, measured, GPU), outlook(program, measured, load("v100"))
     assert on_other.busy_ms > on_own.busy_ms and on_other.measured_ms is None
     assert all(f.measured_gain is None for f in on_other.forecasts)
-    unknown = outlook(one(nn.Tanh(), torch.zeros(8)), measured, load("v100"), systems=())
+    unknown = outlook(captured(nn.Tanh(), torch.zeros(8)), measured, load("v100"), systems=())
     assert (on_own.is_guess, on_other.is_guess, unknown.is_guess) == (False, True, False), "what is estimated is not scaled"
 
 
 def test_the_width_is_of_operators_that_launch_something() -> None:
     """Views depend on nothing but the input, and what reads them is one chain."""
-    chain = one(Lambda(lambda x: (((x[0] + 1) * x[1]) - x[2]).relu()), torch.randn(3, 8))
+    chain = captured(Lambda(lambda x: (((x[0] + 1) * x[1]) - x[2]).relu()), torch.randn(3, 8))
     said = outlook(chain, [], GPU, systems=())
     assert (said.width, chain.graph.width, said.kernels) == (1, 3, 4)
-    parts = one(Lambda(lambda x: torch.cat([(x[i] + 1).view(2, 4).exp() for i in range(3)])), torch.randn(3, 8))
+    parts = captured(Lambda(lambda x: torch.cat([(x[i] + 1).view(2, 4).exp() for i in range(3)])), torch.randn(3, 8))
     assert outlook(parts, [], GPU, systems=()).width == 3
 
 
@@ -454,7 +291,7 @@ def test_the_command_that_comes_next_is_right(gain: float, monkeypatch: pytest.M
 
 def test_what_another_arithmetic_measured_is_not_taken() -> None:
     """All committed sets are of TF32 in convolutions."""
-    chain = one(nn.ReLU(), torch.zeros(8))
+    chain = captured(nn.ReLU(), torch.zeros(8))
     sets = known_sets("squeezenet", 1, chain)  # its own know of operators before others do, and the last one counts
     assert sets[-1].model == "squeezenet" and sets[-1].batch == 1 and sets[0].model != "squeezenet"
     allowed = torch.backends.cudnn.allow_tf32
