@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import io
 import json
 import logging
 import os
@@ -10,7 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +22,16 @@ import psutil
 import pytest
 import torch
 from hypothesis import settings
+from torch.export import exported_program
 
+from runners.cell.messages import Answer, Command, Phase, answer_to, encoded
+from runners.cell.worker import Worker, guarded
+from runners.command import main
+from runners.showings import asking
+from runners.sweep import checking
 from systems.profiling.intensity import ridge_point
 from systems.scheduling.execution import cpu_executor
+from systems.weave import trials
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,23 +88,40 @@ number = 3
 '''
 
 
-# Files that take longest, 64 to 10 s of a core, go first, so that the workers of a run end together.
+# Files that take longest, 42 to 7 s of a core, go first, so that the workers of a run end together.
 LONG = (
-    *("test_cli", "test_serving_parallel", "test_plot", "test_sweep", "test_committed_charts"),
-    *("test_models_networks", "test_onnx", "test_write_back", "test_rewriting", "test_weave"),
-    *("test_fuse_reductions", "test_training", "test_serving_runner", "test_serving_simulated", "test_reproduce"),
-    *("test_measuring", "test_windtunnel_translate", "test_advice", "test_serving_endpoint", "test_models_counts"),
-    *("test_simulate_runner", "test_select_products", "test_systems", "test_tvm", "test_aliasing"),
-    *("test_serving_models", "test_results", "test_nimble", "test_merge_linears", "test_ios_merge"),
-    *("test_runners", "test_wheel", "test_weave_passes", "test_training_runner", "test_triton_kernels"),
-    *("test_listing", "test_ios", "test_own_scheduler", "test_triton_products", "test_conf", "test_triton_joins"),
-    *("test_triton_passes", "test_pack", "test_compiling", "test_triton_attention", "test_tvm_tuning"),
-    *("test_simulator", "test_serving_engine", "test_windtunnel_estimator", "test_merge_convolutions"),
-    *("test_commits", "test_fuzz", "test_backends", "test_measured_schedules", "test_serving_agreement"),
+    *("test_sweep", "test_cli", "test_models_networks", "test_plot", "test_serving_parallel", "test_onnx"),
+    *("test_measuring", "test_serving_endpoint", "test_committed_charts", "test_serving_runner", "test_models_counts"),
+    *("test_training", "test_reproduce", "test_serving_simulated", "test_systems", "test_training_runner"),
+    *("test_advice", "test_fuse_moves", "test_tvm", "test_write_back", "test_wheel", "test_rewriting", "test_runners"),
+    *("test_simulator", "test_compiling", "test_triton_attention", "test_backends", "test_triton_kernels"),
+    *("test_results", "test_nimble", "test_measured_costs", "test_merge_linears", "test_pack", "test_serving_engine"),
+    *("test_fuse_reductions", "test_ios", "test_tvm_tuning", "test_aliasing", "test_kills", "test_triton_products"),
+    *("test_serving_models", "test_windtunnel_estimator", "test_triton_passes", "test_ios_merge", "test_triton_joins"),
+    *("test_fuzz", "test_models", "test_compare", "test_serving_peers", "test_ios_search", "test_passes"),
+    *("test_merge_convolutions",),
 )
 
 # pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of each capture.
 logging.getLogger("torch.__trace").propagate = True
+
+# Each capture has PyTorch look for all composite operators, and make a type for each kernel that it registers for them: most
+# of its time, where a model is small. The operators change with registrations alone, and `typing` makes a type once.
+find_composites = exported_program._collect_all_valid_cia_ops
+
+
+@cache
+def composites(num_registered: int, namespaces: tuple[str, ...]) -> set[Any]:
+    return find_composites()
+
+
+def composites_so_far() -> set[Any]:
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    return composites(len(registered), tuple(torch.ops._dir))
+
+
+exported_program._collect_all_valid_cia_ops = composites_so_far
+torch._ops.Callable = typing.Callable
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
 
@@ -161,6 +189,14 @@ def unbound() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def brief_trials() -> Iterator[None]:
+    """A search of weave calls each candidate as often as it must. No test asks which of two small programs is faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "ROUND_SECONDS", 0.0)
+        yield
+
+
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """More threads sum in another order, and training makes much of a little."""
@@ -217,6 +253,46 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
 
     return run
+
+
+class WorkerHere:
+    """Stands in for the process of a cell: its worker, in this process."""
+
+    def __init__(self, device: str, visible_device: str, cores: Collection[int] = ()):
+        self.worker = Worker(io.StringIO(), visible_device)
+
+    def ask(self, command: Command, *_: object) -> Answer | Phase:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            answer = guarded(self.worker.carry_out, command)
+        return answer_to(command, encoded(answer).encode())
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """As `run`, in this process, for a request that measures nothing; starts of processes are most of such a run."""
+
+    def run_here(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        imported = set(sys.modules)
+        capfd.readouterr()
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+            patch.chdir(folder)
+            patch.syspath_prepend(folder)
+            patch.setattr(sys, "argv", command(*arguments)[1:])
+            for variable, value in environment(HYDRA_FULL_ERROR="", **more).items():  # the program sets it for itself
+                patch.setenv(variable, value)
+            for module in (asking, checking):
+                patch.setattr(module, "CellProcess", WorkerHere)
+            main()
+        for name in set(sys.modules) - imported:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
+                del sys.modules[name]
+        output = capfd.readouterr()
+        return subprocess.CompletedProcess(sys.argv, int(end.value.code or 0), output.out, output.err)
+
+    return run_here
 
 
 @pytest.fixture

@@ -346,9 +346,9 @@ def test_the_runner_advises_without_a_gpu(run: Run, folder: Path) -> None:
         (["algorithms=timed"], "on h200: kernels measured on NVIDIA H200, by other algorithms\n"),
     ],
 )
-def test_a_source_that_is_not_the_cell_itself_is_told(run: Run, arguments: list[str], source: str) -> None:
+def test_a_source_that_is_not_the_cell_itself_is_told(run_here: Run, arguments: list[str], source: str) -> None:
     """What was measured of the same network on another GPU or by other algorithms is not set beside what is predicted."""
-    done = run("runner=advise", "model=squeezenet", "device=cpu", *arguments)
+    done = run_here("runner=advise", "model=squeezenet", "device=cpu", *arguments)
     assert done.returncode == 0 and source in done.stdout and "; measured" not in done.stdout, done.stdout
     assert ", measured " not in done.stdout
 
@@ -367,15 +367,15 @@ def test_a_custom_model_is_estimated(run: Run) -> None:
     ("arguments", "words"),
     [(["runner.gpu=h2000"], "did you mean h200"), (["runner.profile=nowhere.json"], "nowhere.json")],
 )
-def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
-    done = run("runner=advise", "model=squeezenet", "device=cpu", *arguments)
+def test_a_wrong_request_is_one_line(run_here: Run, arguments: list[str], words: str) -> None:
+    done = run_here("runner=advise", "model=squeezenet", "device=cpu", *arguments)
     assert done.returncode == 2 and words in done.stderr and len(without_progress(done.stderr)) == 1, done.stderr
 
 
-def test_a_profile_of_no_program_is_one_line(run: Run, tmp_path: Path, program: Program) -> None:
+def test_a_profile_of_no_program_is_one_line(run_here: Run, tmp_path: Path, program: Program) -> None:
     document = made_set(program, [50.0] * len(program.graph)).to_json() | {"programs": {}, "schedules": []}
     (tmp_path / "empty.json").write_text(json.dumps(document))
-    done = run("runner=advise", "model=squeezenet", "device=cpu", f"runner.profile={tmp_path / 'empty.json'}")
+    done = run_here("runner=advise", "model=squeezenet", "device=cpu", f"runner.profile={tmp_path / 'empty.json'}")
     (line,) = without_progress(done.stderr)
     assert done.returncode == 2 and line.endswith("empty.json is no file of runner=profile: it holds no program")
 

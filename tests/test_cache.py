@@ -213,15 +213,15 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             Cache()
 
 
-def test_the_command(run: Run, tmp_path: Path) -> None:
+def test_the_command(run_here: Run, tmp_path: Path) -> None:
     with Cache(tmp_path / "kept").artefact("onnx", "ResNet float32[1, 3, 8, 8]", OF, hello):
         pass
-    shown = run("runner=cache", OPWEAVE_CACHE=str(tmp_path / "kept"))
+    shown = run_here("runner=cache", OPWEAVE_CACHE=str(tmp_path / "kept"))
     assert shown.returncode == 0 and "ONNX file" in shown.stdout and "ResNet float32[1, 3, 8, 8]" in shown.stdout
-    emptied = run("runner=cache", "runner.empty=true", OPWEAVE_CACHE=str(tmp_path / "kept"))
+    emptied = run_here("runner=cache", "runner.empty=true", OPWEAVE_CACHE=str(tmp_path / "kept"))
     assert emptied.returncode == 0 and "dropped 1" in emptied.stdout
     assert not Cache(tmp_path / "kept").entries()
-    wrong = run("runner=cache", OPWEAVE_CACHE=str(tmp_path / "kept"), OPWEAVE_CACHE_GIB="x")
+    wrong = run_here("runner=cache", OPWEAVE_CACHE=str(tmp_path / "kept"), OPWEAVE_CACHE_GIB="x")
     assert wrong.returncode == 2 and "OPWEAVE_CACHE_GIB=x" in wrong.stderr
 
 

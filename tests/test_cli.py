@@ -20,7 +20,7 @@ from results.cell import Cell, choose
 from results.files import PARTIAL
 from runners.cell.messages import Check, Refused
 from runners.cell.worker import Worker, guarded
-from runners.command import composed, main
+from runners.command import composed
 from scripts.exhibits.preset import Preset, names
 from scripts.exhibits.running import Run as Exhibit
 from systems.scheduling.plans.schedule import Schedule
@@ -121,23 +121,6 @@ BAD_FACTORIES = [
 ]
 
 
-@pytest.fixture
-def request_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """The program in this process, for a request that starts no other; half of such a run is a process's start."""
-
-    def request_here(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys, "argv", command(*arguments)[1:])
-        for variable, value in environment(HYDRA_FULL_ERROR="").items():  # the program sets it for itself
-            monkeypatch.setenv(variable, value)
-        with pytest.raises(SystemExit) as end:
-            main()
-        output = capfd.readouterr()
-        return subprocess.CompletedProcess(sys.argv, int(end.value.code or 0), output.out, output.err)
-
-    return request_here
-
-
 def refused(done: "subprocess.CompletedProcess[str]", folder: Path, before: list[str]) -> str:
     """The one line of a request that was refused with nothing written, but for what Python keeps of the factory's module."""
     lines = done.stderr.strip().splitlines()
@@ -153,9 +136,9 @@ def with_device(request_: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("request_", "says"), BAD_REQUESTS, ids=[r for r, _ in BAD_REQUESTS])
-def test_a_bad_request_is_one_line(request_here: Run, folder: Path, request_: str, says: str) -> None:
+def test_a_bad_request_is_one_line(run_here: Run, folder: Path, request_: str, says: str) -> None:
     before = sorted(os.listdir(folder))
-    assert says in refused(request_here(*with_device(request_)), folder, before)
+    assert says in refused(run_here(*with_device(request_)), folder, before)
 
 
 @pytest.mark.parametrize(("request_", "says"), BAD_REQUESTS[::15], ids=[r for r, _ in BAD_REQUESTS[::15]])
@@ -192,14 +175,14 @@ def test_a_wrong_option_of_a_system_is_one_line(run: Run, folder: Path) -> None:
     assert "multiple of heads" in refused(done, folder, before)
 
 
-def test_an_option_that_all_swept_systems_have_is_taken_for_each(request_here: Run, folder: Path) -> None:
+def test_an_option_that_all_swept_systems_have_is_taken_for_each(run_here: Run, folder: Path) -> None:
     """Though the system of conf/config.yaml has it not. What is refused is then the batch, and not the option."""
     before = sorted(os.listdir(folder))
     options = ["capture=false", "schedule='a b, (c).json'", "schedule="]
     for system, option in [("sequential,ios", option) for option in options]:
-        done = request_here("-m", "model=squeezenet", f"system={system}", f"system.{option}", "batch=0")
+        done = run_here("-m", "model=squeezenet", f"system={system}", f"system.{option}", "batch=0")
         assert "batch" in refused(done, folder, before)
-    done = request_here("-m", "model=squeezenet", "system=eager,ios", "system.capture=false")
+    done = run_here("-m", "model=squeezenet", "system=eager,ios", "system.capture=false")
     assert "no key 'system.capture'" in refused(done, folder, before)
 
 
@@ -241,17 +224,17 @@ def test_a_small_run_of_an_exhibit_of_orca_composes(name: str, cells_of: Callabl
     assert cells_of("-m", *(f"{key}={value}" for key, value in sweep.items()))
 
 
-def test_a_folder_without_permission_is_one_line(run: Run, folder: Path) -> None:
+def test_a_folder_without_permission_is_one_line(run_here: Run, folder: Path) -> None:
     # Not even root can make a file in /proc.
     for argument in ("results=/proc/opweave", "results=/proc"):
-        assert "cannot be written" in refused(run(argument, "device=cpu"), folder, ["tiny.py"])
-    assert "cannot be written" in refused(run("runner=schedule", "output=/proc/x.json"), folder, ["tiny.py"])
+        assert "cannot be written" in refused(run_here(argument, "device=cpu"), folder, ["tiny.py"])
+    assert "cannot be written" in refused(run_here("runner=schedule", "output=/proc/x.json"), folder, ["tiny.py"])
 
 
-def test_a_cache_that_can_be_no_folder_is_one_line(run: Run, folder: Path) -> None:
+def test_a_cache_that_can_be_no_folder_is_one_line(run_here: Run, folder: Path) -> None:
     for place in ("tiny.py", "tiny.py/deeper"):
         for runner in ("cache", "latency"):
-            assert "tiny.py is a file" in refused(run(f"runner={runner}", OPWEAVE_CACHE=place), folder, ["tiny.py"])
+            assert "tiny.py is a file" in refused(run_here(f"runner={runner}", OPWEAVE_CACHE=place), folder, ["tiny.py"])
 
 
 def test_the_traceback_is_there_for_who_asks(run: Run) -> None:
@@ -334,7 +317,7 @@ def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", record["when"])
 
 
-def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, folder: Path) -> None:
+def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, run_here: Run, folder: Path) -> None:
     arguments = ["runner=schedule", "model=custom", "model.factory=tiny:make", "batch=3"]
     done = run(*arguments, "system=nimble", "output=s.json")
     assert done.returncode == 0, done.stderr
@@ -349,14 +332,14 @@ def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, folde
     assert all(set(o) == {"id", "name", "target", "stream", "position"} for o in operators)
     assert {tuple(w) for w in schedule["waits"]} <= {tuple(e) for e in schedule["edges"]}
     assert set(schedule["search"]) >= {"seconds", "states", "transitions"}
-    printed = run(*arguments, "system=nimble")
+    printed = run_here(*arguments, "system=nimble")
     assert json.loads(printed.stdout) | {"search": 0} == schedule | {"search": 0}
-    none = run(*arguments, "system=eager", "output=none.json")
+    none = run_here(*arguments, "system=eager", "output=none.json")
     assert none.returncode == 0 and "no schedule" in none.stderr and not (folder / "none.json").exists()
     assert not (folder / "results").exists()
 
 
-def test_a_schedule_file_reads_back_and_passes_the_proof(run: Run, folder: Path) -> None:
+def test_a_schedule_file_reads_back_and_passes_the_proof(run_here: Run, folder: Path) -> None:
     (folder / "ordered.py").write_text(
         "import torch\n"
         "class Ordered(torch.nn.Module):\n"
@@ -365,7 +348,7 @@ def test_a_schedule_file_reads_back_and_passes_the_proof(run: Run, folder: Path)
         "        return torch.cat((c - a, b - a, b)), a * a\n"
         "def make(batch): return Ordered(), (torch.randn(batch, 3),)\n"
     )
-    done = run("runner=schedule", "model=custom", "model.factory=ordered:make", "system=nimble", "output=s.json")
+    done = run_here("runner=schedule", "model=custom", "model.factory=ordered:make", "system=nimble", "output=s.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((folder / "s.json").read_text())
     ids = {o["target"].split(".")[1]: o["id"] for o in document["operators"]}

@@ -1,6 +1,7 @@
 """The options of a choice are those that Hydra composes for it."""
 
 import math
+from itertools import zip_longest
 
 import pytest
 import yaml
@@ -13,15 +14,21 @@ from hydra_plugins.opweave_sweeper import OpweaveSweeper, check_number
 from runners.checks import BadRequest
 
 
-@pytest.mark.parametrize("group", ["model", "system", "runner"])
-def test_options_are_those_that_hydra_composes(group: str) -> None:
-    assert conf.choices(group)
+def test_options_are_those_that_hydra_composes() -> None:
+    """One choice of each group is composed at a time, until every group has no more."""
+    choices_by_group = {group: conf.choices(group) for group in ("model", "system", "runner")}
+    assert all(choices_by_group.values())
+    seen = set()
     with initialize_config_dir(str(conf.FOLDER), version_base="1.3"):
-        for choice in conf.choices(group):
-            composed = compose("config", overrides=[f"{group}={choice}"])[group]
-            hydras = {k: v for k, v in OmegaConf.to_container(composed).items() if v != "???"}  # type: ignore[union-attr]
-            ours = {k: v for k, v in conf.options(group, choice).items() if v != "???"}
-            assert ours == hydras, choice
+        for chosen in zip_longest(*choices_by_group.values()):
+            overrides = {group: choice for group, choice in zip(choices_by_group, chosen, strict=True) if choice}
+            composed = compose("config", overrides=[f"{group}={choice}" for group, choice in overrides.items()])
+            for group, choice in overrides.items():
+                hydras = {k: v for k, v in OmegaConf.to_container(composed[group]).items() if v != "???"}  # type: ignore[union-attr]
+                ours = {k: v for k, v in conf.options(group, choice).items() if v != "???"}
+                assert ours == hydras, choice
+                seen.add((group, choice))
+    assert len(seen) == sum(map(len, choices_by_group.values()))
 
 
 def test_a_choice_that_is_not_there_is_a_key_error() -> None:

@@ -94,8 +94,8 @@ def test_a_comment_is_read_with_what_follows_it() -> None:
     assert conf.listed("what: a | b") == ("a", "b") and conf.listed("a | b: c") == conf.listed("of: a") == ()
 
 
-def test_help_shows_every_choice_and_each_key_of_what_is_chosen(run: Run) -> None:
-    done = run("system=ios", "model=bert", "runner=timeline", "system.r=2", "--help", COLUMNS="125")
+def test_help_shows_every_choice_and_each_key_of_what_is_chosen(run_here: Run) -> None:
+    done = run_here("system=ios", "model=bert", "runner=timeline", "system.r=2", "--help", COLUMNS="125")
     assert done.returncode == 0 and done.stderr == ""
     words = " ".join(done.stdout.split())
     for group in conf.GROUPS:

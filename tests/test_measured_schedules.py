@@ -195,13 +195,13 @@ def test_the_runner_writes_a_set(run: Run, folder: Path) -> None:
         (["-m", "runner=profile", "batch=1,2"], "writes one file"),
     ],
 )
-def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
-    done = run(*arguments, "device=cpu")
+def test_a_wrong_request_is_one_line(run_here: Run, arguments: list[str], words: str) -> None:
+    done = run_here(*arguments, "device=cpu")
     assert done.returncode == 2 and words in done.stderr and len(without_progress(done.stderr)) == 1
 
 
-def test_a_cpu_is_not_calibrated(run: Run) -> None:
-    done = run("runner=calibrate", "device=cpu")
+def test_a_cpu_is_not_calibrated(run_here: Run) -> None:
+    done = run_here("runner=calibrate", "device=cpu")
     assert done.returncode == 0 and "a GPU is calibrated" in done.stderr
 
 

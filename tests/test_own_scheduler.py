@@ -83,15 +83,15 @@ def test_its_schedule_is_written(own: Path, folder: Path, run: Run) -> None:
     assert json.loads((folder / "s.json").read_text())["system"] == "wide"
 
 
-def test_a_schedule_that_may_give_a_wrong_answer_is_not_written(own: Path, folder: Path, run: Run) -> None:
+def test_a_schedule_that_may_give_a_wrong_answer_is_not_written(own: Path, folder: Path, run_here: Run) -> None:
     cell = ["model=custom", "model.factory=tiny:make", "device=cpu", "system=custom", "system.plan=mine.wide:hasty"]
-    done = run("runner=schedule", *cell, "output=s.json")
+    done = run_here("runner=schedule", *cell, "output=s.json")
     assert done.returncode == 1 and not done.stdout and not (folder / "s.json").exists()
     *_, line = done.stderr.splitlines()
     assert line.startswith("opweave: failed: InvalidSchedule: operator ") and "neither a stream nor a wait" in line
 
 
-def test_wrong_requests_are_told(own: Path, folder: Path, run: Run) -> None:
+def test_wrong_requests_are_told(own: Path, folder: Path, run_here: Run) -> None:
     for arguments, variable, message in (
         (["system=wide"], "", "no system is named 'wide'"),
         (["system=wid"], str(own), "did you mean wide?"),
@@ -100,7 +100,7 @@ def test_wrong_requests_are_told(own: Path, folder: Path, run: Run) -> None:
         (["system=wide", "system.plan=mine.wide:plam"], str(own), "did you mean plan?"),
         (["system=eager"], str(folder / "none"), "is no folder"),
     ):
-        done = run(*CELL, *arguments, **({"OPWEAVE_CONF": variable} if variable else {}))
+        done = run_here(*CELL, *arguments, **({"OPWEAVE_CONF": variable} if variable else {}))
         assert done.returncode == 2 and message in done.stderr and len(without_progress(done.stderr)) == 1, (
             arguments,
             done.stderr,

@@ -310,24 +310,24 @@ def test_a_client_that_goes_away_gives_its_slots_back(running: Running) -> None:
     assert running.metric("tokens_total") < num_before + 2000, "it was served to its end"
 
 
-def test_a_port_that_is_taken_is_one_line(running: Running, run: Run) -> None:
+def test_a_port_that_is_taken_is_one_line(running: Running, run_here: Run) -> None:
     port = urlsplit(running.address).port
-    done = run("runner=serve", f"runner.port={port}", "system=orca", *MODEL)
+    done = run_here("runner=serve", f"runner.port={port}", "system=orca", *MODEL)
     assert done.returncode == 2 and done.stderr.strip().splitlines() == [
         f"opweave: runner.port={port}: nothing can listen at 127.0.0.1:{port}: Address already in use"
     ]
 
 
 @pytest.mark.parametrize("values", [["system=orca,orca_paged"], ["system=orca", "batch=1,2"]])
-def test_a_sweep_is_one_line(run: Run, values: list[str]) -> None:
-    done = run("-m", "runner=serve", "runner.port=0", *values, *MODEL)
+def test_a_sweep_is_one_line(run_here: Run, values: list[str]) -> None:
+    done = run_here("-m", "runner=serve", "runner.port=0", *values, *MODEL)
     assert done.returncode == 2 and done.stderr.strip().splitlines() == [
         "opweave: runner=serve serves one model under one system: ask for no sweep"
     ]
 
 
-def test_a_host_that_is_none_is_one_line(run: Run) -> None:
-    done = run("runner=serve", "runner.host=nohost.invalid", "system=orca", *MODEL)
+def test_a_host_that_is_none_is_one_line(run_here: Run) -> None:
+    done = run_here("runner=serve", "runner.host=nohost.invalid", "system=orca", *MODEL)
     assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
 
 

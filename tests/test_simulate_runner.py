@@ -236,14 +236,14 @@ def test_a_committed_timeline_is_found(run: Run, folder: Path) -> None:
         (["runner.timeline=nowhere.json"], "nowhere.json"),
     ],
 )
-def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], words: str) -> None:
-    done = run("runner=simulate", "model=squeezenet", "device=cpu", *arguments)
+def test_a_wrong_request_is_one_line(run_here: Run, arguments: list[str], words: str) -> None:
+    done = run_here("runner=simulate", "model=squeezenet", "device=cpu", *arguments)
     assert done.returncode == 2 and words in done.stderr and len(without_progress(done.stderr)) == 1, done.stderr
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "tf32_products"])
-def test_times_of_another_arithmetic_predict_nothing(run: Run, precision: str) -> None:
-    done = run("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", f"precision={precision}")
+def test_times_of_another_arithmetic_predict_nothing(run_here: Run, precision: str) -> None:
+    done = run_here("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", f"precision={precision}")
     assert done.returncode == 0 and " ms" not in done.stdout
     assert f"unsupported: no profile here was measured in {precision}, but in tf32" in done.stderr
 
@@ -275,7 +275,7 @@ def test_a_set_is_of_its_own_arithmetic_and_one_that_names_none_of_any(measured:
 
 
 @pytest.mark.slow
-def test_a_model_without_a_profile_is_unsupported(run: Run) -> None:
-    done = run("runner=simulate", "model=squeezenet", "batch=3", "device=cpu")
+def test_a_model_without_a_profile_is_unsupported(run_here: Run) -> None:
+    done = run_here("runner=simulate", "model=squeezenet", "batch=3", "device=cpu")
     assert done.returncode == 0 and "no profile of squeezenet at batch 3" in done.stderr
     assert "runner=profile writes on a GPU; runner=advise estimates without" in done.stderr

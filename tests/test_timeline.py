@@ -298,8 +298,8 @@ def test_two_systems_make_one_trace(run: Run, folder: Path) -> None:
         (["output=."], "a folder"),
     ],
 )
-def test_a_wrong_request_is_one_line(run: Run, arguments: list[str], says: str) -> None:
-    done = run("runner=timeline", "model=custom", "model.factory=tiny:make", "device=cpu", *arguments)
+def test_a_wrong_request_is_one_line(run_here: Run, arguments: list[str], says: str) -> None:
+    done = run_here("runner=timeline", "model=custom", "model.factory=tiny:make", "device=cpu", *arguments)
     assert done.returncode == 2 and done.stdout == "" and len(without_progress(done.stderr)) == 1 and says in done.stderr
 
 

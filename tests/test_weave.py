@@ -217,21 +217,18 @@ def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
     ],
 )
 def test_a_fault_of_a_pass_is_no_misfit_of_a_plan(
-    error: ValueError,
-    kind: type[Exception],
-    message: str,
-    plan_file: Path,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    error: ValueError, kind: type[Exception], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as the command line has it here
+    schedule = systems.load("weave", budget_s=0.0).schedule(*_tiny(folder))
+    (folder / "plan.json").write_text(json.dumps(schedule.to_json(model="custom", batch=1, device="cpu")))
+    _prepared_tiny(folder, folder / "plan.json").close()
 
     def fails(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(Rewriting, "apply", fails)
     with pytest.raises(kind, match=message):
-        _prepared_tiny(folder, plan_file)
+        _prepared_tiny(folder, folder / "plan.json")
 
 
 def test_a_plan_holds_the_captured_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path) -> None:
@@ -375,7 +372,8 @@ class Factor(nn.Module):
         return self.layer(x).tanh() * self.factor  # type: ignore[no-any-return]
 
 
-def _prepared_tiny(folder: Path, file: Path) -> Any:
+def _tiny(folder: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model of TINY."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("tiny_of_weave", folder / "tiny.py")
@@ -384,7 +382,11 @@ def _prepared_tiny(folder: Path, file: Path) -> Any:
     spec.loader.exec_module(tiny)
     torch.manual_seed(0)
     module, inputs = tiny.make(1)[:2]
-    return systems.load("weave", plan=str(file)).prepare(module.eval(), inputs)
+    return module.eval(), inputs
+
+
+def _prepared_tiny(folder: Path, file: Path) -> Any:
+    return systems.load("weave", plan=str(file)).prepare(*_tiny(folder))
 
 
 @pytest.mark.parametrize(
