@@ -107,12 +107,15 @@ logging.getLogger("torch.__trace").propagate = True
 
 # Each capture has PyTorch look for all composite operators, and make a type for each kernel that it registers for them: most
 # of its time, where a model is small. The operators change with registrations alone, and `typing` makes a type once.
-find_composites = exported_program._collect_all_valid_cia_ops
+FIND_COMPOSITES = "_collect_all_valid_cia_ops"  # a function of PyTorch's own, which another release may not have
+find_composites = getattr(exported_program, FIND_COMPOSITES, None)
 
 
 @cache
 def composites(num_registered: int, namespaces: tuple[str, ...]) -> set[Any]:
-    return find_composites()
+    assert find_composites is not None
+    found: set[Any] = find_composites()
+    return found
 
 
 def composites_so_far() -> set[Any]:
@@ -120,7 +123,8 @@ def composites_so_far() -> set[Any]:
     return composites(len(registered), tuple(torch.ops._dir))
 
 
-exported_program._collect_all_valid_cia_ops = composites_so_far
+if find_composites is not None:
+    setattr(exported_program, FIND_COMPOSITES, composites_so_far)
 torch._ops.Callable = typing.Callable
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
