@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from conf import Options, nearest
-from conf.text import named_line, place_of
+from conf.own_code import with_own_line
+from conf.text import named_line
 from models.model import Model
 from models.registry import NUM_NEAREST, BadModel
 
@@ -41,7 +42,7 @@ def load(batch: int, *, training: bool, device: str | torch.device, options: Opt
     try:
         product = make(batch)
     except (Exception, SystemExit) as error:
-        raise BadModel(f"factory {factory} raised {named_line(error)}{place_of(error)}") from error
+        raise BadModel(with_own_line(f"factory {factory} raised {named_line(error)}", error)) from error
     module, inputs = _checked(product, factory)
     is_of_one = all(tensor.shape[:1] in ((), (1,)) for tensor in inputs)
     if batch > 1 and is_of_one and not any(size and size % batch == 0 for tensor in inputs for size in tensor.shape):
@@ -64,9 +65,9 @@ def _import(factory: str) -> Callable[[int], object]:
     except ModuleNotFoundError as error:
         if error.name and (path == error.name or path.startswith(f"{error.name}.")):
             raise BadModel(f"factory {factory}: there is no module {error.name} in {os.getcwd()} or installed") from error
-        raise BadModel(f"factory {factory}: importing {path} raised {named_line(error)}{place_of(error)}") from error
+        raise BadModel(with_own_line(f"factory {factory}: importing {path} raised {named_line(error)}", error)) from error
     except (Exception, SystemExit) as error:
-        raise BadModel(f"factory {factory}: importing {path} raised {named_line(error)}{place_of(error)}") from error
+        raise BadModel(with_own_line(f"factory {factory}: importing {path} raised {named_line(error)}", error)) from error
     try:
         make = getattr(module, attribute)
     except AttributeError as error:

@@ -114,8 +114,8 @@ find_composites = getattr(exported_program, FIND_COMPOSITES, None)
 @cache
 def composites(num_registered: int, namespaces: tuple[str, ...]) -> set[Any]:
     assert find_composites is not None
-    found: set[Any] = find_composites()
-    return found
+    operators: set[Any] = find_composites()
+    return operators
 
 
 def composites_so_far() -> set[Any]:

@@ -1,14 +1,8 @@
 """Lines of text that other programs wrote."""
 
-import os
-import runpy
-from pathlib import Path
-
 import pytest
 
-from conf.text import LONGEST, first_line, named_line, place_of
-from systems import load
-from systems.base import BadOption
+from conf.text import LONGEST, first_line, named_line
 
 
 class Mute(Exception):
@@ -40,21 +34,3 @@ def test_an_error_is_named_with_its_message() -> None:
         "KeyError",
         "ValueError: a b",
     ]
-
-
-def test_an_error_of_ones_own_code_has_its_place(tmp_path: Path) -> None:
-    (tmp_path / "own_model.py").write_text("import json\ndef wrong():\n\n    return json.loads('{')\n")
-    space = runpy.run_path(str(tmp_path / "own_model.py"))
-    try:
-        try:
-            space["wrong"]()
-        except ValueError as error:
-            raise RuntimeError("of it") from error
-    except RuntimeError as error:
-        error.__traceback__ = None  # of this file, which is one's own too
-        assert place_of(error) == f" ({os.path.relpath(tmp_path / 'own_model.py')}:4)"
-    assert place_of(ValueError("raised nowhere")) == ""
-    with pytest.raises(BadOption) as caught:
-        load("weave", budget_s=-1)
-    caught.value.__traceback__ = caught.value.__traceback__ and caught.value.__traceback__.tb_next
-    assert place_of(caught.value) == ""

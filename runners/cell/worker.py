@@ -16,7 +16,8 @@ from itertools import pairwise
 from time import perf_counter
 from typing import IO, TYPE_CHECKING
 
-from conf.text import first_line, place_of, words_of
+from conf.own_code import with_own_line
+from conf.text import first_line, words_of
 from results.cell import Cell, Choice
 from results.words import one_line
 from runners.machine.installation import module_name
@@ -229,13 +230,13 @@ def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
         if isinstance(error, BadModel | BadOption):
             return Refused(reason_of(error))
         if isinstance(error, Unsupported):
-            return Failed("unsupported", reason_of(error) + place_of(error))
+            return Failed("unsupported", with_own_line(reason_of(error), error))
         with suppress(Exception):  # an error's message may itself be one
             traceback.print_exc()
         is_known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
         if is_known or (isinstance(error, RuntimeError) and any(words in words_of(error) for words in NO_MEMORY)):
             return Failed("out_of_memory", reason_of(error))
-        return Failed("failed", f"{type(error).__name__}: {reason_of(error)}{place_of(error)}")
+        return Failed("failed", with_own_line(f"{type(error).__name__}: {reason_of(error)}", error))
 
 
 def reason_of(error: BaseException) -> str:

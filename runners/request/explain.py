@@ -31,8 +31,8 @@ def check_files(folder: Path) -> None:
             try:
                 own = options(group, file.relative_to(folder / group).with_suffix("").as_posix())
             except (KeyError, ValueError, OSError, RecursionError) as error:
-                told = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-                raise BadRequest(told if str(file) in told else f"{file}: {told}") from error
+                reason = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+                raise BadRequest(reason if str(file) in reason else f"{file}: {reason}") from error
             if "name" not in own:
                 raise BadRequest(
                     f"{file} has no name: it needs a defaults list with a choice of conf/{group}, such as custom"

@@ -4,11 +4,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from os.path import relpath
-from traceback import extract_tb
 
 from conf import nearest
-from conf.text import named_line, place_of
+from conf.own_code import with_own_line
+from conf.text import named_line
 from systems.base import BadOption, Unsupported
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
@@ -49,19 +48,10 @@ class Custom(Scheduler):
         except (Unsupported, BadOption, MemoryError):
             raise
         except Exception as error:
-            raise PlanFailed(f"system.plan={self.path} raised {named_line(error)}{_place_of(error)}") from error
+            raise PlanFailed(with_own_line(f"system.plan={self.path} raised {named_line(error)}", error)) from error
         if not isinstance(schedule, Schedule):
             raise BadOption(f"system.plan={self.path} returned a {type(schedule).__name__}, not a Schedule")
         return schedule
-
-
-def _place_of(error: Exception) -> str:
-    """The last line of the function's own file that the error came through, for a message; "" where it never began."""
-    _, *frames = extract_tb(error.__traceback__)
-    if not frames:
-        return ""
-    last = next(frame for frame in reversed(frames) if frame.filename == frames[0].filename)
-    return f" ({relpath(last.filename)}:{last.lineno})"
 
 
 def _import(path: str) -> Callable[[Program], object]:
@@ -77,11 +67,11 @@ def _import(path: str) -> Callable[[Program], object]:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise BadOption(f"system.plan={path}: there is no module {error.name} in {os.getcwd()} or installed") from error
         raise BadOption(
-            f"system.plan={path}: importing {module_name} raised {named_line(error)}{place_of(error)}"
+            with_own_line(f"system.plan={path}: importing {module_name} raised {named_line(error)}", error)
         ) from error
     except (Exception, SystemExit) as error:
         raise BadOption(
-            f"system.plan={path}: importing {module_name} raised {named_line(error)}{place_of(error)}"
+            with_own_line(f"system.plan={path}: importing {module_name} raised {named_line(error)}", error)
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):

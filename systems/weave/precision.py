@@ -79,7 +79,7 @@ class Precision:
         Args:
             choices: in the place of the passes' own.
         """
-        found: dict[str, Decision] = {}
+        costly: dict[str, Decision] = {}
         chosen = dict(choices)
         while self.program_excess(chosen) > 1:
             decisions_by_place = self._taken_without(chosen)
@@ -91,10 +91,11 @@ class Precision:
             while low < high:
                 middle = (low + high) // 2
                 low, high = (low, middle) if self.program_excess(chosen | dict(rest[:middle])) <= 1 else (middle + 1, high)
-            place, chosen[place] = rest[low - 1]
-            found[place] = decisions_by_place[place]
-            self.report(f"dropped, since it costs precision: {in_words(found[place])}")
-        return found
+            place, without = rest[low - 1]
+            chosen[place] = without
+            costly[place] = decisions_by_place[place]
+            self.report(f"dropped, since it costs precision: {in_words(costly[place])}")
+        return costly
 
     def program_excess(self, choices: Choices) -> float:
         """The error of the program under these choices over what it may be."""

@@ -1,0 +1,39 @@
+"""Where a person's own code, a model or a scheduler, raised an error."""
+
+import os
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = {"conf", "hydra_plugins", "models", "opweave.py", "results", "run.py", "runners", "scripts", "systems"}
+INSTALLED = {"site-packages", "dist-packages", Path(os.__file__).parent.name}  # the last is the standard library's
+
+
+def with_own_line(message: str, error: BaseException) -> str:
+    """A message, and behind it the line that raised its error, unless it ends so: "... (mypkg/mymodel.py:12)".
+
+    The line is the last of a person's own in the error, or in what led to it. Own code is neither Opweave's nor installed.
+    """
+    line = _own_line(error)
+    return message if message.endswith(line) else message + line
+
+
+def _own_line(error: BaseException) -> str:
+    """ "" where no code of a person's own raised it."""
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen:
+        for frame in reversed(traceback.extract_tb(at.__traceback__)):
+            if _is_own(frame.filename):
+                return f" ({os.path.relpath(frame.filename)}:{frame.lineno})"
+        seen.append(at)
+        at = at.__cause__ or at.__context__
+    return ""
+
+
+def _is_own(name: str) -> bool:
+    file = Path(name)
+    if not file.is_file() or INSTALLED & set(file.parts):
+        return False
+    file = file.resolve()
+    return not (file.is_relative_to(ROOT) and file.relative_to(ROOT).parts[0] in ROOMS)
