@@ -23,7 +23,7 @@ VERDICTS = (*JUDGED, NOT_COMPARABLE, CANNOT, UNJUDGED, NOT_RUN, NOT_SHOWN)
 
 SHARE, PART = 0.7, 0.3  # of the paper's gain: what holds, and what holds in part
 HALF = 0.5  # of an exhibit's figures: with fewer there is no verdict on it
-ONE_PROCESS = 0.1  # by how much two processes of the same kernels may differ: 19 of 20 A/A margins measured here are less
+ONE_PROCESS = 0.1  # by how much two processes of the same kernels may differ: 9 of 10 A/A margins measured here are less
 EQUAL = 0.05  # a ratio so near to 1 says that there is no difference
 NO_DIFFERENCE = 0.1
 BEHIND = 0.02  # what is not slower may be by so little
@@ -49,6 +49,8 @@ RULES = {
     f"at least {1 - EQUAL} (level), and does not hold else",
     "not_slower": f"what is not slower holds where the whole interval has {percent(1 - BEHIND)} of the other's speed, in "
     f"part where its upper end has and ours is at least {1 - EQUAL}",
+    "alike": "what is told as alike, or as hardly faster, holds where the whole interval is within "
+    f"{percent(NO_DIFFERENCE)} of 1, in part where ours alone is, and does not hold else",
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
     "at_least": f"a lower bound that is a ratio {_SHARES}; an idle share is taken as a call over its busy time. "
@@ -69,8 +71,8 @@ INTERVALS = (
     "and where a host slowed one side in the rounds, an end reaches to what the two took alone"
 )
 
-IN_WORDS = ("direction", "fastest", "not_slower", "gain_direction")  # rules of claims that have no figure
-OF_RATIOS = ("ratio", "direction", "fastest", "not_slower")  # rules that see an interval of ratios
+IN_WORDS = ("direction", "fastest", "not_slower", "alike", "gain_direction")  # rules of claims that have no figure
+OF_RATIOS = ("ratio", "direction", "fastest", "not_slower", "alike")  # rules that see an interval of ratios
 
 
 @dataclass(frozen=True)
@@ -170,9 +172,12 @@ class Finding:
         if self.rule == "not_slower":
             is_level = high >= 1 - BEHIND and ours >= 1 - EQUAL
             return HOLDS if low >= 1 - BEHIND else IN_PART if is_level else DOES_NOT_HOLD
-        if abs(log(published)) <= log(1 + EQUAL) and abs(log(ours)) <= log(1 + NO_DIFFERENCE):
+        is_near = abs(log(ours)) <= log(1 + NO_DIFFERENCE)
+        if is_near and (self.rule == "alike" or abs(log(published)) <= log(1 + EQUAL)):
             is_within = low > 0 and max(-log(low), log(high)) <= log(1 + NO_DIFFERENCE)
             return HOLDS if is_within else IN_PART
+        if self.rule == "alike":
+            return DOES_NOT_HOLD
         return _by_share(log(published), *(log(value) for value in (ours, low, high)))
 
 
