@@ -110,6 +110,20 @@ def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
+def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
+    for key, figure in charts(name):
+        with style.house():
+            figure.canvas.draw()
+        for axes in figure.axes:
+            for line in axes.lines:
+                if line.get_marker() in ("", "None", None, "_", "|") or not line.get_clip_on():  # none, or a cap
+                    continue
+                half = 0.5 * (line.get_markersize() + line.get_markeredgewidth()) * figure.dpi / 72
+                inner = axes.get_window_extent().padded(-half)
+                assert all(inner.contains(x, y) for x, y in axes.transData.transform(line.get_xydata())), key
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) -> None:
     for key, figure in charts(name, *BARS):
         assert len({axes.get_ylim() for axes in figure.axes}) == 1, key

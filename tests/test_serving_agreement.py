@@ -151,7 +151,8 @@ def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> No
     assert drawn == sorted(with_lines) and len(drawn) == 14
     low, high = axes.get_xlim()
     assert all(low < x < high for x, _ in drawn)
-    assert "measured" in [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    legend = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert "measured" in legend and "falls behind" in legend and any(line.get_marker() == "x" for line in axes.lines)
     for chart in charts.values():
         plt.close(chart.figure)
 

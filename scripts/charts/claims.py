@@ -196,7 +196,8 @@ def _limits(findings: Sequence[Finding], unit: str) -> tuple[float, float]:
         margin = 0.06 * (max(ends) - min(ends)) or 0.01
         return min(ends) - margin, max(ends) + margin
     shown = [v for f in findings for v in (f.published, *_extent(f)) if v > 0]
-    low, high = min(shown) / 1.15, max(shown) * 1.15
+    margin = max(1.15, (max(shown) / min(shown)) ** 0.06)  # that marks at the ends of a long axis need too
+    low, high = min(shown) / margin, max(shown) * margin
     if unit == "x":
         low, high = min(low, 0.9), max(high, 1.1)
     return low, high

@@ -26,6 +26,7 @@ ACROSS = 2  # panels
 HEIGHT = 2.8  # inches of a panel
 SIZE = "max_batch_size"
 RING: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markerfacecolor": "none"}  # of what was measured
+CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4}  # of a rate without a latency
 NEAR = 1.4  # times a latency, within which a point would lie under a text beside it
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of systems, in turn
 
@@ -74,8 +75,10 @@ def draw(measured: Selection, real: Mapping[Place, Sequence[Point]] | None = Non
             _panel(axes, lines[model], systems, model, slos.get(model), rings)
         for axes in list(grid.flat)[len(lines) :]:
             axes.set_axis_off()
-        ring = [Line2D([], [], label="measured", color=FAINT, marker="o", **RING)] if num_rings else []
-        above(figure, [*_handles(systems), *ring], measured.setting.label)
+        others = [Line2D([], [], label="measured", color=FAINT, marker="o", **RING)] if num_rings else []
+        if any(point.latency_ms is None for curves in lines.values() for points in curves.values() for point in points):
+            others.append(Line2D([], [], label="falls behind", color=FAINT, **CROSS))
+        above(figure, [*_handles(systems), *others], measured.setting.label)
     caption = (
         "Median normalized latency (end to end, over the tokens generated) over the requests finished a second, a line for "
         "each largest batch. A cross under the axis is a rate that the system did not keep up with: it has a throughput and "
@@ -152,7 +155,7 @@ def _panel(
         stable = [(point.throughput, point.latency_ms) for point in of if point.latency_ms]
         axes.plot([throughput for throughput, _ in stable], [latency_ms for _, latency_ms in stable], **style)
         lost = [point.throughput for point in of if not point.latency_ms]
-        axes.plot(lost, [low * 1.08] * len(lost), linestyle="none", marker="x", markersize=4, color=style["color"])
+        axes.plot(lost, [low * 1.08] * len(lost), color=style["color"], **CROSS)
     for system, measured in rings.items():
         style, xs, ys = _style(system, systems), [p.throughput for p in measured], [p.latency_ms or 0.0 for p in measured]
         axes.plot(xs, ys, color=style["color"], marker=style["marker"], **RING)
