@@ -21,7 +21,7 @@ class Opara(Scheduler):
 
     Args:
         resource: what an operator demands of the device, one of RESOURCES.
-        launch_order: one of ORDERS, all on the same streams (the ablation of the paper's figure 2, and an order of our own).
+        launch_order: one of ORDERS, all on the same streams. The paper's figure 2 has opara and depth_first.
         classify: how an operator is classified as memory- or compute-intensive, one of METHODS.
         switches: those of `Rewriting`, which the paper lacks.
 
