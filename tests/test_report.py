@@ -83,6 +83,23 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert {target.removeprefix("#") for target in targets} <= set(ids)
 
 
+def test_numbers_stand_under_their_heading() -> None:
+    """At its right end: by the class of the cell, or by the value that it sorts by."""
+    right: list[bool] = []  # of each column of the table that is being read
+    seen = 0
+    for tag, attributes in Page(made().html()).tags:
+        if tag == "thead":
+            right = []
+        elif tag == "th":
+            right.append(attributes.get("class") == "number")
+        elif tag == "tr":
+            column = 0
+        elif tag == "td":
+            assert not right[column] or attributes.get("class") == "number" or "data-value" in attributes, column
+            seen, column = seen + right[column], column + 1
+    assert seen > 100
+
+
 def test_every_cell_is_in_the_table_and_an_incorrect_one_has_no_speed() -> None:
     (section,) = made().sections
     (cells,) = section.cells.values()

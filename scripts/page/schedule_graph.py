@@ -41,9 +41,9 @@ class ScheduleGraph:
         operators, streams, waits = (counted(number, thing) for thing, number in numbers.items())
         words = [operators, f"width {schedule.width}", streams, waits]
         if schedule.stages:
-            words.append(f"{len(schedule.stages)} stages")
+            words.append(counted(len(schedule.stages), "stage"))
         if schedule.merges:
-            words.append(f"{len(schedule.merges)} merges")
+            words.append(counted(len(schedule.merges), "merge"))
         if schedule.search.seconds is not None:
             words.append(f"found in {schedule.search.seconds * 1e3:,.1f} ms")
         return ", ".join(words)
