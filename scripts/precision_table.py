@@ -13,7 +13,10 @@ ByCell = dict[tuple[str, str], Record]  # by precision, and the system's choice
 
 
 def half_precision(groups: Iterable[Siblings]) -> Table:
-    """A row a model: the error over its tolerance under each fused system, or the status of a cell without one."""
+    """A row a model: the error over its tolerance under each fused system, or the status of a cell without one.
+
+    Of the error by norm and that of the largest elements it is the one nearer to its tolerance.
+    """
     by_model: dict[str, ByCell] = {}
     for group in groups:
         for record in group.records.values():
@@ -24,7 +27,9 @@ def half_precision(groups: Iterable[Siblings]) -> Table:
         if not record.is_ok:
             return record.status
         part = needed(record.correctness)
-        return f"{needed(part.relative_error) / needed(part.tolerance):.2f}"
+        by_norm = needed(part.relative_error) / needed(part.tolerance)
+        by_element = needed(part.element_error) / needed(part.element_tolerance)
+        return f"{max(by_norm, by_element):.2f}"
 
     def column(precision: str, system: str) -> Made[tuple[str, ByCell]]:
         return made(f"{precision} {system}", lambda row: share(needed(row[1].get((precision, system)))))

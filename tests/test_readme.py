@@ -11,11 +11,12 @@ import pytest
 from made_records import cell, latency, record
 from sentences import FIGURE, cells_of, pages, prose, sections
 
-from results.record import Record
+from results.record import Correctness, Record
 from results.siblings import Siblings, siblings
 from results.store import Store
 from scripts import readme, serving_tables, tables
 from scripts.charts.names import written
+from scripts.precision_table import half_precision
 from scripts.table import Column, Entry, Table, escaped
 
 ROOT = Path(__file__).parent.parent
@@ -151,6 +152,15 @@ def test_a_model_with_fused_reductions_stands_beside_the_one_without() -> None:
         assert int(row["kernels with"]) < int(row["kernels without"])
         ratio = float(row["milliseconds without"]) / float(row["milliseconds with"])
         assert float(row["with over without"].split("x")[0]) == pytest.approx(ratio, rel=0.1)
+
+
+def test_the_share_of_an_error_is_that_of_the_check_it_is_nearest_to() -> None:
+    part = Correctness(True, None, 0.1, 0.1, 0.4, element_error=0.3, element_tolerance=0.4)
+    parts = {"fp16": part, "bf16": replace(part, element_error=0.04)}
+    fused = [cell(system, precision=p) for p in parts for system in ("nimble_fused", "opara_fused", "ios_fused")]
+    measured = [record(of=one, correctness=parts[one.conditions.precision]) for one in fused]
+    ((_, *shares),) = [[entry.text for entry in row] for row in half_precision(siblings(measured)).rows]
+    assert shares == ["0.75"] * 3 + ["0.25"] * 3
 
 
 def test_cudnns_choices_are_told_of_each_process() -> None:
