@@ -45,6 +45,7 @@ WORSE = (
     "makespan",
 )  # of these less is better
 SPEEDS = ("latency", "images_per_second", "normalized_throughput")  # whose ratio is one of speed
+RULE_OF = {"streams": "count"}  # of a ratio of two counts
 RATIO_WORDS = {
     "sm_efficiency_gain": ", SM efficiency",
     "sm_efficiency_min": ", SM efficiency",
@@ -194,7 +195,7 @@ class _Figure:
             better, worse = (partner, self.value) if side == "of" else (self.value, partner)
             published = _ratio(better, worse)
             fast, slow = self.preset.system_of(better), self.preset.system_of(worse)
-            what, rule, unit = f"{_name(fast)} over {_name(slow)}", self.rule or "ratio", "x"
+            what, rule, unit = f"{_name(fast)} over {_name(slow)}", self.rule or RULE_OF.get(metric, "ratio"), "x"
             what += "" if metric in SPEEDS else f", {metric.replace('_', ' ')}"
             compute = lambda: self._over(COMPARED[metric], fast, slow)  # noqa: E731
         else:
