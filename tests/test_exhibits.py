@@ -368,6 +368,13 @@ def test_what_a_claim_says_in_words_a_rule_may_refuse(name: str) -> None:
         assert words not in asked.claim or rule in {claim.rule for claim in asked.claims}, words
 
 
+def test_efficiency_that_counters_counted_comes_before_estimates() -> None:
+    counted, *others = recorded.recorded(Preset.read("opara/figure1"))
+    measured = [finding for finding in counted.findings if finding.ours is not None]
+    assert measured and all("estimated" not in finding.reason for finding in measured)
+    assert any("estimated" in finding.reason for other in others for finding in other.findings)
+
+
 def test_timelines_that_a_paper_calls_alike_are_judged_as_such() -> None:
     """Opara's figure 7: on BERT as many streams as Nimble, and a call as long."""
     best, *_ = recorded.recorded(Preset.read("opara/figure7"))
@@ -603,6 +610,7 @@ def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
     assert any(line.startswith("nasnet") and f"alone would be {call / path:.2f} times as fast" in line for line in lines)
     lines = explained(eager.limits, comparison=comparison)
     assert any(line.startswith("nasnet") and f"alone would be {7 * call / path:.2f} times as fast" in line for line in lines)
+    assert any(f"{7 * call / path:.2f} times as fast as eager's {7 * call:.2f} ms in the rounds" in line for line in lines)
     lines = explained(comparison=comparison)
     assert any(f"back to back would be {7 * call / 2.0:.2f} times" in line for line in lines)
 

@@ -211,12 +211,14 @@ def _most(measured: Selection, row: Row, limits: ModelLimits | None) -> list[str
     if record is None or record.latency is None or measured.setting.device != "cuda":
         return []
     comparison = None if is_disturbed(record) else record.comparison
-    call = comparison.median_ms if comparison is not None and comparison.rounds else median(record.latency.host_ms)
+    is_in_rounds = comparison is not None and bool(comparison.rounds)
+    call = comparison.median_ms if comparison is not None and is_in_rounds else median(record.latency.host_ms)
+    eager = f"eager's {call:.2f} ms in the rounds" if is_in_rounds else "eager"
     if limits is not None:
         path = call / limits.critical_path_ms
-        return [f"the kernels of the critical path alone would be {path:.2f} times as fast as eager"]
+        return [f"the kernels of the critical path alone would be {path:.2f} times as fast as {eager}"]
     if record.kernels is not None and (back_to_back := record.kernels.covered_ms):
-        return [f"eager's kernels back to back would be {call / back_to_back:.2f} times as fast"]
+        return [f"eager's kernels back to back would be {call / back_to_back:.2f} times as fast as {eager}"]
     return []
 
 

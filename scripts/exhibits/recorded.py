@@ -31,6 +31,7 @@ ELSEWHERE = {
     "nimble/figure8_imagenet": ("imagenet-training",),
     "nimble/supplement_figure1": ("turns",),
     "nimble/supplement_figure2": ("turns",),
+    "opara/figure1": ("figure5",),
     "opara/figure2": ("orders", "opara"),
     "opara/figure5": ("figure5", "zoo", "schedulers", "turns"),
     "opara/figure8": ("opara", "zoo"),
