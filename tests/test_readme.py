@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_records import cell, latency, record
+from made_records import cell, latency, record, rounds
 from sentences import FIGURE, cells_of, pages, prose, sections
 
 from results.record import Correctness, Record
@@ -107,6 +107,14 @@ def test_the_fastest_schedule_stands_over_the_fastest_compiler() -> None:
             assert float(cells[fastest]) == min(float(cells[s.label]) for s in among if cells[s.label] != "–")
         wanted = float(cells[compiled]) / float(cells[schedule])
         assert float(ratio.split("x")[0]) == pytest.approx(wanted, rel=0.15), cells["model"]
+
+
+def test_a_schedule_without_passes_may_be_the_fastest_schedule() -> None:
+    names = [system.choice for system in (*tables.TUNED_COMPILERS, tables.CUDA_GRAPH, tables.NIMBLE, *tables.FUSED)]
+    ms = dict.fromkeys(names, 2.0) | {"nimble": 1.0}
+    measured = [record(name, latency=latency(t), comparison=rounds("g", [t])) for name, t in ms.items()]
+    (cells,) = cells_of(tables.front(siblings(measured)).markdown())
+    assert cells["fastest schedule over fastest compiler"].startswith("2.00x [2.00, 2.00] (nimble over ")
 
 
 def test_the_fastest_variant_of_torch_compile_stands_with_what_finding_it_took() -> None:
