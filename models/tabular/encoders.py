@@ -7,6 +7,7 @@ Row 0 is of a category that the fit did not keep. An output row is these rows si
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -44,19 +45,23 @@ class Places:
     """The row of each value of a column in a table of codes: 1 + its place among the categories, 0 if it is none of them.
 
     What is hashed are the distinct values: whole numbers of a small range take no hash, values of a Categorical none again.
-    Strings that pandas keeps in Arrow's form are hashed there and become no objects.
+    Strings that pandas keeps in Arrow's form are hashed there and become no objects. None is one category, NaN another, as
+    scikit-learn has them.
 
     Args:
         categories: distinct.
     """
 
     def __init__(self, categories: NDArray[Any]):
-        self._index = pd.Index(categories)
+        is_missing = np.asarray(pd.isna(categories))
+        self._missing = {_kind(categories[place]): int(place) + 1 for place in np.flatnonzero(is_missing)}
+        self._index = pd.Index(categories[~is_missing])
+        self._of_index = np.append(np.flatnonzero(~is_missing) + 1, 0)  # the row of each place in it, the last for none
         self._low, self._rows = 0, np.zeros(0, np.int64)  # of whole numbers: the row of low - 1 and of those above it
         self._dtype: Any = None  # of the Categorical seen last, with the row of each of its categories and of NaN
         self._by_code = np.zeros(0, np.int64)
         numbers = np.asarray(self._index)
-        are_words = len(numbers) > 0 and all(isinstance(category, str) for category in numbers)
+        are_words = not self._missing and len(numbers) > 0 and all(isinstance(category, str) for category in numbers)
         self._by_word = {word: place + 1 for place, word in enumerate(numbers)} if are_words else {}
         if numbers.dtype.kind in "iu" and len(numbers):
             self._low, high = int(numbers.min()), int(numbers.max())
@@ -83,12 +88,22 @@ class Places:
             # A difference that overflows is inside for no value that is not.
             return self._rows.take(values.astype(np.int64, copy=False) - (self._low - 1), mode="clip")
         if values.dtype == object:
-            codes, distinct = pd.factorize(values, use_na_sentinel=False)
-            return self._hashed(distinct)[codes]
-        return self._hashed(values)
+            codes, distinct = pd.factorize(values)  # what is missing has the code -1
+            rows = np.append(self._hashed(distinct), 0)[codes]
+        else:
+            rows = self._hashed(values)
+        if self._missing:
+            is_missing = np.asarray(pd.isna(values))
+            rows[is_missing] = [self._missing.get(_kind(value), 0) for value in values[is_missing]]
+        return rows
 
     def _hashed(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        return np.asarray(self._index.get_indexer(pd.Index(values)), dtype=np.int64) + 1
+        return np.asarray(self._of_index[self._index.get_indexer(pd.Index(values))], dtype=np.int64)
+
+
+def _kind(missing: Any) -> object:
+    """Which missing value it is."""
+    return None if missing is None else Real if isinstance(missing, Real) else type(missing)
 
 
 def places(categories: NDArray[Any], column: Any) -> NDArray[np.int64]:
@@ -118,7 +133,7 @@ class CategoryEncoder(TransformerMixin, BaseEstimator):
         self.places_ = [Places(categories) for categories in self.categories_]
 
     def _kept(self, column: NDArray[Any]) -> NDArray[Any]:
-        counts = pd.Series(column).value_counts(dropna=False)  # the most frequent first
+        counts = pd.Series(column, dtype=column.dtype).value_counts(dropna=False)  # the most frequent first
         if self.keep_share < 1:
             before = counts.cumsum().shift(fill_value=0)
             counts = counts[before < self.keep_share * len(column)]

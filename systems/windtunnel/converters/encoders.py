@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from models.neural.embeddings import Embeddings
@@ -18,7 +20,7 @@ def own(encoder: Any, name: str, form: Form) -> Translated:
 
 def _coded(encoder: Any, name: str, form: Form, widths: list[int], has_unknown: bool) -> Translated:
     """Codes as the encoder itself gives them, one column at a time, with the first category in all others."""
-    categories: list[NDArray[Any]] = [np.asarray(c) for c in encoder.categories_]
+    categories = _categories(encoder, name)
     ends = np.cumsum(widths)
     codes = []
     for i, (own_categories, width) in enumerate(zip(categories, widths, strict=True)):
@@ -31,16 +33,24 @@ def _coded(encoder: Any, name: str, form: Form, widths: list[int], has_unknown: 
         dense = np.asarray(encoded.todense() if hasattr(encoded, "todense") else encoded, dtype=np.float64)
         code = dense[:, ends[i] - width : ends[i]]
         codes.append(code if has_unknown else np.concatenate([np.zeros((1, width)), code]))
-    return Translated(Embeddings(codes, form.dtype), categories=tuple(categories), refuses_unknown=not has_unknown)
+    return Translated(Embeddings(codes, form.dtype), categories=categories, refuses_unknown=not has_unknown)
+
+
+def _categories(encoder: Any, name: str) -> tuple[NDArray[Any], ...]:
+    """Of each column. Raises Untranslatable."""
+    categories = tuple(np.asarray(c) for c in encoder.categories_)
+    if any(c.dtype.kind in "mM" for c in categories):
+        raise Untranslatable(f"{name} encodes dates, which have no translation: make words or numbers of them")
+    return categories
 
 
 def _unseen(categories: NDArray[Any]) -> Any:
     """A value of the categories' type that is none of them."""
-    known = [c for c in categories if isinstance(c, str)]
-    if known:
-        return max(known, key=len) + "?"
-    numbers = [float(c) for c in categories if c is not None and not np.isnan(c)]
-    return max(numbers, default=0.0) + 1.0
+    known = {c for c in categories if not pd.isna(c)}
+    words = [c for c in known if isinstance(c, str)]
+    if words:
+        return max(words, key=len) + "?"
+    return next(number for number in count() if number not in known)
 
 
 def _nameless(encoder: Any) -> Any:
@@ -72,7 +82,7 @@ def target(encoder: Any, name: str, form: Form) -> Translated:
         np.concatenate([[encoder.target_mean_], np.asarray(means, dtype=np.float64)])[:, None]
         for means in encoder.encodings_
     ]
-    return Translated(Embeddings(codes, form.dtype), categories=tuple(np.asarray(c) for c in encoder.categories_))
+    return Translated(Embeddings(codes, form.dtype), categories=_categories(encoder, name))
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
