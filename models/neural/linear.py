@@ -9,6 +9,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+LEAST_NORM = 10 * float(np.finfo(np.float64).eps)  # scikit-learn leaves rows below it as they are
+
 
 def linear(weight: ArrayLike, bias: ArrayLike, dtype: torch.dtype) -> nn.Linear:
     """x -> weight·x + bias: [B, F] -> [B, K].
@@ -73,7 +75,7 @@ class Affine(_ByColumn):
 
 
 class Normalize(nn.Module):
-    """Each row over its norm; a row of zeros stays: [B, F] -> [B, F]. `norm` is "l1", "l2" or "max"."""
+    """Each row over its norm; one of a norm below LEAST_NORM stays: [B, F] -> [B, F]. `norm` is "l1", "l2" or "max"."""
 
     def __init__(self, norm: str):
         super().__init__()
@@ -84,7 +86,7 @@ class Normalize(nn.Module):
         # At 0 the gradient of a norm is not defined: there the square root of it would make NaN.
         is_zero = (x == 0).all(1, keepdim=True)
         norms = torch.linalg.vector_norm(torch.where(is_zero, torch.ones_like(x), x), self.order, dim=1, keepdim=True)
-        return x / torch.where(is_zero, torch.ones_like(norms), norms)
+        return x / torch.where(is_zero | (norms < LEAST_NORM), torch.ones_like(norms), norms)
 
 
 class Columns(nn.Module):

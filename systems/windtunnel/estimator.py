@@ -262,7 +262,11 @@ class WindTunnel(BaseEstimator):
     @available_if(_has_probabilities)
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities, [B, classes]."""
-        shares = self._translated().link.predicted(self._scores(X).double()).clamp(0, 1).numpy()
+        link = self._translated().link
+        shares = link.predicted(self._scores(X).double()).numpy()
+        if link.kind != "probability":
+            return shares
+        shares = shares.clip(0, 1)  # of soft trees
         return shares / shares.sum(1, keepdims=True)
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -272,7 +276,7 @@ class WindTunnel(BaseEstimator):
             if self._translated().link.kind == "margin":  # of clusters
                 return scores.argmax(1).numpy()
             return self._translated().link.predicted(scores).numpy()[:, -1]  # of a share the positive one
-        if scores.shape[1] == 1:
+        if scores.shape[1] == 1 and len(self.classes_) == 2:
             return np.asarray(self.classes_[(scores[:, 0] > 0).long().numpy()])
         return np.asarray(self.classes_[scores.argmax(1).numpy()])
 

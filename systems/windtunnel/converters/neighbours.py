@@ -23,21 +23,26 @@ def cluster_distances(model: Any, name: str, form: Form) -> Translated:
     return Translated(Centroids(model.cluster_centers_, form.dtype, as_scores=False))
 
 
-def _machine(model: Any, name: str, form: Form, weight: Any, bias: Any) -> KernelMachine:
+def _check(model: Any, name: str) -> None:
+    """Raises Untranslatable."""
     if model.kernel not in KERNELS:
         raise Untranslatable(f"{name} has the kernel {model.kernel!r}; these have a translation: {', '.join(KERNELS)}")
     if scipy.sparse.issparse(model.support_vectors_):
         raise Untranslatable(f"{name} was fitted to sparse rows, which have no translation")
-    vectors = model.support_vectors_
+
+
+def _machine(model: Any, form: Form, weight: Any) -> KernelMachine:
+    vectors, bias = model.support_vectors_, model.intercept_
     return KernelMachine(vectors, weight, bias, form.dtype, model.kernel, model._gamma, model.coef0, model.degree)
 
 
 def kernel_classifier(model: Any, name: str, form: Form) -> Translated:
     """SVC and NuSVC; of more than two classes a score for each pair, then votes."""
+    _check(model, name)
     num_classes = len(model.classes_)
     dual, starts = model.dual_coef_, np.concatenate([[0], np.cumsum(model.n_support_)])
     if num_classes == 2:
-        return Translated(_machine(model, name, form, dual, model.intercept_), Link("margin"))
+        return Translated(_machine(model, form, dual), Link("margin"))
     if model.decision_function_shape != "ovr":
         raise Untranslatable(f"{name} scores pairs of classes; its decision_function_shape must be 'ovr'")
     pairs = [(i, j) for i in range(num_classes) for j in range(i + 1, num_classes)]
@@ -45,13 +50,14 @@ def kernel_classifier(model: Any, name: str, form: Form) -> Translated:
     for row, (i, j) in zip(weight, pairs, strict=True):
         row[starts[i] : starts[i + 1]] = dual[j - 1, starts[i] : starts[i + 1]]
         row[starts[j] : starts[j + 1]] = dual[i, starts[j] : starts[j + 1]]
-    machine = _machine(model, name, form, weight, model.intercept_)
+    machine = _machine(model, form, weight)
     return Translated(nn.Sequential(machine, Votes(num_classes)), Link("margin"))
 
 
 def kernel_regressor(model: Any, name: str, form: Form) -> Translated:
     """SVR and NuSVR."""
-    return Translated(_machine(model, name, form, model.dual_coef_, model.intercept_), Link("identity"))
+    _check(model, name)
+    return Translated(_machine(model, form, model.dual_coef_), Link("identity"))
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

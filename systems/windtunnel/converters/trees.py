@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from models.neural.trees import ForestLeaves, HardForest, SoftForest, TreeEnsemble
-from systems.windtunnel.base import Converter, Form, Link, Translated
+from systems.windtunnel.base import Converter, Form, Link, Translated, Untranslatable
 from systems.windtunnel.parse import lightgbm, sklearn_trees, xgboost
 
 Parser: TypeAlias = Callable[[Any, str], tuple[TreeEnsemble, Link]]
@@ -31,6 +33,8 @@ def _lightgbm(model: Any, name: str) -> tuple[TreeEnsemble, Link]:
 
 
 def _xgboost(model: Any, name: str) -> tuple[TreeEnsemble, Link]:
+    if model.missing is not None and not np.isnan(model.missing):
+        raise Untranslatable(f"{name} takes {model.missing} for a missing value, which has no translation: NaN has one")
     is_stopped = model.get_booster().attr("best_iteration") is not None
     return xgboost.parse(model.get_booster(), name, model.best_iteration + 1 if is_stopped else None)
 

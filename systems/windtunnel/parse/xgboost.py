@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 LINKS = {
     "binary:logistic": "sigmoid",
     "reg:logistic": "sigmoid",
-    "binary:logitraw": "sigmoid",
     "multi:softprob": "softmax",
     "multi:softmax": "softmax",
     "count:poisson": "exponential",
@@ -58,9 +57,7 @@ def parse(booster: Booster, name: str, num_iterations: int | None = None) -> tup
     if not trees:
         raise Untranslatable(f"{name} has no trees")
     base = np.atleast_1d(np.array(json.loads(parameters["base_score"]), dtype=np.float64))
-    if objective == "binary:logitraw":
-        pass  # its base score is a margin already
-    elif kind == "sigmoid":
+    if kind == "sigmoid":
         base = np.log(base) - np.log1p(-base)
     elif kind == "exponential":
         base = np.log(base)
