@@ -33,7 +33,7 @@ class GaussianLikelihood(nn.Module):
 
 
 class Binarize(nn.Module):
-    """1 where x is above a threshold, else 0: [B, F] -> [B, F].
+    """1 where x is above a threshold, else 0; NaN stays: [B, F] -> [B, F].
 
     Args:
         threshold: of all columns.
@@ -46,7 +46,7 @@ class Binarize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, F] -> [B, F]"""
-        sides = (x > self.threshold).to(x.dtype)
+        sides = torch.where(x.isnan(), x, (x > self.threshold).to(x.dtype))
         if self.temperature is None:
             return sides
         soft = torch.sigmoid((x - self.threshold) / self.temperature)

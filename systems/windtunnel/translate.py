@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.utils import get_tags
 from torch import Tensor, nn
 
@@ -36,6 +37,10 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
 }
 TRANSFORMERS: dict[tuple[str, str], Converter] = {**CONVERTERS, **decomposition.TRANSFORMERS, **neighbours.TRANSFORMERS}
 SEQUENCE, BRANCHES, UNION = "Pipeline", "ColumnTransformer", "FeatureUnion"
+PASSING_NAN = (  # what they take of it they give on
+    *("StandardScaler", "MinMaxScaler", "MaxAbsScaler", "RobustScaler", "QuantileTransformer", "PowerTransformer"),
+    *("FunctionTransformer", "VarianceThreshold", "Bucketizer"),
+)
 
 
 @dataclass(frozen=True)
@@ -146,14 +151,14 @@ class _Translator:
         if _library(operator) == "sklearn":
             if kind == SEQUENCE:
                 return self.sequence(operator.steps, value, is_last)
+            if kind in (BRANCHES, UNION) and operator.transformer_weights:
+                return self.kept(name, operator, value, is_last)
             if kind == BRANCHES:
                 return self.branches(name, operator, _branches(operator), value)
             if kind == UNION:
                 every = [
                     (name, transformer, None) for name, transformer in operator.transformer_list if transformer != "drop"
                 ]
-                if operator.transformer_weights:
-                    return self.kept(name, operator, value, is_last)
                 return self.branches(name, operator, every, value)
         named = _named(name, operator)
         converter = (CONVERTERS if is_last else TRANSFORMERS).get((_library(operator), kind))
@@ -224,24 +229,46 @@ class _Translator:
 
 
 def allows_missing(operator: Any, num_columns: int) -> tuple[bool, ...]:
-    """Of each column of a table whether what a fitted operator does with it first takes NaN.
+    """Of each column of a table whether a fitted operator takes NaN: whatever sees it, up to what leaves none.
 
     Args:
         operator: of scikit-learn, or a library's in its form.
         num_columns: of the table.
     """
-    operator = first_step(operator)
-    kind = type(operator).__name__ if _library(operator) == "sklearn" else ""
-    if kind == UNION:
-        every = [allows_missing(inner, num_columns) for _, inner in operator.transformer_list if not isinstance(inner, str)]
-        return tuple(all(of_column) for of_column in zip(*every, strict=True)) if every else (True,) * num_columns
-    if kind == BRANCHES:
-        allowed = np.ones(num_columns, dtype=np.bool_)
-        for _, branch, places in _branches(operator):
-            if places is not None and not _passes(branch):
-                allowed[list(places)] &= allows_missing(branch, len(places))
-        return tuple(allowed.tolist())
-    return (bool(get_tags(operator).input_tags.allow_nan),) * num_columns
+    return tuple(_missing(operator, num_columns)[0].tolist())
+
+
+def _missing(operator: Any, num_columns: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Of each column whether an operator takes NaN, and whether NaN may stand in what it gives then."""
+    takes, gives = np.ones((2, num_columns), dtype=np.bool_)
+    if _passes(operator):
+        return takes, gives
+    kind = type(operator).__name__
+    if kind == SEQUENCE:
+        for place, (_, step) in enumerate(operator.steps):
+            step_takes, step_gives = _missing(step, num_columns if place == 0 else getattr(step, "n_features_in_", 1))
+            if place == 0:
+                takes, gives = step_takes, step_gives
+            else:  # which of its columns come from which is not known
+                takes, gives = takes & (step_takes.all() | ~gives), gives & step_gives.any()
+        return takes, gives
+    if kind in (BRANCHES, UNION):
+        gives[:] = False
+        for branch, places in _inner(operator, num_columns):
+            branch_takes, branch_gives = _missing(branch, len(places))
+            takes[places] &= branch_takes
+            gives[places] |= branch_gives
+        return takes, gives
+    tags = get_tags(operator)
+    takes[:] = tags.input_tags.allow_nan or tags.no_validation
+    return takes, takes & (kind in PASSING_NAN)
+
+
+def _inner(operator: Any, num_columns: int) -> list[tuple[Any, list[int]]]:
+    """The operators of a ColumnTransformer or a FeatureUnion, and the places of their columns."""
+    if type(operator).__name__ == BRANCHES:
+        return [(branch, list(places or ())) for _, branch, places in _branches(operator)]
+    return [(inner, list(range(num_columns))) for _, inner in operator.transformer_list if inner != "drop"]
 
 
 def first_step(operator: Any) -> Any:
