@@ -231,6 +231,9 @@ def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
         ({"prompt": "a", "top_p": 0}, "top_p=0.0 is not above 0"),
         ({"prompt": None}, "prompt is missing"),
         ({"prompt": "a", "seed": 2**64}, "is not an integer of 64 bits"),
+        ({"prompt": "a", "seed": 1.5}, "seed=1.5 is not a whole number"),
+        ({"prompt": "a", "stop": {}}, "stop={} is neither a text nor a list of texts"),
+        ({"prompt": "a", "stop": False}, "stop=False is neither a text nor a list of texts"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty=0.5 is not served"),
         ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias="),
         ({"prompt": "a", "extra_body": {"top_k": 5}}, "top_k=5 is not served"),
@@ -571,6 +574,17 @@ def test_a_body_that_is_complete_after_the_signal_is_refused() -> None:
             assert streamed.read().endswith(b"data: [DONE]\n\n")
 
     spoken_to(Bytes(), client)
+
+
+def test_what_is_no_http_is_one_line() -> None:
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.0 400")
+
+    line, _ = spoken_to(Bytes(), client)
+    assert line.startswith(
+        "Error handling request from 127.0.0.1: BadHttpMessage: 400, message: Invalid character in Content-Length"
+    )
 
 
 def test_an_error_of_the_server_is_json_and_one_line() -> None:

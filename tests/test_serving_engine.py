@@ -170,6 +170,17 @@ def test_the_least_that_can_be_asked_for_is_the_likeliest_token(temperature: flo
     assert int(sampled(logits, tuple(rows))[0]) == int(sampled(logits[:1], tuple(rows[:1]))) == 0
 
 
+@pytest.mark.parametrize(("top_p", "token"), [(0.5, 1), (0.8, 2), (1.0, 3)])
+def test_the_largest_random_number_draws_the_last_of_the_likeliest(
+    monkeypatch: pytest.MonkeyPatch, top_p: float, token: int
+) -> None:
+    """Though it is 1 in 32 bits."""
+    monkeypatch.setattr("systems.serving.sampling._uniform", lambda row: 1 - 2.0**-53)
+    request = Request(0, (1,), 1, sampling=Sampling(1.0, top_p))
+    logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
+    assert int(sampled(logits, (row_of(request, Region((0,), 1, 1), 1),))) == token
+
+
 def test_weights_are_the_same_each_time_and_not_the_callers_random_state() -> None:
     torch.manual_seed(1)
     expected = torch.rand(2)

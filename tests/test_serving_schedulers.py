@@ -406,12 +406,15 @@ def test_books_of_slots_lose_none(sizes: list[int | None], block_size: int) -> N
         (Request(0, (1,), 1, sampling=Sampling(1.0, 0.0)), "top_p=0.0"),
         (Request(0, (1,), 1, sampling=Sampling(1.0, 1.5)), "top_p=1.5"),
         (Request(0, (1,), 1, sampling=Sampling(seed=2**63)), f"seed={2**63} is not an integer of 64 bits"),
+        (Request(0, (10**300,), 1), "is not in the vocabulary of 50"),
+        (Request(0, (1,), 10**300), "12 positions"),
+        (Request(0, (1,), 1, sampling=Sampling(seed=10**300)), "is not an integer of 64 bits"),
         (Request(0, (1,) * 8, 2), None),
     ],
 )
 def test_what_can_never_be_served_is_refused(request_: Request, words: str | None) -> None:
     line = refusal(request_, num_slots=10, num_positions=12, vocabulary=50)
-    assert line is None if words is None else line is not None and words in line and "\n" not in line
+    assert line is None if words is None else line is not None and words in line and "\n" not in line and len(line) < 150
 
 
 def test_a_stop_token_ends_a_request() -> None:

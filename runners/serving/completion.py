@@ -68,12 +68,15 @@ class Completion:
             value = body.get(key)
             if value is not None and not any(_is_same(value, wish) for wish in wishless):
                 raise BadBody(f"{key}={shown(value)} is not served here")
-        stop = body.get("stop") or ()
-        stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else None
-        if stops is None or not all(isinstance(text, str) and text for text in stops):
+        stop = body.get("stop")
+        stops = [] if stop in (None, "") else [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
             raise BadBody(f"stop={shown(stop)} is neither a text nor a list of texts")
         temperature, top_p = (float(_number(body, key, 1.0)) for key in ("temperature", "top_p"))
-        sampling = Sampling(temperature, top_p, int(_number(body, "seed", time.time_ns())))
+        seed = _number(body, "seed", time.time_ns())
+        if seed != int(seed):
+            raise BadBody(f"seed={seed} is not a whole number")
+        sampling = Sampling(temperature, top_p, int(seed))
         variables = _object(body, "chat_template_kwargs")
         if variables and room is None:
             raise BadBody("chat_template_kwargs are of a conversation")
@@ -89,7 +92,9 @@ class Completion:
             raise BadBody(f"stop_token_ids={shown(ids)} is no list of token ids")
         stop_tokens = frozenset(ids or ()) | (frozenset() if _is_set(body, "ignore_eos") else text.stop_tokens)
         has_usage = _is_set(_object(body, "stream_options"), "include_usage")
-        return cls(prompts, max_tokens, sampling, stops, _is_set(body, "stream"), room is not None, stop_tokens, has_usage)
+        return cls(
+            prompts, max_tokens, sampling, tuple(stops), _is_set(body, "stream"), room is not None, stop_tokens, has_usage
+        )
 
 
 def _is_same(value: object, wish: object) -> bool:

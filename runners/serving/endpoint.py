@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import time
@@ -68,7 +69,11 @@ class Endpoint:
                 web.get("/metrics", self.metrics),
             ]
         )
-        runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        log = logging.Logger("http", logging.WARNING)
+        log.addHandler(Told(self.told))
+        runner = web.AppRunner(
+            application, handler_cancellation=True, logger=log, access_log=None, shutdown_timeout=SHUTDOWN_S
+        )
         await runner.setup()
         await web.SockSite(runner, listener).start()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -256,6 +261,18 @@ class Endpoint:
             for name, (kind, help_, value) in values.items()
         ]
         return web.Response(text="".join(lines), content_type="text/plain")
+
+
+class Told(logging.Handler):
+    """What aiohttp logs, such as of a request that is no HTTP, in a line each. told: takes them."""
+
+    def __init__(self, told: Callable[[str], None]):
+        super().__init__()
+        self.told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.told(" ".join(record.getMessage().split()) + (f": {named_line(error)}" if error else ""))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from reprlib import repr as shown
 from typing import NamedTuple
 
 from .slots import Region
@@ -135,10 +136,10 @@ def refusal(request: Request, num_slots: int, num_positions: int, vocabulary: in
     if not request.prompt:
         return "the prompt is empty: it needs one token at least"
     if request.max_new_tokens < 1:
-        return f"max_tokens={request.max_new_tokens} is not a positive number of tokens to generate"
+        return f"max_tokens={shown(request.max_new_tokens)} is not a positive number of tokens to generate"
     if wrong := [token for token in request.prompt if not 0 <= token < vocabulary]:
-        return f"token id {wrong[0]} is not in the vocabulary of {vocabulary}"
-    length = f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} to generate"
+        return f"token id {shown(wrong[0])} is not in the vocabulary of {vocabulary}"
+    length = f"{len(request.prompt)} prompt tokens and {shown(request.max_new_tokens)} to generate"
     if request.max_tokens > num_positions:
         return f"{length} are more than the model's {num_positions} positions"
     if request.max_tokens > num_slots:
@@ -149,5 +150,5 @@ def refusal(request: Request, num_slots: int, num_positions: int, vocabulary: in
     if not 0 < sampling.top_p <= 1:
         return f"top_p={sampling.top_p} is not above 0 and up to 1"
     if not -(2**63) <= sampling.seed < 2**63:  # a control message has no room for it
-        return f"seed={sampling.seed} is not an integer of 64 bits"
+        return f"seed={shown(sampling.seed)} is not an integer of 64 bits"
     return None

@@ -33,7 +33,8 @@ def sampled(logits: Tensor, rows: tuple[Row, ...]) -> Tensor:
     before = shares.cumsum(-1) - shares
     shares = torch.where((before < top_p) | (before == 0), shares, 0.0)  # the first is never left out
     cumulated = shares.cumsum(-1)
-    at = (cumulated <= uniform * cumulated[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    at = (cumulated <= uniform * cumulated[:, -1:]).sum(-1, keepdim=True)
+    at = at.minimum((shares > 0).sum(-1, keepdim=True) - 1)  # a uniform number may be rounded to 1
     drawn = order.gather(-1, at).squeeze(-1)
     return torch.where(temperature.squeeze(-1) < COLD, greedy, drawn)
 
