@@ -139,6 +139,16 @@ def test_of_one_class_every_row_is(model: Any) -> None:
     assert_as_pipeline(model.fit(X, np.full(300, "only")), X)
 
 
+@pytest.mark.parametrize("breaks_ties", [False, True])
+def test_votes_that_tie_are_broken_as_the_machine_breaks_them(breaks_ties: bool) -> None:
+    y = np.array(["b", "c", "a"])[np.arange(300) % 3]  # nothing to learn: votes go round
+    fitted = SVC(break_ties=breaks_ties).fit(X[:, :2], y)
+    other = DRAW.normal(size=(2000, 2))
+    assert (WindTunnel(fitted).predict(other) == fitted.predict(other)).all()
+    scores = fitted.decision_function(other)
+    assert ((scores.round() == 1).all(1)).any(), "no votes tie"
+
+
 def test_a_machine_of_sparse_rows_is_refused() -> None:
     x = (np.arange(300) % 5)[:, None]
     for y in (Y, np.arange(300) % 3):

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from models.neural.trees import TreeEnsemble
 
-KINDS = ("identity", "sigmoid", "softmax", "one_vs_all", "probability", "exponential", "softplus", "signed_square", "margin")
+KINDS = (
+    *("identity", "sigmoid", "softmax", "one_vs_all", "probability", "exponential", "softplus", "signed_square"),
+    *("margin", "votes"),
+)
 
 SCOPES = ("all", "trees")
 STARTS = ("warm", "cold")
@@ -34,7 +37,8 @@ class Link:
 
     Args:
         kind: "sigmoid" and "softmax" make probabilities; "one_vs_all" sigmoids, divided by their sum; "probability" is one
-            already; "margin" only ranks classes; the others are of regression.
+            already; "margin" only ranks classes; "votes" does too, but of those of equal whole numbers it takes the first;
+            the others are of regression.
         scale: multiplies the scores first, as LightGBM's `sigmoid` does.
     """
 

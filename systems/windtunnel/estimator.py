@@ -278,6 +278,8 @@ class WindTunnel(BaseEstimator):
             return self._translated().link.predicted(scores).numpy()[:, -1]  # of a share the positive one
         if scores.shape[1] == 1 and len(self.classes_) == 2:
             return np.asarray(self.classes_[(scores[:, 0] > 0).long().numpy()])
+        if self._translated().link.kind == "votes":
+            scores = scores.round()
         return np.asarray(self.classes_[scores.argmax(1).numpy()])
 
     def score(self, X: Any, y: Any) -> float:

@@ -21,7 +21,7 @@ def default_name(link: Link, is_classifier: bool) -> str:
     """The loss that a predictor of this link is trained for, or the nearest."""
     if is_classifier and link.has_probabilities:
         return "logistic"
-    return {"margin": "hinge", "exponential": "poisson"}.get(link.kind, "squared")
+    return {"margin": "hinge", "votes": "hinge", "exponential": "poisson"}.get(link.kind, "squared")
 
 
 def loss_of(name: str, link: Link, is_classifier: bool) -> Loss:

@@ -51,7 +51,7 @@ def kernel_classifier(model: Any, name: str, form: Form) -> Translated:
         row[starts[i] : starts[i + 1]] = dual[j - 1, starts[i] : starts[i + 1]]
         row[starts[j] : starts[j + 1]] = dual[i, starts[j] : starts[j + 1]]
     machine = _machine(model, form, weight)
-    return Translated(nn.Sequential(machine, Votes(num_classes)), Link("margin"))
+    return Translated(nn.Sequential(machine, Votes(num_classes)), Link("margin" if model.break_ties else "votes"))
 
 
 def kernel_regressor(model: Any, name: str, form: Form) -> Translated:
