@@ -310,6 +310,15 @@ def test_of_two_classes_there_is_one_score_that_ranks_as_the_probability(model: 
     assert roc_auc_score(y, score) == pytest.approx(roc_auc_score(y, positive), abs=0.0 if not is_tuned else 5e-3)
 
 
+def test_shares_that_are_all_below_0_are_equal_probabilities() -> None:
+    x, y = clicks(200, 0)
+    forest = RandomForestClassifier(3, random_state=0).fit(x[["hour"]], y)
+    tunnel = WindTunnel(forest, **FAST).fine_tune(x[["hour"]], y)
+    with torch.no_grad():
+        tunnel.translation_.predictor.bias -= 9
+    np.testing.assert_array_equal(tunnel.predict_proba(x[["hour"]]), np.full((200, 2), 0.5))
+
+
 def test_what_the_pipeline_has_no_probabilities_of_has_none_here() -> None:
     """SVC's come of a model of its own, and of a hinge loss there are none."""
     x, y = WINE

@@ -266,8 +266,9 @@ class WindTunnel(BaseEstimator):
         shares = link.predicted(self._scores(X).double()).numpy()
         if link.kind != "probability":
             return shares
-        shares = shares.clip(0, 1)  # of soft trees
-        return shares / shares.sum(1, keepdims=True)
+        shares = shares.clip(0, 1)  # those of soft trees may all be below 0, which says nothing
+        total = shares.sum(1, keepdims=True)
+        return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / shares.shape[1])
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Classes or values, [B]."""
