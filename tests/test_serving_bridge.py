@@ -128,3 +128,48 @@ def test_what_is_given_up_before_it_is_taken_is_never_taken() -> None:
     assert mail.cancelled() == [] and [request.id for request in mail.arrived(0.0)] == [8]
     mail.give_up(8)
     assert mail.cancelled() == [8] and not mail.is_closed
+
+
+@pytest.mark.parametrize("kind", ["iteration level", "request level", "mail"])
+def test_many_that_wait_are_given_up_in_their_order_at_little_cost(kind: str) -> None:
+    """As those of one body, whose client goes away."""
+
+    class Looked(Request):
+        num_looks = 0
+
+        def __getattribute__(self, name: str) -> object:
+            Looked.num_looks += name == "id"
+            return super().__getattribute__(name)
+
+    requests = [Looked(i, (1,), 1) for i in range(300)]
+    scheduler = (
+        RequestLevel(5, 5, 2, "ragged") if kind == "request level" else IterationLevel(ContiguousSlots.all_free(5), 2)
+    )
+    mail = Mail()
+    for request in requests:
+        mail.put(request) if kind == "mail" else scheduler.add(request)
+    Looked.num_looks = 0
+    for number in range(300):
+        mail.give_up(number) if kind == "mail" else scheduler.cancel(number)
+    assert scheduler.num_unfinished == 0 and not mail.requests and not mail.given_up
+    assert Looked.num_looks <= 600
+
+
+def test_a_static_batch_may_end_while_another_thread_asks_for_numbers() -> None:
+    """The thread that speaks HTTP does, for /metrics."""
+
+    class Ending(RequestLevel):
+        is_ending = False
+
+        def __getattribute__(self, name: str) -> object:
+            value = super().__getattribute__(name)
+            if name == "batch" and super().__getattribute__("is_ending"):
+                self.batch, self.is_ending = None, False
+            return value
+
+    for name, number in (("num_reserved", 5), ("num_unfinished", 1)):
+        scheduler = Ending(5, 5, 2, "ragged")
+        scheduler.add(Request(0, (1, 2), 3))
+        scheduler.next_batch()
+        scheduler.is_ending = True
+        assert getattr(scheduler, name) == number and getattr(scheduler, name) == 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from systems.serving.loop import Inbox, RealClock, Totals
-from systems.serving.request import Delivery, Request
+from systems.serving.request import Delivery, Request, take_out
 from systems.serving.system import Server
 
 WAIT_S = 0.1  # for a request, where the engine is idle
@@ -36,10 +36,8 @@ class Mail(Inbox):
     def give_up(self, request_id: int) -> None:
         """Also of one that the engine has not taken yet: it never does."""
         with self.changed:
-            waiting = [request for request in self.requests if request.id != request_id]
-            if len(waiting) == len(self.requests):
+            if not take_out(self.requests, request_id):
                 self.given_up.append(request_id)
-            self.requests = waiting
             self.changed.notify()
 
     def end(self) -> None:

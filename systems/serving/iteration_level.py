@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from .batch import Batch, Row, row_of
 from .prefix_cache import CachedSlots, extend_digests
-from .request import Delivery, Request
+from .request import Delivery, Request, take_out
 from .scheduler import Scheduler
 from .slots import BlockSlots, Region, Slots
 
@@ -167,8 +167,9 @@ class IterationLevel(Scheduler):
         insort(self.waiting, request, key=by_arrival)
 
     def cancel(self, request_id: int) -> list[Delivery]:
-        self.waiting = [request for request in self.waiting if request.id != request_id]
-        if (request := self.started.get(request_id)) is not None:
+        if (request := self.started.get(request_id)) is None:
+            take_out(self.waiting, request_id)
+        else:
             request.is_cancelled = True
             if not request.num_in_flight:
                 self._remove(request)

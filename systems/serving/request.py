@@ -116,6 +116,15 @@ class Request:
         return is_next
 
 
+def take_out(requests: list[Request], request_id: int) -> bool:
+    """Take a request out of a list; is it there? It is looked for from the front: a body of many is given up in order."""
+    for at, request in enumerate(requests):
+        if request.id == request_id:
+            del requests[at]
+            return True
+    return False
+
+
 class Delivery(NamedTuple):
     """Tokens that go to a client. is_last: the request is finished."""
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .batch import Batch, row_of
-from .request import Delivery, Request
+from .request import Delivery, Request, take_out
 from .scheduler import Scheduler
 from .slots import Region
 
@@ -128,8 +128,8 @@ class RequestLevel(Scheduler):
 
     @property
     def num_reserved(self) -> int:
-        requests = self.batch.requests if self.batch else ()
-        return sum(request.region.num_slots for request in requests if request.region)
+        regions = [request.region for request in batch.requests] if (batch := self.batch) else []
+        return sum(region.num_slots for region in regions if region)
 
     @property
     def num_waiting(self) -> int:
@@ -137,7 +137,7 @@ class RequestLevel(Scheduler):
 
     @property
     def num_unfinished(self) -> int:
-        return len(self.queue) + (len(self.batch.requests) if self.batch else 0)
+        return len(self.queue) + (len(batch.requests) if (batch := self.batch) else 0)
 
     def add(self, request: Request) -> None:
         insort(self.queue, request, key=lambda r: (r.arrival_s, r.id))
@@ -146,7 +146,7 @@ class RequestLevel(Scheduler):
         for request in self.batch.requests if self.batch else ():
             if request.id == request_id:
                 request.is_cancelled = True
-        self.queue = [request for request in self.queue if request.id != request_id]
+        take_out(self.queue, request_id)
         return self._deliver()
 
     def next_batch(self) -> Batch | None:
