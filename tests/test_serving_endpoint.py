@@ -627,6 +627,19 @@ def test_pieces_never_show_what_a_stop_text_takes_back(letters: list[str], stops
     assert sent == seen[: _first(seen, stops)]
 
 
+@given(st.text("aé中😀", max_size=8), st.lists(st.text("aé中😀", min_size=1, max_size=3), max_size=2))
+def test_what_a_stop_text_takes_back_is_not_shown_while_a_character_comes(full: str, stops: list[str]) -> None:
+    """A byte at a time: before its last one the text ends with what stands for half a character."""
+    growing, sent = Growing(Bytes()), ""
+    for token in encoded(full):
+        text = growing.more((token,))
+        if (end := _first(text, stops)) is not None:
+            assert text[:end].startswith(sent)
+            break
+        assert text.startswith(sent)
+        sent = text[: len(text) - _unsure(text, stops)]
+
+
 class Written:
     """A tokenizer of a few pieces. decoder: as a kind of tokenizers puts them together."""
 

@@ -313,9 +313,11 @@ def _first(text: str, stops: Sequence[str]) -> int | None:
 
 
 def _unsure(text: str, stops: Sequence[str]) -> int:
-    """Letters at the end of a text that what comes next may change: half a character, or half a stop text."""
-    halves = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-    return max(*halves, len(text) - len(text.rstrip(REPLACED)), 0, 0)
+    """Letters at the end of a text that what comes next may change: half a character, half a stop text, or both."""
+    whole = text.rstrip(REPLACED)
+    halves = [stop[:n] for stop in stops for n in range(1, len(stop))]
+    begins = [len(known) - len(half) for known in (text, whole) for half in halves if known.endswith(half)]
+    return len(text) - min([len(whole), *begins])
 
 
 def _usage(completion: Completion, num_new: int) -> dict[str, int]:
