@@ -169,7 +169,10 @@ class Locked(BaseHTTPRequestHandler):
             return self._answer(429, said)
         if prompt == [2]:
             return self._answer(307, "", Location=self.path)  # for ever
-        return self._answer(200, f'data: {{"error": "{said}"}}\n\n')
+        if prompt == [3]:
+            return self._answer(200, f'data: {{"error": "{said}"}}\n\n')
+        piece = 'data: {"error": null, "choices": [{"text": "a"}]}\n\n'
+        return self._answer(200, piece + "data: [DONE]\n\n" * (prompt == [5]))
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -191,10 +194,13 @@ def test_the_key_of_an_endpoint_is_sent_and_never_said(locked: str, end: str, mo
     assert isinstance(system, AnyServingSystem)
     server = system.prepare_serving(telling())
     assert isinstance(server, PeerServer)
-    for token, words in ((1, "answers 429"), (2, "TooManyRedirects"), (3, "fails a request")):
+    for token, words in ((1, "answers 429"), (2, "TooManyRedirects"), (3, "fails a request"), (4, "breaks off")):
         with pytest.raises(PeerFailed, match=words) as caught:
             server.serve(Listed([Request(token, (token,), 1)]), lambda deliveries, now_s: None, RealClock())
         assert KEY not in str(caught.value)
+    came: list[Delivery] = []
+    server.serve(Listed([Request(5, (5,), 1)]), lambda deliveries, now_s: came.extend(deliveries), RealClock())
+    assert came == [Delivery(5, (0,), False), Delivery(5, (), True)]
     server.peer.close()
 
 

@@ -91,7 +91,7 @@ class HttpPeer(Peer):
             **{"model": self.model, "prompt": list(request.prompt), "max_tokens": request.max_new_tokens},
             **{"temperature": 0, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}},
         }
-        num_tokens, num_said = 0, 0
+        num_tokens, num_said, is_whole = 0, 0, False
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
                 if response.status != 200:
@@ -99,10 +99,11 @@ class HttpPeer(Peer):
                     raise PeerFailed(f"{self.url} answers {response.status}: {self._shown(text)[:200]}")
                 async for line in response.content:
                     event = line.decode().removeprefix("data:").strip()
+                    is_whole |= event == "[DONE]"
                     if not event or event == "[DONE]":
                         continue
                     document = json.loads(event)
-                    if "error" in document:
+                    if document.get("error"):
                         raise PeerFailed(f"{self.url} fails a request: {self._shown(str(document['error']))}")
                     num_said = (document.get("usage") or {}).get("completion_tokens", num_said)
                     for choice in document.get("choices") or ():
@@ -111,6 +112,8 @@ class HttpPeer(Peer):
                         num_tokens += len(tokens)
                         if tokens:
                             self.came.put(Delivery(request.id, tokens, False))
+            if not is_whole:
+                raise PeerFailed(f"{self.url} breaks off a stream after {num_tokens} tokens")
             missing = max(num_said - num_tokens, 0 if num_tokens else 1)
             self.came.put(Delivery(request.id, (UNKNOWN,) * missing, True))
         except Exception as error:  # it is raised where the loop waits
