@@ -189,6 +189,18 @@ def test_missing_values_are_refused_where_a_later_step_refuses_them(steps: list[
             one.predict(HOLED)
 
 
+@pytest.mark.parametrize("level", [1, 4])
+@pytest.mark.parametrize(
+    "model", [HistGradientBoostingClassifier(max_iter=5), DecisionTreeClassifier(max_depth=3)], ids=repr
+)
+def test_trees_are_tuned_whose_encoder_makes_nan_of_what_is_missing(model: Any, level: int) -> None:
+    x = np.array(["a", "b", np.nan], dtype=object)[np.arange(300) % 3][:, None]
+    y = (np.arange(300) % 3 == 2) ^ (np.arange(300) % 11 == 0)
+    fitted = make_pipeline(OrdinalEncoder(), model).fit(x, y)
+    tunnel = WindTunnel(fitted, level=level, max_epochs=2, device="cpu").fine_tune(x, y)
+    assert tunnel.score(x, y) == fitted.score(x, y) and np.isfinite(tunnel.predict_proba(x)).all()
+
+
 def test_nan_is_on_no_side_of_a_threshold() -> None:
     fitted = make_pipeline(QuantileTransformer(n_quantiles=10), BernoulliNB(binarize=0.5)).fit(X, Y)
     for one in (fitted, WindTunnel(fitted)):

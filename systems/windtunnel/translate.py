@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sklearn.utils import get_tags
 from torch import Tensor, nn
 
+from models.neural.embeddings import Embeddings
 from models.neural.graph import Chain, Network, Slot, Union, Within
 from models.neural.linear import Columns
 from models.neural.lookups import LookupForest
@@ -300,10 +301,12 @@ def _branches(operator: Any) -> Sequence[_Branch]:
 
 
 def _may_be_missing(source: nn.Module) -> bool:
-    """May what a part of the network gives be NaN? Embeddings give none; an input of numbers may."""
+    """May what a part of the network gives be NaN? Embeddings only give what is in their tables; an input of numbers may."""
     if isinstance(source, Union):
         return any(_may_be_missing(part) for part in source.parts)
-    return not (isinstance(source, Chain) and type(source.operator).__name__ == "Embeddings")
+    if isinstance(source, Chain) and isinstance(source.operator, Embeddings):
+        return any(bool(table.isnan().any()) for table in source.operator.tables)
+    return True
 
 
 def _library(operator: Any) -> str:
