@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, alone
 
 from results.cell import Cell, Conditions, choose
+from results.document import part_from_json
 from results.files import read_json
 from results.record import Measured, Serving
 from results.store import Store
@@ -377,7 +378,7 @@ def test_the_delays_of_a_part_are_those_of_processes_beside_one(monkeypatch: pyt
     system = choose("system", "orca", pipeline_parallel=2, tensor_parallel=4)
     monkeypatch.setattr("systems.serving.reductions.measured", lambda *_: SUMS)
     cell = Cell(choose("model", "gpt", heads=8), system, choose("runner", "iteration_costs"), Conditions(1, "cpu", "fp32"))
-    of_stage = StageCosts.of_document(IterationCosts(cell.runner).show(cell, "0", lambda _: None))
+    of_stage = part_from_json(IterationCosts(cell.runner).show(cell, "0", lambda _: None), StageCosts)
     assert of_stage.table.delays == (3.0, 3.0) and of_stage.delay_parts == Parts(2, 1)
     vocabulary = of_stage.shape[-1]
     few = (2 * FEW_LAYERS, -(-vocabulary // 4), Parts(2, 1), 0.0)
@@ -483,7 +484,7 @@ def test_iterations_of_a_real_engine_have_a_cost() -> None:
 # --- Which rates are stable ---
 
 
-ON_H200 = StageCosts.of_document(read_json(costs_file("gpt_13b-h200")))
+ON_H200 = part_from_json(read_json(costs_file("gpt_13b-h200")), StageCosts)
 SLOTS_ON_H200, POSITIONS = 130_000, 2048
 OF_13B: dict[str, Callable[[], Scheduler]] = {
     "orca, 8": lambda: IterationLevel(ContiguousSlots.all_free(SLOTS_ON_H200), 8),
@@ -580,12 +581,12 @@ def test_a_stage_costs_its_part_and_two_sums_a_layer() -> None:
 def test_costs_are_read_as_they_were_written() -> None:
     with_loop = replace(COSTS, table=replace(COSTS.table, loop_s=0.25, loop_row_s=0.5))
     for costs_of_stage in (COSTS, with_loop, replace(COSTS, reductions=SUMS), replace(COSTS, reductions=None)):
-        assert StageCosts.of_document(json.loads(costs_of_stage.to_json())) == costs_of_stage
+        assert part_from_json(json.loads(costs_of_stage.to_json()), StageCosts) == costs_of_stage
 
 
 def test_committed_costs_are_named(tmp_path: Path) -> None:
     """A file of that name wins over a committed one."""
-    assert "NVIDIA H200" in StageCosts.of_document(read_json(costs_file("gpt_13b-h200"))).device
+    assert "NVIDIA H200" in part_from_json(read_json(costs_file("gpt_13b-h200")), StageCosts).device
     (tmp_path / "gpt_13b-h200").write_text("{}")
     assert costs_file(str(tmp_path / "gpt_13b-h200")) == tmp_path / "gpt_13b-h200"
     with pytest.raises(BadRequest, match=r"runner.costs=gpt_31b-h200 is not a file.*committed are .*gpt_13b-h200"):
@@ -613,6 +614,25 @@ def test_a_simulated_record_says_so_everywhere(tmp_path: Path) -> None:
     )
     rate = Capacity(choose("runner", "simulated")).measure(simulated_session(tmp_path, COSTS))
     assert isinstance(rate, Measured) and all("simulated" in str(quantity.source) for quantity in rate.quantities)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("token_bytes", None, "None is not int"),
+        ("table", {"tokens": "x"}, "table"),
+        ("parts", [1, 1], "parts"),
+        ("more", 1, "more"),
+    ],
+)
+def test_a_file_that_holds_no_costs_is_one_line(tmp_path: Path, key: str, value: object, words: str) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(json.loads(COSTS.to_json()) | {key: value}))
+    runner = choose("runner", "simulated", costs=str(file))
+    cell = Cell(choose("model", "gpt", heads=8), choose("system", "orca"), runner, Conditions(1, "cpu", "fp32"))
+    with pytest.raises(BadOption, match=f"is not a file of runner=iteration_costs: .*{words}") as caught:
+        SimulatedSession(cell, "0", lambda phase: None)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_simulated_rate_has_a_trace_of_each_seed(tmp_path: Path) -> None:
@@ -672,7 +692,7 @@ def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) ->
     ]
     done = run("runner=iteration_costs", *options, f"output={tmp_path / 'costs.json'}")
     assert done.returncode == 0, done.stderr
-    costs_of_stage = StageCosts.of_document(read_json(tmp_path / "costs.json"))
+    costs_of_stage = part_from_json(read_json(tmp_path / "costs.json"), StageCosts)
     assert costs_of_stage.parts == Parts(1, 4) and costs_of_stage.reductions is not None and costs_of_stage.device == "cpu"
     assert costs_of_stage.delay_parts == Parts(1, 2)
     assert max(costs_of_stage.table.seconds) > 0 and min(costs_of_stage.reductions.seconds) > 0

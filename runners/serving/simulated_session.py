@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
+from conf.text import first_line
 from results.cell import Cell
+from results.document import part_from_json
 from results.files import read_json
 from results.record import Correctness, ServedTrace, Serving, now
 from runners.measurements.base import options_of
@@ -37,9 +39,11 @@ def costs_of(options: SimulatedOptions) -> StageCosts:
     for key in ("costs", "reductions"):
         if (name := getattr(options, key)) is not None:
             try:
-                read[key] = StageCosts.of_document(read_json(costs_file(name)))
-            except (ValueError, KeyError, TypeError):
-                raise BadOption(f"runner.{key}={name} is not a file of runner=iteration_costs") from None
+                read[key] = part_from_json(read_json(costs_file(name)), StageCosts)
+            except ValueError as error:
+                raise BadOption(
+                    f"runner.{key}={name} is not a file of runner=iteration_costs: {first_line(error)}"
+                ) from None
     if "costs" not in read:
         raise BadOption("runner=simulated needs runner.costs: runner=iteration_costs output=FILE writes it")
     costs = read["costs"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,18 +64,6 @@ class StageCosts:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def of_document(cls, document: Any) -> StageCosts:
-        """From what `to_json` wrote. Raises ValueError, KeyError, TypeError for something else."""
-        fields = dict(document)
-        table, sums = fields["table"], fields["reductions"]
-        tuples = {name: tuple(table[name]) for name in ("tokens", "seconds", "delays")}
-        fields["table"] = CostTable(**table | tuples)
-        fields["reductions"] = sums and Reductions(**sums | {name: tuple(sums[name]) for name in ("num_bytes", "seconds")})
-        of_delays = fields.get("delay_parts")
-        fields["delay_parts"] = of_delays and Parts(**of_delays)
-        return cls(**fields | {"parts": Parts(**fields["parts"]), "shape": tuple(fields["shape"])})
 
 
 class Alone:
