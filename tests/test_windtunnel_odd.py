@@ -15,6 +15,7 @@ xgboost = pytest.importorskip("xgboost", reason="pip install '.[windtunnel]'")
 from sklearn.compose import ColumnTransformer  # noqa: E402
 from sklearn.decomposition import PCA  # noqa: E402
 from sklearn.ensemble import HistGradientBoostingClassifier  # noqa: E402
+from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.naive_bayes import BernoulliNB  # noqa: E402
 from sklearn.pipeline import FeatureUnion, make_pipeline  # noqa: E402
@@ -40,6 +41,7 @@ from systems.windtunnel.base import Untranslatable  # noqa: E402
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(300, 4))
 Y = (X[:, 0] + X[:, 1] / 2 + DRAW.normal(size=300) / 3 > 0).astype(int)
+X_OF_WORDS = pd.DataFrame({"said": [f"w{i % 3} w{i % 5}" for i in range(300)], "number": X[:, 0], "more": X[:, 1]})
 HOLED = np.where(DRAW.random(X.shape) < 0.2, np.nan, X)
 
 
@@ -99,6 +101,15 @@ def test_our_own_encoders_know_them_apart_too(encoder: Any, known: list[Any]) ->
     assert len(np.unique(codes, axis=0)) >= 2 and len(encoder.categories_[0]) == len(known)
     assert (encoder.places_[0](x[:, 0]) > 0).all()
     assert_as_pipeline(fitted, x)
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all rows", "one row"])
+@pytest.mark.parametrize("columns", ["said", 0], ids=repr)
+def test_a_column_that_is_named_alone_is_no_table(columns: str | int, rows: slice) -> None:
+    """As a vectorizer of texts takes it."""
+    inner = [("words", TfidfVectorizer(), columns), ("numbers", StandardScaler(), ["number", "more"])]
+    fitted = make_pipeline(ColumnTransformer(inner), LogisticRegression()).fit(X_OF_WORDS, Y)
+    assert_as_pipeline(fitted, X_OF_WORDS[rows])
 
 
 @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()], ids=repr)

@@ -24,22 +24,25 @@ class Table:
         rows: a table of pandas, or a matrix.
         places: of the columns taken; None for all.
         columns: all of the rows' columns, where they are known.
+        is_flat: the one column that is taken is no table, but a row of values.
     """
 
-    def __init__(self, rows: Any, places: tuple[int, ...] | None = None, columns: list[Any] | None = None):
-        self.rows, self.places = rows, places
+    def __init__(
+        self, rows: Any, places: tuple[int, ...] | None = None, columns: list[Any] | None = None, is_flat: bool = False
+    ):
+        self.rows, self.places, self.is_flat = rows, places, is_flat
         self._columns = columns
 
-    def take(self, places: tuple[int, ...]) -> Table:
+    def take(self, places: tuple[int, ...], is_flat: bool = False) -> Table:
         """Some of these columns, by their places among them."""
         own = places if self.places is None else tuple(self.places[place] for place in places)
-        return Table(self.rows, own, self._all())
+        return Table(self.rows, own, self._all(), is_flat)
 
     def whole(self) -> Any:
         """A table or a matrix of these columns alone."""
         if self.places is None:
             return self.rows
-        places = list(self.places)
+        places = self.places[0] if self.is_flat else list(self.places)
         return self.rows.iloc[:, places] if hasattr(self.rows, "iloc") else self.rows[:, places]
 
     def columns(self) -> list[Any]:
@@ -68,12 +71,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Take:
-    """Some columns, by their places."""
+    """Some columns, by their places. is_flat: as Table has it."""
 
     places: tuple[int, ...]
+    is_flat: bool = False
 
     def __call__(self, table: Table) -> Table:
-        return table.take(self.places)
+        return table.take(self.places, self.is_flat)
 
 
 @dataclass(frozen=True, eq=False)

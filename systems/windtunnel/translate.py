@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -118,9 +118,15 @@ class _Neural:
 
 
 _Value: TypeAlias = _Host | _Neural
-_Branch: TypeAlias = tuple[
-    str, Any, tuple[int, ...] | None
-]  # a name, an operator, and the places of its columns (None: all)
+
+
+class _Branch(NamedTuple):
+    """An operator beside others, and the places of its columns, None for all. is_flat: as a Table has it."""
+
+    name: str
+    operator: Any
+    places: tuple[int, ...] | None
+    is_flat: bool = False
 
 
 @dataclass(eq=False)
@@ -158,7 +164,9 @@ class _Translator:
                 return self.branches(name, operator, _branches(operator), value)
             if kind == UNION:
                 every = [
-                    (name, transformer, None) for name, transformer in operator.transformer_list if transformer != "drop"
+                    _Branch(name, transformer, None)
+                    for name, transformer in operator.transformer_list
+                    if transformer != "drop"
                 ]
                 return self.branches(name, operator, every, value)
         named = _named(name, operator)
@@ -215,13 +223,13 @@ class _Translator:
     def branches(self, name: str, whole: Any, branches: Sequence[_Branch], value: _Value) -> _Value:
         """Operators side by side. Where none is translated, the whole stays on the host."""
         if isinstance(value, _Neural):
-            inner = [self.operator(n, o, _Neural(_columns(c), value.operator), False) for n, o, c in branches]
+            inner = [self.operator(b.name, b.operator, _Neural(_columns(b.places), value.operator), False) for b in branches]
             parts = [part.part for part in inner if isinstance(part, _Neural)]
             return _Neural(Chain(value.part, Within(Union(parts))), value.operator)
         values: list[_Value] = []
-        for inner_name, operator, columns in branches:
-            steps = value.steps if columns is None else (*value.steps, Take(columns))
-            values.append(self.operator(inner_name, operator, _Host(steps), False))
+        for branch in branches:
+            steps = value.steps if branch.places is None else (*value.steps, Take(branch.places, branch.is_flat))
+            values.append(self.operator(branch.name, branch.operator, _Host(steps), False))
         operators = [v.operator for v in values if isinstance(v, _Neural)]
         if not operators:
             own = tuple(v for v in values if isinstance(v, _Host))
@@ -268,7 +276,7 @@ def _missing(operator: Any, num_columns: int) -> tuple[NDArray[np.bool_], NDArra
 def _inner(operator: Any, num_columns: int) -> list[tuple[Any, list[int]]]:
     """The operators of a ColumnTransformer or a FeatureUnion, and the places of their columns."""
     if type(operator).__name__ == BRANCHES:
-        return [(branch, list(places or ())) for _, branch, places in _branches(operator)]
+        return [(branch.operator, list(branch.places or ())) for branch in _branches(operator)]
     return [(inner, list(range(num_columns))) for _, inner in operator.transformer_list if inner != "drop"]
 
 
@@ -292,11 +300,11 @@ def _columns(columns: tuple[int, ...] | None) -> nn.Module:
 def _branches(operator: Any) -> Sequence[_Branch]:
     """The transformers of a fitted ColumnTransformer with the places of their columns, without what has none."""
     every = []
-    for name, transformer, _ in operator.transformers_:
+    for name, transformer, columns in operator.transformers_:
         places = tuple(int(place) for place in operator._transformer_to_input_indices[name])
         if places and not (isinstance(transformer, str) and transformer == "drop"):
             is_passing = type(transformer).__name__ == "FunctionTransformer" and transformer.func is None
-            every.append((name, "passthrough" if is_passing else transformer, places))
+            every.append(_Branch(name, "passthrough" if is_passing else transformer, places, np.isscalar(columns)))
     return every
 
 
