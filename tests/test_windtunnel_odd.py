@@ -127,6 +127,29 @@ def test_tiny_rows_are_not_normalized(norm: str) -> None:
         assert_as_pipeline(fitted, X * 10.0**power)
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [OneHotEncoder()],
+        [OneHotEncoder(), StandardScaler(with_mean=False)],
+        [FeatureUnion([("a", OneHotEncoder()), ("b", "passthrough")])],
+        [make_pipeline("passthrough", ColumnTransformer([("a", OneHotEncoder(), [0])]))],
+        [KBinsDiscretizer(5)],
+    ],
+    ids=repr,
+)
+def test_zeros_that_xgboost_misses_are_refused(steps: list[Any]) -> None:
+    """Of a sparse matrix those that are not there are missing values to it."""
+    x = np.arange(300)[:, None] % 9
+    fitted = make_pipeline(*steps, xgboost.XGBClassifier(n_estimators=3)).fit(x, Y)
+    with pytest.raises(Untranslatable, match="XGBClassifier takes the zeros of a sparse matrix for missing values"):
+        WindTunnel(fitted).predict(x)
+    for last in (xgboost.XGBClassifier(n_estimators=3), lightgbm.LGBMClassifier(n_estimators=3, verbose=-1)):
+        is_dense = last.__module__.startswith("xgboost")
+        encoder = ColumnTransformer([("a", OneHotEncoder(), [0])], sparse_threshold=0.3 * (not is_dense))
+        assert_as_pipeline(make_pipeline(encoder, last).fit(x, Y), x)
+
+
 @pytest.mark.parametrize("missing", [-999.0, 0.0])
 def test_another_missing_value_of_xgboost_is_refused(missing: float) -> None:
     fitted = xgboost.XGBClassifier(n_estimators=3, missing=missing).fit(np.round(X), Y)

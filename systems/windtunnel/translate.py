@@ -42,6 +42,8 @@ PASSING_NAN = (  # what they take of it they give on
     *("StandardScaler", "MinMaxScaler", "MaxAbsScaler", "RobustScaler", "QuantileTransformer", "PowerTransformer"),
     *("FunctionTransformer", "VarianceThreshold", "Bucketizer"),
 )
+SPARSE = ("CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "LeafEncoder")  # what they give
+DENSE = ("PCA", "TruncatedSVD", "KMeans", "MiniBatchKMeans")  # what they give, of sparse rows too
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,31 @@ def _inner(operator: Any, num_columns: int) -> list[tuple[Any, list[int]]]:
     return [(inner, list(range(num_columns))) for _, inner in operator.transformer_list if inner != "drop"]
 
 
+def _is_sparse(operator: Any, is_given: bool = False) -> bool:
+    """Does a fitted operator give a sparse matrix? Raises Untranslatable where one comes to trees that miss its zeros.
+
+    is_given: it takes one.
+    """
+    kind = type(operator).__name__
+    if _passes(operator):
+        return is_given
+    if kind == SEQUENCE:
+        for _, step in operator.steps:
+            is_given = _is_sparse(step, is_given)
+        return is_given
+    if kind == UNION:
+        return any(_is_sparse(inner, is_given) for _, inner in operator.transformer_list if inner != "drop")
+    if is_given and _library(operator) == "xgboost":
+        raise Untranslatable(
+            f"{kind} takes the zeros of a sparse matrix for missing values, which has no translation: "
+            "make it dense by sparse_output=False of an encoder, or sparse_threshold=0 of a ColumnTransformer"
+        )
+    if kind == "KBinsDiscretizer":
+        return bool(operator.encode == "onehot")
+    gives = getattr(operator, "sparse_output_", getattr(operator, "sparse_output", None))
+    return bool(gives) if gives is not None else kind in SPARSE or (is_given and kind not in DENSE)
+
+
 def first_step(operator: Any) -> Any:
     """The first operator of a pipeline that does more than pass on; an operator that is no pipeline itself."""
     while type(operator).__name__ == SEQUENCE and _library(operator) == "sklearn":
@@ -346,6 +373,7 @@ def translate(pipeline: Any, form: Form | None = None) -> Translation:
         check_is_fitted(pipeline)
     except NotFittedError:
         raise NotFittedError(f"{type(pipeline).__name__} is not fitted: fit it first, or call fit of WindTunnel") from None
+    _is_sparse(pipeline)
     translator = _Translator(form)
     name = type(pipeline).__name__.lower()
     value = translator.operator(name, pipeline, _Host(), is_last=True)
