@@ -17,6 +17,7 @@ from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
 
+from .effects import is_view
 from .examples import stand_ins
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
@@ -74,6 +75,7 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
     environment: dict[fx.Node, Any] = {}
     placeholders = iter(references)
     outputs: list[Any] = []
+    returned = _returned(graph)
     for node in graph.nodes:
         if node.op == "placeholder":
             environment[node] = next(placeholders)
@@ -88,7 +90,7 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             raise Unsupported(f"it holds {node.target}, which is control flow and no single operator")
         elif str(node.target.overloadpacket) in ASSERTIONS and not node.users:
             continue
-        elif _is_copy(node) and isinstance(environment[node.args[0]], Output):
+        elif _is_copy(node) and node not in returned and isinstance(environment[node.args[0]], Output):
             environment[node] = environment[node.args[0]]
         elif node.target._schema.is_mutable:
             raise Unsupported(f"{node.target} changes its argument")
@@ -165,8 +167,23 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
     return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
 
 
+def _returned(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes in whose memory an output of the module lies: the outputs, and what they are views of.
+
+    The caller may write there, or in what such a copy was made of.
+    """
+    found: set[fx.Node] = set()
+    pending = list(graph.output_node().all_input_nodes)
+    while pending:
+        node = pending.pop()
+        found.add(node)
+        if node.target is operator.getitem or is_view(node.target):
+            pending += node.all_input_nodes
+    return found
+
+
 def _is_copy(node: fx.Node) -> bool:
-    """Is it a copy of a dense tensor? Nothing is written in place, so no copy is needed.
+    """Is it a copy of a dense tensor? Nothing is written in place, so a copy that is not returned is not needed.
 
     Export leaves one for a dropout, where eager execution returns its input.
     """

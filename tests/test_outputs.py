@@ -1,0 +1,90 @@
+"""Outputs are the caller's own: what a write in one of them, in an input or in a weight changes is as in eager execution."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import systems
+
+
+class Returning(nn.Module):
+    """Returns sigmoid(x), [4, 4], and what each of its steps leaves: a view, a copy, or something computed."""
+
+    table: Tensor
+
+    def __init__(self, steps: list[str]):
+        super().__init__()
+        self.steps = steps
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("table", torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        found = [x.sigmoid()]
+        for step in self.steps:
+            found.append(self.step(step, x, found[-1]))
+        return found
+
+    def step(self, name: str, x: Tensor, latest: Tensor) -> Tensor:
+        match name:
+            case "input":
+                return x
+            case "weight":
+                return self.weight
+            case "table":
+                return self.table
+            case "ones":
+                return torch.ones(4, 4)
+            case "turn":
+                return latest.transpose(0, -1)
+            case "part":
+                return latest[..., -2:]
+            case "flat":
+                return latest.reshape(-1)
+            case "copy":
+                return latest.clone()
+            case "cast":
+                return latest.to(torch.float32, copy=True)
+            case "contiguous":
+                return latest.contiguous()
+            case "dropout":
+                return nn.functional.dropout(latest, training=False)
+            case "once":
+                return latest * 1
+            case "sigmoid":
+                return latest.sigmoid()
+        raise ValueError(name)
+
+
+SOURCES = ("input", "weight", "table", "ones")
+STEPS = (*SOURCES, "turn", "part", "flat", "copy", "cast", "contiguous", "dropout", "once", "sigmoid")
+
+
+@pytest.mark.usefixtures("cache_folder")
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=6), st.booleans())
+@example(["sigmoid", "copy"], False)
+@example(["input", "part", "copy"], True)
+@example(["table", "turn", "copy", "flat"], False)
+def test_a_write_changes_what_it_changes_in_eager_execution(steps: list[str], is_fused: bool) -> None:
+    module = Returning(steps).eval()
+    own = deepcopy(module)
+    prepared = systems.load("nimble", merge_equal=is_fused, fold_constants=is_fused, fuse_elementwise=is_fused).prepare(
+        own, (torch.randn(4, 4),)
+    )
+    for written in range(4 + len(steps)):
+        x = torch.randn(4, 4)
+        own_x = x.clone()
+        tensors = [x, module.weight, module.table, *module(x)]
+        own_tensors = [own_x, own.weight, own.table, *prepared(own_x)]
+        with torch.no_grad():
+            tensors[written].mul_(2)
+            own_tensors[written].mul_(2)
+        for i, (out, expected) in enumerate(zip(own_tensors, tensors, strict=True)):
+            assert torch.equal(out, expected), i
+    prepared.close()
