@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,7 @@ class _Run:
     """The state of one call: slots for values, events, and what is left to do."""
 
     def __init__(self, executor: "CpuExecutor", inputs: tuple[Tensor, ...]):
-        self.inputs = inputs
+        self.executor, self.inputs = executor, inputs
         self.values: list[Any] = [_UNWRITTEN] * len(executor.program.graph)
         self.finished = {u: threading.Event() for u in executor.signalled}
         self.readers = list(executor.reader_counts)
@@ -39,6 +40,20 @@ def _laid_out(x: Tensor, example: Tensor) -> Tensor:
     return x if x.stride() == example.stride() else torch.empty_like(example).copy_(x)
 
 
+def _work(queue: "SimpleQueue[_Run | None]", stream: int, intra_op_threads: int) -> None:
+    """What the thread of a stream does."""
+    torch.set_num_threads(intra_op_threads)  # a setting of this thread alone
+    with torch.no_grad():
+        while (run := queue.get()) is not None:
+            run.executor._run_stream(run, stream)
+            del run  # and with it what the call returned
+
+
+def _end(queues: "Sequence[SimpleQueue[_Run | None]]") -> None:
+    for queue in queues:
+        queue.put(None)
+
+
 _UNWRITTEN = object()  # no operator returns it
 
 
@@ -48,6 +63,11 @@ class CpuExecutor(Scheduled):
     Nothing orders two operators but their stream and the schedule's waits, so that a schedule that lacks a wait fails here
     (MissingDependency) as it would give a wrong answer on a GPU. The thread of each operator calls `observe(operator, begin,
     end)` after it, where that is set, in perf_counter's seconds.
+
+    Several threads may call it at once, and `close` it meanwhile.
+
+    Invariant: all queues hold the same runs in the same order, and nothing after the end. Else two streams might each wait
+    for the other in different runs. No thread holds the executor between calls, so that one which nobody closes is freed.
 
     Args:
         program: What to run.
@@ -85,26 +105,29 @@ class CpuExecutor(Scheduled):
         self.intra_op_threads = max(1, (os.cpu_count() or 1) // min(program.graph.width, schedule.stream_count))
         self.queues: list[SimpleQueue[_Run | None]] = []
         self.threads: list[threading.Thread] = []
-        self.closed = False
+        self.closed, self.lock = False, threading.Lock()
         # One stream alone is the caller's own thread: a second pool of OpenMP threads on the same cores makes both wait.
         if len(self.streams) > 1:
             self.operator_threads = self.intra_op_threads
             self.queues = [SimpleQueue() for _ in self.streams]
-            for s in range(len(self.streams)):
-                self.threads.append(threading.Thread(target=self._work, args=(s,), name=f"stream-{s}", daemon=True))
+            for s, queue in enumerate(self.queues):
+                work = (queue, s, self.intra_op_threads)
+                self.threads.append(threading.Thread(target=_work, args=work, name=f"stream-{s}", daemon=True))
                 self.threads[s].start()
+        self.end = weakref.finalize(self, _end, self.queues)
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         self.program.check(inputs)
-        if self.closed:
-            raise RuntimeError("this executor is closed")
-        self.program.derived.refresh()
         inputs = tuple(map(_laid_out, inputs, self.program.examples))
         run = _Run(self, inputs)
-        for queue in self.queues:
-            queue.put(run)
-        if not self.queues:
+        with self.lock:
+            if self.closed:
+                raise RuntimeError("this executor is closed")
+            self.program.derived.refresh()
+            for queue in self.queues:
+                queue.put(run)
+        if not self.threads:
             self._run_stream(run, 0)
         for _ in self.streams:
             run.running.acquire()
@@ -113,17 +136,12 @@ class CpuExecutor(Scheduled):
         return self.program.unflatten(self.program.result(run.values, inputs))
 
     def close(self) -> None:
-        for queue in self.queues:
-            queue.put(None)
+        """As every system's, once the calls of other threads have ended."""
+        with self.lock:
+            self.closed = True
+            self.end()
         for thread in self.threads:
             thread.join()
-        self.queues, self.threads, self.closed = [], [], True
-
-    def _work(self, stream: int) -> None:
-        torch.set_num_threads(self.intra_op_threads)  # a setting of this thread alone
-        with torch.no_grad():
-            while (run := self.queues[stream].get()) is not None:
-                self._run_stream(run, stream)
 
     def _run_stream(self, run: _Run, stream: int) -> None:
         try:
