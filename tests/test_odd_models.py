@@ -134,6 +134,37 @@ def test_a_system_says_what_a_model_changes_or_changes_it_too() -> None:
         ready.close()
 
 
+class Recurrent(nn.Module):
+    """Has its state in attributes that are no buffers, and what it computed last."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind, self.state, self.states, self.last = kind, torch.zeros(3), [torch.zeros(3)], None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "attribute":
+            self.state = self.state / 2 + x
+        elif self.kind == "list":
+            self.states[0] = self.states[0] / 2 + x
+        self.last = self.state + self.states[0] + x
+        return self.last * 2
+
+
+@pytest.mark.parametrize("choice", ["nimble", "opara_fused", "onnxruntime"])
+@pytest.mark.parametrize(("kind", "name"), [("attribute", "state"), ("list", "states"), ("nothing", "")])
+def test_state_that_is_no_buffer_is_refused(kind: str, name: str, choice: str) -> None:
+    own, x = Recurrent(kind), torch.randn(3)
+    module = nn.Sequential(own).eval()
+    if name:
+        with pytest.raises(Unsupported, match=rf"its own state in a forward pass \(0\.{name}\), which is no buffer$"):
+            systems.load(choice).prepare(module, (x,))
+    else:  # what it computed last is nobody's input
+        prepared = systems.load(choice).prepare(module, (x,))
+        torch.testing.assert_close(prepared(x), module(x))
+        prepared.close()
+    assert not own.state.any() and len(own.states) == 1 and not own.states[0].any()
+
+
 CONSTANT = {
     "two constants": lambda x: torch.zeros(3) + torch.ones(3) * 2,
     "a range": lambda x: torch.arange(3).float().relu(),

@@ -1,7 +1,6 @@
 """A module as torch.export captures it, with digests that identify the model: every compiler starts from it."""
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,10 +13,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.func import functional_call
 from torch.utils._pytree import tree_unflatten
 
-from conf.text import first_line
 from systems.base import Unsupported
-from systems.preparing import collector_off
-from systems.scheduling.graph.examples import stand_ins
+from systems.scheduling.graph.exporting import export
 from systems.scheduling.graph.program import describe
 from systems.training.restore import restored
 
@@ -50,7 +47,7 @@ class Exported:
         self.label = f"{type(module).__name__} {', '.join(describe(x).partition(' on ')[0] for x in inputs)}"
         self.state: tuple[Tensor, ...] = ()
         self.written: tuple[Tensor, ...] = ()
-        self.program = _exported(module, inputs)
+        self.program = export(module, inputs)
         if written := _written(self.program):
             self.program = self._with_state(module, written)
         self.program.example_inputs = (self.arguments, {})  # else it would hold on to the stand-ins
@@ -67,7 +64,7 @@ class Exported:
         buffers = dict(module.named_buffers(remove_duplicate=False))
         names = [s.target for s in specs if s.kind is InputKind.BUFFER and s.arg.name in is_read and s.target is not None]
         self.state, self.written = tuple(buffers[name] for name in names), tuple(buffers[name] for name in written)
-        program = _exported(_Stateless(self.program, names, written), self.arguments)
+        program = export(_Stateless(self.program, names, written), self.arguments)
         assert not _written(program)
         return program
 
@@ -191,16 +188,6 @@ class _Stateless(nn.Module):
         buffers |= {name: buffers[name].clone() for name in self.written}
         out = functional_call(self.module, buffers, tensors[:own])
         return out, [buffers[name] for name in self.written]
-
-
-def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
-    own_inputs = stand_ins(inputs)
-    try:
-        with torch.no_grad(), collector_off(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.export.export(module, own_inputs, strict=False)
-    except Exception as error:  # export raises whatever the model's own Python does
-        raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _written(program: ExportedProgram) -> list[str]:

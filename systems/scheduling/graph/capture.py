@@ -1,8 +1,6 @@
 """Turns a module into its operators, through torch.export."""
 
-import logging
 import operator
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,12 +11,10 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from conf.text import first_line
 from systems.base import Unsupported
-from systems.preparing import collector_off
 
 from .effects import is_view
-from .examples import stand_ins
+from .exporting import export
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 from .write_back import write_back
@@ -39,17 +35,9 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         inputs: Dense tensors, in any memory. The program takes each for an input of its own, also where two are one tensor.
 
     Raises:
-        Unsupported: torch.export refuses the module, an input is no dense tensor, or the module changes its inputs. The
-            reason is one line.
+        Unsupported: as `export` does, or the module changes its inputs. The reason is one line.
     """
-    own_inputs = stand_ins(inputs)
-    try:
-        with torch.no_grad(), collector_off(), warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
-            warnings.simplefilter("ignore")
-            exported = torch.export.export(module, own_inputs, strict=False).run_decompositions({})
-    except Exception as error:  # export raises whatever the model's own Python does
-        raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
-    program = from_exported(exported, module, inputs)
+    program = from_exported(export(module, inputs, is_functional=True), module, inputs)
     return _observed(program) if program.device.type == "cuda" else program
 
 
@@ -204,19 +192,3 @@ def on_meta(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return type(value)([on_meta(v) for v in value]) if isinstance(value, (list, tuple)) else value
-
-
-class _quiet:
-    """Silence these loggers within: export logs its steps, and raises its errors."""
-
-    def __init__(self, *names: str):
-        self.loggers = [logging.getLogger(name) for name in names]
-
-    def __enter__(self) -> None:
-        self.levels = [logger.level for logger in self.loggers]
-        for logger in self.loggers:
-            logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        for logger, level in zip(self.loggers, self.levels, strict=True):
-            logger.setLevel(level)

@@ -1,0 +1,70 @@
+"""A module through torch.export: what it refuses, and what it would leave out, is Unsupported."""
+
+import logging
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
+
+from conf.text import first_line
+from systems.base import Unsupported
+from systems.preparing import collector_off
+
+from .examples import stand_ins
+
+ASSIGNED = re.compile(r"self\.([\w.]+)(?=[^\n]* assigned during export)")  # the names in torch.export's own warning
+
+
+def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = False) -> ExportedProgram:
+    """Export a module at the shapes of its inputs, with stand-ins for them.
+
+    Args:
+        is_functional: decompose what changes a tensor in place.
+
+    Raises:
+        Unsupported: torch.export refuses the module; an input is no dense tensor; the module reads a tensor that it then
+            assigns anew, which is neither parameter nor buffer. The reason is one line.
+    """
+    own_inputs = stand_ins(inputs)
+    quiet = _quiet("torch.export", "torch.fx")
+    try:
+        with torch.no_grad(), collector_off(), quiet, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            exported = torch.export.export(module, own_inputs, strict=False)
+            exported = exported.run_decompositions({}) if is_functional else exported
+    except Exception as error:  # export raises whatever the model's own Python does
+        raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
+    assigned = {name for warning in told for name in ASSIGNED.findall(str(warning.message))}
+    if name := next((name for name in sorted(assigned) if _is_constant(module, name, exported)), None):
+        raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
+    return exported
+
+
+def _is_constant(module: nn.Module, name: str, exported: ExportedProgram) -> bool:
+    """Has the program a tensor of this attribute for a constant, or one of a list or dict there?"""
+    owner, _, attribute = name.rpartition(".")
+    own = _memories(tree_leaves(getattr(module.get_submodule(owner), attribute)))
+    return not own.isdisjoint(_memories(exported.constants.values()))
+
+
+def _memories(values: Iterable[object]) -> set[int]:
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)}
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Silence these loggers within: export logs its steps, and raises its errors."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
