@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from systems.base import BadOption, Loss
 from systems.scheduling.execution.arena import Arena
+from systems.scheduling.execution.members import Members
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.execution.training_step import TrainingStep
 from systems.scheduling.graph.program import Program, describe
@@ -38,30 +39,6 @@ class Axis:
     inputs: Mapping[int, int]
     outputs: Mapping[int, int]
     fill: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor or submodule of a module, where the module has it.
-
-    Args:
-        owner: what holds it by its key.
-        value: it.
-        name: for messages.
-        address: of a tensor's data; None of a submodule.
-    """
-
-    owner: Mapping[str, object]
-    key: str
-    value: object
-    name: str
-    address: int | None
-
-    @property
-    def is_another(self) -> bool:
-        """Is something else there, or elsewhere?"""
-        now = self.owner.get(self.key)
-        return now is not self.value or (isinstance(now, Tensor) and now.data_ptr() != self.address)
 
 
 class ScheduledModule(nn.Module):
@@ -95,7 +72,6 @@ class ScheduledModule(nn.Module):
             self.__dict__[own] = getattr(module, own)
         self.system, self.axes, self.otherwise = system, tuple(axes), otherwise
         self.prepared: dict[Shape, Scheduled] = {}
-        self.states: dict[Shape, list[Entry]] = {}
         self.arena = Arena()
         self.lock = threading.Lock()
         self.last: torch.cuda.Event | None = None
@@ -141,8 +117,9 @@ class ScheduledModule(nn.Module):
         except ValueError:
             prepared.close()
             raise
+        # The schedule is of the eval form, whichever form each part has.
+        prepared.module_members = Members(self.module, with_forms=False)
         self.prepared[shape] = prepared
-        self.states[shape] = _state(self.module)
         return self
 
     def _prepare_training(
@@ -185,11 +162,7 @@ class ScheduledModule(nn.Module):
         sizes = [_size(axis, inputs) for axis in self.axes]
         inputs = _filled(inputs, shape, self.axes)
         with self.lock, self._after_last_call(inputs):
-            out = _cut(self.prepared[shape](*inputs), self.axes, sizes)
-        # Checked after the launch, so that the check overlaps the GPU's work.
-        if name := next((entry.name for entry in self.states[shape] if entry.is_another), None):
-            raise RuntimeError(f"{name} of the module is another since prepare, or has moved: prepare again")
-        return out
+            return _cut(self.prepared[shape](*inputs), self.axes, sizes)
 
     def _nearest(self, inputs: Sequence[Tensor]) -> Shape | None:
         """The prepared shape of the fewest elements into which the inputs go; None where there is none."""
@@ -230,7 +203,6 @@ class ScheduledModule(nn.Module):
         for prepared in self.prepared.values():
             prepared.close()
         self.prepared.clear()
-        self.states.clear()
         self.arena = Arena()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -250,20 +222,6 @@ class ScheduledModule(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.module, name)
-
-
-def _state(module: nn.Module) -> list[Entry]:
-    """All parameters, buffers and submodules of a module, those of its submodules among them."""
-    entries = []
-    for path, part in module.named_modules():
-        for owner in (part._parameters, part._buffers, part._modules):
-            for key, value in owner.items():
-                name = f"{path}.{key}" if path else key
-                if isinstance(value, Tensor):
-                    entries.append(Entry(owner, key, value, name, value.data_ptr()))
-                elif isinstance(value, nn.Module):
-                    entries.append(Entry(owner, key, value, name, None))
-    return entries
 
 
 def _shape(inputs: Sequence[Tensor]) -> Shape:

@@ -19,6 +19,7 @@ from systems.scheduling.decision import Decision, rows
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.dynamo_graph import DynamoGraph
 from systems.scheduling.execution.execute import execute
+from systems.scheduling.execution.members import Members
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.execution.training_step import TrainingStep
 from systems.scheduling.graph.capture import capture
@@ -99,8 +100,18 @@ class Scheduler(System):
 
         Args:
             arena: on a GPU, memory to share with other schedules whose calls never overlap with this one's.
+
+        Returns:
+            An executor whose calls raise RuntimeError where the module has changed its form since, or holds another
+            parameter, buffer or submodule. It uses what is written in place.
         """
-        return self.prepare_program(captured(module, inputs), arena)
+        prepared = self.prepare_program(self.program_of(module, inputs), arena)
+        prepared.module_members = Members(module)
+        return prepared
+
+    def program_of(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
+        """The program that is prepared; raises as `prepare`."""
+        return captured(module, inputs)
 
     def prepare_training(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor

@@ -100,10 +100,10 @@ class Weave(Scheduler):
         recipe = replace(self.recipe.of_module(program, module), binaries=binaries)
         return replace(schedule, recipe={**recipe.to_json()})
 
-    def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...], arena: Arena | None = None) -> Scheduled:
+    def program_of(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         """As every scheduler's; a plan's captured program stands in for tracing the module, where it is that module's."""
         program = None if self.file is None else self._stored(module, inputs)
-        return super().prepare(module, inputs, arena) if program is None else self.prepare_program(program, arena)
+        return super().program_of(module, inputs) if program is None else program
 
     def _stored(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Program | None:
         assert self.recipe is not None

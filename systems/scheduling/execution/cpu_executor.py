@@ -119,6 +119,7 @@ class CpuExecutor(Scheduled):
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
         self.program.check(inputs)
+        self.check_module()
         inputs = tuple(map(_laid_out, inputs, self.program.examples))
         run = _Run(self, inputs)
         with self.lock:

@@ -105,6 +105,7 @@ class CudaExecutor(Scheduled):
         # Asked while the GPU is busy, so that it costs no time; on the rare yes all is done again.
         if self.program.derived.refresh():
             self.replay()
+        self.check_module()  # now for the same reason
         return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in self.outputs])
 
     def replay(self) -> None:

@@ -69,6 +69,7 @@ class StreamExecutor(Scheduled):
         for handle, join in zip(handles, self.joins, strict=True):
             join.record(handle)
             join.block(current)
+        self.check_module()
         outputs = self.program.result(values, inputs)
         # Theirs is the memory of another stream, which may get it back as soon as the caller lets go of them.
         return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in outputs])

@@ -1,0 +1,81 @@
+"""What a module holds, and whether it still does."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter, buffer or submodule, or None in the place of one.
+
+    Args:
+        owner: what holds it by its key.
+        path: for messages.
+        address: as `_address` has it.
+    """
+
+    owner: Mapping[str, object]
+    key: str
+    value: object
+    path: str
+    address: int | None
+
+
+class Members:
+    """The parameters, buffers and submodules of a module, where they lie, and the form of each part.
+
+    A schedule has the tensors themselves, and computes in the form of the capture.
+
+    Args:
+        module: as it is now.
+        with_forms: its parts, too, have to be in training form or in eval form as they are now.
+    """
+
+    def __init__(self, module: nn.Module, with_forms: bool = True):
+        self.parts = dict(module.named_modules())
+        self.formed = list(self.parts.values()) if with_forms else []
+        self.forms = [part.training for part in self.formed]
+        self.members = [
+            Member(owner, key, value, f"{path}.{key}" if path else key, _address(value))
+            for path, part in self.parts.items()
+            for owner in (part._parameters, part._buffers, part._modules)
+            for key, value in owner.items()
+        ]
+        self.owners = list({id(member.owner): member.owner for member in self.members}.values())
+        self.values = self._values()
+        self.tensors = [x for x in self.values if isinstance(x, Tensor) and _address(x) is not None]
+        self.addresses = [_address(x) for x in self.tensors]
+
+    def check(self) -> None:
+        """Compares whole lists first, since each call does.
+
+        Raises:
+            RuntimeError: one is another or lies elsewhere, or a part has another form.
+        """
+        values = self._values()
+        is_same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
+        if not is_same or list(map(Tensor.data_ptr, self.tensors)) != self.addresses:
+            for member in self.members:
+                now = member.owner.get(member.key)
+                if now is not member.value or _address(now) != member.address:
+                    raise RuntimeError(f"{member.path} of the module is another since prepare, or has moved: prepare again")
+        if [part.training for part in self.formed] != self.forms:
+            for (path, part), form in zip(self.parts.items(), self.forms, strict=True):
+                if part.training != form:
+                    name = f"{path} of the module" if path else "the module"
+                    was, method = ("training", "train()") if form else ("eval", "eval()")
+                    raise RuntimeError(f"{name} was in {was} form in prepare: call {method}, or prepare again")
+
+    def _values(self) -> list[object]:
+        return [value for owner in self.owners for value in owner.values()]
+
+
+def _address(value: object) -> int | None:
+    """Of a tensor that lies in memory by strides; None of anything else."""
+    return value.data_ptr() if isinstance(value, Tensor) and type(value) in PLAIN and value.layout is torch.strided else None

@@ -1,0 +1,100 @@
+"""A module that changed after it was prepared: what is written in place is used, and all else is told."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import systems
+from systems.nimble import Nimble
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
+
+
+def add_all(module: nn.Module) -> None:
+    with torch.no_grad():
+        for x in (*module.parameters(), *module.buffers()):
+            x.add_(1)
+
+
+def step(module: nn.Module) -> None:
+    module.train()
+    module(torch.randn(3, 4)).sum().backward()
+    torch.optim.AdamW(module.parameters(), lr=0.1).step()
+    module.eval()
+
+
+IN_PLACE: dict[str, Callable[[nn.Sequential], object]] = {
+    "add_": add_all,
+    "step": step,
+    "load_state_dict": lambda m: m.load_state_dict({k: x + 1 for k, x in m.state_dict().items()}),
+    "requires_grad_": lambda m: m.requires_grad_(False),
+}
+ANOTHER: dict[str, tuple[Callable[[nn.Sequential], object], str]] = {
+    "assign": (lambda m: setattr(m[3], "bias", nn.Parameter(torch.ones(2))), "3.bias of the module is another"),
+    "a bias in the place of none": (lambda m: setattr(m[0], "bias", nn.Parameter(torch.ones(4))), "0.bias of the module"),
+    "load": (lambda m: m.load_state_dict({k: x + 1 for k, x in m.state_dict().items()}, assign=True), "0.weight of the"),
+    "data": (lambda m: setattr(m[0].weight, "data", torch.ones(4, 4)), "0.weight of the module is another"),
+    "submodule": (lambda m: m.__setitem__(3, nn.Linear(4, 2)), "3 of the module is another"),
+    "double": (lambda m: m.double(), "0.weight of the module is another"),
+    "parametrization": (lambda m: parametrizations.weight_norm(m[3]), "3.weight of the module is another"),
+    "train": (lambda m: m.train(), "the module was in eval form in prepare: call eval(), or"),
+    "dropout": (lambda m: m[2].train(), "2 of the module was in eval form in prepare: call eval(), or"),
+}
+
+
+@pytest.mark.parametrize("choice", ["nimble", "nimble_fused", "ios"])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_written_in_place_is_used(name: str, choice: str) -> None:
+    module, x = small(), torch.randn(3, 4)
+    prepared = systems.load(choice).prepare(module, (x,))
+    for _ in range(2):
+        IN_PLACE[name](module)
+        torch.testing.assert_close(prepared(x), module(x))
+    prepared.close()
+
+
+@pytest.mark.parametrize("choice", ["nimble", "ios"])
+@pytest.mark.parametrize("name", ANOTHER)
+def test_what_is_another_is_told(name: str, choice: str) -> None:
+    module, x = small(), torch.randn(3, 4)
+    prepared = systems.load(choice).prepare(module, (x,))
+    change, says = ANOTHER[name]
+    change(module)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"^{re.escape(says)}.*prepare again$"):
+            prepared(x)
+    prepared.close()
+
+
+def test_a_module_in_training_form_is_executed_in_it() -> None:
+    module, x = small().train(), torch.randn(3, 4)
+    prepared = systems.load("nimble").prepare(module, (x,))
+    torch.manual_seed(1)
+    out: Tensor = prepared(x)
+    module[1].reset_running_stats()
+    torch.manual_seed(1)
+    torch.testing.assert_close(out, module(x))
+    module.eval()
+    with pytest.raises(
+        RuntimeError, match=r"^the module was in training form in prepare: call train\(\), or prepare again$"
+    ):
+        prepared(x)
+    prepared.close()
+
+
+def test_a_part_in_training_form_is_none_of_a_nimbles() -> None:
+    """It is the module in eval form, as its prepare says."""
+    module, x = small(), torch.randn(3, 4)
+    module[3] = nn.Linear(4, 2)
+    fast = Nimble(module).prepare(x)
+    torch.testing.assert_close(fast(x), module(x))
+    fast.close()
