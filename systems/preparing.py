@@ -56,6 +56,22 @@ def collector_spared() -> Iterator[None]:
 
 
 @contextmanager
+def as_captured(kind: str) -> Iterator[None]:
+    """Run operators within as a program has them, whatever the host's thread is in: autocast, or inference mode.
+
+    Autocast is captured as operators that cast. What is made in inference mode can be written nowhere else.
+
+    Args:
+        kind: of device, cpu or cuda.
+    """
+    if torch.is_inference_mode_enabled() or torch.is_autocast_enabled(kind):
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(kind, enabled=False):
+            yield
+    else:
+        yield
+
+
+@contextmanager
 def variable_kept(name: str, value: str | None = None) -> Iterator[None]:
     """Leave an environment variable as it is after this, whatever sets it within.
 

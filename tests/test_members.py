@@ -1,4 +1,4 @@
-"""A module that changed after it was prepared: what is written in place is used, and all else is told."""
+"""A module or a thread that changed since prepare: what is written in place is used, and all else is told."""
 
 import re
 from collections.abc import Callable
@@ -98,3 +98,62 @@ def test_a_part_in_training_form_is_none_of_a_nimbles() -> None:
     fast = Nimble(module).prepare(x)
     torch.testing.assert_close(fast(x), module(x))
     fast.close()
+
+
+class Mixed(nn.Module):
+    """Computes a part without autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.conv(x)).relu().mean((2, 3))
+        with torch.autocast("cpu", enabled=False):
+            exact = self.head(y.float())
+        return self.head(y) + 1, exact
+
+
+@pytest.mark.parametrize("choice", ["nimble_single_stream", "nimble", "nimble_fused"])
+def test_autocast_is_that_of_prepare(choice: str) -> None:
+    module, x = Mixed().eval(), torch.randn(2, 3, 8, 8)
+    half = torch.autocast("cpu", dtype=torch.bfloat16)
+    with half:
+        prepared = systems.load(choice).prepare(module, (x,))
+        for out, expected in zip(prepared(x), module(x), strict=True):
+            torch.testing.assert_close(out, expected)
+    says = "it was prepared under autocast to bfloat16 on cpu and is called without autocast: prepare again"
+    with pytest.raises(RuntimeError, match=f"^{says}$"):
+        prepared(x)
+    prepared.close()
+    prepared = systems.load(choice).prepare(module, (x,))
+    with (
+        half,
+        pytest.raises(RuntimeError, match=r"^it was prepared without autocast and is called under autocast to bfloat16"),
+    ):
+        prepared(x)
+    torch.testing.assert_close(prepared(x), module(x))
+    prepared.close()
+
+
+def test_what_inference_mode_prepared_serves_outside_it() -> None:
+    """Where weights are folded, these are written again."""
+    module, x = Mixed().eval(), torch.randn(2, 3, 8, 8)
+    with torch.inference_mode():
+        prepared = systems.load("nimble", fold_batch_norm=True).prepare(module, (x,))
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        with mode():
+            module.conv.weight.mul_(2)
+            for out, expected in zip(prepared(x), module(x), strict=True):
+                torch.testing.assert_close(out, expected)
+    prepared.close()
+
+
+def test_an_input_that_is_no_dense_tensor_is_refused() -> None:
+    x = torch.randn(3, 4)
+    prepared = systems.load("nimble").prepare(small(), (x,))
+    with pytest.raises(
+        ValueError, match=r"^input 0 is sparse_coo float32\[3, 4\] on cpu, but this was prepared for float32"
+    ):
+        prepared(x.to_sparse())
+    prepared.close()

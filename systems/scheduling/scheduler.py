@@ -14,6 +14,7 @@ from torch._guards import tracing
 
 from systems.base import Loss, System, Unsupported
 from systems.notice import Notice
+from systems.preparing import as_captured
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision, rows
 from systems.scheduling.execution.arena import Arena
@@ -172,7 +173,7 @@ class Scheduler(System):
 
     def prepare_program(self, program: Program, arena: Arena | None = None) -> Scheduled:
         """As `prepare`, from a program that was captured before. What it changes is as it was, whatever runs meanwhile."""
-        with program.undone():
+        with program.undone(), as_captured(program.device.type):
             return self._prepared_program(program, arena)
 
     def _prepared_program(self, program: Program, arena: Arena | None) -> Scheduled:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from systems.preparing import as_captured
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
@@ -129,7 +130,8 @@ class CpuExecutor(Scheduled):
             for queue in self.queues:
                 queue.put(run)
         if not self.threads:
-            self._run_stream(run, 0)
+            with as_captured("cpu"):
+                self._run_stream(run, 0)
         for _ in self.streams:
             run.running.acquire()
         if run.error is not None:

@@ -1,4 +1,4 @@
-"""What a module holds, and whether it still does."""
+"""What a module computes with, and whether it still does."""
 
 import operator
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+KINDS = ("cpu", "cuda")  # of devices
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
 
 
@@ -28,9 +29,9 @@ class Member:
 
 
 class Members:
-    """The parameters, buffers and submodules of a module, where they lie, and the form of each part.
+    """The parameters, buffers and submodules of a module, where they lie, the form of each part, and the thread's autocast.
 
-    A schedule has the tensors themselves, and computes in the form of the capture.
+    A schedule has the tensors themselves, and computes in the form and under the autocast of the capture.
 
     Args:
         module: as it is now.
@@ -39,6 +40,7 @@ class Members:
 
     def __init__(self, module: nn.Module, with_forms: bool = True):
         self.parts = dict(module.named_modules())
+        self.casts = _casts()
         self.formed = list(self.parts.values()) if with_forms else []
         self.forms = [part.training for part in self.formed]
         self.members = [
@@ -56,8 +58,10 @@ class Members:
         """Compares whole lists first, since each call does.
 
         Raises:
-            RuntimeError: one is another or lies elsewhere, or a part has another form.
+            RuntimeError: one is another or lies elsewhere, a part has another form, or autocast is another.
         """
+        if (casts := _casts()) != self.casts:
+            raise RuntimeError(f"it was prepared {_in_words(self.casts)} and is called {_in_words(casts)}: prepare again")
         values = self._values()
         is_same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
         if not is_same or list(map(Tensor.data_ptr, self.tensors)) != self.addresses:
@@ -74,6 +78,16 @@ class Members:
 
     def _values(self) -> list[object]:
         return [value for owner in self.owners for value in owner.values()]
+
+
+def _casts() -> tuple[torch.dtype | None, ...]:
+    """What autocast casts to in this thread, by KINDS; None where it is off."""
+    return tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in KINDS)
+
+
+def _in_words(casts: tuple[torch.dtype | None, ...]) -> str:
+    found = [f"{str(dtype).removeprefix('torch.')} on {kind}" for kind, dtype in zip(KINDS, casts, strict=True) if dtype]
+    return f"under autocast to {' and '.join(found)}" if found else "without autocast"
 
 
 def _address(value: object) -> int | None:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from systems.base import Unsupported
+from systems.preparing import as_captured
 
 from .effects import is_view
 from .exporting import export
@@ -105,7 +106,7 @@ def _observed(program: Program) -> Program:
     def note(operator: int, output: Any) -> None:
         produced[operator] = on_meta(output)
 
-    with torch.random.fork_rng(devices=[program.device]), program.undone():
+    with torch.random.fork_rng(devices=[program.device]), program.undone(), as_captured(program.device.type):
         program.run(program.examples, note)
     calls = [replace(call, produces=produced[v]) for v, call in enumerate(program.calls)]
     return Program(program.graph, calls, program.outputs, program.output_spec, program.examples, program.derived)

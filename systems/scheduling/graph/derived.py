@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from systems.preparing import as_captured
+
 
 @dataclass(frozen=True, eq=False)
 class Derived:
@@ -49,7 +51,8 @@ class Derivations:
         if not force and self._versions() == self.versions:
             return False
         for d in self.derived:
-            d.tensor.copy_(d.compute(*d.sources))
+            with as_captured(d.tensor.device.type):
+                d.tensor.copy_(d.compute(*d.sources))
         self.versions = self._versions()
         return True
 

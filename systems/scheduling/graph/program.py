@@ -223,13 +223,13 @@ class Program:
 
 
 def check_inputs(inputs: Sequence[Any], examples: Sequence[Tensor]) -> None:
-    """Raise ValueError unless `inputs` have the shapes, dtypes and device of `examples`: a copy would broadcast or cast."""
+    """Raise ValueError unless `inputs` have the shapes, dtypes, device and layout of `examples`: a copy would broadcast."""
     if len(inputs) != len(examples):
         raise ValueError(f"prepared for {len(examples)} inputs, called with {len(inputs)}")
     for i, (x, example) in enumerate(zip(inputs, examples, strict=True)):
         if not isinstance(x, Tensor):
             raise ValueError(f"input {i} is a {type(x).__name__}, not a tensor")
-        if (x.shape, x.dtype, x.device) != (example.shape, example.dtype, example.device):
+        if (x.shape, x.dtype, x.device, x.layout) != (example.shape, example.dtype, example.device, example.layout):
             raise ValueError(f"input {i} is {describe(x)}, but this was prepared for {describe(example)}: prepare it again")
 
 
@@ -237,7 +237,8 @@ def describe(x: Any) -> str:
     """The name of an input in a message."""
     if not isinstance(x, Tensor):
         return f"a {type(x).__name__}"
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
+    layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.')} "
+    return f"{layout}{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
 
 
 def _source(argument: object, names: dict[str, object]) -> str:
