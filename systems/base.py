@@ -99,6 +99,9 @@ class Prepared(ABC):
     def close(self) -> None:
         """Give back threads and device memory."""
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: prepare a copy of its module")
+
 
 class PreparedModule(Prepared):
     """A system that is called like a module and keeps its own memory in torch's allocator."""

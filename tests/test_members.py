@@ -1,5 +1,7 @@
 """A module or a thread that changed since prepare: what is written in place is used, and all else is told."""
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 
@@ -156,4 +158,15 @@ def test_an_input_that_is_no_dense_tensor_is_refused() -> None:
         ValueError, match=r"^input 0 is sparse_coo float32\[3, 4\] on cpu, but this was prepared for float32"
     ):
         prepared(x.to_sparse())
+    prepared.close()
+
+
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("choice", ["eager", "nimble", "torchscript", "Nimble"])
+def test_a_copy_is_refused(choice: str, act: Callable[[object], object]) -> None:
+    """It would share threads and device memory with what it is of, or have another's weights."""
+    x = torch.randn(3, 4)
+    prepared = Nimble(small()).prepare(x) if choice == "Nimble" else systems.load(choice).prepare(small(), (x,))
+    with pytest.raises(TypeError, match=r"^a \w+ cannot be copied or pickled: (prepare|wrap) a copy of its module"):
+        act(prepared)
     prepared.close()

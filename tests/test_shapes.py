@@ -174,7 +174,7 @@ def test_all_shapes_share_one_arena() -> None:
 def test_a_copy_is_refused_in_words() -> None:
     module = Weave(nn.Linear(2, 2).eval(), budget_s=0.0)
     for holder in (module, nn.Sequential(module)):
-        with pytest.raises(TypeError, match="a Weave cannot be copied: wrap a copy of its module"):
+        with pytest.raises(TypeError, match="a Weave cannot be copied or pickled: wrap a copy of its module"):
             copy.deepcopy(holder)
     assert isinstance(copy.deepcopy(module.module), nn.Linear)
 

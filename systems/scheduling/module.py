@@ -205,9 +205,9 @@ class ScheduledModule(nn.Module):
         self.prepared.clear()
         self.arena = Arena()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied: wrap a copy of its module, copy.deepcopy(wrapped.module)"
+            f"a {type(self).__name__} cannot be copied or pickled: wrap a copy of its module, copy.deepcopy(wrapped.module)"
         )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
