@@ -165,6 +165,56 @@ def test_state_that_is_no_buffer_is_refused(kind: str, name: str, choice: str) -
     assert not own.state.any() and len(own.states) == 1 and not own.states[0].any()
 
 
+class Keeping(nn.Module):
+    """Keeps what it computes in attributes, counts, and writes a buffer; each changes no answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(3, 3), nn.Dropout(0.5)
+        self.last, self.all, self.by_name = None, [torch.zeros(3)], {"a": torch.zeros(3)}
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.drop(self.linear(x))
+        self.last, self.added, self.number = out, out, getattr(self, "number", 0) + 1
+        self.all.append(out)
+        self.by_name["b"] = out
+        self.total.add_(1)
+        return out
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("choice", ["eager", "nimble", "torchscript"])
+def test_preparing_leaves_what_a_module_keeps(choice: str, training: bool) -> None:
+    module, x = Keeping().train(training), torch.randn(2, 3)
+    everything, by_name = module.all, module.by_name
+    before = dict(vars(module).items())
+    random = torch.get_rng_state()
+    if training:
+        optimizer = torch.optim.SGD(module.parameters())
+        systems.load(choice).prepare_training(module, optimizer, nn.functional.mse_loss, (x,), x).close()
+    else:
+        systems.load(choice).prepare(module, (x,)).close()
+    assert vars(module).keys() == before.keys() and all(vars(module)[name] is value for name, value in before.items())
+    assert module.all is everything and len(everything) == 1 and list(by_name) == ["a"] and not module.total.any()
+    assert torch.equal(torch.get_rng_state(), random) and module(x).isfinite().all()
+
+
+def test_state_that_is_no_buffer_is_refused_in_training() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), Recurrent("attribute"))
+    optimizer = torch.optim.SGD(module.parameters())
+    with pytest.raises(Unsupported, match=r"^it changes its own state in a forward pass \(1\.state\), which is no buffer$"):
+        systems.load("nimble").prepare_training(
+            module, optimizer, nn.functional.mse_loss, (torch.randn(2, 3),), torch.randn(2, 3)
+        )
+
+
+@pytest.mark.parametrize("what", [torch.relu, None, nn.Linear])
+def test_what_is_no_module_is_refused(what: object) -> None:
+    with pytest.raises(Unsupported, match=r"^it is a \w+, and no module of PyTorch$"):
+        systems.load("nimble").prepare(what, (torch.randn(3),))  # type: ignore[arg-type]
+
+
 CONSTANT = {
     "two constants": lambda x: torch.zeros(3) + torch.ones(3) * 2,
     "a range": lambda x: torch.arange(3).float().relu(),

@@ -13,6 +13,7 @@ from systems.preparing import one_at_a_time, uncapturable
 from systems.scheduling.graph.examples import check_dense
 from systems.scheduling.graph.program import check_inputs
 from systems.training.optimizers import StaticOptimizer
+from systems.training.restore import state_kept
 from systems.training.step import undone
 
 WARM_UP_RUNS = 3
@@ -25,7 +26,7 @@ class CudaGraph(System):
         return None if device == "cuda" else "a CUDA Graph needs a CUDA device"
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        return CapturedModule(module, inputs)
+        return CapturedModule(module, inputs, lambda: state_kept(module))
 
     def prepare_training(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor

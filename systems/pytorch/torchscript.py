@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from conf.text import first_line
 from systems.base import Loss, Prepared, PreparedModule, System, Unsupported
+from systems.training.restore import state_kept
 from systems.training.step import ModuleStep, undone
 
 WARM_UP_RUNS = 3  # the profiling executor specialises in the first runs
@@ -17,7 +18,7 @@ class TorchScript(System):
     own_randomness = True  # on a GPU it differentiates dropout in a form of its own
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        with torch.no_grad():
+        with torch.no_grad(), state_kept(module):
             traced = torch.jit.freeze(_traced(module, inputs))
             for _ in range(WARM_UP_RUNS):
                 traced(*inputs)

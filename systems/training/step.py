@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from systems.base import Loss, Prepared
 
-from .restore import restored
+from .restore import restored, state_kept
 
 
 class ModuleStep(Prepared):
@@ -40,19 +40,13 @@ class ModuleStep(Prepared):
 
 @contextmanager
 def undone(module: nn.Module, *more: Tensor) -> Iterator[None]:
-    """What training steps within change is as before afterwards: parameters and their gradients, buffers, the random state,
-    and `more`.
-    """
-    buffers = [(m._buffers, name, t) for m in module.modules() for name, t in m._buffers.items() if t is not None]
-    tensors = [*module.parameters(), *module.buffers(), *more]
+    """Undo what training steps within change: parameters and their gradients, what `state_kept` keeps, and `more`."""
     gradients = [(p, p.grad) for p in module.parameters()]
     for p, _ in gradients:
         p.grad = None
     try:
-        with restored(tensors, sorted({t.get_device() for t in tensors if t.is_cuda})):
+        with state_kept(module), restored((*module.parameters(), *more), []):
             yield
     finally:
-        for held, name, buffer in buffers:  # forward may have assigned it anew
-            held[name] = buffer
         for p, gradient in gradients:
             p.grad = gradient

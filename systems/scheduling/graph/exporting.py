@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
+from systems.training.restore import attributes_kept
 
 from .examples import stand_ins
 
@@ -31,9 +32,12 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             assigns anew, which is neither parameter nor buffer. The reason is one line.
     """
     own_inputs = stand_ins(inputs)
+    if not isinstance(module, nn.Module):
+        raise Unsupported(f"it is a {type(module).__name__}, and no module of PyTorch")
     quiet = _quiet("torch.export", "torch.fx")
     try:
-        with torch.no_grad(), collector_off(), quiet, warnings.catch_warnings(record=True) as told:
+        # torch.export gives attributes back, but lists and dicts as others.
+        with collector_off(), quiet, torch.no_grad(), attributes_kept(module), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             exported = torch.export.export(module, own_inputs, strict=False)
             exported = exported.run_decompositions({}) if is_functional else exported
@@ -48,11 +52,11 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
 def _is_constant(module: nn.Module, name: str, exported: ExportedProgram) -> bool:
     """Has the program a tensor of this attribute for a constant, or one of a list or dict there?"""
     owner, _, attribute = name.rpartition(".")
-    own = _memories(tree_leaves(getattr(module.get_submodule(owner), attribute)))
-    return not own.isdisjoint(_memories(exported.constants.values()))
+    own = memories(tree_leaves(getattr(module.get_submodule(owner), attribute, None)))
+    return not own.isdisjoint(memories(exported.constants.values()))
 
 
-def _memories(values: Iterable[object]) -> set[int]:
+def memories(values: Iterable[object]) -> set[int]:
     return {value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)}
 
 

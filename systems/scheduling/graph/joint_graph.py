@@ -27,10 +27,12 @@ from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
 from systems.training.optimizers import StaticOptimizer
+from systems.training.restore import attributes_kept
 from systems.training.update import StoredGradients, Update
 
 from .effects import draws, is_view, written
 from .examples import stand_ins
+from .exporting import memories
 from .operator_graph import Operator, OperatorGraph, State
 from .program import Call, Input, Output
 from .stateful_program import StatefulProgram
@@ -123,13 +125,22 @@ def _trace(
     try:
         # In one thread, so that the trace has the order of eager's backward, whichever device the fake tensors are of.
         one_thread = torch.autograd.set_multithreading_enabled(False)
-        with torch.enable_grad(), one_thread, collector_off(), warnings.catch_warnings():
+        with (
+            collector_off(),
+            attributes_kept(module) as assigned,
+            torch.enable_grad(),
+            one_thread,
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(
                 [*state.values()], tuple(own_inputs), own_target
             )
     except Exception as error:  # tracing raises whatever the model's own Python does
         raise Unsupported(f"the step cannot be traced: {type(error).__name__}: {first_line(error)}") from error
+    constants = memories(x for x in (*vars(traced).values(), *traced.buffers()) if isinstance(x, Tensor))
+    if name := next((name for name, then in assigned.items() if not constants.isdisjoint(memories(then))), None):
+        raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
     value, *gradients = tree_leaves(next(n for n in traced.graph.nodes if n.op == "output").args[0])
     with_gradient = {p: g for p, g in zip(trained, gradients, strict=True) if g is not None}
     if not with_gradient:
