@@ -1,12 +1,14 @@
 """What a training step cannot do, told: what was changed since it was prepared, what cannot be scheduled."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from training import Optimizers, adamw, batch, net, prepare_training, sgd
 
 import systems
@@ -101,6 +103,10 @@ def test_what_cannot_be_scheduled_says_why_in_one_line(module: Any, make: Any, c
     [
         (lambda self, x: self.linear(x if x.sum() > 0 else -x), "cannot be traced"),
         (lambda self, x: self.linear(x.mul_(2)), "changes input 0 in place"),
+        (
+            lambda self, x: checkpoint(lambda y: self.linear(functional.dropout(y)), x, use_reentrant=False),
+            "its backward, as of a checkpoint, would draw other random numbers",
+        ),
     ],
 )
 def test_a_forward_that_cannot_be_scheduled_says_why(forward: Any, reason: str) -> None:
@@ -108,6 +114,46 @@ def test_a_forward_that_cannot_be_scheduled_says_why(forward: Any, reason: str) 
     module.linear = nn.Linear(4, 4)
     with pytest.raises(Unsupported, match=reason):
         prepare_training(module, sgd(module), loss, torch.randn(2, 4), torch.tensor([0, 1]))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_an_lstm_on_a_cpu_is_trained_without_onednn() -> None:
+    module, x = Recurrent(), torch.randn(2, 4)
+    with pytest.raises(Unsupported, match=r"prepare the step under torch\.backends\.mkldnn\.flags\(enabled=False\)$"):
+        prepare_training(module, sgd(module), functional.mse_loss, x, x)
+    own = deepcopy(module)
+    with torch.backends.mkldnn.flags(enabled=False):
+        step = prepare_training(own, sgd(own), functional.mse_loss, x, x)
+    eager = systems.load("eager").prepare_training(module, sgd(module), functional.mse_loss, (x,), x)
+    for _ in range(2):
+        torch.testing.assert_close(step(x, x), eager(x, x))
+    step.close()
+
+
+def test_autocast_is_that_of_the_prepared_step() -> None:
+    module, x = nn.Linear(4, 4), torch.randn(2, 4)
+    own = deepcopy(module)
+    half = torch.autocast("cpu", dtype=torch.bfloat16)
+    eager = systems.load("eager").prepare_training(module, sgd(module), functional.mse_loss, (x,), x)
+    with half:
+        step = prepare_training(own, sgd(own), functional.mse_loss, x, x)
+    for _ in range(2):
+        with half:  # anew for each step: it keeps the weights that it has cast
+            torch.testing.assert_close(step(x, x), eager(x, x))
+    with pytest.raises(
+        RuntimeError, match="under autocast to bfloat16 on cpu and is called without autocast: prepare again"
+    ):
+        step(x, x)
+    step.close()
 
 
 def test_a_hook_on_a_gradient_or_a_step_is_not_passed_over() -> None:

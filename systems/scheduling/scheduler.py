@@ -138,7 +138,9 @@ class Scheduler(System):
         if self.rewriting != Rewriting():
             raise Unsupported("the rewriting passes are for inference: a step of training is scheduled as autograd has it")
         program, update = capture_step(module, optimizer, loss, inputs, target, self.captured_update)
-        return TrainingStep(module, update, self.execute(program, self.plan(program)))
+        with as_captured(program.device.type):
+            executor = self.execute(program, self.plan(program))
+        return TrainingStep(module, update, executor)
 
     def compile_graph(self, module: Any, inputs: Sequence[object], backend: str) -> Callable[..., Any]:
         """What a backend of torch.compile does with the graph that Dynamo has traced.

@@ -3,10 +3,12 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+Casts: TypeAlias = "tuple[torch.dtype | None, ...]"
 KINDS = ("cpu", "cuda")  # of devices
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
 
@@ -40,7 +42,7 @@ class Members:
 
     def __init__(self, module: nn.Module, with_forms: bool = True):
         self.parts = dict(module.named_modules())
-        self.casts = _casts()
+        self.casts = casts()
         self.formed = list(self.parts.values()) if with_forms else []
         self.forms = [part.training for part in self.formed]
         self.members = [
@@ -60,8 +62,7 @@ class Members:
         Raises:
             RuntimeError: one is another or lies elsewhere, a part has another form, or autocast is another.
         """
-        if (casts := _casts()) != self.casts:
-            raise RuntimeError(f"it was prepared {_in_words(self.casts)} and is called {_in_words(casts)}: prepare again")
+        check_casts(self.casts)
         values = self._values()
         is_same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
         if not is_same or list(map(Tensor.data_ptr, self.tensors)) != self.addresses:
@@ -80,13 +81,19 @@ class Members:
         return [value for owner in self.owners for value in owner.values()]
 
 
-def _casts() -> tuple[torch.dtype | None, ...]:
+def casts() -> Casts:
     """What autocast casts to in this thread, by KINDS; None where it is off."""
     return tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in KINDS)
 
 
-def _in_words(casts: tuple[torch.dtype | None, ...]) -> str:
-    found = [f"{str(dtype).removeprefix('torch.')} on {kind}" for kind, dtype in zip(KINDS, casts, strict=True) if dtype]
+def check_casts(then: Casts) -> None:
+    """Raise RuntimeError where this thread's autocast is another than `casts` was then."""
+    if (now := casts()) != then:
+        raise RuntimeError(f"it was prepared {_in_words(then)} and is called {_in_words(now)}: prepare again")
+
+
+def _in_words(dtypes: Casts) -> str:
+    found = [f"{str(dtype).removeprefix('torch.')} on {kind}" for kind, dtype in zip(KINDS, dtypes, strict=True) if dtype]
     return f"under autocast to {' and '.join(found)}" if found else "without autocast"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from systems.training.optimizers import fits
 from systems.training.update import Update
 
+from .members import casts, check_casts
 from .scheduled import Scheduled
 
 
@@ -25,6 +26,7 @@ class TrainingStep(Scheduled):
         self.update, self.executor = update, executor
         self.schedule, self.program, self.is_captured = executor.schedule, executor.program, executor.is_captured
         self.operator_threads = executor.operator_threads
+        self.casts = casts()
         self.modules = list(module.modules())
         self.forms = [m.training for m in self.modules]
         self.owners: list[dict[str, Any]] = [d for m in self.modules for d in (m._modules, m._parameters, m._buffers)]
@@ -49,10 +51,11 @@ class TrainingStep(Scheduled):
         Raises:
             ValueError: the inputs have other shapes, dtypes or another device than prepared, or a setting of the optimizer
                 has changed that is captured; all but learning rates are.
-            RuntimeError: the module has been switched between training and eval form, or a parameter or buffer has been
-                replaced or moved.
+            RuntimeError: the module has been switched between training and eval form, a parameter or buffer has been
+                replaced or moved, or autocast is another.
         """
         self.program.check(inputs)
+        check_casts(self.casts)
         self._check_module()
         self.update.refresh()
         value = self.executor(*inputs)

@@ -68,6 +68,7 @@ def capture_step(
     """
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     trace = _trace(module, trained, loss, inputs, target)
+    _check(trace)
     update: Update = (StaticOptimizer.of if captured_update else StoredGradients)(optimizer, trace.gradients)
     return _Joint(trace, update, (*inputs, target)).program(), update
 
@@ -146,6 +147,20 @@ def _trace(
     if not with_gradient:
         raise Unsupported("the loss depends on no parameter of the optimizer")
     return _Trace(traced.graph, state, traced, value, with_gradient)
+
+
+def _check(trace: _Trace) -> None:
+    """Raise Unsupported for operators that do in a schedule something else than in eager execution."""
+    nodes = list(trace.graph.nodes)
+    if any(node.target is aten.mkldnn_rnn_layer.default for node in nodes):
+        raise Unsupported(
+            "oneDNN's LSTM keeps what its backward reads for autograd alone: prepare the step under "
+            "torch.backends.mkldnn.flags(enabled=False)"
+        )
+    backward = [node for node in nodes[nodes.index(trace.loss) :] if isinstance(node.target, OpOverload)]
+    drawing = [node for node in backward if draws(node.target, node.args, node.kwargs)]
+    if any(not node.target._schema.name.endswith("_backward") for node in drawing):  # attention's own has what forward drew
+        raise Unsupported("its backward, as of a checkpoint, would draw other random numbers than its forward")
 
 
 @dataclass(eq=False)
