@@ -215,6 +215,41 @@ def test_what_is_no_module_is_refused(what: object) -> None:
         systems.load("nimble").prepare(what, (torch.randn(3),))  # type: ignore[arg-type]
 
 
+class Drawing(nn.Module):
+    """Draws random numbers in branches that nothing else orders."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        dropped = nn.functional.dropout(x, 0.5)
+        sampled = torch.normal(x, 1.0)
+        return (
+            dropped.relu() + torch.randn(4, 4),
+            sampled,
+            torch.randperm(4),
+            torch.rand_like(x).exp(),
+            nn.functional.dropout(x + 1, 0.3),
+        )
+
+
+def test_an_operator_that_fails_on_random_inputs_is_told() -> None:
+    x = torch.randn(4, 4)
+    with pytest.raises(Unsupported, match=r"^an operator fails on random inputs, so it cannot be measured: .*element < 0$"):
+        systems.load("ios").prepare(Lambda(lambda x: torch.multinomial(x.softmax(1), 2)).eval(), (x,))
+
+
+@pytest.mark.parametrize("choice", ["nimble", "nimble_fused", "opara", "ios"])
+def test_random_numbers_are_drawn_in_eagers_order(choice: str) -> None:
+    module, x = Drawing().eval(), torch.randn(4, 4)
+    prepared = systems.load(choice).prepare(module, (x,))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected, state = module(x), torch.get_rng_state()
+        torch.manual_seed(seed)
+        for out, reference in zip(prepared(x), expected, strict=True):
+            torch.testing.assert_close(out, reference)
+        assert torch.equal(torch.get_rng_state(), state)
+    prepared.close()
+
+
 CONSTANT = {
     "two constants": lambda x: torch.zeros(3) + torch.ones(3) * 2,
     "a range": lambda x: torch.arange(3).float().relu(),

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from conf.text import first_line
+from systems.base import Unsupported
 from systems.preparing import one_at_a_time, uncapturable
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 from systems.scheduling.graph.program import Program
@@ -100,8 +102,7 @@ def milliseconds(
             costs time.
 
     Raises:
-        RuntimeError: An operator fails.
-        Unsupported: It cannot be captured.
+        Unsupported: An operator fails on the examples, or it cannot be captured.
     """
     if groups is None:
         groups = [range(len(program.graph))]
@@ -111,8 +112,13 @@ def milliseconds(
         program.run(program.examples)
         rewind()
 
-    for _ in range(warm_up_runs):
-        run()
+    try:
+        for _ in range(warm_up_runs):
+            run()
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError) as error:  # such as of weights to draw by that are negative
+        raise Unsupported(f"an operator fails on random inputs, so it cannot be measured: {first_line(error)}") from error
     if program.device.type == "cuda":
         return _replayed(program, groups, seconds, min(max(ceil(LONG_MS / least), 1), MAX_COPIES) if least else MAX_COPIES)
     if len(groups) == 1:

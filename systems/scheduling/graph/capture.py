@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from systems.base import Unsupported
 from systems.preparing import as_captured
 
-from .effects import is_view
+from .effects import DrawAfter, draws, is_view
 from .exporting import export
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
@@ -30,7 +30,8 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     On a GPU the program runs once, which shows how its tensors lie in memory.
 
     Invariant: mutation is functionalised away, so every dependency is a data dependency (RAW), and there is no WAR or WAW.
-    Buffers that the module writes are written back as `write_back` says.
+    Buffers that the module writes are written back as `write_back` says. Of operators that draw random numbers, each has an
+    output of the one before for an argument.
 
     Args:
         inputs: Dense tensors, in any memory. The program takes each for an input of its own, also where two are one tensor.
@@ -65,6 +66,7 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
     placeholders = iter(references)
     outputs: list[Any] = []
     returned = _returned(graph)
+    drawn: list[Output] = []  # of the operator that drew last
     for node in graph.nodes:
         if node.op == "placeholder":
             environment[node] = next(placeholders)
@@ -90,8 +92,13 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             produces = on_meta(node.meta.get("val"))
             # batch_norm returns one tensor, and the operator that it replaces three, of which only the first is read.
             environment[node] = Output(v) if target is node.target else (Output(v),)
-            arguments = fx.map_arg(args, environment.__getitem__), fx.map_arg(dict(kwargs), environment.__getitem__)
-            calls.append(Call(target, *arguments, produces if target is node.target else produces[0]))
+            own_args, own_kwargs = fx.map_arg((args, dict(kwargs)), environment.__getitem__)
+            function: Any = target
+            if draws(target, args, kwargs):
+                if drawn:
+                    function, own_args = DrawAfter(target), (*drawn, *own_args)
+                drawn = [Output(v, 0 if isinstance(produces, list | tuple) else None)]
+            calls.append(Call(function, own_args, own_kwargs, produces if target is node.target else produces[0]))
             predecessors.append([o.operator for o in calls[v].references()])
     return Program(OperatorGraph(operators, predecessors), calls, outputs, output_spec, inputs)
 

@@ -24,6 +24,20 @@ def copy_back(buffer: Tensor, value: Tensor, *after: object) -> Tensor:
     return buffer.copy_(value)
 
 
+class DrawAfter:
+    """An operator that draws random numbers once another one has drawn: both read one generator.
+
+    Args:
+        operator: of PyTorch's; a call has an output of the other one before its arguments.
+    """
+
+    def __init__(self, operator: OpOverload):
+        self.operator = operator
+
+    def __call__(self, after: object, *arguments: Any, **keywords: Any) -> Any:
+        return self.operator(*arguments, **keywords)
+
+
 def tensors_written(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that a function of a program writes in place: an operator of PyTorch's, or `copy_back`."""
     values: list[Any] = [arguments[0]] if function is copy_back else []
