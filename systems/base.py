@@ -147,6 +147,11 @@ class System(ABC):
         """Why this system cannot run on this kind of device ("cpu" or "cuda") or installation, or None."""
         return None
 
+    def check_supported(self, inputs: tuple[Tensor, ...]) -> None:
+        """Raise Unsupported where this system cannot run on the device of these inputs, of which there is one."""
+        if reason := self.unsupported(inputs[0].device.type):
+            raise Unsupported(reason)
+
     @property
     def learns(self) -> bool:
         """Does it, with its options, search, tune, profile or choose by measuring?"""

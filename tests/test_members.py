@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import systems
+from systems.base import Unsupported
 from systems.nimble import Nimble
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -170,3 +171,31 @@ def test_a_copy_is_refused(choice: str, act: Callable[[object], object]) -> None
     with pytest.raises(TypeError, match=r"^a \w+ cannot be copied or pickled: (prepare|wrap) a copy of its module"):
         act(prepared)
     prepared.close()
+
+
+@pytest.mark.parametrize("what", [None, torch.relu, nn.Linear])
+def test_what_is_no_module_is_told(what: object) -> None:
+    with pytest.raises(TypeError, match=r"^module is a \w+, and no module of PyTorch$"):
+        Nimble(what)  # type: ignore[arg-type]
+
+
+def test_a_larger_module_is_prepared_with_the_module_that_it_holds() -> None:
+    x = torch.randn(3, 4)
+    inner = Nimble(small()).prepare(x)
+    module = nn.Sequential(inner, nn.ReLU()).eval()
+    prepared = systems.load("nimble").prepare(module, (x,))
+    torch.testing.assert_close(prepared(x), module(x))
+    prepared.close()
+    inner.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize("choice", ["cuda_graph", "tvm_cuda_graph", "onnxruntime_cuda_graph"])
+def test_a_device_that_a_system_does_not_run_on_is_told(choice: str) -> None:
+    module, x = small(), torch.randn(3, 4)
+    with pytest.raises(Unsupported, match=r"^a CUDA Graph needs a CUDA device$"):
+        systems.load(choice).prepare(module, (x,))
+    if choice == "cuda_graph":
+        optimizer = torch.optim.SGD(module.parameters())
+        with pytest.raises(Unsupported, match=r"^a CUDA Graph needs a CUDA device$"):
+            systems.load(choice).prepare_training(module, optimizer, nn.functional.mse_loss, (x,), torch.randn(3, 2))

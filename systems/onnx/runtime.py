@@ -70,6 +70,7 @@ class OnnxRuntime(System):
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         exported = Exported(module, inputs)
+        self.check_supported(inputs)
         bytes_before = bytes_outside_torch(exported.device)
         with onnx_file(exported, module, Cache()) as artefact:
             stream = torch.cuda.Stream(exported.device) if exported.device.type == "cuda" else None

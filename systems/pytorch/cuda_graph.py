@@ -26,11 +26,15 @@ class CudaGraph(System):
         return None if device == "cuda" else "a CUDA Graph needs a CUDA device"
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        check_dense(inputs)
+        self.check_supported(inputs)
         return CapturedModule(module, inputs, lambda: state_kept(module))
 
     def prepare_training(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, inputs: tuple[Tensor, ...], target: Tensor
     ) -> Prepared:
+        check_dense((*inputs, target))
+        self.check_supported(inputs)
         return CapturedStep(module, optimizer, loss, (*inputs, target))
 
 

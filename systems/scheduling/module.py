@@ -58,10 +58,13 @@ class ScheduledModule(nn.Module):
 
     Raises:
         BadOption: `otherwise` is neither, or `axes` is no sequence of Axis.
+        TypeError: `module` is none.
     """
 
     def __init__(self, module: nn.Module, system: Scheduler, axes: Sequence[Axis] = (), otherwise: str = "refuse"):
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module is a {type(module).__name__}, and no module of PyTorch")
         if otherwise not in OTHERWISE:
             raise BadOption(f"otherwise is {otherwise}, not one of {', '.join(OTHERWISE)}")
         if isinstance(axes, Axis) or not all(isinstance(axis, Axis) for axis in axes):
@@ -146,6 +149,8 @@ class ScheduledModule(nn.Module):
         """
         if named:
             raise TypeError(f"{', '.join(named)} goes by name: inputs go by position, as in prepare")
+        if torch.compiler.is_exporting():  # a larger module, which holds this one, is captured
+            return self.module(*inputs)
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
         shape = self._nearest(inputs) if all(isinstance(x, Tensor) for x in inputs) else None

@@ -78,6 +78,7 @@ class Tvm(System):
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         exported = Exported(module, inputs)
+        self.check_supported(inputs)
         bytes_before = bytes_outside_torch(exported.device)
         with self._library(exported, may_warn=True) as (folder, compilation):
             prepared = PreparedLibrary(folder / LIBRARY, exported, bytes_before, compilation)
