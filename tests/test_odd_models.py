@@ -183,6 +183,15 @@ class Keeping(nn.Module):
         return out
 
 
+@pytest.mark.parametrize("choice", ["nimble", "ios", "opara", "weave"])
+def test_preparing_draws_no_random_number_of_the_hosts(choice: str) -> None:
+    """Where operators are timed, too."""
+    state = torch.get_rng_state()
+    options = {"budget_s": 0.1} if choice == "weave" else {}
+    systems.load(choice, **options).prepare(Lambda(lambda x: x + torch.rand_like(x)).eval(), (torch.ones(3),)).close()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("choice", ["eager", "nimble", "torchscript"])
 def test_preparing_leaves_what_a_module_keeps(choice: str, training: bool) -> None:
@@ -269,7 +278,7 @@ def test_operators_of_constants_are_scheduled(what: str, choice: str) -> None:
 )
 def test_a_number_that_is_read_is_computed_or_refused_in_one_line(act: Callable[[Tensor], Tensor]) -> None:
     module, x = Lambda(act).eval(), torch.randn(3)
-    for choice in ("ios", "nimble"):
+    for choice in ("ios", "ios_fused", "nimble", "nimble_fused"):
         try:
             prepared = systems.load(choice).prepare(module, (torch.randn(3),))
         except Unsupported as error:

@@ -113,7 +113,7 @@ class ScheduledModule(nn.Module):
         shape = _shape(inputs)
         if shape in self.prepared:
             self.prepared.pop(shape).close()
-        with _preserved_random_state(inputs), _eval_form(self.module):
+        with _eval_form(self.module):
             prepared = self.system.prepare(self.module, inputs, arena=self.arena)
         try:
             _check_outputs(prepared.program, self.axes)
@@ -308,7 +308,3 @@ def _eval_form(module: nn.Module) -> Iterator[None]:
     finally:
         for m in training:
             m.training = True
-
-
-def _preserved_random_state(inputs: Sequence[Tensor]) -> Any:
-    return torch.random.fork_rng(devices=sorted({x.device.index or 0 for x in inputs if x.is_cuda}))

@@ -174,8 +174,12 @@ class Scheduler(System):
         return DynamoGraph(module, tensors, bound, prepare)
 
     def prepare_program(self, program: Program, arena: Arena | None = None) -> Scheduled:
-        """As `prepare`, from a program that was captured before. What it changes is as it was, whatever runs meanwhile."""
-        with program.undone(), as_captured(program.device.type):
+        """As `prepare`, from a program that was captured before.
+
+        What it changes, and the random state, is as it was, whatever runs meanwhile.
+        """
+        devices = [program.device] if program.device.type == "cuda" else []
+        with program.undone(), torch.random.fork_rng(devices), as_captured(program.device.type):
             return self._prepared_program(program, arena)
 
     def _prepared_program(self, program: Program, arena: Arena | None) -> Scheduled:

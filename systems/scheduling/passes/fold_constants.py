@@ -86,8 +86,8 @@ def _constant(program: Program) -> list[bool]:
         constant.append((is_fixed or _fills(call)) and not is_own_view and v not in returned and _is_repeatable(call))
     for v in reversed(range(len(constant))):  # readers first: what stays may have to keep what it reads
         for reference in () if constant[v] else program.calls[v].references():
-            if not is_non_overlapping_and_dense_or_false(program.value(reference)):
-                constant[reference.operator] = False
+            u = reference.operator
+            constant[u] = constant[u] and is_non_overlapping_and_dense_or_false(program.value(reference))
     return constant
 
 
