@@ -218,6 +218,16 @@ def test_state_that_is_no_buffer_is_refused_in_training() -> None:
         )
 
 
+def test_a_refusal_logs_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    module, x = nn.Sequential(nn.Linear(3, 3), Lambda(lambda x: x + torch.ones(5))).eval(), torch.randn(2, 3)
+    optimizer = torch.optim.SGD(module.parameters())
+    with pytest.raises(Unsupported):
+        systems.load("nimble").prepare(module, (x,))
+    with pytest.raises(Unsupported):
+        systems.load("nimble").prepare_training(module, optimizer, nn.functional.mse_loss, (x,), x)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("what", [torch.relu, None, nn.Linear])
 def test_what_is_no_module_is_refused(what: object) -> None:
     with pytest.raises(Unsupported, match=r"^it is a \w+, and no module of PyTorch$"):

@@ -145,7 +145,7 @@ class ScheduledModule(nn.Module):
         Raises:
             TypeError: an input goes by name.
             ValueError: inputs of these shapes, dtypes or device were not prepared.
-            RuntimeError: the module is in training form, or has other tensors or submodules since.
+            RuntimeError: the module is in training form, or has other tensors or submodules since, or autocast is another.
         """
         if named:
             raise TypeError(f"{', '.join(named)} goes by name: inputs go by position, as in prepare")

@@ -104,7 +104,7 @@ class Scheduler(System):
 
         Returns:
             An executor whose calls raise RuntimeError where the module has changed its form since, or holds another
-            parameter, buffer or submodule. It uses what is written in place.
+            parameter, buffer or submodule, or where autocast is another. It uses what is written in place.
         """
         prepared = self.prepare_program(self.program_of(module, inputs), arena)
         prepared.module_members = Members(module)

@@ -18,6 +18,7 @@ from systems.training.restore import attributes_kept
 
 from .examples import stand_ins
 
+LOGGERS = ("torch.export", "torch.fx", "torch._subclasses")
 ASSIGNED = re.compile(r"self\.([\w.]+)(?=[^\n]* assigned during export)")  # the names in torch.export's own warning
 
 
@@ -34,10 +35,15 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
     own_inputs = stand_ins(inputs)
     if not isinstance(module, nn.Module):
         raise Unsupported(f"it is a {type(module).__name__}, and no module of PyTorch")
-    quiet = _quiet("torch.export", "torch.fx")
     try:
         # torch.export gives attributes back, but lists and dicts as others.
-        with collector_off(), quiet, torch.no_grad(), attributes_kept(module), warnings.catch_warnings(record=True) as told:
+        with (
+            collector_off(),
+            quiet(),
+            torch.no_grad(),
+            attributes_kept(module),
+            warnings.catch_warnings(record=True) as told,
+        ):
             warnings.simplefilter("always")
             exported = torch.export.export(module, own_inputs, strict=False)
             exported = exported.run_decompositions({}) if is_functional else exported
@@ -61,12 +67,12 @@ def memories(values: Iterable[object]) -> set[int]:
 
 
 @contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Silence these loggers within: export logs its steps, and raises its errors."""
-    loggers = [logging.getLogger(name) for name in names]
+def quiet() -> Iterator[None]:
+    """Silence PyTorch's loggers within: a trace logs its steps, and with tracebacks the errors that it raises."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

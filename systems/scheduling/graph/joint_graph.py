@@ -32,7 +32,7 @@ from systems.training.update import StoredGradients, Update
 
 from .effects import draws, is_view, written
 from .examples import stand_ins
-from .exporting import memories
+from .exporting import memories, quiet
 from .operator_graph import Operator, OperatorGraph, State
 from .program import Call, Input, Output
 from .stateful_program import StatefulProgram
@@ -128,6 +128,7 @@ def _trace(
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with (
             collector_off(),
+            quiet(),
             attributes_kept(module) as assigned,
             torch.enable_grad(),
             one_thread,
