@@ -23,6 +23,8 @@ from systems.ios.system import Ios
 from systems.nimble import Nimble
 from systems.nimble.system import NimbleSystem
 from systems.onnx.runtime import OnnxRuntime
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.effects import DrawAfter
 from systems.tvm.system import Tvm
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -247,6 +249,14 @@ class Drawing(nn.Module):
             torch.rand_like(x).exp(),
             nn.functional.dropout(x + 1, 0.3),
         )
+
+
+def test_attention_without_dropout_draws_nothing() -> None:
+    """Two of them wait for each other no more than two products do."""
+    attention = nn.functional.scaled_dot_product_attention
+    module = Lambda(lambda x: (attention(x, x, x), attention(x + 1, x, x, dropout_p=0.0))).eval()
+    program = capture(module, (torch.randn(1, 1, 4, 4),))
+    assert program.graph.width == 2 and not any(isinstance(call.function, DrawAfter) for call in program.calls)
 
 
 def test_an_operator_that_fails_on_random_inputs_is_told() -> None:

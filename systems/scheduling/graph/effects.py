@@ -58,10 +58,10 @@ def written(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[st
 
 def draws(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
     """Does it draw random numbers, and so change the generator's state?"""
-    return (
-        torch.Tag.nondeterministic_seeded in operator.tags
-        and named(operator, arguments, keywords).get("dropout_p") != 0  # attention without dropout draws nothing
-    )
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    defaults = {a.name: a.default_value for a in operator._schema.arguments if a.has_default_value()}
+    return (defaults | named(operator, arguments, keywords)).get("dropout_p") != 0  # attention without it draws nothing
 
 
 def is_view(function: object) -> bool:
@@ -72,6 +72,6 @@ def is_view(function: object) -> bool:
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
 
 
-def named(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+def named(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by the names that the operator's schema gives them, without those that were not passed."""
     return {a.name: value for a, value in zip(operator._schema.arguments, arguments, strict=False)} | dict(keywords)
