@@ -105,8 +105,9 @@ class CudaExecutor(Scheduled):
         # Asked while the GPU is busy, so that it costs no time; on the rare yes all is done again.
         if self.program.derived.refresh():
             self.replay()
-        self.check_module()  # now for the same reason
-        return self.program.unflatten([o.clone() if isinstance(o, Tensor) else o for o in self.outputs])
+        outputs = [o.clone() if isinstance(o, Tensor) else o for o in self.outputs]
+        self.check_module()  # last, for the same reason
+        return self.program.unflatten(outputs)
 
     def replay(self) -> None:
         """Launch the graph on the current stream, on what lies in the static inputs."""
