@@ -26,12 +26,12 @@ from scripts.interrupts import tell_interrupts
 if __name__ == "__main__":
     tell_interrupts()
 
-from rich.console import Console
 from rich.table import Table
 
 from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in, untold
 from results.store import Contents, Store, why_no_records
+from results.terminal import Terminal
 from scripts.arguments import Parser, path_argument
 
 UNITS = {"latency": "ms", "throughput": "samples/s", "memory": "MiB", "preparation": "s", "speedup": "x"}
@@ -105,7 +105,7 @@ def main() -> None:
     if not compared:
         what = "speedups over " + arguments.baseline if arguments.metric == "speedup" else arguments.metric
         parser.error(f"{arguments.before} and {arguments.after} have no cell in common that tells of {what}")
-    console = Console(markup=False)
+    console = Terminal()
     if not console.is_terminal:
         console.width = max(console.width, NO_TERMINAL)
     verdicts = [change.verdict(threshold) for change in compared]

@@ -1,5 +1,6 @@
 """What a script says when it is interrupted, or when nobody reads it, and the exit status that a shell gives."""
 
+import atexit
 import os
 import select
 import signal
@@ -16,6 +17,12 @@ def is_unread() -> bool:
     output = select.poll()
     output.register(1, 0)
     return bool(output.poll(0))  # an error is told unasked
+
+
+def _end_unread() -> None:
+    """Have what is still to be printed go nowhere if nobody reads it, of which Python would complain at its end."""
+    if is_unread():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def tell_interrupts() -> None:
@@ -36,3 +43,4 @@ def tell_interrupts() -> None:
         os._exit(INTERRUPTED)  # Python itself would end by the signal
 
     sys.excepthook = told
+    atexit.register(_end_unread)

@@ -48,6 +48,7 @@ from rich.table import Table
 from results.finding import NOT_RUN, NOT_SHOWN, Finding
 from results.published.values import NoSuchValue
 from results.store import why_no_records
+from results.terminal import Terminal
 from results.verdict import Verdict, read_verdicts, write_verdicts
 from results.words import counted
 from scripts.arguments import Parser, path_argument
@@ -272,7 +273,7 @@ def main() -> None:
             )
             print(f"{parser.prog}: {notice}", file=sys.stderr)
             presets = [preset for preset in presets if preset.name not in without]
-    console = Console(markup=False)
+    console = Terminal()
     if not console.is_terminal:
         console.width = max(console.width, NO_TERMINAL)
     begin, failed, refused = time.monotonic(), False, 0
@@ -299,6 +300,8 @@ def main() -> None:
             except (CannotRun, ValueError) as error:
                 print(f"{parser.prog}: {preset.name}: {error}", file=sys.stderr)
                 failed, refused = True, refused + isinstance(error, Refused)
+            except BrokenPipeError:  # nobody reads the verdicts
+                raise
             except OSError as error:
                 parser.error(f"{error.filename or wanted.output} cannot be written: {error.strerror or error}")
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from rich.console import Console
 from rich.table import Table
 
+from results.terminal import Terminal
 from runners.checks import BadRequest
 from runners.request.request import Request
 from systems.cache import Cache as Artefacts
@@ -44,7 +45,7 @@ class Cache(Showing):
             artefacts = Artefacts()
         except ValueError as error:
             raise BadRequest(str(error)) from error
-        console = Console(markup=False)
+        console = Terminal()
         if self.options.empty:
             _empty(artefacts, console)
         else:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from rich.console import Console
 from rich.table import Table
 
 from results.cell import Cell, choose
 from results.document import JSON, NotARecord, part_from_json, part_to_json
 from results.files import read_json, write_json
+from results.terminal import Terminal
 from runners.cell.messages import Failed
 from runners.machine import environment
 from runners.machine.device import visible
@@ -137,7 +137,7 @@ def print_models(rows: tuple[ModelRow, ...]) -> None:
         shapes = "\n".join("x".join(map(str, shape)) for shape in row.inputs)
         size = f"{row.parameters / 1e6:.2f}", f"{row.macs / 1e9:.3f}"
         table.add_row(row.model, shapes, *size, str(row.operators or DASH), str(row.width or DASH))
-    Console(markup=False).print(table)
+    Terminal().print(table)
 
 
 def print_systems(rows: tuple[SystemRow, ...], device: str) -> None:
@@ -146,4 +146,4 @@ def print_systems(rows: tuple[SystemRow, ...], device: str) -> None:
     table.add_column("runs here")
     for row in rows:
         table.add_row(row.system, "yes" if row.reason is None else f"no: {row.reason}")
-    Console(markup=False).print(table)
+    Terminal().print(table)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.console import Console
 from rich.table import Table
 
+from results.terminal import Terminal
 from runners.checks import BadRequest, is_positive, positive_integer
 from runners.request.request import Request
 
@@ -71,7 +71,7 @@ class Placement(Showing):
                 heads = f"{part * num_heads} to {(part + 1) * num_heads - 1}"
                 sizes = f"{room.weights / GIB:.1f}", f"{room.spare / GIB:.1f}", f"{room.slot / 1024:.0f}"
                 table.add_row(str(rank), str(stage), layers, heads, *sizes, f"{room.num_slots:,}")
-            console = Console()
+            console = Terminal()
             console.print(table)
             console.print(
                 f"{system.slots or least:,} K/V slots: the fewest of all GPUs, since each has a part of every slot",

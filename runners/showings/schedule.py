@@ -4,12 +4,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from rich.console import Console
 from rich.table import Table
 
 from results.cell import Cell
 from results.document import cell_to_json, part_from_json
 from results.schedule import DecisionRow
+from results.terminal import Terminal
 from results.words import counted
 from runners.cell.messages import Failed
 from runners.checks import BadRequest
@@ -52,7 +52,7 @@ class Schedule(Showing):
         print(f"{output}: {operators}, width {document['width']}, {streams}, {waits}, found in {milliseconds:.1f} ms")
         decisions: list[DecisionRow] = part_from_json(document.get("decisions", []), list[DecisionRow])
         if (table := decision_table(decisions)).row_count:
-            Console(markup=False).print(table)
+            Terminal().print(table)
         return 0
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:

@@ -10,6 +10,7 @@ from results.cell import Group, plain
 from results.comparison import Speedup, margin, speedup
 from results.record import Record
 from results.schedule import Compilation
+from results.terminal import Terminal
 from results.words import counted
 from runners.measurements.base import DASH, Column, Row
 from runners.measurements.registry import compositions, in_order_of_columns
@@ -22,7 +23,7 @@ OVER_EAGER = "over eager"
 
 def print_summary(records: Sequence[Record], folder: Path, console: Console | None = None) -> None:
     """One cell downwards, several as rows; then every reason and warning, and where the records lie."""
-    console = console or Console(markup=False)
+    console = console or Terminal()
     if not console.is_terminal and len(records) > 1:
         console.width = max(console.width, NO_TERMINAL)
     if not records:
