@@ -18,6 +18,8 @@ def check_arguments(arguments: Iterable[str]) -> None:
     """Raise BadRequest for what Hydra would take and Opweave does not."""
     for argument in arguments:
         key, _, value = argument.partition("=")
+        if not key.strip("+~ "):
+            raise BadRequest(f"{argument!r} is not of the form key=value")
         if key.startswith("--e"):  # argparse takes any beginning of --experimental-rerun
             raise BadRequest("--experimental-rerun reads a pickle, which can run code: write the overrides instead")
         if key in GROUPS and value.startswith("["):  # Hydra would merge the files of the list into one config

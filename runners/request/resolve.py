@@ -1,5 +1,6 @@
 """From one composed config to a request of one cell: every check that needs no model and no device."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from conf import options as file_options
 from models.model import LAYOUTS, PRECISIONS
 from models.registry import FOLDER
 from results.cell import Cell, Choice, Conditions
+from results.soundness import LARGEST
 from runners.checks import BadRequest, at_least, check_writable, is_positive, one_of, positive_integer
 from runners.measurements import registry as measurements
 from runners.showings import registry as showings
@@ -85,10 +87,18 @@ def _choice(group: str, file: str, options: object) -> Choice:
             raise BadRequest(f"{group}.{key} was taken out of the config; it is needed: {group}.{key}=...")
     if wrong := mistake(group, defaults, options):
         raise BadRequest(wrong)
+    for key, value in options.items():
+        _recordable(f"{group}.{key}", value)
     typed = {str(key): _typed(value, defaults[key]) for key, value in options.items()}
     if typed["name"] != defaults["name"]:
         raise BadRequest(f"{group}.name={typed['name']} is not that of {group}={file}: choose another {group} instead")
     return Choice.of(file, typed, defaults)
+
+
+def _recordable(key: str, value: object) -> None:
+    """Raise BadRequest for a number that is too large for a record. What is none at all is for each option's own check."""
+    if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+        raise BadRequest(f"{key}={value:.3g} is more than a record holds: {LARGEST:g} at most, with either sign")
 
 
 def _typed(value: Value, default: Value) -> Value:
@@ -98,6 +108,7 @@ def _typed(value: Value, default: Value) -> Value:
 
 def _conditions(values: Mapping[str, object]) -> Conditions:
     positive_integer("batch", values["batch"])
+    _recordable("batch", values["batch"])
     one_of("precision", values["precision"], PRECISIONS)
     one_of("layout", values["layout"], LAYOUTS)
     one_of("algorithms", values["algorithms"], ALGORITHMS)
