@@ -332,6 +332,8 @@ def test_a_sweep_is_one_line(run_here: Run, values: list[str]) -> None:
 def test_a_host_that_is_none_is_one_line(run_here: Run) -> None:
     done = run_here("runner=serve", "runner.host=nohost.invalid", "system=orca", *MODEL)
     assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
+    done = run_here("runner=serve", "runner.host=", "system=orca", *MODEL)  # which sockets take for every address
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "runner.host= names no address" in done.stderr
 
 
 @pytest.mark.parametrize(("host", "shown", "reached"), [("::1", "[::1]", ["::1"]), ("::", "[::]", ["::1", "127.0.0.1"])])
@@ -548,7 +550,7 @@ def test_half_a_body_holds_the_end_up_for_a_moment_alone(monkeypatch: pytest.Mon
         connection.sendall(b"{")
 
     begun = time.monotonic()
-    assert spoken_to(Bytes(), client) == ["ending once 0 requests more are answered; new ones are refused"]
+    assert spoken_to(Bytes(), client) == ["ending; new requests are refused"]
     assert time.monotonic() - begun < SOON_S
 
 

@@ -86,9 +86,9 @@ class Endpoint:
     def drain(self) -> None:
         """Take nothing more; end when all is answered, and say how much that is. Once more ends nothing sooner."""
         if not self.is_draining:
-            number = counted(self.bridge.num_unanswered, "request")
-            verb = "is" if self.bridge.num_unanswered == 1 else "are"
-            self.told(f"ending once {number} more {verb} answered; new ones are refused")
+            number = self.bridge.num_unanswered
+            once = f" once {counted(number, 'request')} more {'is' if number == 1 else 'are'} answered" if number else ""
+            self.told(f"ending{once}; new requests are refused")
         self.is_draining = True
         self.bridge.drain()
 

@@ -32,6 +32,8 @@ class ServeOptions:
     port: int
 
     def __post_init__(self) -> None:
+        if not self.host:
+            raise BadRequest("runner.host= names no address: 0.0.0.0 is every one of this machine")
         at_least("runner.port", self.port, 0)
         if self.port > LARGEST_PORT:
             raise BadRequest(f"runner.port={self.port} is more than {LARGEST_PORT}")
@@ -68,7 +70,7 @@ class Serve(Showing):
         """Raises BadRequest where nothing can listen."""
         host, port = self.options.host, self.options.port
         try:
-            places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             is_six = all(family == socket.AF_INET6 for family, *_ in places)
             family, has_both = (socket.AF_INET6, socket.has_dualstack_ipv6()) if is_six else (socket.AF_INET, False)
             return socket.create_server((host, port), family=family, dualstack_ipv6=has_both)  # :: is of both
