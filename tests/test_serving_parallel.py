@@ -561,6 +561,13 @@ def test_placement_is_printed_and_adds_up(
     assert lines[-1].startswith(f"{min(slots):,} K/V slots")
 
 
+def test_placement_shows_every_digit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert place("gpt", 1, 1) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert f" {last.partition(' ')[0]} │" in table[-2] and max(map(len, table)) <= 80
+
+
 @pytest.mark.parametrize(
     ("model", "pipeline", "tensor", "options", "says"),
     [

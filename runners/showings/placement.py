@@ -63,7 +63,7 @@ class Placement(Showing):
                 raise BadRequest(f"system.slots={system.slots} do not fit: there is room for {least}")
             table = Table(title=f"{cell.model.label} under {cell.system.label}, {cell.conditions.precision}")
             for column in ("GPU", "stage", "layers", "heads", "weights GiB", "spare GiB", "K/V KiB a token", "K/V slots"):
-                table.add_column(column, justify="right")
+                table.add_column(column, justify="right", no_wrap=column == "K/V slots")
             num_heads, num_layers = shape.heads // parts.tensor, shape.layers // parts.pipeline
             for rank, room in enumerate(rooms):
                 stage, part = parts.place(rank)
