@@ -102,7 +102,7 @@ def main() -> None:
     contents = [read(folder, parser) for folder in (arguments.before, arguments.after)]
     before, after = (one.all for one in contents)
     compared = changes(before, after, arguments.metric, arguments.baseline)
-    if not compared:
+    if not any("ok" in change.statuses for change in compared):
         what = "speedups over " + arguments.baseline if arguments.metric == "speedup" else arguments.metric
         parser.error(f"{arguments.before} and {arguments.after} have no cell in common that tells of {what}")
     console = Terminal()

@@ -227,6 +227,12 @@ def test_a_bad_request_is_a_line(compare: Compare, b: list[Record], more: list[s
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_cells_that_failed_on_both_sides_tell_of_nothing(compare: Compare) -> None:
+    both = [cell(), cell("opara", status="failed", reason="no")]
+    done = compare(both, both, "--metric", "speedup", "--baseline", "tvm")
+    assert done.returncode == 2 and "tells of speedups over tvm" in done.stderr and done.stdout == ""
+
+
 def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compare, tmp_path: Path) -> None:
     command = [sys.executable, "scripts/compare.py", "nowhere", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
