@@ -55,6 +55,7 @@ def test_a_value_can_be_another() -> None:
         ("h200", {"multiprocessors": "many"}, "not an integer"),
         ("h200", {"multiprocessors": 0}, "at least 1"),
         ("h200", {"bandwidth_gb_s": float("nan")}, "it is a number"),
+        ("h200", {"bandwidth_gb_s": 1e-308}, "at least 1e-09"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(name: str, changed: dict[str, conf.Value], words: str) -> None:

@@ -13,6 +13,7 @@ from systems.profiling.profile import Capacity, checked
 from systems.profiling.profiler import capacity_of
 
 GROUP = "gpu"
+LEAST = 1e-9  # of what is divided by: times have to stay finite
 MAY_BE_NOTHING = (
     "reserved_shared_memory",
     "launch_us",
@@ -78,7 +79,7 @@ class Gpu:
             value = getattr(self, field.name)
             if isinstance(value, str):
                 continue
-            least = 0 if field.name in MAY_BE_NOTHING else 1 if field.type is int else 5e-324
+            least = 0 if field.name in MAY_BE_NOTHING else 1 if field.type is int else LEAST
             most = 1 if field.name == "sharing" else inf
             if not (least <= value <= most and value < inf):
                 bound = f" and at most {most}" if most < inf else ""
