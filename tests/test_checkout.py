@@ -72,6 +72,12 @@ def test_no_folder_is_told_as_unsupported() -> None:
     assert "worktree" in str(systems.load("checkout").unsupported("cpu"))
 
 
+@pytest.mark.parametrize("options", [{"folder": 3}, {"settings": 0.5}])
+def test_a_number_in_the_place_of_a_text_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(BadOption, match=r"is no text$"):
+        systems.load("checkout", **options)
+
+
 def test_a_checkout_of_flat_files_is_read_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As this project's first ones, whose conf was no package."""
     (tmp_path / "systems").mkdir()

@@ -40,6 +40,9 @@ class Checkout(System):
     name = "checkout"
 
     def __init__(self, folder: str | None = None, runs: str = "nimble_fused", settings: str | None = None):
+        for key, text in (("folder", folder), ("settings", settings)):
+            if not isinstance(text, str | None):
+                raise BadOption(f"system.{key}={text} is no text")
         self.root, self.runs = Path(folder or HERE).expanduser().resolve(), runs
         self.is_named = folder is not None
         file = self.root / "conf" / "system" / f"{runs}.yaml"
