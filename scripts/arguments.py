@@ -1,6 +1,7 @@
 """The command line of a script: a bad request is one line and exit status 2."""
 
 import argparse
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -38,7 +39,8 @@ class Parser(argparse.ArgumentParser):
 
     def unreadable(self, file: Path, error: Exception) -> NoReturn:
         """End the program over a file that cannot be read, or that holds something else."""
-        self.error(f"{file}: {(isinstance(error, OSError) and error.strerror) or error}")
+        is_no_json = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+        self.error(f"{file}: {'no JSON: ' * is_no_json}{(isinstance(error, OSError) and error.strerror) or error}")
 
     def check_folder(self, folder: Path) -> None:
         """End the program unless `folder` can be written in or made, before anything has been run or written."""

@@ -5,7 +5,6 @@ results/reference/h200, and results/reference/h200.csv; with --check it writes n
 them is not what the results give.
 """
 
-import argparse
 import sys
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from results.selection import Selection
 from results.siblings import Siblings, siblings
 from results.store import Store
 from scripts import cells, pipeline_tables, serving_tables, tables, today
+from scripts.arguments import Parser
 from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
@@ -224,7 +224,7 @@ def pages(made: dict[str, str]) -> dict[Path, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page or a picture differs")
     check: bool = parser.parse_args().check
     for line in Store(RESULTS).read().skipped:

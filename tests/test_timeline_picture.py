@@ -204,6 +204,7 @@ def test_what_cannot_be_drawn_is_told(
     [
         ([], "required: TRACE.json", True),
         (["nowhere.json"], "nowhere.json: No such file", False),
+        ([str(ROOT / "README.md")], "README.md: no JSON: Expecting value", False),
         (["trace.json", "--window", "9", "10"], "nothing to draw in it", False),
         (["trace.json", "--output", "trace.json/x.png"], "trace.json/x.png: Not a directory", False),
     ],
