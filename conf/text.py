@@ -1,6 +1,11 @@
-"""Text that other programs wrote, cut to what one line of a message holds."""
+"""Words of messages: numbers of things, and text that other programs wrote, cut to what one line holds."""
 
 LONGEST = 300  # characters of a line
+
+
+def counted(number: int, thing: str) -> str:
+    """ "1 stream", "2 streams"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def words_of(text: object) -> str:

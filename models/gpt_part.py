@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from conf.text import counted
 from models.gpt import NUM_DRAWS, PADDED_TO, PLAIN, Attention, Block, Operators, Shape, causal, draw
 from models.registry import BadModel
 from models.shapes import allocated, on_no_device
@@ -51,9 +52,11 @@ class Part:
 def check_parts(shape: Shape, num_stages: int, degree: int) -> None:
     """Raises BadModel for a model that cannot be split so."""
     if shape.layers % num_stages:
-        raise BadModel(f"{shape.layers} layers are no {num_stages} stages of as many each (system.pipeline_parallel)")
+        raise BadModel(
+            f"{counted(shape.layers, 'layer')} cannot make {num_stages} stages of as many each (system.pipeline_parallel)"
+        )
     if shape.heads % degree:
-        raise BadModel(f"{shape.heads} heads are no {degree} parts of as many each (system.tensor_parallel)")
+        raise BadModel(f"{counted(shape.heads, 'head')} cannot make {degree} parts of as many each (system.tensor_parallel)")
     if degree > 1 and (NUM_DRAWS % degree or shape.hidden % NUM_DRAWS):
         raise BadModel(f"a width of {shape.hidden} is split into 1, 2, 4 or 8 parts, by 8 (system.tensor_parallel={degree})")
 

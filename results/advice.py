@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from conf.text import counted
+
 from .cell import Cell, Choice, Conditions, plain
-from .words import counted
 
 WORTH = 1.05  # from which gain on the answer is yes
 CLOSE = 0.05  # of gain, within which the predicted answer may be wrong: the simulator's error

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conf.text import counted
+
 from . import files
 from .document import NotARecord, from_json
 from .record import Record
@@ -73,7 +75,7 @@ def read_pack(file: Path, identifier: str = "") -> Pack:
                 except NotARecord as error:
                     pack.reasons_by_line[number] = str(error)
     except EOFError:
-        pack.reason = f"it ends early, after {number} whole lines"
+        pack.reason = f"it ends early, after {counted(number, 'whole line')}"
     except NOT_LINES as error:
         return Pack(reason=f"not readable as compressed lines ({error})")
     if not number:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from conf.text import counted
+
 from .files import read_json, write_json
 from .finding import VERDICTS as VERDICTS
-from .words import counted
 
 COUNTS = {"judged", "figures"}
 

@@ -1,15 +1,10 @@
-"""Words for people: numbers of things, and texts of strangers in a form that a terminal and a table take."""
+"""Texts of strangers in a form that a terminal and a table take."""
 
 import re
 
 MOST_LETTERS = 500  # of a line whose text comes from elsewhere
 # A terminal's colour sequence, or a character that it would act on or cannot show.
 _UNPRINTABLE = re.compile(r"(\x1b\[[0-?]*[ -/]*[@-~])|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def counted(number: int, thing: str) -> str:
-    """ "1 stream", "2 streams"."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import conf
+from conf.text import counted
 from results.agreement import LATENCY, THROUGHPUT, Lengths, Point
 from results.document import part_from_json
 from results.files import read_json
@@ -94,8 +95,8 @@ def standing(costs: str, lengths: Lengths) -> tuple[bool, str]:
     off = f"throughput is off by {throughput:.1%} at most, and median normalized latency by {latency:.1%}"
     if num_near < len(among):
         most = f"{THROUGHPUT:.0%} and {LATENCY:.0%}"
-        return False, f"{len(among) - num_near} of {len(among)} real points{whose} are not within {most}: {off}"
-    return True, f"at {len(among)} real points{whose} {off}"
+        return False, f"{len(among) - num_near} of {counted(len(among), 'real point')}{whose} are not within {most}: {off}"
+    return True, f"at {counted(len(among), 'real point')}{whose} {off}"
 
 
 def _splits(costs: str) -> set[str]:

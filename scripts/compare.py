@@ -21,6 +21,7 @@ from pathlib import Path
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from conf.text import counted
 from scripts.interrupts import tell_interrupts
 
 if __name__ == "__main__":
@@ -35,12 +36,7 @@ from results.terminal import Terminal
 from scripts.arguments import Parser, path_argument
 
 UNITS = {"latency": "ms", "throughput": "samples/s", "memory": "MiB", "preparation": "s", "speedup": "x"}
-WORDS = {
-    REGRESSION: "regressions",
-    IMPROVEMENT: "improvements",
-    UNCERTAIN: "uncertain (the interval reaches within the threshold)",
-    SAME: "unchanged",
-}
+WORDS = {UNCERTAIN: "uncertain (the interval reaches within the threshold)", SAME: "unchanged"}
 NO_TERMINAL = 160  # columns where nobody's terminal sets a width
 
 
@@ -121,8 +117,9 @@ def main() -> None:
     }
     for where, keys in {**lost, f"only in {arguments.after}": only_in(after, before)}.items():
         if keys:
-            console.print(f"{where}: {len(keys)} cells, {', '.join(keys[0][:3])} the first", **say)  # type: ignore[arg-type]
-    counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in WORDS.items() if verdict in verdicts]
+            console.print(f"{where}: {counted(len(keys), 'cell')}, {', '.join(keys[0][:3])} the first", **say)  # type: ignore[arg-type]
+    numbers = {verdict: verdicts.count(verdict) for verdict in (REGRESSION, IMPROVEMENT, *WORDS) if verdict in verdicts}
+    counts = [f"{n} {WORDS[verdict]}" if verdict in WORDS else counted(n, verdict) for verdict, n in numbers.items()]
     console.print(f"{arguments.metric}, threshold {threshold:.1%}: {', '.join(counts)}", **say)  # type: ignore[arg-type]
     if REGRESSION in verdicts or (arguments.complete and any(lost.values())):
         sys.exit(1)

@@ -20,6 +20,7 @@ from pathlib import Path
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from conf.text import counted
 from scripts.interrupts import tell_interrupts
 
 if __name__ == "__main__":
@@ -70,7 +71,7 @@ def pack(folder: Path, target: Path, parser: Parser) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, data)
     before = sum(file.stat().st_size for file, _ in records.values())
-    print(f"{target}: {len(records)} records, {sizes(len(data))}, which take {sizes(before)} in {folder}")
+    print(f"{target}: {counted(len(records), 'record')}, {sizes(len(data))}, which take {sizes(before)} in {folder}")
 
 
 def unpack(source: Path, folder: Path, parser: Parser) -> None:
@@ -86,7 +87,7 @@ def unpack(source: Path, folder: Path, parser: Parser) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, document in zip(names, documents, strict=True):
         write_json(folder / name, document)
-    print(f"{folder}: {len(documents)} records of {source}")
+    print(f"{folder}: {counted(len(documents), 'record')} of {source}")
 
 
 def names_of(records: Sequence[Record]) -> list[str]:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 
+from conf.text import counted
 from results import selection
 from results.cell import Choice
 from results.pack import SUFFIX, sweep_of
@@ -82,7 +83,7 @@ def chart(measured: Selection, baseline: Choice, title: str) -> str:
     for system in measured.systems:
         ratios = [ratio.ratio for row in measured.rows if (ratio := measured.over(row, system, baseline)) is not None]
         if system != baseline and ratios:
-            means.append(f"{style.label(system)} {geometric_mean(ratios):.2f} ({len(ratios)} models)")
+            means.append(f"{style.label(system)} {geometric_mean(ratios):.2f} ({counted(len(ratios), 'model')})")
     drawn = speedup.draw(measured, baseline, remark=f"Geometric mean: {', '.join(means)}.")
     style.head(drawn.figure, title)
     svg = style.svg(drawn.figure)

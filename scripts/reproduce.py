@@ -32,6 +32,7 @@ from pathlib import Path
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from conf.text import counted
 from scripts.interrupts import tell_interrupts
 
 if __name__ == "__main__":
@@ -50,7 +51,6 @@ from results.published.values import NoSuchValue
 from results.store import why_no_records
 from results.terminal import Terminal
 from results.verdict import Verdict, read_verdicts, write_verdicts
-from results.words import counted
 from scripts.arguments import Parser, path_argument
 from scripts.charts import style
 from scripts.exhibits import judgement

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from conf.text import counted
 from results.cell import Choice, named
 from results.record import Limits, Record
 from results.selection import Row, Selection, latency_of
-from results.words import counted
 
 from .charts.style import short
 

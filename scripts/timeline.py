@@ -16,6 +16,7 @@ from typing import Any
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from conf.text import counted
 from scripts.interrupts import tell_interrupts
 
 if __name__ == "__main__":
@@ -31,7 +32,6 @@ from matplotlib.patches import Patch
 
 from results.files import COMPRESSED, read_json
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace
-from results.words import counted
 from scripts.arguments import Parser, path_argument
 from scripts.charts.names import written
 from scripts.charts.style import SMALL, TINY, WORDS, above, broken, house, width

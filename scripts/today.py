@@ -16,6 +16,7 @@ from pathlib import Path
 if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from conf.text import counted
 from scripts.interrupts import tell_interrupts
 
 if __name__ == "__main__":
@@ -30,7 +31,6 @@ from matplotlib.figure import Figure
 
 from results.selection import NoResults, Selection, read
 from results.setting import Setting
-from results.words import counted
 from scripts.arguments import Parser, path_argument
 from scripts.charts import speedup, style
 from scripts.charts.style import label, short

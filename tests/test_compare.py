@@ -177,7 +177,7 @@ def compare(tmp_path: Path) -> Compare:
 def test_exit_status_1_beyond_the_threshold(compare: Compare) -> None:
     slower = timed([1.1, 1.11, 1.09, 1.1], host="b")
     done = compare([cell()], [slower])
-    assert done.returncode == 1 and "1 regressions" in done.stdout and "1.100 [" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and ": 1 regression\n" in done.stdout and "1.100 [" in done.stdout, done.stdout + done.stderr
     assert "before: a CPU, a, torch 2.11" in done.stdout and "after:  a CPU, b, torch 2.11" in done.stdout
     done = compare([cell()], [slower], "--threshold", "0.2")
     assert done.returncode == 0 and "1 unchanged" in done.stdout and "nimble" not in done.stdout
@@ -186,7 +186,7 @@ def test_exit_status_1_beyond_the_threshold(compare: Compare) -> None:
 
 def test_cells_of_one_side_alone_are_told(compare: Compare) -> None:
     done = compare([cell(), cell(batch=8)], [cell(host="b")])
-    assert done.returncode == 0 and "1 cells, nasnet, 8, nimble the first" in done.stdout
+    assert done.returncode == 0 and "1 cell, nasnet, 8, nimble the first" in done.stdout
     assert compare([cell(), cell(batch=8)], [cell(host="b")], "--complete").returncode == 1
 
 
@@ -206,7 +206,7 @@ def test_cells_without_the_metric_on_one_side_are_told(compare: Compare) -> None
         done = compare([cell(system) for system in systems], after, "--metric", "speedup", *more)
         assert done.returncode == status and "1 unchanged" in done.stdout, done.stdout + done.stderr
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("no speedup in ")]
-        assert line.endswith("b: 1 cells, nasnet, 1, opara the first") and "only in" not in done.stdout
+        assert line.endswith("b: 1 cell, nasnet, 1, opara the first") and "only in" not in done.stdout
     assert "no speedup" not in compare(after, [cell(system) for system in systems], "--metric", "speedup").stdout
 
 

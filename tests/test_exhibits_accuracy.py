@@ -91,7 +91,7 @@ def test_a_difference_without_paired_scores_is_students_over_seeds() -> None:
             learned("windtunnel_cold", cold[:1], None, "nycflights13_pre2_pipe2", form="whole"),
         ],
     )
-    assert "share 1 seeds" in by_what[finding.what].reason
+    assert "share 1 seed" in by_what[finding.what].reason
 
 
 def test_levels_and_shares_are_told_apart() -> None:

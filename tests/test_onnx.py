@@ -182,7 +182,7 @@ class TestExported:
         assert [tuple(o.shape) for o in exported.outputs()] == [(2,), (2,)]
         out = exported.settled([torch.zeros(2), torch.ones(2)])
         assert out["b"][1:] == [None, 3] and out["a"].sum() == 0 and out["b"][0].sum() == 2
-        with pytest.raises(ValueError, match="1 outputs in the place of 2"):
+        with pytest.raises(ValueError, match="1 output in the place of 2"):
             exported.settled([torch.zeros(2)])
 
 

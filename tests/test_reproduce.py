@@ -13,10 +13,10 @@ import torch
 from conftest import ROOT, environment, gpu_environment
 from conftest import Run as Script
 
+from conf.text import counted
 from results.finding import CANNOT, HOLDS, JUDGED, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS
 from results.store import Store
 from results.verdict import Verdict, read_verdicts
-from results.words import counted
 from scripts.arguments import Parser
 from scripts.exhibits import running
 from scripts.exhibits.preset import OUTPUT, Preset, names

@@ -383,7 +383,7 @@ def test_a_server_that_cannot_be_is_one_line(
         (["system.slots=2000000000"], "can't allocate memory"),
         ([f"system.slots={10**19}"], "is not an integer of at least 0 and at most 2147483647"),
         (["system=request_level", "system.slots=1000"], "a request holds 2048 K/V slots"),
-        (["system.slots=1"], "there is room for no request: 1 prompt tokens and 1 to generate are more than the 1 K/V"),
+        (["system.slots=1"], "there is room for no request: 1 prompt token and 1 to generate are more than the 1 K/V"),
     ],
 )
 def test_a_server_without_room_is_one_line(

@@ -59,7 +59,7 @@ def wrong(change: Callable[[Any], None], make: Optimizers = sgd) -> Callable[[],
         (
             wrong(lambda c: c[1].add_param_group({"params": [torch.ones(1)]})),
             ValueError,
-            "1 parameter groups, now there are 2",
+            "1 parameter group, now there are 2",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from conf.text import counted
 from runners.machine.installation import ROOT
 from runners.machine.manifest import state
 from systems.ios.merges import merged_operators
@@ -118,7 +119,7 @@ class PreparedSchedules:
         places = sorted(range(len(self.prepared)), reverse=len(self.replay_ms[0]) % 2 == 1)
         has_calls = bool(self.call_ms)
         for done, i in enumerate(places):
-            self.report(f"measuring {done + 1} of {len(places)} schedules")
+            self.report(f"measuring {done + 1} of {counted(len(places), 'schedule')}")
             executor = self.prepared[i][2]
             for _ in range(WARM_UP_CALLS):
                 executor(*executor.program.examples)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from conf.text import counted
 from results.record import Accuracy as AccuracyPart
 from results.record import Record
 from runners.checks import positive_integer
@@ -135,7 +136,7 @@ def _rows(record: Record) -> str:
     if part is None:
         return DASH
     whole = f"{part.training_rows:,} + {part.validation_rows:,} + {part.test_rows:,} by {part.split}"
-    return f"{whole}, {part.form}, {len(part.seeds)} seeds"
+    return f"{whole}, {part.form}, {counted(len(part.seeds), 'seed')}"
 
 
 class Accuracy(Measurement):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from conf.text import counted
 from models.decoders import AnyDecoder, continued
 from models.gpt_part import PartedGPT
 from models.model import TF32
@@ -111,7 +112,7 @@ def compared_peer(server: PeerServer, trials: Sequence[Trial], decoder: AnyDecod
     server.serve(Listed(requests), deliver, RealClock())
     for number, trial in enumerate(trials):
         if len(tokens[number]) != len(trial.continuation):
-            reason = f"it gave {len(tokens[number])} tokens in the place of {len(trial.continuation)}"
+            reason = f"it gave {counted(len(tokens[number]), 'token')} in the place of {len(trial.continuation)}"
             return replace(judged, is_correct=False, reason=reason)
         expected = _logits(decoder, trial.prompt, tokens[number], _wider(decoder))
         most = expected.max(-1).values

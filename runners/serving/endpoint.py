@@ -20,8 +20,7 @@ from reprlib import repr as shown
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from conf.text import first_line, named_line
-from results.words import counted
+from conf.text import counted, first_line, named_line
 from systems.serving.request import Delivery, Request, refusal
 from systems.serving.system import Server
 

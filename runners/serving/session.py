@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import systems
+from conf.text import counted
 from models.decoders import AnyDecoder, decoder_size, load_decoder
 from results.cell import Cell
 from results.record import Correctness, ServedTrace, Serving, now
@@ -179,9 +180,10 @@ class ServingSession(Session):
         ):
             if largest.max_tokens > most:
                 least = -(-(largest.max_tokens + num_more) // unit) * unit
+                tokens = counted(largest.prompt_tokens, "prompt token")
                 raise BadOption(
-                    f"a request has {largest.prompt_tokens} prompt tokens and {largest.max_new_tokens} to generate, "
-                    f"more than the {most} {what}: {key} has to be {least} or more{shorter}"
+                    f"a request has {tokens} and {largest.max_new_tokens} to generate, more than the {most} {what}: "
+                    f"{key} has to be {least} or more{shorter}"
                 )
 
     def compare(self) -> Correctness:
@@ -211,7 +213,7 @@ class ServingSession(Session):
     def _tell(self, number: int, trace: Sequence[Arrival], finished: int) -> None:
         """Show how far a trace is."""
         lasts = "" if self.options.concurrency else f", which come in {trace[-1].due_s:,.0f} s"
-        done = f"{finished} of {len(trace)} requests finished{lasts}"
+        done = f"{finished} of {counted(len(trace), 'request')} finished{lasts}"
         self.phase(f"serving: trace {number + 1} of {len(self.traces)}, {done}")
 
     def try_rate(self, rate: float) -> Tried:
@@ -341,7 +343,7 @@ class EngineSession(ServingSession):
         num_short = scheduler.num_short if scheduler else 0
         self._serve()
         if scheduler and scheduler.num_short > num_short:
-            raise MemoryError(f"the keys and values of {self.cell.batch} requests do not fit at once")
+            raise MemoryError(f"the keys and values of {counted(self.cell.batch, 'request')} do not fit at once")
         return seconds
 
     def batch_times(self) -> BatchTimes:

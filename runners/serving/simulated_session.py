@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
-from conf.text import first_line
+from conf.text import counted, first_line
 from results.cell import Cell
 from results.document import part_from_json
 from results.files import read_json
@@ -73,8 +73,9 @@ class SimulatedSession(ServingSession):
         of_file = (self.costs.shape, self.costs.parts, self.costs.precision)
         if of_file != (sizes, system.parts, cell.conditions.precision):
             raise BadOption(
-                f"runner.costs={self.options.costs} is of another model, split or precision: {self.costs.shape[0]} layers "
-                f"of {self.costs.shape[1]}, {self.costs.parts}, precision={self.costs.precision}"
+                f"runner.costs={self.options.costs} is of another model, split or precision: "
+                f"{counted(self.costs.shape[0], 'layer')} of {self.costs.shape[1]}, {self.costs.parts}, "
+                f"precision={self.costs.precision}"
             )
         sums = self.costs.reductions
         if sums is not None and sums.kind in REDUCTIONS and sums.kind != system.reductions:

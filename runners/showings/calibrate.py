@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+from conf.text import counted
 from results.cell import Cell
-from results.words import counted
 from runners.machine.manifest import code_state
 from runners.request.request import Request
 

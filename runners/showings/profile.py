@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import conf
+from conf.text import counted
 from results.cell import Cell
-from results.words import counted
 from runners.checks import BadRequest, at_least
 from runners.request.request import Request
 

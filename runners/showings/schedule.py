@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from rich.table import Table
 
+from conf.text import counted
 from results.cell import Cell
 from results.document import cell_to_json, part_from_json
 from results.schedule import DecisionRow
 from results.terminal import Terminal
-from results.words import counted
 from runners.cell.messages import Failed
 from runners.checks import BadRequest
 from runners.request.request import Request

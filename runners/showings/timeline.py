@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from conf.text import counted
 from results.cell import Cell
 from results.timeline import Timeline as CellTimeline
 from results.timeline import to_trace
-from results.words import counted
 from runners.cell.messages import Failed
 from runners.checks import one_of
 from runners.request.request import Request

@@ -13,6 +13,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict, read_write
 
+from conf.text import counted
 from results.cell import Group
 from results.record import Record
 from results.store import Store
@@ -65,7 +66,8 @@ class Launch:
         # A launcher's process finds this project, and its plugins of Hydra, wherever it is started.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORT_PATH, os.environ.get("PYTHONPATH")]))
         print(
-            f"opweave: {len(self.groups)} groups for hydra/launcher={self.name}; their logs: {self.folder}", file=sys.stderr
+            f"opweave: {counted(len(self.groups), 'group')} for hydra/launcher={self.name}; their logs: {self.folder}",
+            file=sys.stderr,
         )
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(ended,), daemon=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from conf.text import counted
 from results.cell import Group, plain
 from results.comparison import Speedup, margin, speedup
 from results.record import Record
 from results.schedule import Compilation
 from results.terminal import Terminal
-from results.words import counted
 from runners.measurements.base import DASH, Column, Row
 from runners.measurements.registry import compositions, in_order_of_columns
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from conf.text import counted
 from results.cell import Choice
 from results.selection import NOT_MEASURED
-from results.words import counted
 
 FEW = 3  # systems that were not measured and have a place all the same
 

@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from conf.text import counted
 from results.cell import Choice
 from results.record import Record, Throughput
 from results.selection import NoResults, Selection
 from results.statistics import Statistics
-from results.words import counted
 
 from .chart import Chart
 from .names import written

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from conf.text import counted
 from results.cell import choose
 from results.finding import Finding
 from results.published.value import Value
@@ -143,13 +144,13 @@ def difference(part: Accuracy | None, other: Accuracy | None, against: Side) -> 
     """
     assert part is not None, "a pipeline is no first side"
     if against.name == "ml" and part.gain is not None and part.gain_low is not None and part.gain_high is not None:
-        return part.gain, part.gain_low, part.gain_high, f"{len(part.seeds)} seeds"
+        return part.gain, part.gain_low, part.gain_high, counted(len(part.seeds), "seed")
     if other is None:
         raise Missing(f"{against.choice} was not measured")
     auc_by_seed = {seed.seed: seed.auc for seed in other.seeds}
     gains = [seed.auc - auc_by_seed[seed.seed] for seed in part.seeds if seed.seed in auc_by_seed]
     if len(gains) < 2:
-        raise Missing(f"they share {len(gains)} seeds, and an interval needs two")
+        raise Missing(f"they share {counted(len(gains), 'seed')}, and an interval needs two")
     return (*over_seeds(gains), f"{len(gains)} seeds")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from conf.text import counted
 from results.agreement import Lengths
 from results.cell import Choice, named
 from results.comparison import is_disturbed
@@ -80,7 +81,7 @@ def judge(
         settings = "a CPU with small settings" if small else "a CPU"
         taken = sum(finding.ours is not None for finding in findings)
         if taken:
-            reason = f"It is about a GPU; {taken} of its {len(findings)} figures could be taken on {settings}"
+            reason = f"It is about a GPU; {taken} of its {counted(len(findings), 'figure')} could be taken on {settings}"
         elif evidence.place:
             reason = f"It is about a GPU, and this was {settings}. {reason}"
         verdict = CANNOT

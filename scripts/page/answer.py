@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from conf.text import counted
 from results.cell import Choice
 from results.comparison import Speedup, margin
 from results.finding import ONE_PROCESS
 from results.record import Latency, Limits
 from results.selection import Row, Selection, latency_of
-from results.words import counted
 from scripts.charts.style import short
 from scripts.table import DASH, Entry, Table, made, table
 

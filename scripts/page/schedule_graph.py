@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from conf.text import counted
 from results.schedule_file import NoSchedule, Operator, ScheduleFile
-from results.words import counted
 
 LAYER, LANE = 26, 108  # pixels between layers, and between lanes
 BOX = 92, 18  # pixels, of an operator

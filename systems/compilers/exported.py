@@ -13,6 +13,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.func import functional_call
 from torch.utils._pytree import tree_unflatten
 
+from conf.text import counted
 from systems.base import Unsupported
 from systems.scheduling.graph.exporting import export
 from systems.scheduling.graph.program import describe
@@ -146,7 +147,7 @@ class Exported:
         remaining = iter(outputs)
         specs = [spec.arg for spec in self.program.graph_signature.output_specs]
         if (expected := sum(isinstance(arg, TensorArgument) for arg in specs)) != len(outputs):
-            raise ValueError(f"{len(outputs)} outputs in the place of {expected}")
+            raise ValueError(f"{counted(len(outputs), 'output')} in the place of {expected}")
         leaves = [next(remaining) if isinstance(arg, TensorArgument) else arg.value for arg in specs]  # type: ignore[union-attr]
         assert self.program.call_spec.out_spec is not None
         returned = tree_unflatten(leaves, self.program.call_spec.out_spec)

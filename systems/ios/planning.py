@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from conf.text import counted
 from systems.profiling.timing import Timer
 from systems.scheduling.decision import Decision, DecisionRow, place_of, rows
 from systems.scheduling.graph.program import Program
@@ -129,7 +130,7 @@ class _Planner:
         self.timer = (
             simulator
             if simulator is not None and options.costs == "simulated"
-            else StageTimer(program, timer, lambda count: report(f"scheduling: {count} stages measured"))
+            else StageTimer(program, timer, lambda count: report(f"scheduling: {counted(count, 'stage')} measured"))
         )
         self.estimator = simulator if options.costs == "both" else None
         self.ratios: list[float] = []  # measured over simulated, of stages of both

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._guards import tracing
 
+from conf.text import counted
 from systems.base import Loss, System, Unsupported
 from systems.notice import Notice
 from systems.preparing import as_captured
@@ -188,8 +189,9 @@ class Scheduler(System):
         self.rewriting.compile(program)
         schedule = self._explained(self.plan(program), decisions)
         if self.num_measured:
+            lacked = counted(self.num_measured, "measurement")
             warnings.warn(
-                f"learned in place: the cache lacked {self.num_measured} measurements, which this process has made",
+                f"learned in place: the cache lacked {lacked}, which this process has made",
                 category=Notice,
                 stacklevel=3,
             )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from reprlib import repr as shown
 from typing import NamedTuple
 
+from conf.text import counted
+
 from .slots import Region
 
 
@@ -148,7 +150,7 @@ def refusal(request: Request, num_slots: int, num_positions: int, vocabulary: in
         return f"max_tokens={shown(request.max_new_tokens)} is not a positive number of tokens to generate"
     if wrong := [token for token in request.prompt if not 0 <= token < vocabulary]:
         return f"token id {shown(wrong[0])} is not in the vocabulary of {vocabulary}"
-    length = f"{len(request.prompt)} prompt tokens and {shown(request.max_new_tokens)} to generate"
+    length = f"{counted(len(request.prompt), 'prompt token')} and {shown(request.max_new_tokens)} to generate"
     if request.max_tokens > num_positions:
         return f"{length} are more than the model's {num_positions} positions"
     if request.max_tokens > num_slots:

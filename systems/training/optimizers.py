@@ -13,6 +13,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from conf.text import counted
 from systems.base import Unsupported
 
 from .update import Update
@@ -108,7 +109,9 @@ class StaticOptimizer(Update):
         """
         groups = self.optimizer.param_groups
         if len(groups) != len(self.groups):
-            raise ValueError(f"the step was prepared for {len(self.groups)} parameter groups, now there are {len(groups)}")
+            raise ValueError(
+                f"the step was prepared for {counted(len(self.groups), 'parameter group')}, now there are {len(groups)}"
+            )
         for i, group in enumerate(groups):
             if (now := self._settings(group)) != self.settings[i]:
                 name = next(k for k in now if now[k] != self.settings[i][k])

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from conf.text import counted
 from systems.scheduling.decision import Decision
 
 from .candidate import Choices
@@ -37,7 +38,7 @@ def at_several_places(decisions: Sequence[Decision], of_passes: Sequence[Decisio
     taken_alone = [d for d in of_passes if d.kind in OWN and d.is_change]
     for kind in OWN:
         if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
-            yield f"{kind}: as each is fastest alone, at {len(by_place)} places", by_place
+            yield f"{kind}: as each is fastest alone, at {counted(len(by_place), 'place')}", by_place
     alternatives = _alternatives(decisions)
     places_by_change: dict[tuple[str, str], list[str]] = {}
     lost_ms: dict[tuple[str, str], float] = {}  # by what each operator takes alone
@@ -59,7 +60,7 @@ def at_several_places(decisions: Sequence[Decision], of_passes: Sequence[Decisio
         needed = {place: fastest[place] for place in decision.needs if place in fastest}
         if needed:
             own = next(reversed(decision.milliseconds))
-            change = f"{decision.kind} at {decision.pattern}: {own}, and {len(needed)} places that it needs"
+            change = f"{decision.kind} at {decision.pattern}: {own}, and {counted(len(needed), 'place')} that it needs"
             yield change, needed | {decision.place: own}
 
 

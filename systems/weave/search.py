@@ -6,7 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TypeAlias
 
-from conf.text import first_line
+from conf.text import counted, first_line
 from systems.preparing import collector_spared
 from systems.scheduling.decision import Decision
 from systems.scheduling.execution.arena import Arena
@@ -173,7 +173,7 @@ class Search:
             self.state.total = Gain("all changes, both captured anew", before_ms, after_ms)
             return True
         ratio = after_ms / before_ms
-        self.report(f"{len(self.state.gains)} gains given up: captured anew, all together take {ratio:.3f}")
+        self.report(f"{counted(len(self.state.gains), 'gain')} given up: captured anew, all together take {ratio:.3f}")
         lost = {key: known for key, known in self.state.ratios.items() if known is None or known >= MARGIN}
         self.state.ratios = lost | {self.state.chosen.key: ratio}
         self.state.best, self.state.gains, self.state.last, self.state.last_gain = first, [], None, None
@@ -260,7 +260,7 @@ class Search:
         """Compare a candidate that was not compared before with the best so far, and keep the faster."""
         if candidate == self.state.best or candidate.key in self._known:
             return
-        self.report(f"{self.state.seconds:.0f} of {self.budget_s:.0f} s, {len(self.state.gains)} gains: {change}")
+        self.report(f"{self.state.seconds:.0f} of {self.budget_s:.0f} s, {counted(len(self.state.gains), 'gain')}: {change}")
         ratio: float | None = None
         try:
             times = self._forecasts(candidate)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from conf.text import counted
 from systems.training.restore import restored
 
 from .derived import Derivations
@@ -225,7 +226,7 @@ class Program:
 def check_inputs(inputs: Sequence[Any], examples: Sequence[Tensor]) -> None:
     """Raise ValueError unless `inputs` have the shapes, dtypes, device and layout of `examples`: a copy would broadcast."""
     if len(inputs) != len(examples):
-        raise ValueError(f"prepared for {len(examples)} inputs, called with {len(inputs)}")
+        raise ValueError(f"prepared for {counted(len(examples), 'input')}, called with {len(inputs)}")
     for i, (x, example) in enumerate(zip(inputs, examples, strict=True)):
         if not isinstance(x, Tensor):
             raise ValueError(f"input {i} is a {type(x).__name__}, not a tensor")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from conf.text import counted
 from systems.scheduling.graph.operator_graph import OperatorGraph
 
 from .priorities import MOST
@@ -125,7 +126,7 @@ def _finished(buffer: Buffer, before: int) -> bool:
 
 def _first_difference(graph: OperatorGraph, other: OperatorGraph) -> str:
     if len(graph) != len(other):
-        return f"it has {len(other)} operators, this model {len(graph)}"
+        return f"it has {counted(len(other), 'operator')}, this model {len(graph)}"
     for v, (a, b) in enumerate(zip(graph.operators, other.operators, strict=True)):
         if a != b:
             return f"its operator {v} is {b.target}, this model's is {a.target}"
