@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf import Options, nearest
@@ -64,8 +65,10 @@ def _import(factory: str) -> Callable[[int], object]:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name and (path == error.name or path.startswith(f"{error.name}.")):
-            raise BadModel(f"factory {factory}: there is no module {error.name} in {os.getcwd()} or installed") from error
-        raise BadModel(with_own_line(f"factory {factory}: importing {path} raised {named_line(error)}", error)) from error
+            lacks = f"there is no module {error.name} in {os.getcwd()} or installed{_taken(path)}"
+            raise BadModel(f"factory {factory}: {lacks}") from error
+        raised = f"importing {path} raised {named_line(error)}{_taken(error.name or '')}"
+        raise BadModel(with_own_line(f"factory {factory}: {raised}", error)) from error
     except (Exception, SystemExit) as error:
         raise BadModel(with_own_line(f"factory {factory}: importing {path} raised {named_line(error)}", error)) from error
     try:
@@ -73,10 +76,18 @@ def _import(factory: str) -> Callable[[int], object]:
     except AttributeError as error:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         hint = nearest(attribute, public, count=NUM_NEAREST, otherwise="it has no functions")
-        raise BadModel(f"factory {factory}: module {path} has no {attribute!r}; {hint}") from error
+        raise BadModel(f"factory {factory}: module {path} has no {attribute!r}; {_taken(path)[2:] or hint}") from error
     if not callable(make):
         raise BadModel(f"factory {factory} is {_kind(make)}, not a function (batch: int) -> (nn.Module, (Tensor, ...))")
     return make
+
+
+def _taken(path: str) -> str:
+    """Of a module of the working directory whose name another was imported by before: "; " and what to do."""
+    name, folder = path.partition(".")[0], Path.cwd()
+    place = Path(getattr(sys.modules.get(name), "__file__", None) or folder)
+    own = [each for each in (folder / name, folder / f"{name}.py") if each.exists()]
+    return f"; {place} is in the place of {own[0]}: rename yours" if own and not place.is_relative_to(folder) else ""
 
 
 def _checked(product: object, factory: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

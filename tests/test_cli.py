@@ -161,6 +161,22 @@ def test_a_wrong_factory_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(answer, Refused) and says in answer.reason and "\n" not in answer.reason
 
 
+def test_a_folder_of_ones_own_may_have_names_of_ours(run: Run, folder: Path) -> None:
+    """Of every room: a project has models and results too. A factory within such a one is told what is in its place."""
+    rooms = ("conf", "models", "results", "runners", "systems")
+    for room in rooms[:-1]:
+        (folder / room).mkdir()
+        (folder / room / "__init__.py").write_text("def make(batch): pass")
+    (folder / "systems.py").write_text("raise RuntimeError('ours was not meant')")
+    arguments = "system=eager", "runner=correctness", "results=r", "device=cpu", "model=custom"
+    done = run(*arguments, "model.factory=tiny:make")
+    assert done.returncode == 0 and "relative error" in done.stdout, done.stdout + done.stderr
+    (folder / "uses.py").write_text("from models.net import make")
+    for factory in ("models.net:make", "models:make", "uses:make"):
+        done = run(*arguments, f"model.factory={factory}")
+        assert done.returncode == 2 and f"in the place of {folder / 'models'}: rename yours" in done.stderr, done.stderr
+
+
 def test_a_wrong_factory_after_a_right_one_ends_a_sweep_before_it_measures(run: Run, folder: Path) -> None:
     before = sorted(os.listdir(folder))
     done = run("-m", "model=custom", "model.factory=tiny:make,tiny:mak", "system=eager", "device=cpu")

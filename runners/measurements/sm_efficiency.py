@@ -111,8 +111,9 @@ def profiled(cell: Cell, workloads: Sequence[str], metrics: Sequence[str]) -> st
         command = [
             *(
                 sys.executable,
+                "-P",
                 "-m",
-                "runners.machine.tether",
+                module_name("runners.machine.tether"),
                 "ncu",
                 *workloads,
                 "--clock-control",
@@ -122,7 +123,7 @@ def profiled(cell: Cell, workloads: Sequence[str], metrics: Sequence[str]) -> st
             ),
             *("--metrics", ",".join(metrics), "--csv", "--page", "raw", "--print-units", "base"),
             *("--log-file", str(log), "--target-processes", "all"),
-            *(sys.executable, "-m", module_name("runners.cell.profiled"), json.dumps(cell_to_json(cell))),
+            *(sys.executable, "-P", "-m", module_name("runners.cell.profiled"), json.dumps(cell_to_json(cell))),
         ]
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=COUNTER_SECONDS, env=os.environ)

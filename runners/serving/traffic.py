@@ -109,7 +109,7 @@ def run(
     """
     ours, theirs = socket.socketpair()
     generator = subprocess.Popen(
-        [sys.executable, "-m", module_name("runners.serving.client"), str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        [sys.executable, "-P", "-m", module_name("runners.serving.client"), str(theirs.fileno())], pass_fds=[theirs.fileno()]
     )
     theirs.close()
     try:

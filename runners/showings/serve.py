@@ -64,7 +64,7 @@ class Serve(Showing):
             arguments = [str(listener.fileno()), encoded(Show(cell))]
             sys.stdout.flush()
             sys.stderr.flush()
-            os.execve(sys.executable, [sys.executable, "-m", __name__, *arguments], environment)
+            os.execve(sys.executable, [sys.executable, "-P", "-m", __name__, *arguments], environment)
 
     def _listener(self) -> socket.socket:
         """Raises BadRequest where nothing can listen."""

@@ -39,9 +39,11 @@ class CellProcess:
         environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         read_end, write_end = os.pipe()
-        keeper = [sys.executable, "-m", module_name("runners.machine.keeper"), str(os.getpid()), ",".join(map(str, cores))]
+        # Safe paths: modules of the working directory may have names of ours.
+        python, numbers = [sys.executable, "-P"], ",".join(map(str, cores))
+        keeper = [*python, "-m", module_name("runners.machine.keeper"), str(os.getpid()), numbers]
         self.process = subprocess.Popen(
-            [*keeper, sys.executable, "-m", module_name("runners.cell.worker"), str(write_end), visible_device],
+            [*keeper, *python, "-m", module_name("runners.cell.worker"), str(write_end), visible_device],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,

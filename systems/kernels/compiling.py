@@ -83,7 +83,7 @@ def compile_for(target: Any, jobs: Sequence[Job]) -> None:
     """
     count = min(torch.get_num_threads(), -(-len(jobs) // FEW))
     # All that this process imports from, in its order: Python's own modules come before those of packages.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "OMP_NUM_THREADS": "1"}
     compilers = [_start(target, jobs[i::count], environment) for i in range(count)]
     try:
         for compiler in compilers:
@@ -106,7 +106,9 @@ def _start(target: Any, jobs: Sequence[Job], environment: dict[str, str]) -> sub
         file.write(json.dumps(document).encode())
         file.seek(0)
         silent = subprocess.DEVNULL
-        return subprocess.Popen([sys.executable, "-m", __name__], stdin=file, stdout=silent, stderr=silent, env=environment)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__], stdin=file, stdout=silent, stderr=silent, env=environment
+        )
 
 
 def _converter() -> Converter:

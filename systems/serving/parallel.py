@@ -123,7 +123,7 @@ class ParallelEngine(Engine):
             variables.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.parts.num_ranks)))
         module = f"{PACKAGE}systems.serving.worker"
         process = subprocess.Popen(
-            [sys.executable, "-m", module, spec.to_json(), json.dumps(asdict(wiring))],
+            [sys.executable, "-P", "-m", module, spec.to_json(), json.dumps(asdict(wiring))],
             stdin=subprocess.PIPE,
             stderr=errors,
             pass_fds=_descriptors(wiring),

@@ -64,7 +64,7 @@ def environment(most_batches: int) -> dict[str, str]:
     usual = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if most_batches == 1:
         usual["NCCL_GRAPH_MIXING_SUPPORT"] = "0"
-    return usual | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return usual | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
 class PartedDecoder(Protocol):

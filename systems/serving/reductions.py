@@ -61,7 +61,7 @@ def measured(device: str, degree: int, kind: str = REDUCTIONS[0]) -> Reductions:
         rendezvous = str(Path(folder) / "rendezvous")
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", module, device, str(degree), str(rank), rendezvous, kind],
+                [sys.executable, "-P", "-m", module, device, str(degree), str(rank), rendezvous, kind],
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 env=environment(1),
             )
