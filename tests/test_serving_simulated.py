@@ -18,6 +18,7 @@ import torch
 from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_records import record
 from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, alone
 
 from results.cell import Cell, Conditions, choose
@@ -26,6 +27,7 @@ from results.files import read_json
 from results.record import Measured, Serving
 from results.store import Store
 from results.timeline import Timeline
+from runners.cell.measuring import measured
 from runners.checks import BadRequest
 from runners.measurements.capacity import Capacity
 from runners.measurements.registry import plan
@@ -633,6 +635,13 @@ def test_a_file_that_holds_no_costs_is_one_line(tmp_path: Path, key: str, value:
     with pytest.raises(BadOption, match=f"is not a file of runner=iteration_costs: .*{words}") as caught:
         SimulatedSession(cell, "0", lambda phase: None)
     assert "\n" not in str(caught.value)
+
+
+def test_what_else_the_machine_does_slows_no_virtual_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.machine.cpu_load.CpuLoad.share_of_others", lambda _: 0.9)
+    session = simulated_session(tmp_path, COSTS)
+    made = measured(session, replace(record(of=session.cell), warnings=()))
+    assert made.is_ok and made.serving is not None and made.warnings == ()
 
 
 def test_a_simulated_rate_has_a_trace_of_each_seed(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def measured(session: Session, record: Record, *, is_profiled: bool = True) -> R
     load = CpuLoad(os.getppid())  # the sweep's process: what else it runs is no other's
     for measurement in wanted.timed:
         record = _with(record, measurement, session)
-    if session.device == "cpu" and (share := load.share_of_others()) > MOST_OTHER_LOAD:
+    if session.device == "cpu" and session.is_clock_real and (share := load.share_of_others()) > MOST_OTHER_LOAD:
         record = replace(record, warnings=(*record.warnings, Warning("busy_cpu", {"load": share, "cores": cores()})))
     record = owing(record, tuple(m.name for m in wanted.profiled), NOT_YET)
     return profiled(session, record) if is_profiled else record

@@ -39,6 +39,7 @@ class Session:
     """A cell that is loaded, and can be prepared, compared with eager, and called."""
 
     is_training = False  # the form of the model
+    is_clock_real = True  # so that what else the machine does slows it
     wake_calls = 2  # before a turn in the rounds
     round_calls = 10  # of a turn, at least
 

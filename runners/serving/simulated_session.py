@@ -57,6 +57,8 @@ def costs_of(options: SimulatedOptions) -> StageCosts:
 class SimulatedSession(ServingSession):
     """As ServingSession, of an engine that only says how long an iteration takes."""
 
+    is_clock_real = False
+
     def __init__(self, cell: Cell, visible_device: str, phase: Callable[[str], None]):
         """Raises BadModel, BadOption, Unsupported, MemoryError."""
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
