@@ -1,9 +1,16 @@
 """runner=list: what it says of a model needs no memory for the model's weights."""
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+
+import models
+import systems
+from results.cell import Cell, Conditions, choose
+from runners.showings import list as listing
 
 KIBIBYTE, PARAMETER_BYTES = 1024, 4
 ROW = """
@@ -14,6 +21,22 @@ cell = Cell(choose("model", "gptj_6b"), choose("system", "eager"), choose("runne
 row = _row("gptj_6b", cell)
 print(row.parameters, row.operators, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
+
+
+def test_forks_make_the_rows_and_each_is_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, forks, phases = ["gpt", "ios_sample", "squeezenet"], [], []
+    cell = Cell(choose("model", "gpt"), choose("system", "eager"), choose("runner", "list"), Conditions(1, "cpu"))
+    monkeypatch.setattr(models, "names", lambda: names)
+    monkeypatch.setattr(systems, "names", lambda: ["eager"])
+    monkeypatch.setattr(listing.environment, "cores", lambda: 2)
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
+    shown = listing.List(cell.runner).show(cell, "0", phases.append)
+    assert [row["model"] for row in shown["models"]] == names and len(forks) == 2
+    assert phases == [f"{name} ({i} of 3)" for i, name in enumerate(names, 1)]
+    forks.clear()
+    own = [listing._row(name, replace(cell, model=choose("model", name))) for name in names]
+    assert shown["models"] == list(listing.part_to_json(listing.Catalogue(tuple(own), ()))["models"]) and not forks
 
 
 @pytest.mark.slow

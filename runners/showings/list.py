@@ -1,8 +1,12 @@
 """runner=list: every model with its size, every system with whether it runs here."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import ClassVar
 
@@ -82,13 +86,27 @@ class List(Showing):
         import models
         import systems
 
-        names = models.names()
-        rows = []
+        rows = _rows(models.names(), cell, report)
+        here = tuple(SystemRow(name, systems.load(name).unsupported(cell.device)) for name in systems.names())
+        return part_to_json(Catalogue(rows, here))
+
+
+def _rows(names: Sequence[str], cell: Cell, report: Callable[[str], None]) -> tuple[ModelRow, ...]:
+    """The rows of models: on a CPU a fork for each core makes them, since torch.export takes seconds a model."""
+    import models  # noqa: F401 - once for all forks, as is torch
+    import systems.scheduling.graph.capture  # noqa: F401
+
+    rows: list[ModelRow] = []
+    with ExitStack() as stack:
+        if cell.device == "cpu":
+            pool = stack.enter_context(ProcessPoolExecutor(environment.cores(), get_context("fork")))
+            made = pool.map(_row, names, repeat(cell))
+        else:
+            made = map(_row, names, repeat(cell))
         for number, name in enumerate(names, 1):
             report(f"{name} ({number} of {len(names)})")
-            rows.append(_row(name, cell))
-        here = tuple(SystemRow(name, systems.load(name).unsupported(cell.device)) for name in systems.names())
-        return part_to_json(Catalogue(tuple(rows), here))
+            rows.append(next(made))
+    return tuple(rows)
 
 
 def _row(name: str, cell: Cell) -> ModelRow:
