@@ -422,7 +422,7 @@ def test_a_model_is_served_on_the_gpu_that_is_asked_for(monkeypatch: pytest.Monk
     ((arguments, environment_),) = calls
     assert (environment_["CUDA_VISIBLE_DEVICES"], environment_["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
     command_ = decoded_message(arguments[-1])
-    assert arguments[1:3] == ["-m", "runners.showings.serve"] and isinstance(command_, Show) and command_.cell == cell
+    assert arguments[1:4] == ["-P", "-m", "runners.showings.serve"] and isinstance(command_, Show) and command_.cell == cell
 
 
 @pytest.fixture(scope="module")

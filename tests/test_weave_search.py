@@ -119,7 +119,7 @@ def test_changes_that_gain_beside_each_other_alone_are_found(monkeypatch: pytest
     )
     space.decisions = lambda choices: [*decisions(choices), replace(late, chosen=choices.get("needing", "separate"))]  # type: ignore[method-assign]
     state = space.searching(monkeypatch)[0].run()
-    assert dict(state.best.choices) == needing and "1 places that it needs" in state.gains[0].change
+    assert dict(state.best.choices) == needing and "1 place that it needs" in state.gains[0].change
 
 
 @pytest.mark.parametrize(("ratio", "num_rounds"), [(0.9, 3 * ROUNDS + 3), (1.01, ROUNDS + 1), (1.2, 3)])
