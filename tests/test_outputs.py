@@ -25,10 +25,10 @@ class Returning(nn.Module):
         self.register_buffer("table", torch.randn(4, 4))
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        found = [x.sigmoid()]
+        outputs = [x.sigmoid()]
         for step in self.steps:
-            found.append(self.step(step, x, found[-1]))
-        return found
+            outputs.append(self.step(step, x, outputs[-1]))
+        return outputs
 
     def step(self, name: str, x: Tensor, latest: Tensor) -> Tensor:
         match name:

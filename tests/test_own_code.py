@@ -21,8 +21,8 @@ def test_an_error_of_ones_own_code_has_its_place(tmp_path: Path) -> None:
             raise RuntimeError("of it") from error
     except RuntimeError as error:
         error.__traceback__ = None  # of this file, which is one's own too
-        told = with_own_line("it failed", error)
-        assert told == f"it failed ({os.path.relpath(tmp_path / 'own_model.py')}:4)" == with_own_line(told, error)
+        message = with_own_line("it failed", error)
+        assert message == f"it failed ({os.path.relpath(tmp_path / 'own_model.py')}:4)" == with_own_line(message, error)
     assert with_own_line("it failed", ValueError("raised nowhere")) == "it failed"
     with pytest.raises(BadOption) as caught:
         load("weave", budget_s=-1)

@@ -65,7 +65,7 @@ def attributes_kept(module: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
 @contextmanager
 def state_kept(module: nn.Module) -> Iterator[None]:
     """Undo what forward passes within change: buffers, plain attributes with the tensors there, and the random state."""
-    held = [(part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
+    owned_buffers = [(part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
     devices = sorted({x.get_device() for x in (*module.parameters(), *module.buffers()) if x.is_cuda})
     attributes = [value for part in module.modules() for value in _plain_attributes(part).values()]
     states = [x for value in attributes for x in _tensors(value) if not x.requires_grad]
@@ -73,7 +73,7 @@ def state_kept(module: nn.Module) -> Iterator[None]:
         with restored((*module.buffers(), *states), devices), attributes_kept(module):
             yield
     finally:
-        for buffers, name, buffer in held:  # forward may have assigned it anew
+        for buffers, name, buffer in owned_buffers:  # forward may have assigned it anew
             buffers[name] = buffer
 
 

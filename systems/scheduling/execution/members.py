@@ -93,8 +93,8 @@ def check_casts(then: Casts) -> None:
 
 
 def _in_words(dtypes: Casts) -> str:
-    found = [f"{str(dtype).removeprefix('torch.')} on {kind}" for kind, dtype in zip(KINDS, dtypes, strict=True) if dtype]
-    return f"under autocast to {' and '.join(found)}" if found else "without autocast"
+    phrases = [f"{str(dtype).removeprefix('torch.')} on {kind}" for kind, dtype in zip(KINDS, dtypes, strict=True) if dtype]
+    return f"under autocast to {' and '.join(phrases)}" if phrases else "without autocast"
 
 
 def _address(value: object) -> int | None:

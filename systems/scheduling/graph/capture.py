@@ -168,14 +168,14 @@ def _returned(graph: fx.Graph) -> set[fx.Node]:
 
     The caller may write there, or in what such a copy was made of.
     """
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     pending = list(graph.output_node().all_input_nodes)
     while pending:
         node = pending.pop()
-        found.add(node)
+        nodes.add(node)
         if node.target is operator.getitem or is_view(node.target):
             pending += node.all_input_nodes
-    return found
+    return nodes
 
 
 def _is_copy(node: fx.Node) -> bool:
