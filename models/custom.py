@@ -65,9 +65,9 @@ def _import(factory: str) -> Callable[[int], object]:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name and (path == error.name or path.startswith(f"{error.name}.")):
-            lacks = f"there is no module {error.name} in {os.getcwd()} or installed{_taken(path)}"
-            raise BadModel(f"factory {factory}: {lacks}") from error
-        raised = f"importing {path} raised {named_line(error)}{_taken(error.name or '')}"
+            lacks = f"there is no module {error.name} in {os.getcwd()} or installed"
+            raise BadModel(f"factory {factory}: {_joined(lacks, _way_out(path))}") from error
+        raised = _joined(f"importing {path} raised {named_line(error)}", _way_out(error.name or ""))
         raise BadModel(with_own_line(f"factory {factory}: {raised}", error)) from error
     except (Exception, SystemExit) as error:
         raise BadModel(with_own_line(f"factory {factory}: importing {path} raised {named_line(error)}", error)) from error
@@ -76,18 +76,22 @@ def _import(factory: str) -> Callable[[int], object]:
     except AttributeError as error:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         hint = nearest(attribute, public, count=NUM_NEAREST, otherwise="it has no functions")
-        raise BadModel(f"factory {factory}: module {path} has no {attribute!r}; {_taken(path)[2:] or hint}") from error
+        raise BadModel(f"factory {factory}: module {path} has no {attribute!r}; {_way_out(path) or hint}") from error
     if not callable(make):
         raise BadModel(f"factory {factory} is {_kind(make)}, not a function (batch: int) -> (nn.Module, (Tensor, ...))")
     return make
 
 
-def _taken(path: str) -> str:
-    """Of a module of the working directory whose name another was imported by before: "; " and what to do."""
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+def _way_out(path: str) -> str:
+    """What to do where another module was imported by the name of one of the working directory; "" elsewhere."""
     name, folder = path.partition(".")[0], Path.cwd()
     place = Path(getattr(sys.modules.get(name), "__file__", None) or folder)
     own = [each for each in (folder / name, folder / f"{name}.py") if each.exists()]
-    return f"; {place} is in the place of {own[0]}: rename yours" if own and not place.is_relative_to(folder) else ""
+    return f"{place} is in the place of {own[0]}: rename yours" if own and not place.is_relative_to(folder) else ""
 
 
 def _checked(product: object, factory: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

@@ -69,7 +69,7 @@ class Endpoint:
             ]
         )
         log = logging.Logger("http", logging.WARNING)
-        log.addHandler(Told(self.told))
+        log.addHandler(LineHandler(self.told))
         runner = web.AppRunner(
             application, handler_cancellation=True, logger=log, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
@@ -262,8 +262,12 @@ class Endpoint:
         return web.Response(text="".join(lines), content_type="text/plain")
 
 
-class Told(logging.Handler):
-    """What aiohttp logs, such as of a request that is no HTTP, in a line each. told: takes them."""
+class LineHandler(logging.Handler):
+    """Tells in a line each what aiohttp logs, such as of a request that is no HTTP.
+
+    Args:
+        told: takes the lines.
+    """
 
     def __init__(self, told: Callable[[str], None]):
         super().__init__()

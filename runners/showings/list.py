@@ -99,7 +99,7 @@ def _rows(names: Sequence[str], cell: Cell, report: Callable[[str], None]) -> tu
     rows: list[ModelRow] = []
     with ExitStack() as stack:
         if cell.device == "cpu":
-            pool = stack.enter_context(ProcessPoolExecutor(environment.cores(), get_context("fork")))
+            pool = stack.enter_context(ProcessPoolExecutor(min(environment.cores(), len(names)), get_context("fork")))
             made = pool.map(_row, names, repeat(cell))
         else:
             made = map(_row, names, repeat(cell))
