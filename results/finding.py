@@ -176,8 +176,6 @@ class Finding:
         if is_near and (self.rule == "alike" or abs(log(published)) <= log(1 + EQUAL)):
             is_within = low > 0 and max(-log(low), log(high)) <= log(1 + NO_DIFFERENCE)
             return HOLDS if is_within else IN_PART
-        if self.rule == "alike":
-            return DOES_NOT_HOLD
         return _by_share(log(published), *(log(value) for value in (ours, low, high)))
 
 
