@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Self, TypeAlias
 
@@ -95,6 +96,10 @@ class Prepared(ABC):
 
     @abstractmethod
     def __call__(self, *inputs: Tensor) -> Any: ...
+
+    def without_copies(self, *inputs: Tensor) -> Callable[[], object]:
+        """A call on these inputs, less the copies of inputs and outputs where its own CUDA Graph makes them."""
+        return partial(self, *inputs)
 
     def close(self) -> None:
         """Give back threads and device memory."""

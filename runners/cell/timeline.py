@@ -98,7 +98,7 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     if inputs[0].is_cuda:
         synchronize("cuda")
         by_kernel = _by_kernel(program, classify)
-        bars = kernel_bars(of_one_call(call), by_kernel)
+        bars = kernel_bars(of_one_call(prepared.without_copies(*inputs)), by_kernel)
         return Timeline(cell, "kernels of torch.profiler", tuple(bars), scheduled)
     if isinstance(prepared, CpuExecutor):
         source, one = "worker threads", partial(_scheduled, prepared, call, kinds(prepared.program, classify))

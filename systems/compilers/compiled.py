@@ -1,7 +1,7 @@
 """Executables of other people's compilers, called with torch's tensors: what their adapters share."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,9 @@ class Captured(Prepared):
         outputs = self.graph(*inputs)
         torch.autograd.graph.increment_version(self.compiled.exported.written)  # a replay writes them unseen by autograd
         return outputs
+
+    def without_copies(self, *inputs: Tensor) -> Callable[[], object]:
+        return self.graph.without_copies(*inputs)
 
     def close(self) -> None:
         self.graph.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from systems.base import Loss, Prepared, System
 from systems.preparing import one_at_a_time, uncapturable
@@ -62,12 +62,14 @@ class CapturedModule(Prepared):
         # CUDA's bindings: PyTorch for a CPU comes without
         from systems.scheduling.execution.context_switch import switch_contexts
         from systems.scheduling.execution.cuda_streams import Streams
+        from systems.scheduling.execution.graph_copies import GraphCopies
 
         check_dense(inputs)
         self.device = inputs[0].device
         self.inputs = [torch.empty_like(x).copy_(x) for x in inputs]
         self.streams = Streams(self.device)
-        self.graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+        self.graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph(keep_graph=True)
+        self.copies = GraphCopies(self.device)
         with one_at_a_time:
             (side,) = self.streams.take([True])
             side.torch.wait_stream(torch.cuda.current_stream(self.device))
@@ -77,9 +79,13 @@ class CapturedModule(Prepared):
             torch.cuda.synchronize(self.device)
             try:
                 with torch.cuda.graph(self.graph, stream=side.torch, capture_error_mode="thread_local"):
-                    self.outputs = module(*self.inputs)
+                    self.copies.capture_inputs(self.inputs, side.handle)
+                    outputs, self.output_spec = tree_flatten(module(*self.inputs))
+                    self.copies.capture_outputs(outputs, lambda x: True, side.handle)
             except RuntimeError as error:
                 raise uncapturable(error) from error
+            self.graph.instantiate()
+            self.copies.bind(self.graph.raw_cuda_graph(), self.graph.raw_cuda_graph_exec())
             switch_contexts(self.device)
 
     @property
@@ -100,13 +106,21 @@ class CapturedModule(Prepared):
         if self.graph is None:
             raise RuntimeError("this executor is closed")
         check_inputs(inputs, self.inputs)
-        for static, x in zip(self.inputs, inputs, strict=True):
-            static.copy_(x, non_blocking=True)
+        return tree_unflatten(self.copies.run(inputs, self.graph.replay), self.output_spec)
+
+    def without_copies(self, *inputs: Tensor) -> Callable[[], object]:
+        self(*inputs)
+        return self._replay
+
+    def _replay(self) -> None:
+        assert self.graph is not None, "without_copies comes before close"
+        self.copies.turn_off()
         self.graph.replay()
-        return tree_map_only(Tensor, Tensor.clone, self.outputs)
 
     def close(self) -> None:
-        self.graph, self.inputs, self.outputs = None, [], None
+        from systems.scheduling.execution.graph_copies import GraphCopies
+
+        self.graph, self.inputs, self.copies = None, [], GraphCopies(self.device)
         self.streams.close()
 
 

@@ -2,10 +2,10 @@
 
 python tests/benchmarks/benchmark_copies.py [--kernels N]
 
-`none` launches the graph alone. `calls` copies by calls of their own, before and after the launch, as CudaExecutor does.
-`nodes` has the copies within the graph. A call sets the other end of a copy where it lies elsewhere than last time: of the
-output alone, or (`moved`) of the inputs too. Microseconds on the host, to the end of a synchronisation, the median over
-calls in turn; each way's result is compared with PyTorch's operators first. Needs a GPU.
+`none` launches the graph alone. `calls` copies by calls of their own, before and after the launch. `nodes` has the copies
+within the graph, as systems/scheduling/execution/graph_copies.py does. A call sets the other end of a copy where it lies
+elsewhere than last time: of the output alone, or (`moved`) of the inputs too. Microseconds on the host, to the end of a
+synchronisation, the median over calls in turn; each way's result is compared with PyTorch's operators first. Needs a GPU.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
@@ -30,6 +30,7 @@ from .cuda_memory import (
 )
 from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Stream, Streams, begin_capture, checked, pool_bytes
+from .graph_copies import GraphCopies
 from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
 from .node_priorities import NodePriorities
 from .scheduled import Scheduled
@@ -41,8 +42,9 @@ _recorded_by_program: weakref.WeakKeyDictionary[Program, dict[tuple[bool, ...], 
 class CudaExecutor(Scheduled):
     """A schedule captured into one CUDA Graph over one arena of planned memory.
 
-    A call copies inputs into static buffers, and outputs out of the arena, so that a result stays valid after the next call.
-    Calls of one executor must not overlap: they share the arena. Preparing runs the program, and undoes what it changes.
+    The graph copies a call's inputs into static buffers, and outputs out of the arena, so that a result stays valid after
+    the next call. Calls of one executor must not overlap: they share the arena. Preparing runs the program, and undoes what
+    it changes.
 
     Args:
         program: What to run.
@@ -65,6 +67,7 @@ class CudaExecutor(Scheduled):
         self.shared = arena or Arena()
         self.arena: Tensor | None = None
         self.outputs: list[Any] = []
+        self.copies = GraphCopies(self.device)
         self.stateful = program if isinstance(program, StatefulProgram) else None
         self.randomness = GraphRandomness(self.device) if self.stateful and self.stateful.random else None
         with one_at_a_time, torch.no_grad(), torch.cuda.device(self.device):
@@ -90,27 +93,38 @@ class CudaExecutor(Scheduled):
             "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
         }
 
-    @torch.no_grad()  # a static input that took part in a gradient would hold on to the caller's graph
     def __call__(self, *inputs: Tensor) -> Any:
+        if torch.is_grad_enabled():  # a static input that took part in a gradient would hold on to the caller's graph
+            with torch.no_grad():
+                return self(*inputs)
         self.program.check(inputs)
         if self.graph_exec is None:
             raise RuntimeError("this executor is closed")
-        for static, x in zip(self.inputs, inputs, strict=True):
-            static.copy_(x, non_blocking=True)
-        if self.program.changed:  # a second replay would change them twice
+        if self.program.changed:  # a second launch would change them twice
             self.program.derived.refresh()
-        self.replay()
-        if self.program.changed:  # a replay passes autograd by, which counts who writes a tensor
+        outputs = self.copies.run(inputs, self._launch_fresh)
+        self.check_module()  # last: the GPU is busy meanwhile
+        return self.program.unflatten(outputs)
+
+    def without_copies(self, *inputs: Tensor) -> Callable[[], object]:
+        self(*inputs)
+        return self.replay
+
+    def replay(self) -> None:
+        """Launch the graph's operators on the current stream, on what lies in the static inputs."""
+        self.copies.turn_off()
+        self._launch()
+
+    def _launch_fresh(self) -> None:
+        """Launch the graph on what tensors that were written since the last call now derive to."""
+        self._launch()
+        if self.program.changed:  # a launch passes autograd by, which counts who writes a tensor
             torch.autograd.graph.increment_version(self.program.changed)
         # Asked while the GPU is busy, so that it costs no time; on the rare yes all is done again.
         if self.program.derived.refresh():
-            self.replay()
-        outputs = [o.clone() if isinstance(o, Tensor) else o for o in self.outputs]
-        self.check_module()  # last, for the same reason
-        return self.program.unflatten(outputs)
+            self._launch()
 
-    def replay(self) -> None:
-        """Launch the graph on the current stream, on what lies in the static inputs."""
+    def _launch(self) -> None:
         if self.randomness:
             self.randomness.advance()
         checked(cudart.cudaGraphLaunch(self.graph_exec, torch._C._cuda_getCurrentRawStream(self.index)))
@@ -121,6 +135,7 @@ class CudaExecutor(Scheduled):
             self.destroyed()
             self.graph_exec = None
             self.arena, self.outputs, self.inputs, self.shared = None, [], [], Arena()
+            self.copies = GraphCopies(self.device)
             self.randomness = None
 
     def _prepare(self) -> None:
@@ -211,18 +226,22 @@ class CudaExecutor(Scheduled):
             with self._drawing():
                 discard = begin_capture(origin)
                 try:
+                    self.copies.capture_inputs(self.inputs, origin)
                     fork.record(origin)
                     self._launch_all(streams, events, fork, origin, allocator, priorities, placed, outputs)
+                    self.copies.capture_outputs(self.outputs, lambda x: self._in_arena(x.data_ptr()), origin)
                 except BaseException:
                     discard()
                     raise
                 graph = checked(cudart.cudaStreamEndCapture(origin))
             try:
                 self.graph_exec = checked(cudart.cudaGraphInstantiate(graph, priorities.give(graph)))
-                self.destroyed = weakref.finalize(self, lambda e: checked(cudart.cudaGraphExecDestroy(e)), self.graph_exec)
-                self.destroyed.atexit = False
-            finally:
+            except BaseException:
                 checked(cudart.cudaGraphDestroy(graph))
+                raise
+            self.destroyed = weakref.finalize(self, _destroy, self.graph_exec, graph)
+            self.destroyed.atexit = False
+            self.copies.bind(graph, self.graph_exec)
         finally:
             allocator.close()
             for event in (fork, *events.values()):
@@ -301,6 +320,11 @@ class CudaExecutor(Scheduled):
         storage = self.arena.untyped_storage()
         start = offset // output.element_size()
         return torch.empty(0, dtype=output.dtype, device=self.device).set_(storage, start, output.shape, output.stride())
+
+
+def _destroy(graph_exec: Any, graph: Any) -> None:
+    checked(cudart.cudaGraphExecDestroy(graph_exec))
+    checked(cudart.cudaGraphDestroy(graph))
 
 
 def _arithmetic() -> tuple[bool, ...]:

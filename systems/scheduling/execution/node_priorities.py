@@ -31,9 +31,9 @@ class NodePriorities:
         if not self.by_operator:
             yield
             return
-        first = _num_captured(stream)
+        first = num_captured(stream)
         yield
-        self.added.append((range(first, _num_captured(stream)), self.by_operator[v]))
+        self.added.append((range(first, num_captured(stream)), self.by_operator[v]))
 
     def give(self, graph: Any) -> int:
         """Set them in the captured graph. Returns the flags that it is instantiated with."""
@@ -51,7 +51,7 @@ class NodePriorities:
         return BY_NODE
 
 
-def _num_captured(stream: Any) -> int:
+def num_captured(stream: Any) -> int:
     """Nodes so far of the graph that a stream is captured into."""
     _, _, graph, *_ = checked(cudart.cudaStreamGetCaptureInfo(stream))
     return _num_nodes(graph)

@@ -45,14 +45,14 @@ class Derivations:
     def __add__(self, more: Iterable[Derived]) -> "Derivations":
         return Derivations(dict.fromkeys((*self.derived, *more)))  # several operators may read one
 
-    @torch.no_grad()
     def refresh(self, force: bool = False) -> bool:
         """Derive all again, in place, if a source was written since the last derivation; returns whether one was."""
         if not force and self._versions() == self.versions:
             return False
-        for d in self.derived:
-            with as_captured(d.tensor.device.type):
-                d.tensor.copy_(d.compute(*d.sources))
+        with torch.no_grad():
+            for d in self.derived:
+                with as_captured(d.tensor.device.type):
+                    d.tensor.copy_(d.compute(*d.sources))
         self.versions = self._versions()
         return True
 

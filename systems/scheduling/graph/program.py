@@ -230,7 +230,7 @@ def check_inputs(inputs: Sequence[Any], examples: Sequence[Tensor]) -> None:
     for i, (x, example) in enumerate(zip(inputs, examples, strict=True)):
         if not isinstance(x, Tensor):
             raise ValueError(f"input {i} is a {type(x).__name__}, not a tensor")
-        if (x.shape, x.dtype, x.device, x.layout) != (example.shape, example.dtype, example.device, example.layout):
+        if x.shape != example.shape or x.dtype != example.dtype or x.device != example.device or x.layout != example.layout:
             raise ValueError(f"input {i} is {describe(x)}, but this was prepared for {describe(example)}: prepare it again")
 
 
