@@ -1,5 +1,6 @@
 """Exhibits as they are judged: records of the committed overview, and the findings of a preset by them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,15 @@ H200 = ROOT / "results" / "reference" / "h200"
 RECORDS = [replace(record, warnings=()) for record in Store(H200 / "overview.jsonl.gz").read().records.values()]
 EAGER, NIMBLE, OPARA = (named("system", name) for name in ("eager", "nimble", "opara"))
 NIMBLE_PAPER, OPARA_PAPER = named("system", "nimble_paper"), named("system", "opara_paper")
-# As if nimble had been measured with the paper's passes.
-OF_THE_PAPER = [
-    replace(r, cell=r.cell.under(choose("system", "nimble_paper"))) if r.cell.system.key == NIMBLE else r for r in RECORDS
-]
+
+
+def under(system: str, measured: str, records: Iterable[Record] = RECORDS) -> list[Record]:
+    """The records, as if `measured` had been `system`."""
+    own = choose("system", system)
+    return [replace(r, cell=r.cell.under(own)) if r.cell.system.key == measured else r for r in records]
+
+
+OF_THE_PAPER = under("nimble_paper", NIMBLE)  # as if nimble had been measured with the paper's passes
 
 
 def judged(name: str, records: list[Record] = RECORDS) -> tuple[Preset, Evidence, list[Finding]]:

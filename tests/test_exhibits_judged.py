@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judged_exhibits import EAGER, H200, NIMBLE, NIMBLE_PAPER, OF_THE_PAPER, RECORDS, judged, made
+from judged_exhibits import (
+    EAGER,
+    H200,
+    NIMBLE,
+    NIMBLE_PAPER,
+    OF_THE_PAPER,
+    OPARA,
+    RECORDS,
+    judged,
+    made,
+    under,
+)
 from made_records import rounds
 
 from results.document import to_json
@@ -142,6 +153,19 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
     assert all(f.verdict != HOLDS and f.reason == "the least of 8, on resnet50; one process" for f in slow)
     verdict = judgement.judge(Preset.read("nimble/supplement_figure1"), evidence, slow, small=False)
     assert "every network: nimble_paper over eager" in verdict.reason and "on resnet50" in verdict.reason
+
+
+@pytest.mark.parametrize("exhibit", ["nimble/supplement_figure1", "opara/figure5"])
+def test_an_extreme_and_what_holds_for_every_network_are_of_all_networks_or_of_none(exhibit: str) -> None:
+    """One network less, and neither is there: of those that are left it would be another."""
+    of_opara = under("opara_paper", OPARA, Store(H200 / "figure5.jsonl.gz").read().all)
+    records = OF_THE_PAPER if exhibit.startswith("nimble") else of_opara
+    of_several = [f for f in judged(exhibit, records)[2] if f.what.startswith(("every network", "largest", "smallest"))]
+    assert len([f for f in of_several if f.ours is not None]) >= 2
+    lacking = [r for r in records if r.cell.model.label != "inception_v3"]
+    of_several = [f for f in judged(exhibit, lacking)[2] if f.what.startswith(("every network", "largest", "smallest"))]
+    assert {(f.ours, f.verdict) for f in of_several} == {(None, CANNOT)}
+    assert all("inception_v3 was not measured" in f.reason for f in of_several)
 
 
 def test_claims_in_words_of_single_networks_stand_each_by_itself() -> None:

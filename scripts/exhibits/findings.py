@@ -299,9 +299,7 @@ class _Figure:
         for system in filter(None, (self.system, self.baseline)):
             if system.choice not in conf.choices("system"):
                 raise Missing(f"{system.choice} is no system here")
-        sweeps = (self.preset.sweep, *self.preset.also)
-        requested = {model.label for sweep in sweeps for model in choices("model", sweep)}
-        if self.model is not None and requested and self.model not in requested:
+        if self.model is not None and self._requested and self.model not in self._requested:
             raise Missing(f"{self.model} was not asked for")
 
     # Which rows of ours a value is about, and what becomes of several.
@@ -322,9 +320,14 @@ class _Figure:
         return rows
 
     def _networks(self) -> set[str]:
-        """Of the figures of this exhibit: what a mean of it is over."""
+        """What a figure of several networks is over: those of this exhibit's other figures, or all that the preset runs."""
         same = (self.preset.model_of(v) for v, _ in self.preset.figures if v.exhibit == self.value.exhibit)
-        return {model for model in same if model}
+        return {model for model in same if model} or self._requested
+
+    @property
+    def _requested(self) -> set[str]:
+        sweeps = (self.preset.sweep, *self.preset.also)
+        return {model.label for sweep in sweeps for model in choices("model", sweep)}
 
     def _measured(self) -> Selection:
         if self.evidence.measured is None:
@@ -332,8 +335,9 @@ class _Figure:
         return self.evidence.measured
 
     def _over_rows(self, of: Callable[[Row], Number]) -> Number:
-        """Of the rows of a value: the one, or as the value says their extreme or geometric mean. A mean, and what holds for
-        all, is over all of the paper's networks or it is none; an extreme is over those that are there.
+        """Of the rows of a value: the one, or as the value says their extreme or geometric mean.
+
+        Either is over all of the paper's networks or it is none. An extreme leaves out a network that a system cannot run.
         """
         numbers, reasons, rows = [], [], self._rows()
         for row in rows:
@@ -343,10 +347,9 @@ class _Figure:
                 reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
         if not numbers:
             raise Missing(reasons[0])
-        is_of_all = self.value.model == "geomean" or self.rule in IN_WORDS
-        if is_of_all and self.model is None and (lacking := self._networks() - {row[0] for row in rows}):
+        if self.model is None and (lacking := self._networks() - {row[0] for row in rows}):
             raise Missing(f"it is over {len(self._networks())} networks, and {min(lacking)} was not measured")
-        if is_of_all and reasons:
+        if reasons and (self.value.model == "geomean" or self.rule in IN_WORDS):
             raise Missing(reasons[0])
         if self.value.model == "geomean":
             ends = zip(*((n.value, n.low, n.high) for n in numbers), strict=True)
