@@ -25,15 +25,15 @@ FIRST_TABLE = "overview"
 # a system are of several sweeps: "A + B" is both together.
 ELSEWHERE = {
     "nimble/figure2b": ("figure2b",),
-    "nimble/figure7": ("turns", "zoo"),
+    "nimble/figure7": ("turns", "zoo", "nimble-paper"),
     "nimble/table1": ("turns",),
     "nimble/figure8": ("turns",),
     "nimble/figure8_imagenet": ("imagenet-training",),
-    "nimble/supplement_figure1": ("turns",),
+    "nimble/supplement_figure1": ("turns", "nimble-paper"),
     "nimble/supplement_figure2": ("turns",),
     "opara/figure1": ("figure5",),
     "opara/figure2": ("orders", "opara"),
-    "opara/figure5": ("figure5", "zoo", "schedulers", "turns"),
+    "opara/figure5": ("opara-paper", "figure5", "zoo", "schedulers", "turns"),
     "opara/figure8": ("opara", "zoo"),
     "opara/prototype": ("figure5", "zoo"),
     "opara/profiling": ("figure5",),
