@@ -129,11 +129,7 @@ def show(preset: Preset, evidence: Evidence, figures: Sequence[Finding], verdict
     for heading in ("figure", "paper", "here", "verdict"):
         table.add_column(heading, justify="right" if heading in ("paper", "here") else "left", overflow="fold")
     for f in figures:
-        how = f.verdict if stands or f.rule == "count" else "not on a GPU"  # a count is the graph's
-        if f.ours is None and f.is_comparable:  # of one figure that may be for want of asking
-            how = "not measured"
-        stands_so = f"{how}: {f.reason}" if f.reason else how
-        table.add_row(f.what, judgement.published(f), judgement.interval(f), stands_so)
+        table.add_row(f.what, judgement.published(f), judgement.interval(f), judgement.how_it_stands(f, stands))
     console.print(table)
     for line in judgement.explanation(evidence.measured):
         console.print(line, **say)  # type: ignore[arg-type]

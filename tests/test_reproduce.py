@@ -140,11 +140,12 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     verdicts = {v.exhibit: v for v in read_verdicts(tmp_path / "out" / "verdicts.json")}
     pages_of_exhibits = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "results" / "reference").glob("*.md"))
-    for verdict in verdicts.values():
-        origin = (
-            "By the records of `overview`" if verdict.exhibit == "nimble/figure7" else "Here"
-        )  # of another folder's first
-        assert f"{origin}: {verdict.reason}." in pages_of_exhibits and verdict.place == "NVIDIA H200"
+    idle, speed = verdicts["nimble/figure2a"], verdicts["nimble/figure7"]
+    assert {verdict.place for verdict in verdicts.values()} == {"NVIDIA H200"}
+    assert f"figure 2a: idle time of the GPU ({idle.verdict}: {idle.extent_in_words})" in pages_of_exhibits
+    assert f" `overview` ({speed.verdict}, {speed.extent_in_words})" in pages_of_exhibits  # another pack comes first
+    lines = [line for line in done.stdout.splitlines() if line.startswith(" largest: eager")]
+    assert len(lines) == 1 and f"| {lines[0].strip().split('  ')[-1].strip()} |" in pages_of_exhibits
     assert sorted((ROOT / "results" / "reference" / "h200").iterdir()) == before
     page = tmp_path / "report.html"
     arguments = ["--results", "results/reference/h200/overview.jsonl.gz", "--output", str(page), "--models", "resnet18"]

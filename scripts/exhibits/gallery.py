@@ -40,7 +40,7 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
             continue
         verdict = best.verdict
         further = [one for one in others if one.tells and one.evidence.measured]  # schedules alone are every sweep's
-        elsewhere = "".join(f"\n- By the records of `{one.sweep}`: {one.verdict.reason}." for one in further)
+        elsewhere = "; ".join(f"`{one.sweep}` ({one.verdict.verdict}, {one.verdict.extent_in_words})" for one in further)
         charts = pictures(preset, best.evidence, best.findings)[0] if best.tells else {}
         first = next(iter(charts), "").partition("-")[0]
         shown = []
@@ -55,7 +55,9 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
             [
                 f"## {preset.title} ({verdict.verdict}: {verdict.extent_in_words})",
                 *shown,
-                f"- {preset.source}: {preset.claim}\n- Here{_place(preset)}: {verdict.reason}.{elsewhere}",
+                f"{preset.source}: {preset.claim} Here{_place(preset)}: {_standing(preset, best)}",
+                *([_figures(preset, best).markdown()] if best.tells else []),
+                *([f"By other records: {elsewhere}."] if elsewhere else []),
                 f"```sh\n{verdict.command}\n```",
             ]
         )
@@ -96,6 +98,24 @@ def _verdicts(rows: Sequence[_Row]) -> Table:
         made("python scripts/reproduce.py", lambda row: row.name, number=False),
     ]
     return table(columns, rows)
+
+
+def _standing(preset: Preset, best: Recorded) -> str:
+    if not best.tells:
+        return f"{best.verdict.reason}."
+    tally = judgement.tally(best.findings)
+    return " ".join(f"{sentence}." for sentence in (tally[0].lower() + tally[1:], *judgement.notes(preset, best.evidence)))
+
+
+def _figures(preset: Preset, best: Recorded) -> Table:
+    stands = judgement.stands(preset, best.evidence)
+    columns = [
+        made("figure", lambda finding: finding.what, number=False),
+        made("paper", judgement.published),
+        made("here", judgement.interval),
+        made("verdict", lambda finding: judgement.how_it_stands(finding, stands), number=False),
+    ]
+    return table(columns, best.findings)
 
 
 def _place(preset: Preset) -> str:

@@ -88,15 +88,12 @@ def judge(
     place = evidence.place or (COUNTED if all(finding.ours is not None for finding in findings) else "")
     if not place:
         verdict = NOT_RUN
-    if preset.remark:
-        reason += f". {preset.remark}"
+    reason = ". ".join([reason, *notes(preset, evidence)])
     measured = [finding for finding in findings if finding.ours is not None]
     judged = sum(finding.is_judged for finding in findings)
     for costs, lengths in simulated_by(evidence.measured) if evidence.measured is not None else ():
         is_near, how_near = standing(costs, lengths)
-        if is_near:
-            reason += f". With {Path(costs).name} {how_near}"
-        else:
+        if not is_near:
             verdict, reason, measured, judged = NOT_SHOWN, f"Not shown: {how_near}", [], 0
             break
     words = ["python", "scripts/reproduce.py", preset.name, *(f"{key}={value}" for key, value in (changes or {}).items())]
@@ -223,10 +220,34 @@ def _most(measured: Selection, row: Row, limits: ModelLimits | None) -> list[str
     return []
 
 
+def tally(findings: Sequence[Finding]) -> str:
+    """How many figures stand how: "Of 3 figures 2 hold, 1 was not measured"."""
+    counts = [f"{n} {(ONE if n == 1 else SEVERAL)[v]}" for v in VERDICTS if (n := sum(f.verdict == v for f in findings))]
+    return f"Of {counted(len(findings), 'figure')} {', '.join(counts)}"
+
+
+def how_it_stands(finding: Finding, stands: bool) -> str:
+    """Its verdict, and what has to be known of it.
+
+    Args:
+        stands: as the function of that name has it of the exhibit.
+    """
+    how = finding.verdict if stands or finding.rule == "count" else "not on a GPU"  # a count is the graph's
+    if finding.ours is None and finding.is_comparable:  # of one figure that may be for want of asking
+        how = "not measured"
+    return f"{how}: {finding.reason}" if finding.reason else how
+
+
+def notes(preset: Preset, evidence: Evidence) -> list[str]:
+    """What has to be known of an exhibit beside its figures: the preset's remark, and how near its simulations are."""
+    costs = simulated_by(evidence.measured) if evidence.measured is not None else []
+    near = [f"With {Path(file).name} {standing(file, lengths)[1]}" for file, lengths in costs]
+    return [preset.remark] * bool(preset.remark) + near
+
+
 def _reason(findings: Sequence[Finding]) -> str:
     """How many figures stand how, the worst first, why some are missing, and a few that hold."""
-    counts = [f"{n} {(ONE if n == 1 else SEVERAL)[v]}" for v in VERDICTS if (n := sum(f.verdict == v for f in findings))]
-    sentences = [f"Of {len(findings)} figures {', '.join(counts)}"] if len(findings) > 1 else []
+    sentences = [tally(findings)] if len(findings) > 1 else []
     for verdict in (DOES_NOT_HOLD, DIRECTION, IN_PART):
         worst = [f for f in findings if f.verdict == verdict]
         named = [_sentence(f) for f in worst[:MOST]]
