@@ -105,8 +105,7 @@ def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
             wide = key == "claims" and len(recorded(exhibit(name)[0])[0].findings) > MANY
             assert figure.get_figwidth() == (style.PAGE if wide else style.COLUMN) and figure.get_figheight() < 11, key
             assert min(text.get_fontsize() for text in texts(figure)) >= SMALLEST, key
-            if key.partition("-")[0] != "tradeoff":  # marks of two sides with their numbers, some of which touch
-                check_words(figure)
+            check_words(figure)
 
 
 @pytest.mark.parametrize("name", EXHIBITS)

@@ -230,9 +230,9 @@ def _number(
     if any(-0.05 * span < mark.value - bar.top < taken for mark in marks):
         note(axes, text, (x, base), (0, 2), va="bottom", **more)
     elif bar.value < base:
-        note(axes, text, (x, bar.low or bar.value), (0, -2), va="top", bbox=None, **more)
+        note(axes, text, (x, bar.low or bar.value), (0, -2), va="top", **more)
     else:
-        note(axes, text, (x, bar.top), (0, 2), va="bottom", bbox=None, **more)
+        note(axes, text, (x, bar.top), (0, 2), va="bottom", **more)
 
 
 def number(value: float) -> str:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import cos, radians, sin
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 from results.selection import NoResults
 
@@ -16,7 +18,7 @@ from .style import FAINT, INK, PAPERS, above, house, note, set_log, width
 
 HEIGHT = 1.75  # inches, a panel
 OURS = "#6c2400"
-NEAR = 26, 9  # pixels at 100 an inch: names nearer than that lie on each other
+MARK, NAME = 7.0, (20.0, 12.0)  # pixels at 100 an inch, of a mark, and a name's width and height
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ def draw(here: Mapping[str, Sequence[Search]], published: Mapping[str, Sequence[
             of_paper = published.get(model, ())
             axes.plot(*_points(of_paper), marker=PAPERS[paper], linestyle="none", markerfacecolor="white", **_line("black"))
             axes.plot(*_points(here[model]), marker="o", linestyle="none", **_line(OURS))
-            _names(axes, here[model], "bottom", INK)
-            _names(axes, of_paper, "top", FAINT)
             axes.set_ylabel("latency / that of\nr=3, s=8")
             for side in ("top", "right"):
                 axes.spines[side].set_visible(False)
@@ -75,6 +75,9 @@ def draw(here: Mapping[str, Sequence[Search]], published: Mapping[str, Sequence[
             Line2D([], [], marker=PAPERS[paper], linestyle="none", markerfacecolor="white", label=theirs, **_line("black")),
         ]
         above(figure, handles, setting)
+        figure.draw_without_rendering()  # where marks lie is known once all is laid out
+        for axes, model in zip(grid[:, 0], here, strict=True):
+            _place_names(axes, [(here[model], INK, -90.0), (published.get(model, ()), FAINT, 90.0)])
     texts = "; ".join(f"{model}: {', '.join(one.text for one in of)}" for model, of in here.items())
     caption = (
         "Each mark is a search that a smaller r (units a group) or s (groups a stage) cuts short: what it takes, and what "
@@ -92,15 +95,31 @@ def _points(searches: Sequence[Search]) -> tuple[list[float], list[float]]:
     return [one.cost for one in in_order], [one.latency for one in in_order]
 
 
-def _names(axes: Axes, searches: Sequence[Search], side: str, colour: str) -> None:
-    """Below or above each mark, and farther where a neighbour's would lie on it."""
-    away = -1 if side == "bottom" else 1
-    places: list[tuple[float, float]] = []
-    for one in sorted(searches, key=lambda one: one.cost):
-        x, y = axes.transData.transform((one.cost, one.latency))
-        level = 0
-        while any(abs(x - other) < NEAR[0] and abs(y + away * level * NEAR[1] - taken) < NEAR[1] for other, taken in places):
-            level += 1
-        places.append((x, y + away * level * NEAR[1]))
-        offset = (0, away * (5 + level * 6))
-        note(axes, one.name, (one.cost, one.latency), offset, ha="center", va="center", color=colour, bbox=None)
+def _place_names(axes: Axes, series: Sequence[tuple[Sequence[Search], str, float]]) -> None:
+    """Beside each mark, where the fewest other marks and names lie.
+
+    Args:
+        series: searches, the colour of their names, and the angle that these are at where there is room, in degrees.
+    """
+    marks = [axes.transData.transform((one.cost, one.latency)) for searches, _, _ in series for one in searches]
+    taken = [Bbox.from_bounds(x - MARK / 2, y - MARK / 2, MARK, MARK) for x, y in marks]
+    inner = axes.bbox.padded(-1)
+    for searches, colour, first in series:
+        for one in searches:
+            x, y = axes.transData.transform((one.cost, one.latency))
+            boxes = []
+            for away in range(0, 360, 45):
+                angle = radians(first + (away if away <= 180 else away - 360))
+                middle = x + round(cos(angle)) * (NAME[0] + MARK) / 2, y + round(sin(angle)) * (NAME[1] + MARK) / 2
+                boxes.append(Bbox.from_bounds(middle[0] - NAME[0] / 2, middle[1] - NAME[1] / 2, *NAME))
+            # The least distance from the first angle among those of equal room.
+            order = sorted(range(len(boxes)), key=lambda i: min(i, len(boxes) - i))
+            best = boxes[min(order, key=lambda i: sum(boxes[i].overlaps(t) for t in taken) + (not _holds(inner, boxes[i])))]
+            taken.append(best)
+            to_points = 72 / axes.figure.dpi
+            offset = ((best.x0 + best.x1) / 2 - x) * to_points, ((best.y0 + best.y1) / 2 - y) * to_points
+            note(axes, one.name, (one.cost, one.latency), offset, ha="center", color=colour)
+
+
+def _holds(outer: Bbox, inner: Bbox) -> bool:
+    return bool(outer.x0 <= inner.x0 and inner.x1 <= outer.x1 and outer.y0 <= inner.y0 and inner.y1 <= outer.y1)
