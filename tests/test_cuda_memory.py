@@ -13,7 +13,8 @@ import models
 from systems.scheduling.execution.cuda_memory import interchangeable
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
-from systems.scheduling.plans.schedule import Schedule
+from systems.scheduling.plans.schedule import Schedule, sequential
+from systems.scheduling.plans.stream_assignment import assign_streams
 
 Segment = tuple[int, int]  # (operator, bytes)
 
@@ -112,3 +113,24 @@ def test_any_schedule_computes_what_eager_does(name: str) -> None:
         for a, b in zip(tree_leaves(executor(*model.inputs)), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
         executor.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_blocks_one_after_the_other_share_their_workspaces() -> None:
+    """BERT's projections are on 25 streams, of which three at most run side by side."""
+    from systems.scheduling.execution.cuda_executor import CudaExecutor
+
+    model = models.load("bert", 1, device="cuda")
+    program = capture(model.module, model.inputs)
+    bytes_by_streams = {}
+    for schedule in (sequential(program.graph), assign_streams(program.graph)):
+        executor = CudaExecutor(program, schedule)
+        with torch.no_grad():
+            expected = tree_leaves(model.module(*model.inputs))
+        for a, b in zip(tree_leaves(executor(*model.inputs)), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        bytes_by_streams[schedule.stream_count] = executor.memory["workspaces"]
+        executor.close()
+    (_, one), (count, several) = sorted(bytes_by_streams.items())
+    assert count > 20 and one < several <= 3 * one

@@ -14,6 +14,7 @@ from systems.preparing import collector_off, one_at_a_time
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.stateful_program import StatefulProgram
 from systems.scheduling.plans.schedule import Schedule, sequential
+from systems.scheduling.plans.shared_streams import shared_streams
 from systems.scheduling.plans.verify import verify
 
 from .arena import Arena
@@ -203,10 +204,12 @@ class CudaExecutor(Scheduled):
         with_product = {s for s, has in zip(self.schedule.streams, recorded.has_product, strict=True) if has}
         count = self.schedule.stream_count
         # The streams of products stay this graph's, or that of all which share its arena; the others are for the capture.
-        products = iter(self.shared.streams(self.device).take([True] * len(with_product)))
+        places = shared_streams(self.schedule, with_product, before)
+        own = sorted(set(places.values()))
+        products = dict(zip(own, self.shared.streams(self.device).take([True] * len(own)), strict=True))
         with closing(Streams(self.device)) as borrowed:
             others = iter(borrowed.take([False] * (count - len(with_product))))
-            streams = [next(products if s in with_product else others) for s in range(count)]
+            streams = [products[places[s]] if s in places else next(others) for s in range(count)]
             self._capture(streams, placed, [{addresses[i] for i in places} for places in recorded.looks_into])
 
     def _capture(
