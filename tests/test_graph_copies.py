@@ -2,6 +2,7 @@
 
 import ctypes
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import systems
 from systems.scheduling.execution import graph_copies
@@ -22,7 +24,7 @@ class Runtime:
     """A mock of CUDA's: a graph whose nodes are copies, which a launch makes at once in the memory of the host.
 
     Args:
-        refuses: addresses that a copy cannot be set to, as those of memory of another kind.
+        refuses: addresses that a copy cannot be set to, as those of memory of another kind; None for all.
     """
 
     cudaError_t = graph_copies.cudart.cudaError_t
@@ -30,7 +32,7 @@ class Runtime:
 
     def __init__(self) -> None:
         self.nodes: list[list[int]] = []  # [target, source, bytes, is enabled]
-        self.refuses: set[int] = set()
+        self.refuses: set[int] | None = set()
 
     def cudaMemcpyAsync(self, target: int, source: int, count: int, kind: object, stream: object) -> tuple[Any]:
         self.nodes.append([target, source, count, True])
@@ -46,7 +48,7 @@ class Runtime:
     def cudaGraphExecMemcpyNodeSetParams1D(
         self, graph_exec: object, node: int, target: int, source: int, count: int, kind: object
     ) -> tuple[Any]:
-        if self.refuses & {target, source}:
+        if self.refuses is None or self.refuses & {target, source}:
             return (self.cudaError_t.cudaErrorInvalidValue,)
         assert count == self.nodes[node][2]
         self.nodes[node][:2] = target, source
@@ -107,7 +109,9 @@ def _lies_otherwise(x: Tensor, how: str) -> Tensor:
 @given(
     st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=3),
     st.lists(
-        st.sampled_from(["same", "elsewhere", "transposed", "expanded", "every other", "conjugate", "negative", "refused"]),
+        st.sampled_from(
+            ["same", "elsewhere", "transposed", "expanded", "every other", "conjugate", "negative", "refused", "all refused"]
+        ),
         min_size=1,
         max_size=5,
     ),
@@ -121,7 +125,8 @@ def test_a_call_returns_what_its_inputs_say_however_they_lie(
         kept = []
         for how in calls:
             inputs = examples if how == "same" else [_lies_otherwise(torch.randn_like(x), how) for x in examples]
-            graph.runtime.refuses = {x.data_ptr() for x in inputs} if how == "refused" else set()
+            refused = {x.data_ptr() for x in inputs} if how == "refused" else set()
+            graph.runtime.refuses = None if how == "all refused" else refused
             *outputs, constant = graph(*inputs)
             assert constant is None
             for x, output in zip(inputs, outputs, strict=True):
@@ -151,11 +156,55 @@ def test_a_static_input_may_be_the_input(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(graph(graph.static[0])[0], torch.full((3,), 2.0))
 
 
-def test_only_a_dense_tensor_is_copied_by_its_memory() -> None:
+class Wrapping(Tensor):
+    """A tensor that lies in another one, and has no memory of its own."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapping":
+        form = {"dtype": inner.dtype, "device": inner.device, "strides": inner.stride()}
+        wrapping = Tensor._make_wrapper_subclass(cls, inner.shape, **form)
+        wrapping.inner = inner
+        return wrapping
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args_within, kwargs_within = tree_map_only(cls, attrgetter("inner"), (args, kwargs or {}))
+        inner = function(*args_within, **kwargs_within)
+        return args[0] if function is torch.ops.aten.copy_.default else cls(inner)
+
+
+def test_what_has_no_memory_of_its_own_is_copied_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Doubling([torch.ones(3), Wrapping(torch.ones(3))], monkeypatch)
+    assert len(graph.runtime.nodes) == 2, "the other input's, and its output's"
+    kept = []
+    for value in (2.0, 3.0):
+        plain, wrapped, _ = graph(torch.full((3,), value), Wrapping(torch.full((3,), value)))
+        kept.append((plain, wrapped.inner, torch.full((3,), 2 * value)))
+    assert all(torch.equal(plain, x) and torch.equal(inner, x) for plain, inner, x in kept)
+
+
+def test_a_lack_of_memory_leaves_the_next_call_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, empty_like = Doubling([torch.ones(3)], monkeypatch), torch.empty_like
+    kept, _ = graph(torch.ones(3))
+
+    def lacking(*arguments: Any) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "empty_like", lacking)
+    with pytest.raises(torch.OutOfMemoryError):
+        graph(torch.full((3,), 5.0))
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    assert torch.equal(graph(torch.full((3,), 3.0))[0], torch.full((3,), 6.0))
+    assert torch.equal(kept, torch.full((3,), 2.0))
+
+
+def test_only_a_dense_tensor_of_the_graphs_device_is_copied_by_its_memory() -> None:
     x = torch.randn(4, 6)
-    assert graph_copies.can_copy(x) and graph_copies.can_copy(x.t())
-    others = x[:, ::2], x[:, :3], x[:1].expand(4, 6), x[:0], x.to_sparse(), torch.randn(3, dtype=torch.complex64).conj()
-    assert not any(map(graph_copies.can_copy, others))
+    assert all(graph_copies.can_copy(dense, CPU) for dense in (x, x.t(), nn.Parameter(x), x[:1, :3]))
+    strided = x[:, ::2], x[:, :3], x[:1].expand(4, 6), x[:0], torch.randn(3, dtype=torch.complex64).conj()
+    assert not any(graph_copies.can_copy(other, CPU) for other in (*strided, x.to_sparse(), x.to("meta"), Wrapping(x)))
 
 
 class Returning(nn.Module):
@@ -212,6 +261,65 @@ def test_an_input_may_lie_in_memory_of_another_kind(kind: str) -> None:
     prepared = systems.load("nimble_single_stream").prepare(module, (torch.randn(16, 64, device="cuda"),))
     with torch.no_grad():
         torch.testing.assert_close(prepared(x), module(x), rtol=1e-4, atol=1e-4)
+    prepared.close()
+
+
+class Beside(nn.Module):
+    """It returns a tensor on the host beside what it computes."""
+
+    on_host = torch.arange(3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * x, self.on_host
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_output_may_lie_on_the_host() -> None:
+    prepared = systems.load("cuda_graph").prepare(Beside().eval(), (torch.ones(8, device="cuda"),))
+    for value in (2.0, 3.0):
+        x = torch.full((8,), value, device="cuda")
+        doubled, on_host = prepared(x)
+        assert torch.equal(doubled, 2 * x) and torch.equal(on_host, Beside.on_host)
+    prepared.close()
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("system", ["nimble_single_stream", "cuda_graph"])
+def test_calls_may_take_memory_of_another_kind_than_the_capture(system: str) -> None:
+    """Inputs and outputs in expandable segments, which are virtual memory, and the graph's own tensors outside of them."""
+    prepared = systems.load(system).prepare(nn.Threshold(0.5, 2.0).eval(), (torch.zeros(4096, 4096, device="cuda"),))
+    torch.cuda.empty_cache()
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    try:
+        for _ in range(3):
+            x = torch.rand(4096, 4096, device="cuda")
+            assert torch.equal(prepared(x), torch.where(x > 0.5, x, 2.0))
+    finally:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    prepared.close()
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("system", ["nimble", "cuda_graph"])
+def test_memory_that_is_dropped_at_once_is_read_and_written_before_it_is_given_out_again(system: str) -> None:
+    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))).eval().cuda()
+    prepared = systems.load(system).prepare(module, (torch.zeros(64, 512, device="cuda"),))
+    side = torch.cuda.Stream()
+    for stream in (torch.cuda.current_stream(), side):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream), torch.no_grad():
+            seeds = [torch.randn(64, 512, device="cuda") for _ in range(20)]
+            answers = []
+            for seed in seeds:
+                torch.cuda._sleep(1_000_000)
+                prepared(seed + 1)  # neither the input nor the output is held
+                answers.append(prepared(seed * 2))
+                torch.full((64, 512), float("nan"), device="cuda")
+            for seed, answer in zip(seeds, answers, strict=True):
+                torch.testing.assert_close(answer, module(seed * 2), rtol=1e-3, atol=1e-3)
     prepared.close()
 
 

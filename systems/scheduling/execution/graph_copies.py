@@ -22,21 +22,31 @@ class _Copy:
     """A node that copies between a tensor of the graph's own and one of a call.
 
     Args:
-        own: dense, not empty.
+        own: that a copy of memory copies.
+        is_input: it copies to `own`, and not from it.
         stream: that is being captured.
     """
 
-    def __init__(self, own: Tensor, stream: Any):
-        self.own, self.strides = own, own.stride()
+    def __init__(self, own: Tensor, is_input: bool, stream: Any):
+        self.own, self.is_input, self.strides = own, is_input, own.stride()
         self.address, self.bytes = own.data_ptr(), own.nbytes
         self.number = num_captured(stream)
         checked(cudart.cudaMemcpyAsync(self.address, self.address, self.bytes, ON_DEVICE, stream))  # calls say with whom
         self.node: Any = None
         self.other = 0  # the address of the call's tensor
 
+    def readable(self, x: Tensor) -> Tensor:
+        """A call's input, or a copy of it, that lies as `own` does."""
+        is_memory = x.__class__ in PLAIN and x.data_ptr() != self.address and not x.is_conj() and not x.is_neg()
+        if is_memory and x.stride() == self.strides:
+            return x
+        return torch.empty_like(self.own).copy_(x)
+
 
 class GraphCopies:
     """Captured as a part of a graph: its first nodes, and its last ones. They are off until a call turns them on.
+
+    What nodes cannot copy, a call copies before and after the launch.
 
     Invariant: a launch with them on copies from and to tensors of the call that it is of.
 
@@ -46,20 +56,24 @@ class GraphCopies:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.inputs: list[_Copy | None] = []  # None of an empty one
-        self.outputs: list[_Copy] = []
-        self.results: Sequence[Any] = []
-        self.copied: list[int] = []  # places of the results that the graph copies
-        self.cloned: list[int] = []  # and of the tensors that it does not
+        self.static: Sequence[Tensor] = ()
+        self.results: Sequence[Any] = ()
+        self.inputs: dict[int, _Copy] = {}  # by the input's place
+        self.outputs: dict[int, _Copy] = {}  # by the result's place
+        self.copies: list[_Copy] = []  # all of them, the inputs' first
+        self.filled: list[int] = []  # places of the inputs that calls copy
+        self.cloned: list[int] = []  # and of the results
         self.is_on = False
         self.exec: Any = None
 
     def capture_inputs(self, static: Sequence[Tensor], stream: Any) -> None:
         """Args:
-        static: where kernels read each input, dense.
+        static: where kernels read each input.
         stream: all that is captured follows what is captured on it now.
         """
-        self.inputs = [_Copy(tensor, stream) if tensor.nbytes else None for tensor in static]
+        self.static = static
+        self.inputs = {i: _Copy(x, True, stream) for i, x in enumerate(static) if can_copy(x, self.device)}
+        self.filled = [i for i, x in enumerate(static) if x.numel() and i not in self.inputs]
 
     def capture_outputs(self, outputs: Sequence[Any], keeps: Callable[[Tensor], bool], stream: Any) -> None:
         """Args:
@@ -68,19 +82,18 @@ class GraphCopies:
         stream: it follows all that is captured.
         """
         self.results = outputs
-        tensors = [place for place, output in enumerate(outputs) if isinstance(output, Tensor)]
-        self.copied = [place for place in tensors if can_copy(outputs[place]) and keeps(outputs[place])]
-        self.cloned = [place for place in tensors if place not in self.copied]
-        self.outputs = [_Copy(outputs[place], stream) for place in self.copied]
+        tensors = {i: output for i, output in enumerate(outputs) if isinstance(output, Tensor)}
+        self.outputs = {i: _Copy(x, False, stream) for i, x in tensors.items() if can_copy(x, self.device) and keeps(x)}
+        self.cloned = [i for i in tensors if i not in self.outputs]
 
     def bind(self, graph: Any, graph_exec: Any) -> None:
         """Args:
         graph: as captured; it has to live as long as `graph_exec`, made of it.
         """
-        self.exec = graph_exec
-        if copies := self._all():
-            nodes, _ = checked(cudart.cudaGraphGetNodes(graph, max(copy.number for copy in copies) + 1))
-            for copy in copies:
+        self.exec, self.copies = graph_exec, [*self.inputs.values(), *self.outputs.values()]
+        if self.copies:
+            nodes, _ = checked(cudart.cudaGraphGetNodes(graph, max(copy.number for copy in self.copies) + 1))
+            for copy in self.copies:
                 copy.node = nodes[copy.number]
             self._switch(False)
 
@@ -91,13 +104,20 @@ class GraphCopies:
             inputs: of the static inputs' shapes, dtypes and device.
             launch: the graph, on the current stream.
         """
-        copied, _held = self._turned_on(inputs)
+        read = [copy.readable(inputs[i]) for i, copy in self.inputs.items()]
+        written = [torch.empty_like(copy.own) for copy in self.outputs.values()]
+        is_within = self._turned_on([*read, *written])
+        for i in self.filled:
+            self.static[i].copy_(inputs[i], non_blocking=True)
+        if not is_within:
+            for copy, x in zip(self.inputs.values(), read, strict=True):
+                copy.own.copy_(x)
         launch()
         outputs = list(self.results)
-        for place, output in zip(self.copied, copied, strict=True):
-            outputs[place] = output
-        for place in self.cloned:
-            outputs[place] = outputs[place].clone()
+        for (i, copy), output in zip(self.outputs.items(), written, strict=True):
+            outputs[i] = output if is_within else output.copy_(copy.own)
+        for i in self.cloned:
+            outputs[i] = outputs[i].clone()
         return outputs
 
     def turn_off(self) -> None:
@@ -105,52 +125,36 @@ class GraphCopies:
         if self.is_on:
             self._switch(False)
 
-    def _turned_on(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The next launch copies from `inputs` and to new tensors: those, and what has to live until it is launched."""
-        held = []
-        for copy, x in zip(self.inputs, inputs, strict=True):
-            if copy is None:
-                continue
-            lies_alike = x.__class__ in PLAIN and x.stride() == copy.strides and not x.is_conj() and not x.is_neg()
-            if not lies_alike or x.data_ptr() == copy.address or not self._aim(copy, x, is_input=True):
-                x = torch.empty_like(copy.own).copy_(x)
-                held.append(x)
-                if not self._aim(copy, x, is_input=True):
-                    raise RuntimeError(f"a copy within the graph cannot read {list(x.shape)} of {x.dtype}")
-        outputs = [torch.empty_like(copy.own) for copy in self.outputs]
-        for copy, output in zip(self.outputs, outputs, strict=True):
-            if not self._aim(copy, output, is_input=False):
-                raise RuntimeError(f"a copy within the graph cannot write {list(output.shape)} of {output.dtype}")
+    def _turned_on(self, tensors: Sequence[Tensor]) -> bool:
+        """The next launch copies from and to these tensors of a call.
+
+        False, and off, where CUDA refuses one of them, as it may where that is memory of another kind.
+        """
+        moved = [(c, new) for c, x in zip(self.copies, tensors, strict=True) if (new := x.data_ptr()) != c.other]
+        if moved:
+            with torch.cuda.device(self.device):
+                for copy, new in moved:
+                    ends = (copy.address, new) if copy.is_input else (new, copy.address)
+                    setting = self.exec, copy.node, *ends, copy.bytes, ON_DEVICE
+                    (status,) = cudart.cudaGraphExecMemcpyNodeSetParams1D(*setting)
+                    if status != cudart.cudaError_t.cudaSuccess:
+                        self.turn_off()
+                        return False
+                    copy.other = new
         if not self.is_on:
             self._switch(True)
-        return outputs, held
-
-    def _aim(self, copy: _Copy, tensor: Tensor, is_input: bool) -> bool:
-        """Have a copy read or write a call's tensor; whether CUDA lets it, as it may not for memory of another kind."""
-        address = tensor.data_ptr()
-        if address == copy.other:
-            return True
-        target, source = (copy.address, address) if is_input else (address, copy.address)
-        with torch.cuda.device(self.device):
-            setting = self.exec, copy.node, target, source, copy.bytes, ON_DEVICE
-            (status,) = cudart.cudaGraphExecMemcpyNodeSetParams1D(*setting)
-        if status != cudart.cudaError_t.cudaSuccess:
-            return False
-        copy.other = address
         return True
 
     def _switch(self, is_on: bool) -> None:
         with torch.cuda.device(self.device):
-            for copy in self._all():
+            for copy in self.copies:
                 checked(cudart.cudaGraphNodeSetEnabled(self.exec, copy.node, int(is_on)))
         self.is_on = is_on
 
-    def _all(self) -> list[_Copy]:
-        return [copy for copy in (*self.inputs, *self.outputs) if copy is not None]
 
-
-def can_copy(output: Tensor) -> bool:
-    """Is a copy of its memory a copy of it?"""
-    if output.layout is not torch.strided or output.is_conj() or output.is_neg():
+def can_copy(tensor: Tensor, device: torch.device) -> bool:
+    """Is a copy of its memory a copy of it, and does a GPU's graph reach that memory?"""
+    if tensor.__class__ not in PLAIN or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return False
-    return output.nbytes > 0 and torch.empty_like(output, device="meta").stride() == output.stride()
+    is_dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return tensor.device == device and tensor.nbytes > 0 and is_dense
