@@ -156,6 +156,13 @@ def test_a_static_input_may_be_the_input(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(graph(graph.static[0])[0], torch.full((3,), 2.0))
 
 
+def test_a_row_of_a_longer_one_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Doubling([torch.ones(1, 3)], monkeypatch)
+    row = torch.arange(5.0).view(1, 5)[:, 1:4]  # its strides are (5, 1), and the example's (3, 1)
+    assert torch.equal(graph(row)[0], 2 * row)
+    assert graph.runtime.nodes[0][1] == row.data_ptr()
+
+
 class Wrapping(Tensor):
     """A tensor that lies in another one, and has no memory of its own."""
 

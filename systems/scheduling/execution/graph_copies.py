@@ -28,7 +28,7 @@ class _Copy:
     """
 
     def __init__(self, own: Tensor, is_input: bool, stream: Any):
-        self.own, self.is_input, self.strides = own, is_input, own.stride()
+        self.own, self.is_input, self.strides, self.is_contiguous = own, is_input, own.stride(), own.is_contiguous()
         self.address, self.bytes = own.data_ptr(), own.nbytes
         self.number = num_captured(stream)
         checked(cudart.cudaMemcpyAsync(self.address, self.address, self.bytes, ON_DEVICE, stream))  # calls say with whom
@@ -38,7 +38,8 @@ class _Copy:
     def readable(self, x: Tensor) -> Tensor:
         """A call's input, or a copy of it, that lies as `own` does."""
         is_memory = x.__class__ in PLAIN and x.data_ptr() != self.address and not x.is_conj() and not x.is_neg()
-        if is_memory and x.stride() == self.strides:
+        # Slices have other strides in dimensions of size 1, where a stride says nothing.
+        if is_memory and (x.stride() == self.strides or (self.is_contiguous and x.is_contiguous())):
             return x
         return torch.empty_like(self.own).copy_(x)
 
