@@ -271,6 +271,21 @@ def test_an_input_may_lie_in_memory_of_another_kind(kind: str) -> None:
     prepared.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("system", ["nimble", "cuda_graph"])
+def test_a_graph_need_not_be_of_the_current_device(system: str) -> None:
+    module = nn.Linear(64, 64).eval().to("cuda:1")
+    prepared = systems.load(system).prepare(module, (torch.randn(16, 64, device="cuda:1"),))
+    inputs = [torch.randn(16, 64, device="cuda:1") for _ in range(3)]
+    answers = [prepared(x) for x in inputs]
+    assert torch.cuda.current_device() == 0
+    for x, answer in zip(inputs, answers, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(answer, module(x), rtol=1e-4, atol=1e-4)
+    prepared.close()
+
+
 class Beside(nn.Module):
     """It returns a tensor on the host beside what it computes."""
 

@@ -84,7 +84,8 @@ class CapturedModule(Prepared):
                     self.copies.capture_outputs(outputs, lambda x: True, side.handle)
             except RuntimeError as error:
                 raise uncapturable(error) from error
-            self.graph.instantiate()
+            with torch.cuda.device(self.device):
+                self.graph.instantiate()
             self.copies.bind(self.graph.raw_cuda_graph(), self.graph.raw_cuda_graph_exec())
             switch_contexts(self.device)
 
