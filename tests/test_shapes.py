@@ -186,7 +186,7 @@ def test_a_copy_is_refused_in_words() -> None:
 def test_the_nearest_shape_by_trying_all(sizes: list[tuple[int, int]], shape: tuple[int, int]) -> None:
     module = ScheduledModule(nn.Identity(), None, [Axis({0: 0}, {}), Axis({0: 1}, {})])  # type: ignore[arg-type]
     module.prepared = {((torch.Size(s), torch.float32, torch.device("cpu")),): None for s in sizes}  # type: ignore[misc]
-    nearest = module._nearest([torch.zeros(shape)])
+    nearest = module._nearest(((torch.Size(shape), torch.float32, torch.device("cpu")),))
     fitting = [s for s in sizes if s[0] >= shape[0] and s[1] >= shape[1]]
     if shape in sizes:
         assert nearest is not None and nearest[0][0] == torch.Size(shape)

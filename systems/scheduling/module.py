@@ -153,7 +153,8 @@ class ScheduledModule(nn.Module):
             return self.module(*inputs)
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
-        shape = self._nearest(inputs) if all(isinstance(x, Tensor) for x in inputs) else None
+        own = _shape(inputs) if all(isinstance(x, Tensor) for x in inputs) else None
+        shape = None if own is None else self._nearest(own)
         if shape is None and self.otherwise == "module":
             with torch.no_grad():
                 return self.module(*inputs)
@@ -165,13 +166,13 @@ class ScheduledModule(nn.Module):
                 f"called with {', '.join(map(describe, inputs))}, prepared for {ready}: prepare these inputs too"
             )
         sizes = [_size(axis, inputs) for axis in self.axes]
-        inputs = _filled(inputs, shape, self.axes)
+        if own != shape:
+            inputs = _filled(inputs, shape, self.axes)
         with self.lock, self._after_last_call(inputs):
             return _cut(self.prepared[shape](*inputs), self.axes, sizes)
 
-    def _nearest(self, inputs: Sequence[Tensor]) -> Shape | None:
-        """The prepared shape of the fewest elements into which the inputs go; None where there is none."""
-        own = _shape(inputs)
+    def _nearest(self, own: Shape) -> Shape | None:
+        """The prepared shape of the fewest elements into which inputs of this shape go; None where there is none."""
         if own in self.prepared:
             return own
         fitting = [shape for shape in self.prepared if _fits(own, shape, self.axes)]
@@ -272,8 +273,6 @@ def _fits(own: Shape, shape: Shape, axes: Sequence[Axis]) -> bool:
 
 def _filled(inputs: Sequence[Tensor], shape: Shape, axes: Sequence[Axis]) -> tuple[Tensor, ...]:
     """The inputs with what they lack of a prepared shape."""
-    if _shape(inputs) == shape:
-        return tuple(inputs)
     filled = list(inputs)
     for axis in axes:
         for i, dim in axis.inputs.items():
@@ -286,12 +285,14 @@ def _filled(inputs: Sequence[Tensor], shape: Shape, axes: Sequence[Axis]) -> tup
 
 def _cut(outputs: Any, axes: Sequence[Axis], sizes: Sequence[int]) -> Any:
     """The outputs, each tensor cut to the sizes that the call had along the axes."""
+    if not axes:
+        return outputs
     leaves, spec = tree_flatten(outputs)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for axis, size in zip(axes, sizes, strict=True):
         for i, dim in axis.outputs.items():
             leaves[places[i]] = leaves[places[i]].narrow(dim, 0, size)
-    return tree_unflatten(leaves, spec) if axes else outputs
+    return tree_unflatten(leaves, spec)
 
 
 def _names(shape: Shape) -> str:
