@@ -138,6 +138,7 @@ class Scheduler(System):
             raise Unsupported(f"{self.name} runs inference only")
         if self.rewriting != Rewriting():
             raise Unsupported("the rewriting passes are for inference: a step of training is scheduled as autograd has it")
+        _check_tuple(inputs)
         program, update = capture_step(module, optimizer, loss, inputs, target, self.captured_update)
         with as_captured(program.device.type):
             executor = self.execute(program, self.plan(program))
@@ -219,12 +220,16 @@ def captured(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
         Unsupported: as `capture` does, and for a model without an operator.
         TypeError: the inputs are a tensor, which is a sequence too.
     """
-    if isinstance(inputs, Tensor):
-        raise TypeError("inputs is a tensor, and has to be a tuple: (x,)")
+    _check_tuple(inputs)
     program = capture(module, inputs)
     if not len(program.graph):
         raise Unsupported("the model has no operator, so there is nothing to schedule")
     return program
+
+
+def _check_tuple(inputs: object) -> None:
+    if isinstance(inputs, Tensor):
+        raise TypeError("inputs is a tensor, and has to be a tuple: (x,)")
 
 
 def proved(program: Program, schedule: Schedule) -> tuple[Program, Schedule]:

@@ -1,8 +1,13 @@
 """Undoes what runs change."""
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -28,57 +33,106 @@ def restored(tensors: Iterable[Tensor], devices: Sequence[int | torch.device]) -
                 t.copy_(copy)
 
 
-@contextmanager
-def attributes_kept(module: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
-    """Give a module's parts the plain attributes back that they have on entry, and what lists and dicts there hold.
+@dataclass
+class Changes:
+    """What forward passes changed of a module and a loss.
 
-    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced.
-
-    Yields:
-        By the names of attributes that hold another tensor on exit, the tensors that they held before.
+    Args:
+        assigned: By the names of attributes that held another tensor on exit, the tensors that they held before.
+        registered: The names of buffers, parameters and submodules that were others on exit, or new.
     """
-    parts = dict(module.named_modules())
+
+    assigned: dict[str, list[Tensor]] = field(default_factory=dict)
+    registered: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]:
+    """Give a module's parts the members and plain attributes back that they have on entry.
+
+    So what lists and dicts there hold. Forward may keep in them what it computes, which is a stand-in while it is traced.
+
+    Args:
+        loss: The same for it. A function has attributes too.
+    """
+    parts = _parts(module) | {f"loss.{path}" if path else "loss": part for path, part in _parts(loss).items()}
     before = {path: _plain_attributes(part) for path, part in parts.items()}
     values = [value for attributes in before.values() for value in attributes.values()]
     lists = [(value, value.copy()) for value in values if type(value) is list]
     dicts = [(value, value.copy()) for value in values if type(value) is dict]
     tensors = {(path, name): _tensors(value) for path, own in before.items() for name, value in own.items()}
-    assigned: dict[str, list[Tensor]] = {}
+    members = [(path, owner, owner.copy()) for path, part in parts.items() for owner in _members(part)]
+    changes = Changes()
     try:
-        yield assigned
+        yield changes
     finally:
         for path, part in parts.items():
             for name, value in _plain_attributes(part).items():
                 then = tensors.get((path, name), [])
                 if any(all(x is not y for y in then) for x in _tensors(value)):
-                    assigned[f"{path}.{name}" if path else name] = then
+                    changes.assigned[_joined(path, name)] = then
                 if name not in before[path]:
-                    del part.__dict__[name]
-            part.__dict__.update(before[path])
+                    del vars(part)[name]
+            vars(part).update(before[path])
         for items, own_items in lists:
             items[:] = own_items
         for entries, own_entries in dicts:
             entries.clear()
             entries.update(own_entries)
+        for path, owner, own_members in members:
+            changes.registered += [_joined(path, k) for k, value in owner.items() if own_members.get(k) is not value]
+            owner.clear()
+            owner.update(own_members)
+
+
+@contextmanager
+def python_random_kept() -> Iterator[list[str]]:
+    """Give the generators of Python and numpy the state back that they have on entry.
+
+    Yields:
+        A list, which on exit has the names of those that were drawn from.
+    """
+    own, numpys = random.getstate(), numpy.random.get_state(legacy=False)
+    drawn: list[str] = []
+    try:
+        yield drawn
+    finally:
+        if random.getstate() != own:
+            drawn.append("Python")
+        if str(numpy.random.get_state(legacy=False)) != str(numpys):
+            drawn.append("numpy")
+        random.setstate(own)
+        numpy.random.set_state(numpys)
 
 
 @contextmanager
 def state_kept(module: nn.Module) -> Iterator[None]:
     """Undo what forward passes within change: buffers, plain attributes with the tensors there, and the random state."""
-    owned_buffers = [(part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
     devices = sorted({x.get_device() for x in (*module.parameters(), *module.buffers()) if x.is_cuda})
     attributes = [value for part in module.modules() for value in _plain_attributes(part).values()]
     states = [x for value in attributes for x in _tensors(value) if not x.requires_grad]
-    try:
-        with restored((*module.buffers(), *states), devices), attributes_kept(module):
-            yield
-    finally:
-        for buffers, name, buffer in owned_buffers:  # forward may have assigned it anew
-            buffers[name] = buffer
+    with restored((*module.buffers(), *states), devices), attributes_kept(module):
+        yield
 
 
-def _plain_attributes(module: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+def _parts(owner: object) -> dict[str, Any]:
+    """What may hold attributes, by path: a module's parts, or another object, or that of a bound method."""
+    owner = owner.__self__ if isinstance(owner, MethodType) else owner
+    if isinstance(owner, nn.Module):
+        return dict(owner.named_modules())
+    return {"": owner} if isinstance(getattr(owner, "__dict__", None), dict) else {}
+
+
+def _members(part: object) -> list[dict[str, Any]]:
+    return [part._buffers, part._parameters, part._modules] if isinstance(part, nn.Module) else []
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _plain_attributes(part: object) -> dict[str, object]:
+    return {name: value for name, value in vars(part).items() if name not in OF_EVERY_MODULE}
 
 
 def _tensors(value: object) -> list[Tensor]:

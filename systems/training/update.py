@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from conf.text import counted
+
 
 class Update(ABC):
     """Operators of a step that take gradients, in a form that is captured once and replayed.
@@ -49,7 +51,11 @@ class Update(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Before each step. Raises ValueError where a setting that the capture fixed has changed."""
+        """Before each step.
+
+        Raises:
+            ValueError: The optimizer has other parameters since the capture, or a setting that it fixed has changed.
+        """
 
     @abstractmethod
     def finish(self) -> None:
@@ -75,6 +81,7 @@ class StoredGradients(Update):
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor]):
         self.optimizer = optimizer
+        self.num_held = self._num_held()
         self.rates = [None]
         self.moments = {p: {"gradient": torch.zeros_like(p, requires_grad=False)} for p in parameters}
 
@@ -92,7 +99,11 @@ class StoredGradients(Update):
         torch._foreach_copy_(moments["gradient"], list(gradients))
 
     def refresh(self) -> None:
-        """Nothing of the optimizer is captured."""
+        if (now := self._num_held()) != self.num_held:
+            raise ValueError(
+                f"the optimizer held {counted(self.num_held, 'parameter')} when the step was prepared, and now {now}: "
+                "prepare it again"
+            )
 
     def finish(self) -> None:
         """The optimizer's own step, as after `backward()`."""
@@ -100,3 +111,6 @@ class StoredGradients(Update):
         for parameter, moments in self.moments.items():
             parameter.grad = moments["gradient"]
         self.optimizer.step()
+
+    def _num_held(self) -> int:
+        return sum(len(group["params"]) for group in self.optimizer.param_groups)

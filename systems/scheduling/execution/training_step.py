@@ -34,6 +34,7 @@ class TrainingStep(Scheduled):
         self.members = _members(self.owners)
         self.tensors = [x for x in self.members if isinstance(x, Tensor)]
         self.addresses = [t.data_ptr() for t in self.tensors]
+        self.differentiated = [t.requires_grad for t in self.tensors]
 
     @property
     def memory(self) -> dict[str, int]:
@@ -52,7 +53,7 @@ class TrainingStep(Scheduled):
             ValueError: the inputs have other shapes, dtypes or another device than prepared, or a setting of the optimizer
                 has changed that is captured; all but learning rates are.
             RuntimeError: the module has been switched between training and eval form, a parameter or buffer has been
-                replaced or moved, or autocast is another.
+                replaced, moved, frozen or unfrozen, or autocast is another.
         """
         self.program.check(inputs)
         check_casts(self.casts)
@@ -79,6 +80,8 @@ class TrainingStep(Scheduled):
             self._take_buffers_over()
         if list(map(Tensor.data_ptr, self.tensors)) != self.addresses:
             raise RuntimeError("a parameter or buffer of the module has moved since the step was prepared: prepare it again")
+        if [t.requires_grad for t in self.tensors] != self.differentiated:
+            raise RuntimeError("a parameter was frozen, or no more, since the step was prepared: prepare it again")
 
     def _take_buffers_over(self) -> None:
         """An eager forward may assign a new buffer: the captured one takes its value and its place."""

@@ -33,8 +33,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             assigns anew, which is neither parameter nor buffer. The reason is one line.
     """
     own_inputs = stand_ins(inputs)
-    if not isinstance(module, nn.Module):
-        raise Unsupported(f"it is a {type(module).__name__}, and no module of PyTorch")
+    check_module(module)
     try:
         # torch.export gives attributes back, but lists and dicts as others.
         with (
@@ -53,6 +52,12 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
     if name := next((name for name in sorted(assigned) if _is_constant(module, name, exported)), None):
         raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
     return exported
+
+
+def check_module(module: object) -> None:
+    """Raise Unsupported for what is no module."""
+    if not isinstance(module, nn.Module):
+        raise Unsupported(f"it is a {type(module).__name__}, and no module of PyTorch")
 
 
 def _is_constant(module: nn.Module, name: str, exported: ExportedProgram) -> bool:

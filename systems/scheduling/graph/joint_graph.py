@@ -12,7 +12,6 @@ write (WAW).
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,22 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from conf.text import first_line
 from systems.base import Unsupported
-from systems.preparing import collector_off
 from systems.training.optimizers import StaticOptimizer
-from systems.training.restore import attributes_kept
 from systems.training.update import StoredGradients, Update
 
 from .effects import draws, is_view, written
-from .examples import stand_ins
-from .exporting import memories, quiet
 from .operator_graph import Operator, OperatorGraph, State
 from .program import Call, Input, Output
 from .stateful_program import StatefulProgram
+from .step_trace import StepTrace, storage_of, trace_step
 
 aten = torch.ops.aten
 # An optimizer's step becomes so many operators of about equal bytes. All but the last overlap with the rest of backward, so
@@ -67,101 +61,9 @@ def capture_step(
         Unsupported: The step cannot be traced or scheduled. The reason is one line.
     """
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    trace = _trace(module, trained, loss, inputs, target)
-    _check(trace)
+    trace = trace_step(module, trained, loss, inputs, target)
     update: Update = (StaticOptimizer.of if captured_update else StoredGradients)(optimizer, trace.gradients)
     return _Joint(trace, update, (*inputs, target)).program(), update
-
-
-@dataclass
-class _Trace:
-    """A traced step.
-
-    Args:
-        graph: As make_fx leaves it. Its placeholders stand for `state`, then for the inputs.
-        state: Parameters and buffers by name.
-        constants: Holds the tensors that the graph's attributes name.
-        loss: The node of the loss, [].
-        gradients: By parameter, the node of its gradient, of the parameter's shape.
-    """
-
-    graph: fx.Graph
-    state: dict[str, Tensor]
-    constants: nn.Module
-    loss: fx.Node
-    gradients: dict[Tensor, fx.Node]
-
-
-def _trace(
-    module: nn.Module,
-    trained: Sequence[Tensor],
-    loss: Callable[[Any, Tensor], Tensor],
-    inputs: tuple[Tensor, ...],
-    target: Tensor,
-) -> _Trace:
-    state = dict(module.named_parameters()) | dict(module.named_buffers())
-    names = {id(t): name for name, t in state.items()}
-    if any(id(p) not in names for p in trained):
-        raise Unsupported("the optimizer holds parameters that are not the module's")
-    if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in trained):
-        raise Unsupported("a parameter has a hook on its gradient, which a captured step would not run")
-    devices = {str(x.device) for x in (*state.values(), *inputs, target)}
-    if len(devices) > 1:
-        raise Unsupported(f"module, inputs and target are on several devices: {', '.join(sorted(devices))}")
-
-    def step(tensors: list[Tensor], inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Any, ...]:
-        before = dict(zip(state, tensors, strict=True))
-        after = dict(before)
-        value = loss(torch.func.functional_call(module, after, inputs), target)  # []
-        if value.shape != ():
-            raise ValueError(f"the loss has shape {list(value.shape)}, and must be a single number")
-        gradients = torch.autograd.grad(value, [before[names[id(p)]] for p in trained], allow_unused=True)
-        with torch.no_grad():
-            for name, tensor in before.items():
-                if after[name] is not tensor:  # a buffer that forward assigns anew
-                    tensor.copy_(after[name])
-        return value, *gradients
-
-    *own_inputs, own_target = stand_ins((*inputs, target))
-    try:
-        # In one thread, so that the trace has the order of eager's backward, whichever device the fake tensors are of.
-        one_thread = torch.autograd.set_multithreading_enabled(False)
-        with (
-            collector_off(),
-            quiet(),
-            attributes_kept(module) as assigned,
-            torch.enable_grad(),
-            one_thread,
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(
-                [*state.values()], tuple(own_inputs), own_target
-            )
-    except Exception as error:  # tracing raises whatever the model's own Python does
-        raise Unsupported(f"the step cannot be traced: {type(error).__name__}: {first_line(error)}") from error
-    constants = memories(x for x in (*vars(traced).values(), *traced.buffers()) if isinstance(x, Tensor))
-    if name := next((name for name, then in assigned.items() if not constants.isdisjoint(memories(then))), None):
-        raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
-    value, *gradients = tree_leaves(next(n for n in traced.graph.nodes if n.op == "output").args[0])
-    with_gradient = {p: g for p, g in zip(trained, gradients, strict=True) if g is not None}
-    if not with_gradient:
-        raise Unsupported("the loss depends on no parameter of the optimizer")
-    return _Trace(traced.graph, state, traced, value, with_gradient)
-
-
-def _check(trace: _Trace) -> None:
-    """Raise Unsupported for operators that do in a schedule something else than in eager execution."""
-    nodes = list(trace.graph.nodes)
-    if any(node.target is aten.mkldnn_rnn_layer.default for node in nodes):
-        raise Unsupported(
-            "oneDNN's LSTM keeps what its backward reads for autograd alone: prepare the step under "
-            "torch.backends.mkldnn.flags(enabled=False)"
-        )
-    backward = [node for node in nodes[nodes.index(trace.loss) :] if isinstance(node.target, OpOverload)]
-    drawing = [node for node in backward if draws(node.target, node.args, node.kwargs)]
-    if any(not node.target._schema.name.endswith("_backward") for node in drawing):  # attention's own has what forward drew
-        raise Unsupported("its backward, as of a checkpoint, would draw other random numbers than its forward")
 
 
 @dataclass(eq=False)
@@ -196,7 +98,7 @@ class _Joint:
     gradients, so that its write after their reads (WAR) agrees with the order of capture.
     """
 
-    def __init__(self, trace: _Trace, update: Update, examples: tuple[Tensor, ...]):
+    def __init__(self, trace: StepTrace, update: Update, examples: tuple[Tensor, ...]):
         self.trace, self.update, self.examples = trace, update, examples
         self.operators: list[Operator] = []
         self.calls: list[Call] = []
@@ -205,6 +107,7 @@ class _Joint:
         self.environment: dict[fx.Node, Any] = {}
         self.inputs: list[_Memory] = []
         self._enter_placeholders()
+        self._enter_constants()
         self.counters = self._find_counters()
         self.due = self._due_updates()
 
@@ -243,22 +146,35 @@ class _Joint:
             self.inputs.append(_Memory(f"input {i}", []))
             self.memory.update(dict.fromkeys(self._storages(node), self.inputs[i]))
 
+    def _enter_constants(self) -> None:
+        """Tensors that are no part of the module. The trace may give a view of one another fake storage."""
+        constants: set[int] = set()
+        for node in self.trace.graph.nodes:
+            if node.op == "get_attr":
+                value = operator.attrgetter(str(node.target))(self.trace.constants)
+                self.environment[node] = value
+                if isinstance(value, Tensor):
+                    self._enter(node, str(node.target), value)
+                    constants.add(storage_of(value))
+            elif aliased := constants.intersection(self._storages(node.args[0]) if _aliases_first(node) else ()):
+                self.own_storage.update(dict.fromkeys(self._storages(node), aliased.pop()))
+
     def _enter(self, node: fx.Node, name: str, tensor: Tensor) -> None:
         """Have `node` stand for a tensor that outlives the step."""
         self.environment[node] = tensor
-        own = _storage(tensor)
+        own = storage_of(tensor)
         self.own_storage.update(dict.fromkeys(self._storages(node), own))
         self._own(name, tensor)
 
     def _own(self, name: str, tensor: Tensor) -> int:
-        own = _storage(tensor)
+        own = storage_of(tensor)
         self.memory.setdefault(own, _Memory(name, [])).tensors.append(tensor)
         return own
 
     def _storages(self, node: fx.Node) -> list[int]:
         """The numbers of the storages that the node's value lies in."""
         values = [v for v in tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-        return [self.own_storage.get(s, s) for s in dict.fromkeys(map(_storage, values))]
+        return [self.own_storage.get(s, s) for s in dict.fromkeys(map(storage_of, values))]
 
     def _find_counters(self) -> dict[fx.Node, list[Tensor]]:
         """Buffers that only count (batch norm's num_batches_tracked), by the node at which one operator counts all of them.
@@ -290,7 +206,7 @@ class _Joint:
             for argument in node.all_input_nodes if node.op == "call_function" else ():
                 last_touched.update(dict.fromkeys(self._storages(argument), i))
         number = {node: i for i, node in enumerate(nodes)}
-        ready = {p: max(number[g], last_touched.get(_storage(p), 0)) for p, g in self.trace.gradients.items()}
+        ready = {p: max(number[g], last_touched.get(storage_of(p), 0)) for p, g in self.trace.gradients.items()}
         due: dict[fx.Node, list[list[Tensor]]] = {}
         share = sum(p.nbytes for p in ready) / UPDATES
         together: list[Tensor] = []
@@ -303,10 +219,7 @@ class _Joint:
         return due
 
     def _convert(self, node: fx.Node) -> None:
-        if node.op in ("placeholder", "output"):
-            return
-        if node.op == "get_attr":
-            self._enter(node, str(node.target), operator.attrgetter(str(node.target))(self.trace.constants))
+        if node.op in ("placeholder", "get_attr", "output"):
             return
         arguments: tuple[Any, ...] = fx.map_arg(node.args, self.environment.__getitem__)  # type: ignore[assignment]
         if node.target is operator.getitem:
@@ -321,7 +234,7 @@ class _Joint:
                 self.environment[node] = node.target(*arguments, **node.kwargs)
         elif node in self.counters:
             if counters := self.counters[node]:
-                self._operator(aten._foreach_add_.Scalar, (counters, node.args[1]), {}, (), map(_storage, counters))
+                self._operator(aten._foreach_add_.Scalar, (counters, node.args[1]), {}, (), map(storage_of, counters))
         elif node.target is aten.convolution_backward.default:
             self._convolution_backward(node, arguments)
         else:
@@ -365,7 +278,7 @@ class _Joint:
         for group, members in groups.items():
             moments = self.update.moments_of(members)
             names = {id(t): name for name, t in self.trace.state.items()}
-            writes = [_storage(p) for p in members] if self.update.changes_parameters else []
+            writes = [storage_of(p) for p in members] if self.update.changes_parameters else []
             for moment, tensors in moments.items():
                 writes += [self._own(f"{moment} of {names[id(p)]}", t) for p, t in zip(members, tensors, strict=True)]
             nodes = [self.trace.gradients[p] for p in members]
@@ -409,10 +322,12 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
+def _aliases_first(node: fx.Node) -> bool:
+    """Does the operator return memory of its first argument: as a view, or after a write?"""
+    returns = node.target._schema.returns if isinstance(node.target, OpOverload) else []
+    return any(r.alias_info is not None for r in returns) and isinstance(node.args[0], fx.Node)
+
+
 def _references(arguments: Any) -> bool:
     """Is any argument known only when the step runs?"""
     return any(isinstance(a, Output | Input) for a in tree_leaves(arguments))
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
