@@ -325,6 +325,7 @@ def test_a_launcher_that_begins_no_job_is_a_bad_request(
     monkeypatch.setattr(launcher, "launch", refuse)
     with pytest.raises(BadRequest, match="hydra/launcher=unreliable: there is no such partition"):
         launching.run()
+    assert not launching.folder.exists()
 
 
 def test_records_that_are_not_here_are_told_and_are_status_1(

@@ -63,6 +63,8 @@ def explain(error: Exception, arguments: Iterable[str] = ()) -> str:
 
 def unknown_key(key: str, arguments: Iterable[str] = ()) -> str:
     """One line for a key that does not exist, or that is no single value. Those of what `arguments` choose come first."""
+    if key.startswith("hydra.launcher."):
+        return f"there is no key {key!r}: {_launcher_hint(key, arguments)}"
     if key in GROUPS:
         return f"{key} takes a name: {', '.join(choices(key))}"
     if owners := choices_with(key):
@@ -79,6 +81,20 @@ def unknown_key(key: str, arguments: Iterable[str] = ()) -> str:
     owners = choices_with(meant)
     owned = f" It is of {meant.partition('.')[0]}={', '.join(owners)}" if owners else ""
     return f"there is no key {key!r}: {hint}{owned}"
+
+
+def _launcher_hint(key: str, arguments: Iterable[str]) -> str:
+    """What the launcher that `arguments` choose has in the place of a key."""
+    named = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{LAUNCHER}=")]
+    files = [FOLDER / LAUNCHER / f"{name}.yaml" for name in named[-1:] if name in choices(LAUNCHER)]
+    if not files:
+        return f"choose {LAUNCHER}={' or '.join(choices(LAUNCHER))} first"
+    options = yaml.safe_load(files[0].read_text(encoding="utf-8"))
+    group = key.split(".")[2]
+    if isinstance(inner := options.get(group), dict):  # arguments of Ray's or sbatch's, which may have others too
+        hint = nearest(key, [f"hydra.launcher.{group}.{name}" for name in inner])
+        return hint if hint.startswith("did you mean") else f"+{key}=... adds it to {group}"
+    return nearest(key, [f"hydra.launcher.{name}" for name in options if name != "_target_"])
 
 
 @cache

@@ -96,6 +96,7 @@ class Launch:
             self.launcher.launch([[*self.groups[number].overrides, *where] for number in undone], initial_job_idx=0)
         except Exception as error:  # each launcher has its own for a job that was killed, and then waits for no other
             if not any(self.folder.glob("*.log")):  # no job has begun: it is the launcher that cannot be as it was asked for
+                shutil.rmtree(self.folder, ignore_errors=True)
                 raise BadRequest(f"hydra/launcher={self.name}: {error}") from error
             print(f"opweave: hydra/launcher={self.name}: {one_line(str(error), 300)}", file=sys.stderr)
         for number in undone:  # one that is still at work is waited for
