@@ -61,7 +61,7 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
     lists = [(value, value.copy()) for value in values if type(value) is list]
     dicts = [(value, value.copy()) for value in values if type(value) is dict]
     tensors = {(path, name): _tensors(value) for path, own in before.items() for name, value in own.items()}
-    members = [(path, owner, owner.copy()) for path, part in parts.items() for owner in _members(part)]
+    members = [(path, owner, dict(owner.items())) for path, part in parts.items() for owner in _members(part)]
     changes = Changes()
     try:
         yield changes
@@ -80,9 +80,14 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
             entries.clear()
             entries.update(own_entries)
         for path, owner, own_members in members:
-            changes.registered += [_joined(path, k) for k, value in owner.items() if own_members.get(k) is not value]
-            owner.clear()
-            owner.update(own_members)
+            others = [k for k, value in owner.items() if own_members.get(k) is not value]
+            changes.registered += [_joined(path, k) for k in others]
+            if isinstance(owner, dict):
+                owner.clear()
+                owner.update(own_members)
+            else:  # of a scripted module, which can get no others
+                for k in others:
+                    owner[k] = own_members[k]
 
 
 @contextmanager
@@ -123,7 +128,7 @@ def _parts(owner: object) -> dict[str, Any]:
     return {"": owner} if isinstance(getattr(owner, "__dict__", None), dict) else {}
 
 
-def _members(part: object) -> list[dict[str, Any]]:
+def _members(part: object) -> list[Any]:
     return [part._buffers, part._parameters, part._modules] if isinstance(part, nn.Module) else []
 
 
