@@ -10,6 +10,7 @@ WORTH = 1.05  # from which gain on the answer is yes
 CLOSE = 0.05  # of gain, within which the predicted answer may be wrong: the simulator's error
 ESTIMATED = 0.5  # share of the kernels' time, above which an answer rests on estimates
 FILLED = 0.9  # share of one stream's kernels, from which on a limit alone is the reason
+STREAM_MS = 0.003  # that a host takes to launch a stream of a graph: 1.5 to 3.2 us a chain of empty kernels, measured
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,22 @@ class Advice:
         return not is_measured and abs(gain - WORTH) <= CLOSE and self.most > WORTH
 
     @property
+    def doubts(self) -> list[str]:
+        """Why the answer may be the other one: none where the best was measured, or where only one schedule is possible."""
+        _, system, is_measured = self.best
+        if is_measured or self.width <= 1:
+            return []
+        doubts = ["is within the simulator's error"] * self.is_close
+        doubts += ["rests on estimates"] * (self.estimated_ms > ESTIMATED * self.busy_ms)
+        best = next((f for f in self.forecasts if f.system == system), None)
+        if best is not None and best.latency_ms is not None and best.latency_ms < STREAM_MS * (best.num_streams or 1):
+            doubts.append(f"leaves out the host, which may take longer to launch {best.num_streams} streams")
+        unknown = [f.system for f in self.forecasts if f.latency_ms is None]
+        if unknown and not self.pays and self.most > WORTH:
+            doubts.append(f"leaves out {' and '.join(unknown)}")
+        return doubts
+
+    @property
     def reason(self) -> str:
         """Why no schedule gains."""
         if not self.busy_ms:
@@ -123,9 +140,7 @@ class Advice:
     def verdict(self) -> str:
         """One line."""
         gain, system, is_measured = self.best
-        rests = self.estimated_ms > ESTIMATED * self.busy_ms and not is_measured
-        doubts = ["is within the simulator's error"] * self.is_close + ["rests on estimates"] * rests
-        doubt = f"; that {' and '.join(doubts)}: measure it" if doubts else ""
+        doubt = f"; that {' and '.join(self.doubts)}: measure it" if self.doubts else ""
         if self.pays:
             how = "was measured to be" if is_measured else "is predicted to be"
             return f"yes: {system} {how} {gain:.2f} times as fast as one stream{doubt}"
@@ -134,9 +149,9 @@ class Advice:
 
     @property
     def command(self) -> str:
-        """What to run next on the GPU: the schedulers where they pay, and what fuses operators."""
-        schedulers = [f.system for f in self.forecasts if f.latency_ms is not None]
-        systems = ["cuda_graph", *schedulers, "nimble_fused"] if self.pays or self.is_close else ["cuda_graph", *FUSING]
+        """What to run next on the GPU: all schedulers where one may pay, without a forecast too, and what fuses operators."""
+        schedulers = [f.system for f in self.forecasts]
+        systems = ["cuda_graph", *schedulers, "nimble_fused"] if self.pays or self.doubts else ["cuda_graph", *FUSING]
         request = [*_of_choice("model", self.cell.model), *_of_conditions(self.cell.conditions)]
         return " ".join(["python run.py -m", *request, f"system={','.join(systems)}"])
 

@@ -260,6 +260,27 @@ def test_no_schedule_gains_more_than_either_limit_lets_it() -> None:
     assert made(1.0, width=1).most == 1.0
 
 
+def test_a_scheduler_without_a_forecast_is_a_doubt_and_is_measured() -> None:
+    """IOS has none, and only of a chain is that no matter."""
+    none_gains = made(1.0)
+    assert none_gains.verdict.endswith("; that leaves out ios: measure it") and ",nimble,ios," in none_gains.command
+    assert ",nimble,ios," in made(1.6).command and "leaves out" not in made(1.6).verdict
+    chain = replace(made(1.0, width=1), estimated_ms=0.9)
+    assert "measure it" not in chain.verdict and "nimble," not in chain.command
+    bounded = made(1.0, sm_area_ms=0.92)  # at most 3 % faster
+    assert "leaves out" not in bounded.verdict and "nimble," not in bounded.command
+
+
+@pytest.mark.parametrize(("streams", "is_said"), [(200, False), (250, True)])
+def test_a_launch_of_many_streams_may_take_longer_than_their_kernels(streams: int, is_said: bool) -> None:
+    """Of 0.625 ms: a stream takes the host up to 3 us."""
+    advice = replace(made(1.6), forecasts=(Forecast("nimble", 0.625, streams),))
+    doubt = f"; that leaves out the host, which may take longer to launch {streams} streams: measure it"
+    assert advice.verdict.endswith(doubt) is is_said
+    measured = replace(advice, forecasts=(Forecast("nimble", 0.625, streams, measured_gain=1.5),))
+    assert "host" not in measured.verdict
+
+
 def test_merged_operators_are_told_where_kernels_are_others() -> None:
     advice = replace(made(1.6), forecasts=(Forecast("ios", 0.5, 3, num_merged=2),))
     assert "  ios 2.00x: 0.500 ms on 3 streams, with 2 merged operators" in advice.lines
@@ -271,7 +292,8 @@ def test_the_command_that_comes_next_is_right(gain: float, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     changed = choose("model", "gpt", layers=3)
     conditions = Conditions(8, "cuda", "fp16", "channels_last", 7, "timed")
-    command = replace(made(gain), cell=replace(CELL, model=changed, conditions=conditions)).command
+    advice = replace(made(gain), cell=replace(CELL, model=changed, conditions=conditions))
+    command = replace(advice, forecasts=advice.forecasts[:1]).command
     assert all(
         part in command
         for part in (
