@@ -149,7 +149,7 @@ class Advice:
 
     @property
     def command(self) -> str:
-        """What to run next on the GPU: all schedulers where one may pay, without a forecast too, and what fuses operators."""
+        """What to run next on the GPU: all schedulers where one may pay, forecast or not, and what fuses operators."""
         schedulers = [f.system for f in self.forecasts]
         systems = ["cuda_graph", *schedulers, "nimble_fused"] if self.pays or self.doubts else ["cuda_graph", *FUSING]
         request = [*_of_choice("model", self.cell.model), *_of_conditions(self.cell.conditions)]

@@ -206,6 +206,21 @@ def test_the_runner_predicts_and_draws_over_what_was_measured(run: Run, folder: 
     assert timeline.source == "simulated on h200" and max(b.end for b in timeline.bars) <= float(latency)
 
 
+@pytest.mark.parametrize(
+    ("costs", "is_said"), [("measured", True), pytest.param("simulated", False, marks=pytest.mark.slow)]
+)
+def test_a_schedule_that_a_laptop_chose_by_its_own_times_is_told(run_here: Run, costs: str, is_said: bool) -> None:
+    done = run_here("runner=simulate", "model=squeezenet", "system=ios", f"system.costs={costs}", "device=cpu")
+    assert done.returncode == 0 and "simulated on h200: " in done.stdout, done.stderr
+    assert ("; times of this cpu chose the schedule: system.costs=simulated" in done.stdout) is is_said
+
+
+def test_what_a_profile_lacks_is_told_with_what_estimates_it(run_here: Run) -> None:
+    done = run_here("runner=simulate", "model=squeezenet", "system=nimble", "device=cpu", "precision=fp16")
+    assert done.returncode == 0 and "the profile lacks operator 0 (conv2d): " in done.stderr
+    assert done.stderr.endswith("; runner=advise estimates what a profile lacks\n")
+
+
 @pytest.mark.slow
 def test_a_what_if_is_labelled_and_has_no_error(run: Run, folder: Path) -> None:
     arguments = "system=nimble", "device=cpu", "runner.gpu=v100", "output=t.json"

@@ -80,6 +80,7 @@ class Simulated:
         sum_ms, critical_path_ms, bound_ms: The baselines.
         measured_ms: Of the same schedule, on the GPU of the profile; None where nobody measured it, or for a what-if.
         is_guess: Is it a what-if?
+        decided_on: The device whose measured times chose the schedule, where that is not the GPU of the profile.
     """
 
     timeline: CellTimeline
@@ -89,6 +90,7 @@ class Simulated:
     bound_ms: float
     measured_ms: float | None
     is_guess: bool
+    decided_on: str | None = None
 
     @property
     def line(self) -> str:
@@ -97,9 +99,13 @@ class Simulated:
             f"{self.timeline.title}, {self.timeline.source}: {self.latency_ms:.3f} ms (sum of kernels {self.sum_ms:.3f}, "
             f"critical path {self.critical_path_ms:.3f}, larger of it and SM area {self.bound_ms:.3f})"
         )
-        if self.measured_ms is None:
-            return stated
-        return f"{stated}; measured {self.measured_ms:.3f} ms, error {self.latency_ms / self.measured_ms - 1:+.1%}"
+        if self.measured_ms is not None:
+            stated += f"; measured {self.measured_ms:.3f} ms, error {self.latency_ms / self.measured_ms - 1:+.1%}"
+        if self.decided_on is not None:
+            stated += (
+                f"; times of this {self.decided_on} chose the schedule: system.costs=simulated has simulated ones choose"
+            )
+        return stated
 
 
 class Simulate(Showing):
@@ -179,10 +185,16 @@ class Simulate(Showing):
         with torch.no_grad(), refused_by_the_system(lambda: model.module(*model.inputs)):
             program, schedule = system.lowered(model.module, model.inputs)
         report("simulating")
-        profile = stored.profile(program)
+        try:
+            profile = stored.profile(program)
+        except Unsupported as error:
+            raise Unsupported(f"{error}; runner=advise estimates what a profile lacks") from error
         gpu, own = load(self.options.gpu, **self.options.changed), find(profile.device)
         is_guess = gpu != own
         measured = None if is_guess else stored.measurement(schedule, profile)
+        is_by_times = cell.system.options.get("costs", "simulated") != "simulated"
+        device = torch.cuda.get_device_name(program.device) if cell.device == "cuda" else cell.device
+        decided_on = device if is_by_times and device != profile.device else None
         if is_guess:
             if own is None:
                 raise Unsupported(f"conf/gpu has no {profile.device}, from which times could be scaled")
@@ -198,6 +210,7 @@ class Simulate(Showing):
                 stated.bound_us / 1e3,
                 None if measured is None else measured.latency_ms,
                 is_guess,
+                decided_on,
             )
         )
 
