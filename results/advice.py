@@ -97,6 +97,12 @@ class Advice:
         return max([(1.0, "cuda_graph", is_known), *measured, *predicted], key=lambda each: each[0])
 
     @property
+    def _predicted(self) -> list[float]:
+        """The gains that nobody measured."""
+        gains = (self.gain(f) for f in self.forecasts if f.measured_gain is None)
+        return [gain for gain in gains if gain is not None]
+
+    @property
     def pays(self) -> bool:
         """Does the best scheduler gain more than WORTH?"""
         return self.best[0] > WORTH
@@ -104,19 +110,20 @@ class Advice:
     @property
     def is_close(self) -> bool:
         """May the answer be the other one?"""
-        gain, _, is_measured = self.best
-        return not is_measured and abs(gain - WORTH) <= CLOSE and self.most > WORTH
+        if self.most <= WORTH or (self.best[2] and self.pays):
+            return False
+        return abs(max(self._predicted, default=0.0) - WORTH) <= CLOSE
 
     @property
     def doubts(self) -> list[str]:
-        """Why the answer may be the other one: none where the best was measured, or where only one schedule is possible."""
+        """Why the answer may be the other one: none where a measurement says yes or one schedule alone is possible."""
         _, system, is_measured = self.best
-        if is_measured or self.width <= 1:
+        if self.width <= 1 or (is_measured and self.pays):
             return []
         doubts = ["is within the simulator's error"] * self.is_close
-        doubts += ["rests on estimates"] * (self.estimated_ms > ESTIMATED * self.busy_ms)
+        doubts += ["rests on estimates"] * (bool(self._predicted) and self.estimated_ms > ESTIMATED * self.busy_ms)
         best = next((f for f in self.forecasts if f.system == system), None)
-        if best is not None and best.latency_ms is not None and best.latency_ms < STREAM_MS * (best.num_streams or 1):
+        if not is_measured and best and best.latency_ms and best.latency_ms < STREAM_MS * (best.num_streams or 1):
             doubts.append(f"leaves out the host, which may take longer to launch {best.num_streams} streams")
         unknown = [f.system for f in self.forecasts if f.latency_ms is None]
         if unknown and not self.pays and self.most > WORTH:
@@ -144,7 +151,8 @@ class Advice:
         if self.pays:
             how = "was measured to be" if is_measured else "is predicted to be"
             return f"yes: {system} {how} {gain:.2f} times as fast as one stream{doubt}"
-        how = "was measured" if is_measured else "is predicted"
+        has_measured = any(f.measured_gain is not None for f in self.forecasts)
+        how = " or ".join(["was measured"] * has_measured + ["is predicted"] * (not has_measured or bool(self._predicted)))
         return f"no: no scheduler {how} to gain more than {WORTH - 1:.0%}, since {self.reason}{doubt}"
 
     @property

@@ -252,6 +252,19 @@ def test_a_measured_gain_counts_and_not_the_prediction(
     assert not best[2] or ("estimates" not in advice.verdict and "error" not in advice.verdict)
 
 
+def test_no_is_measured_of_those_alone_that_were() -> None:
+    """Nimble was measured below 5 %, and IOS is predicted near it."""
+    forecasts = Forecast("nimble", 1 / 1.04, 2, measured_gain=1.048), Forecast("ios", 1 / 1.044, 2)
+    advice = replace(made(1.0), forecasts=forecasts)
+    assert advice.best == (1.048, "nimble", True)
+    assert advice.verdict.startswith("no: no scheduler was measured or is predicted to gain more than 5%, since ")
+    assert advice.verdict.endswith("; that is within the simulator's error: measure it") and ",nimble,ios," in advice.command
+    far = replace(advice, forecasts=(forecasts[0], Forecast("ios", 1 / 0.9, 2)))
+    assert "measure it" not in far.verdict
+    unknown = replace(advice, forecasts=(forecasts[0], Forecast("ios", None, reason="too wide")), estimated_ms=0.9)
+    assert unknown.verdict.endswith("; that leaves out ios: measure it") and "or is predicted" not in unknown.verdict
+
+
 def test_no_schedule_gains_more_than_either_limit_lets_it() -> None:
     """One stream takes 1 ms."""
     assert made(1.0, critical_path_ms=0.35, sm_area_ms=0.2).most == pytest.approx(2.5)  # 0.05 of launch and end

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from math import log
+from math import inf, isfinite, log
 from pathlib import Path
 from statistics import mean
 
@@ -77,6 +77,7 @@ class Gain:
     Args:
         measured_in: IN_SETS or IN_RECORDS.
         predicted_by: BY_PROFILE or BY_RULE.
+        predicted: None where advise has no forecast, as of IOS where its search takes too long.
     """
 
     setting: Setting
@@ -84,12 +85,12 @@ class Gain:
     measured_in: str
     predicted_by: str
     measured: float
-    predicted: float
+    predicted: float | None
 
     @property
     def error(self) -> float:
-        """Relative, with its sign."""
-        return self.predicted / self.measured - 1
+        """Relative, with its sign; infinite without a forecast."""
+        return inf if self.predicted is None else self.predicted / self.measured - 1
 
 
 @cache
@@ -151,8 +152,9 @@ def predicted(setting: Setting, measured: dict[tuple[str, str], float]) -> Itera
             if is_older and (place, system) == (IN_SETS, "ios"):
                 if own_set is not None and sets:
                     yield Gain(setting, system, place, by, gain, simulated_gain(own_set, OLDER))
-            elif (own_ms := latency_ms[system]) is not None:
-                yield Gain(setting, system, place, by, gain, said.one_stream_ms / own_ms)
+            else:
+                own_ms = latency_ms[system]
+                yield Gain(setting, system, place, by, gain, own_ms and said.one_stream_ms / own_ms)
 
 
 def predicted_in_set(setting: Setting, measured: dict[tuple[str, str], float]) -> Iterator[Gain]:
@@ -182,12 +184,18 @@ def by_cell(rows: Sequence[Gain]) -> list[list[Gain]]:
 
 
 def is_right(cell: Sequence[Gain]) -> bool:
-    """Does the best of the systems gain more than WORTH where that is predicted, and nowhere else?"""
-    return (max(row.predicted for row in cell) > WORTH) == (max(row.measured for row in cell) > WORTH)
+    """Does the best of the systems gain more than WORTH where that is predicted of one, and nowhere else?"""
+    return (most_predicted(cell) > WORTH) == (max(row.measured for row in cell) > WORTH)
+
+
+def most_predicted(cell: Sequence[Gain]) -> float:
+    """Of those that have a forecast; 1 of none."""
+    return max((row.predicted for row in cell if row.predicted is not None), default=1.0)
 
 
 def shares(rows: Sequence[Gain]) -> list[str]:
-    """Gains within NEAR; settings of which all are; right about WORTH; and for whoever says that nothing gains."""
+    """Gains within NEAR, as none without a forecast is; settings of which all are; right about WORTH; and for whoever says
+    that nothing gains."""
     cells = by_cell(rows)
     return [
         str(len(cells)),
@@ -198,6 +206,11 @@ def shares(rows: Sequence[Gain]) -> list[str]:
         f"{mean(abs(1 / row.measured - 1) <= NEAR for row in rows):.1%}",
         f"{mean(max(row.measured for row in cell) <= WORTH for cell in cells):.1%}",
     ]
+
+
+def in_words(gain: float | None) -> str:
+    """A predicted gain."""
+    return "nothing" if gain is None else f"{gain:.3f}"
 
 
 def fitted() -> dict[str, Rule]:
@@ -248,7 +261,7 @@ def main() -> None:
     rows: list[Gain] = []
     for setting, own in progress:
         new = [*(predicted_in_set if arguments.quick else predicted)(setting, own)]
-        said = (f"{r.system} in {r.measured_in} {r.measured:.3f}, by {r.predicted_by} {r.predicted:.3f}" for r in new)
+        said = (f"{r.system} in {r.measured_in} {r.measured:.3f}, by {r.predicted_by} {in_words(r.predicted)}" for r in new)
         print(f"{setting}: {'; '.join(said)}", file=sys.stderr, flush=True)
         rows += new
     table = Table(
@@ -271,15 +284,19 @@ def main() -> None:
     console.print(table)
     for cell in by_cell([row for row in rows if row.predicted_by == BY_PROFILE]):
         if not is_right(cell):
-            best = max(row.measured for row in cell), max(row.predicted for row in cell)
+            best = max(row.measured for row in cell), most_predicted(cell)
             what = f"{cell[0].setting} in {cell[0].measured_in}"
             console.print(f"wrong: {what}: {best[0]:.3f} measured, {best[1]:.3f} predicted")
     for by in (BY_PROFILE,) if arguments.quick else (BY_PROFILE, BY_RULE):
-        worst = sorted((row for row in rows if row.predicted_by == by), key=lambda row: -abs(log(1 + row.error)))[:10]
+        of_kind = [row for row in rows if row.predicted_by == by]
+        if unknown := [f"{row.system} of {row.setting} in {row.measured_in}" for row in of_kind if row.predicted is None]:
+            console.print(f"by {by} without a forecast: {', '.join(unknown)}")
+        known = [row for row in of_kind if isfinite(row.error)]
+        worst = sorted(known, key=lambda row: -abs(log(1 + row.error)))[:10]
         headings = "model", "batch", "precision", "system", "measured in", "measured", "predicted", "error"
         table = Table(*headings, title=f"The worst ten by {by}")
         for row in worst:
-            gains = f"{row.measured:.2f}", f"{row.predicted:.2f}", f"{row.error:+.1%}"
+            gains = f"{row.measured:.2f}", in_words(row.predicted), f"{row.error:+.1%}"
             setting = row.setting
             table.add_row(setting.model, str(setting.batch), setting.precision, row.system, row.measured_in, *gains)
         console.print(table)
