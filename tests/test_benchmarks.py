@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import benchmark_scheduling
+from benchmarks import benchmark_advice, benchmark_scheduling
 from conftest import ROOT, Run
 from dags import from_edges
 
@@ -51,6 +51,7 @@ def test_models_of_the_zoo_are_captured(script: Run, monkeypatch: pytest.MonkeyP
     [
         ("benchmark_scheduling", ["trace.json"], "not a schedule file", True),
         ("benchmark_scheduling", ["--zoo", "squeezenett"], "did you mean squeezenet", False),
+        ("benchmark_advice", ["squeezenett"], "did you mean squeezenet", False),
         ("benchmark_ios_search", ["trace.json"], "not a schedule file", True),
         ("benchmark_serving", ["--nothing"], "unrecognized arguments: --nothing", False),
         ("benchmark_launches", ["--steps", "3"], "--steps is 3, and has to be even", False),
@@ -67,3 +68,15 @@ def test_a_wrong_request_is_one_line(
     else:
         done = script(name, *arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
+
+
+def test_a_gain_without_a_forecast_is_a_miss_and_counts_in_what_is_best() -> None:
+    """Nimble's is right, IOS's is the largest and has no forecast."""
+    setting = benchmark_advice.Setting("deepfm", 1, "fp16")
+    gains = [
+        benchmark_advice.Gain(setting, system, benchmark_advice.IN_RECORDS, benchmark_advice.BY_PROFILE, measured, predicted)
+        for system, measured, predicted in (("nimble", 1.01, 1.02), ("ios", 1.4, None))
+    ]
+    settings, number, within, all_within, right, *_ = benchmark_advice.shares(gains)
+    assert (settings, number, within, all_within, right) == ("1", "2", "50.0%", "0.0%", "0.0%")
+    assert benchmark_advice.is_right(gains[:1]) and benchmark_advice.most_predicted(gains[1:]) == 1.0

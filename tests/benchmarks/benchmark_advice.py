@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+import conf
 from results.advice import WORTH
 from results.cell import Conditions, choose, named
 from results.selection import read
@@ -256,7 +257,11 @@ def main() -> None:
         for kind, rule in fitted().items():
             console.print(f"{kind}: start_us={rule.start_us}, share={rule.share}, bandwidth={rule.bandwidth}")
         return
-    measured = {of: g for of, g in sorted(measured_gains().items()) if not arguments.models or of.model in arguments.models}
+    measured = dict(sorted(measured_gains().items()))
+    for model in arguments.models:
+        if wrong := conf.not_one_of("MODEL", model, sorted({of.model for of in measured})):
+            parser.error(wrong)
+    measured = {of: g for of, g in measured.items() if not arguments.models or of.model in arguments.models}
     progress = track(measured.items(), "advising", console=Console(stderr=True))
     rows: list[Gain] = []
     for setting, own in progress:
