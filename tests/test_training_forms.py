@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -346,7 +346,7 @@ OPTIMIZERS = st.one_of(
 EVENTS = st.sampled_from(["step", "eager", "rate", "reload", "clear", "gradients"])
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     blocks=st.lists(st.sampled_from([*BLOCKS]), max_size=5),
     frozen=st.sets(st.integers(0, 12)),
@@ -403,12 +403,17 @@ def test_any_training_is_eagers(
             losses.append(value.detach())
         return losses
 
-    module, own = made()
     reference, eager = made()
+    try:
+        expected = stepped(reference, eager, None)
+    except RuntimeError as error:  # an activation in place may write what the backward of the one before it reads
+        assert "modified by an inplace operation" in str(error)
+        reject()
+    module, own = made()
     more = {"assign": single_stream} if on_one_stream else {}
     step = prepare_training(module, own, loss, VALUES, CLASSES, **more)
     try:
-        assert equal(stepped(module, own, step), stepped(reference, eager, None))
+        assert equal(stepped(module, own, step), expected)
     finally:
         step.close()
     assert equal(module.state_dict(), reference.state_dict()) and equal(own.state_dict(), eager.state_dict())
