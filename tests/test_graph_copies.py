@@ -122,7 +122,7 @@ def test_a_call_returns_what_its_inputs_say_however_they_lie(
     with pytest.MonkeyPatch.context() as monkeypatch:
         examples = [torch.randn(shape).to(dtype) for shape, dtype in forms]
         graph = Doubling(examples, monkeypatch)
-        kept = []
+        answers = []
         for how in calls:
             inputs = examples if how == "same" else [_lies_otherwise(torch.randn_like(x), how) for x in examples]
             refused = {x.data_ptr() for x in inputs} if how == "refused" else set()
@@ -131,8 +131,8 @@ def test_a_call_returns_what_its_inputs_say_however_they_lie(
             assert constant is None
             for x, output in zip(inputs, outputs, strict=True):
                 assert torch.equal(output, x + x) and output.dtype == x.dtype
-            kept.append((outputs, [x + x for x in inputs]))
-        for outputs, expected in kept:  # still, after later calls
+            answers.append((outputs, [x + x for x in inputs]))
+        for outputs, expected in answers:  # still, after later calls
             assert all(map(torch.equal, outputs, expected))
 
 
@@ -185,16 +185,16 @@ class Wrapping(Tensor):
 def test_what_has_no_memory_of_its_own_is_copied_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Doubling([torch.ones(3), Wrapping(torch.ones(3))], monkeypatch)
     assert len(graph.runtime.nodes) == 2, "the other input's, and its output's"
-    kept = []
+    answers = []
     for value in (2.0, 3.0):
         plain, wrapped, _ = graph(torch.full((3,), value), Wrapping(torch.full((3,), value)))
-        kept.append((plain, wrapped.inner, torch.full((3,), 2 * value)))
-    assert all(torch.equal(plain, x) and torch.equal(inner, x) for plain, inner, x in kept)
+        answers.append((plain, wrapped.inner, torch.full((3,), 2 * value)))
+    assert all(torch.equal(plain, x) and torch.equal(inner, x) for plain, inner, x in answers)
 
 
 def test_a_lack_of_memory_leaves_the_next_call_right(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, empty_like = Doubling([torch.ones(3)], monkeypatch), torch.empty_like
-    kept, _ = graph(torch.ones(3))
+    earlier, _ = graph(torch.ones(3))
 
     def lacking(*arguments: Any) -> Tensor:
         raise torch.OutOfMemoryError
@@ -204,7 +204,7 @@ def test_a_lack_of_memory_leaves_the_next_call_right(monkeypatch: pytest.MonkeyP
         graph(torch.full((3,), 5.0))
     monkeypatch.setattr(torch, "empty_like", empty_like)
     assert torch.equal(graph(torch.full((3,), 3.0))[0], torch.full((3,), 6.0))
-    assert torch.equal(kept, torch.full((3,), 2.0))
+    assert torch.equal(earlier, torch.full((3,), 2.0))
 
 
 def test_only_a_dense_tensor_of_the_graphs_device_is_copied_by_its_memory() -> None:

@@ -14,7 +14,7 @@ from conftest import ROOT, environment, gpu_environment
 from conftest import Run as Script
 
 from conf.text import counted
-from results.finding import CANNOT, HOLDS, JUDGED, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS
+from results.finding import CANNOT, HOLDS, JUDGED, NOT_COMPARABLE, NOT_RUN, NOT_SHOWN, UNJUDGED, VERDICTS
 from results.store import Store
 from results.verdict import Verdict, read_verdicts
 from scripts.arguments import Parser
@@ -319,7 +319,11 @@ def test_all_recomputes_every_verdict_from_the_committed_records(tmp_path: Path)
             continue
         assert listed[name] == f"{verdict.verdict}, {verdict.extent_in_words}"
         heading = f"## {Preset.read(name).title} ({verdict.verdict}: {verdict.extent_in_words})\n"
-        assert heading in pages_of_exhibits or verdict.verdict == CANNOT
+        assert pages_of_exhibits.count(heading) == 1
+        section = re.split(r"\n## |<!-- end of", pages_of_exhibits.partition(heading)[2])[0]
+        rows = [line for line in section.splitlines() if line.startswith("| ")]
+        is_shown = verdict.verdict != NOT_SHOWN
+        assert len(rows) == verdict.figures + 1 if is_shown else f"{verdict.reason}." in section  # under a row of names
     assert list((tmp_path / "nimble-figure7").glob("*.svg"))
 
 

@@ -200,7 +200,7 @@ def test_what_forward_registers_is_trained_with_once_it_is_there() -> None:
 
 def test_a_loss_gets_what_it_keeps_back() -> None:
     """A function too, and an object that is no module."""
-    kept = SimpleNamespace(last=None, parts=[])
+    remembered = SimpleNamespace(last=None, parts=[])
 
     class Criterion:
         def __init__(self) -> None:
@@ -219,11 +219,11 @@ def test_a_loss_gets_what_it_keeps_back() -> None:
         return function.last  # type: ignore[attr-defined, no-any-return]
 
     criterion = Criterion()
-    kept.last = criterion.last
+    remembered.last = criterion.last
     for loss in (criterion, criterion.method, function):
         module = form(linear)
         prepare_training(module, sgd(module), loss, VALUES, VALUES).close()
-    assert criterion.last is kept.last and criterion.parts == [1.0] and not hasattr(function, "last")
+    assert criterion.last is remembered.last and criterion.parts == [1.0] and not hasattr(function, "last")
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,9 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
     """One call of `prepared`, the shortest of a few.
 
     On a GPU the kernels and copies as torch.profiler saw them run, each on its stream. Of a call that replays a CUDA Graph
-    those of the graph, on the streams that CUDA puts the graph's branches on; they need not be the schedule's. On a CPU,
-    for a schedule, the operators as its worker threads ran them. For any other system the operators that torch.profiler saw
-    called by no other, a stream a thread.
+    those of the graph, without the copies that it makes of inputs and outputs, on the streams that CUDA puts the graph's
+    branches on; they need not be the schedule's. On a CPU, for a schedule, the operators as its worker threads ran them.
+    For any other system the operators that torch.profiler saw called by no other, a stream a thread.
 
     Args:
         prepared: what is called.

@@ -119,9 +119,8 @@ class CapturedModule(Prepared):
         self.graph.replay()
 
     def close(self) -> None:
-        from systems.scheduling.execution.graph_copies import GraphCopies
-
-        self.graph, self.inputs, self.copies = None, [], GraphCopies(self.device)
+        self.graph, self.inputs = None, []
+        self.copies.close()
         self.streams.close()
 
 

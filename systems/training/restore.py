@@ -1,6 +1,7 @@
 """Undoes what runs change."""
 
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,12 +49,16 @@ class Changes:
 
 @contextmanager
 def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]:
-    """Give a module's parts the members and plain attributes back that they have on entry.
+    """Give a module's parts back what they have on entry: members, plain attributes, and what lists and dicts there hold.
 
-    So what lists and dicts there hold. Forward may keep in them what it computes, which is a stand-in while it is traced.
+    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced.
 
     Args:
-        loss: The same for it. A function has attributes too.
+        module: The one that runs within.
+        loss: What runs within too and may have attributes: a module, another object, a function or a method.
+
+    Yields:
+        What has changed, which is known on exit.
     """
     parts = _parts(module) | {f"loss.{path}" if path else "loss": part for path, part in _parts(loss).items()}
     before = {path: _plain_attributes(part) for path, part in parts.items()}
@@ -98,16 +103,23 @@ def python_random_kept() -> Iterator[list[str]]:
         A list, which on exit has the names of those that were drawn from.
     """
     own, numpys = random.getstate(), numpy.random.get_state(legacy=False)
+    before = _in_full(numpys)
     drawn: list[str] = []
     try:
         yield drawn
     finally:
         if random.getstate() != own:
             drawn.append("Python")
-        if str(numpy.random.get_state(legacy=False)) != str(numpys):
+        if _in_full(numpy.random.get_state(legacy=False)) != before:
             drawn.append("numpy")
         random.setstate(own)
         numpy.random.set_state(numpys)
+
+
+def _in_full(state: object) -> str:
+    """The state of numpy's generator in words, whatever numpy is told to leave out of long arrays."""
+    with numpy.printoptions(threshold=sys.maxsize):
+        return str(state)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ class CudaExecutor(Scheduled):
             self.destroyed()
             self.graph_exec = None
             self.arena, self.outputs, self.inputs, self.shared = None, [], [], Arena()
-            self.copies = GraphCopies(self.device)
+            self.copies.close()
             self.randomness = None
 
     def _prepare(self) -> None:

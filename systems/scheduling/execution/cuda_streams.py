@@ -204,3 +204,15 @@ def begin_capture(stream: Any) -> Callable[[], None]:
             checked(cudart.cudaGraphDestroy(graph))
 
     return discard
+
+
+def num_captured(stream: Any) -> int:
+    """Nodes so far of the graph that a stream is captured into."""
+    _, _, graph, *_ = checked(cudart.cudaStreamGetCaptureInfo(stream))
+    return num_nodes(graph)
+
+
+def num_nodes(graph: Any) -> int:
+    """Nodes of a captured graph."""
+    _, number = checked(cudart.cudaGraphGetNodes(graph, 0))
+    return int(number)

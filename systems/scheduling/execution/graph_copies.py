@@ -11,9 +11,8 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
-from .cuda_streams import checked
+from .cuda_streams import checked, num_captured
 from .members import PLAIN
-from .node_priorities import num_captured
 
 ON_DEVICE = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
 
@@ -22,7 +21,7 @@ class _Copy:
     """A node that copies between a tensor of the graph's own and one of a call.
 
     Args:
-        own: that a copy of memory copies.
+        own: the graph's tensor, as `can_copy` has it.
         is_input: it copies to `own`, and not from it.
         stream: that is being captured.
     """
@@ -31,7 +30,8 @@ class _Copy:
         self.own, self.is_input, self.strides, self.is_contiguous = own, is_input, own.stride(), own.is_contiguous()
         self.address, self.bytes = own.data_ptr(), own.nbytes
         self.number = num_captured(stream)
-        checked(cudart.cudaMemcpyAsync(self.address, self.address, self.bytes, ON_DEVICE, stream))  # calls say with whom
+        # Each call sets the other end before the node runs; until then both ends are this one.
+        checked(cudart.cudaMemcpyAsync(self.address, self.address, self.bytes, ON_DEVICE, stream))
         self.node: Any = None
         self.other = 0  # the address of the call's tensor
 
@@ -120,6 +120,10 @@ class GraphCopies:
         for i in self.cloned:
             outputs[i] = outputs[i].clone()
         return outputs
+
+    def close(self) -> None:
+        """Let go of the graph's tensors."""
+        self.static, self.results, self.inputs, self.outputs, self.copies = (), (), {}, {}, []
 
     def turn_off(self) -> None:
         """The next launch runs the kernels alone, on what lies in the static inputs."""

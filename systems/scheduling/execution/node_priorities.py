@@ -6,7 +6,7 @@ from typing import Any
 
 from cuda.bindings import runtime as cudart
 
-from .cuda_streams import checked
+from .cuda_streams import checked, num_captured, num_nodes
 
 KERNEL = cudart.cudaGraphNodeType.cudaGraphNodeTypeKernel
 BY_NODE = int(cudart.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority)
@@ -39,7 +39,7 @@ class NodePriorities:
         """Set them in the captured graph. Returns the flags that it is instantiated with."""
         if not self.by_operator:
             return 0
-        nodes, _ = checked(cudart.cudaGraphGetNodes(graph, _num_nodes(graph)))
+        nodes, _ = checked(cudart.cudaGraphGetNodes(graph, num_nodes(graph)))
         _, highest = checked(cudart.cudaDeviceGetStreamPriorityRange())  # CUDA's are the lower, the more urgent
         for numbers, priority in self.added:
             value = cudart.cudaKernelNodeAttrValue()
@@ -49,14 +49,3 @@ class NodePriorities:
                     attribute = cudart.cudaKernelNodeAttrID.cudaLaunchAttributePriority
                     checked(cudart.cudaGraphKernelNodeSetAttribute(nodes[i], attribute, value))
         return BY_NODE
-
-
-def num_captured(stream: Any) -> int:
-    """Nodes so far of the graph that a stream is captured into."""
-    _, _, graph, *_ = checked(cudart.cudaStreamGetCaptureInfo(stream))
-    return _num_nodes(graph)
-
-
-def _num_nodes(graph: Any) -> int:
-    _, number = checked(cudart.cudaGraphGetNodes(graph, 0))
-    return int(number)
