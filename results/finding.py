@@ -15,11 +15,12 @@ from .published.value import BY_EYE, WHOSE
 
 HOLDS, EXCEEDS, IN_PART, DIRECTION = "holds", "exceeds", "holds in part", "direction only"
 DOES_NOT_HOLD, NOT_COMPARABLE, CANNOT = "does not hold", "not comparable", "cannot be run here"
-UNJUDGED = "not judged"  # of an exhibit of which less than half was measured
+UNDECIDED = "undecided"  # of a figure whose interval has in it both the paper's and no gain at all
+UNJUDGED = "not judged"  # of an exhibit of which less than half is judged
 NOT_SHOWN = "not shown"  # of an exhibit that is simulated, where simulations are not near enough to real engines
 NOT_RUN = "not run yet"  # of an exhibit, where nothing was asked for but to judge what is there
 JUDGED = (HOLDS, EXCEEDS, IN_PART, DIRECTION, DOES_NOT_HOLD)  # those that say how a figure stands
-VERDICTS = (*JUDGED, NOT_COMPARABLE, CANNOT, UNJUDGED, NOT_RUN, NOT_SHOWN)
+VERDICTS = (*JUDGED, UNDECIDED, NOT_COMPARABLE, CANNOT, UNJUDGED, NOT_RUN, NOT_SHOWN)
 
 SHARE, PART = 0.7, 0.3  # of the paper's gain: what holds, and what holds in part
 HALF = 0.5  # of an exhibit's figures: with fewer there is no verdict on it
@@ -38,13 +39,14 @@ def percent(share: float) -> str:
 
 _SHARES = (
     f"holds from {percent(SHARE)} of the paper's gain (of its logarithm), in part from {percent(PART)}, and is the "
-    f"direction only below; it exceeds where its whole interval lies beyond {percent(1 / SHARE)}"
+    f"direction only below; it exceeds where its whole interval lies beyond {percent(1 / SHARE)}; one whose interval "
+    "reaches 1 does not hold, and is undecided where the paper's ratio lies in that interval too"
 )
 RULES = {
-    "ratio": f"a ratio {_SHARES}; one whose interval reaches 1 does not hold. A published ratio within {percent(EQUAL)} "
+    "ratio": f"a ratio {_SHARES}. A published ratio within {percent(EQUAL)} "
     f"of 1 says that there is no difference: it holds where our whole interval is within {percent(NO_DIFFERENCE)} of 1, in "
     "part where ours alone is, and else stands as any other",
-    "direction": "a direction holds where the whole interval lies beyond 1",
+    "direction": "a direction holds where the whole interval lies beyond 1, and is undecided where 1 lies in it",
     "fastest": "what is the fastest holds where the whole interval lies beyond 1, in part where it reaches 1 and ours is "
     f"at least {1 - EQUAL} (level), and does not hold else",
     "not_slower": f"what is not slower holds where the whole interval has {percent(1 - BEHIND)} of the other's speed, in "
@@ -57,7 +59,7 @@ RULES = {
     f"Another holds where {percent(LEVEL)} of it is reached, in part where {percent(HALF_LEVEL)} is",
     "gain": f"a gain of AUC holds from {percent(SHARE)} of the paper's, in part from {percent(PART)}, and is the direction "
     f"only below; it exceeds where its whole interval lies beyond {percent(1 / SHARE)}; one whose interval reaches 0 does "
-    "not hold",
+    "not hold, and is undecided where the paper's gain lies in that interval too",
     "gain_direction": "a gain of AUC that no figure is given for holds where its 95 % interval lies beyond 0, in part where "
     "it is beyond 0 itself",
     "trend": "a trend is Kendall's rank correlation, with the ends that it has over every order that the intervals of the "
@@ -138,7 +140,7 @@ class Finding:
     @property
     def is_judged(self) -> bool:
         """Whether it says how the paper's figure stands."""
-        return self.ours is not None and self.is_comparable
+        return self.verdict in JUDGED
 
     @property
     def verdict(self) -> str:
@@ -166,7 +168,7 @@ class Finding:
         if ours <= 0:
             return DOES_NOT_HOLD
         if self.rule == "direction":
-            return HOLDS if low > 1 else DOES_NOT_HOLD
+            return HOLDS if low > 1 else UNDECIDED if high > 1 else DOES_NOT_HOLD
         if self.rule == "fastest":
             return HOLDS if low > 1 else IN_PART if high >= 1 and ours >= 1 - EQUAL else DOES_NOT_HOLD
         if self.rule == "not_slower":
@@ -184,7 +186,7 @@ def _by_share(published: float, ours: float, low: float, high: float) -> str:
     if published < 0:
         published, ours, low, high = -published, -ours, -high, -low
     if low <= 0 or published == 0:
-        return DOES_NOT_HOLD
+        return UNDECIDED if low <= 0 < published <= high else DOES_NOT_HOLD
     if low / published > 1 / SHARE:
         return EXCEEDS
     share = ours / published
@@ -215,8 +217,10 @@ def overall(findings: Sequence[Finding]) -> str:
     judged = [finding.verdict for finding in findings if finding.is_judged]
     verdicts = set(judged)
     if not verdicts:
+        if any(finding.verdict == UNDECIDED for finding in findings):
+            return UNJUDGED
         return NOT_COMPARABLE if any(finding.ours is not None for finding in findings) else CANNOT
-    if sum(finding.is_judged for finding in findings) < HALF * len(findings):
+    if len(judged) < HALF * len(findings):
         return UNJUDGED
     if len(verdicts) == 1:
         return verdicts.pop()

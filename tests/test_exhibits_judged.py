@@ -23,7 +23,7 @@ from judged_exhibits import (
 from made_records import rounds
 
 from results.document import to_json
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNJUDGED, VERDICTS
+from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNDECIDED, UNJUDGED, VERDICTS
 from results.pack import packed
 from results.published.values import select as select_values
 from results.record import Kernels, Limits, Record, SmEfficiency
@@ -141,7 +141,9 @@ def test_a_direction_is_told_by_the_worst_network() -> None:
     _, evidence, exhibit_findings = judged("nimble/supplement_figure1", OF_THE_PAPER)
     assert evidence.measured is not None and all(f.verdict == HOLDS for f in exhibit_findings)
     ratios = [evidence.measured.over(row, NIMBLE_PAPER, EAGER) for row in evidence.measured.rows]
-    assert exhibit_findings[0].low == min(r.low for r in ratios if r is not None)
+    every = [r for r in ratios if r is not None]
+    ends = [min(getattr(r, end) for r in every) for end in ("ratio", "low", "high")]
+    assert [exhibit_findings[0].ours, exhibit_findings[0].low, exhibit_findings[0].high] == ends
 
     def slower(record: Record) -> Record:
         if record.comparison is None or (record.cell.model.name, record.cell.system.key) != ("resnet50", NIMBLE_PAPER):
@@ -204,7 +206,10 @@ def test_timelines_that_a_paper_calls_alike_are_judged_as_such() -> None:
     assert of_bert[0].ours is not None and of_bert[1].verdict == DOES_NOT_HOLD
     for streams in (finding for finding in best.findings if finding.what.endswith("streams")):
         assert streams.rule == "count" and streams.bounds == (streams.ours, streams.ours)  # two counts are of no process
-    assert best.verdict.extent == "4 of 4" and best.verdict.verdict == IN_PART
+    (call_of_t5,) = (f for f in best.findings if f.what.startswith("t5: ") and f.rule == "direction")
+    assert call_of_t5.verdict == UNDECIDED and call_of_t5.bounds[0] < 1 < call_of_t5.bounds[1]  # of one process
+    assert best.verdict.extent == "3 of 4" and best.verdict.verdict == IN_PART
+    assert "1 is undecided" in best.verdict.reason and "Undecided: t5: " in best.verdict.reason
 
 
 def test_sweeps_of_several_processes_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from results.finding import (
     IN_WORDS,
     JUDGED,
     NOT_COMPARABLE,
+    UNDECIDED,
     Finding,
 )
 from results.published.value import WHOSE
@@ -65,6 +66,7 @@ COLOURS = {
     IN_PART: "#e0a100",
     DIRECTION: "#a8650c",
     DOES_NOT_HOLD: "#b3261e",
+    UNDECIDED: "#6b4fa0",
     NOT_COMPARABLE: "#707a8a",
     CANNOT: "#707a8a",
 }
@@ -74,6 +76,7 @@ FILLS = {
     IN_PART: "left",
     DIRECTION: "bottom",
     DOES_NOT_HOLD: "none",
+    UNDECIDED: "none",
     NOT_COMPARABLE: "right",
     CANNOT: "full",
 }
@@ -147,25 +150,26 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
         label = f"{TITLES.get(paper, paper)} {' or '.join(whose)}{by_eye}"
         handles = [Line2D([], [], marker=shape, label=label, **hollow)] if numbers else []
         standing = [finding for finding in findings if finding.ours is not None and (stands or finding.rule == "count")]
-        in_order = (*JUDGED, NOT_COMPARABLE)
+        in_order = (*JUDGED, UNDECIDED, NOT_COMPARABLE)
         verdicts = [verdict for verdict in in_order if any(finding.verdict == verdict for finding in standing)]
         handles += [Line2D([], [], label=f"here: {verdict}", **_look(verdict)) for verdict in verdicts]
         if any(finding.ours is not None for finding in findings if finding not in standing):
             handles.append(Line2D([], [], label="here, not on a GPU", **_look(CANNOT)))
         above(figure, handles, title)
     caption = (
-        "The paper's figures (open marks) and ours (round) with their 95 % intervals, which may be narrower than the mark. "
+        "The paper's figures (open marks) and ours (round, a cross where undecided) with their 95 % intervals, which may be "
+        "narrower than the mark. "
         "What was not measured says why."
     )
     return Chart("claims", "The paper's figures beside ours", caption, figure)
 
 
 def _look(verdict: str) -> dict[str, Any]:
-    """A round mark, whose fill says the verdict too."""
+    """A round mark, whose fill says the verdict too; a cross for none."""
     colour = COLOURS[verdict]
     return {
         "linestyle": "none",
-        "marker": "o",
+        "marker": "x" if verdict == UNDECIDED else "o",
         "markersize": 4.2,
         "color": colour,
         "fillstyle": FILLS[verdict],

@@ -357,9 +357,11 @@ class _Figure:
             fewest = min(number.processes for number in numbers)
             return Number(value, low, high, is_in_turn=all(number.is_in_turn for number in numbers), processes=fewest)
         smallest = EXTREMES.get(self.value.metric) == "smallest"
-        if self.rule in IN_WORDS:  # holds for all, so for the worst of them
-            worst = min(numbers, key=lambda number: number.low)
-            return replace(worst, of=f"the least of {len(numbers)}, {worst.of}") if worst.of else worst
+        if self.rule in IN_WORDS:  # holds for all, so for the least of them, by whichever is the least sure
+            least = min(numbers, key=lambda number: number.value)
+            low, high, fewest = (min(getattr(n, end) for n in numbers) for end in ("low", "high", "processes"))
+            of = f"the least of {len(numbers)}, {least.of}" if least.of else ""
+            return replace(least, low=low, high=high, processes=fewest, of=of)
         extreme = (min if smallest else max)(numbers, key=lambda number: number.value)
         return replace(extreme, chosen_from=len(numbers))
 

@@ -23,6 +23,7 @@ from results.finding import (
     NOT_SHOWN,
     OF_RATIOS,
     RULES,
+    UNDECIDED,
     VERDICTS,
     Finding,
     overall,
@@ -47,11 +48,13 @@ SEVERAL = {
     IN_PART: "hold in part",
     DIRECTION: "have the direction only",
     DOES_NOT_HOLD: "do not hold",
+    UNDECIDED: "are undecided",
     NOT_COMPARABLE: "are not comparable",
     CANNOT: "were not measured",
 }
 ONE = {verdict: verdict for verdict in SEVERAL} | {
     DIRECTION: "has the direction only",
+    UNDECIDED: "is undecided",
     NOT_COMPARABLE: "is not comparable",
     CANNOT: "was not measured",
 }
@@ -248,7 +251,7 @@ def notes(preset: Preset, evidence: Evidence) -> list[str]:
 def _reason(findings: Sequence[Finding]) -> str:
     """How many figures stand how, the worst first, why some are missing, and a few that hold."""
     sentences = [tally(findings)] if len(findings) > 1 else []
-    for verdict in (DOES_NOT_HOLD, DIRECTION, IN_PART):
+    for verdict in (DOES_NOT_HOLD, DIRECTION, IN_PART, UNDECIDED):
         worst = [f for f in findings if f.verdict == verdict]
         named = [_sentence(f) for f in worst[:MOST]]
         if named:
