@@ -123,6 +123,18 @@ def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
+def test_no_number_of_a_bar_lies_over_a_mark(name: str) -> None:
+    for key, figure in charts(name, *BARS):
+        with style.house():
+            figure.canvas.draw()
+        for axes in figure.axes:
+            boxes = [text.get_window_extent() for text in axes.texts if re.fullmatch(r"[\d.]+", text.get_text())]
+            published = [line for line in axes.lines if line.get_marker() in style.PAPERS.values()]
+            for x, y in (axes.transData.transform(line.get_xydata())[0] for line in published):
+                assert not any(box.contains(x, y) for box in boxes), key
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) -> None:
     for key, figure in charts(name, *BARS):
         assert len({axes.get_ylim() for axes in figure.axes}) == 1, key
@@ -170,11 +182,15 @@ def test_a_chart_shows_its_claim(name: str, words_of_claim: tuple[str, ...]) -> 
 
 
 def test_points_of_one_batch_stand_over_it() -> None:
-    for name in ("opara/figure8", "ios/batch_sizes"):
-        ((_, figure),) = charts(name, "throughput")
-        batches = {text.get_text() for text in figure.axes[0].get_xticklabels()}
-        places = {f"{x:g}" for line in figure.axes[0].lines for x in line.get_xdata()}  # type: ignore[union-attr]
-        assert places <= batches
+    ((_, figure),) = charts("ios/batch_sizes", "throughput")
+    batches = {text.get_text() for text in figure.axes[0].get_xticklabels()}
+    places = {f"{x:g}" for line in figure.axes[0].lines for x in line.get_xdata()}  # type: ignore[union-attr]
+    assert places <= batches
+
+
+def test_each_picture_stands_on_a_page() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PICTURES.parent.parent.glob("*.md"))
+    assert [file.name for file in PICTURES.glob("*.svg") if f"/{file.name})" not in pages] == []
 
 
 @pytest.mark.parametrize("file", sorted(PICTURES.glob("*.svg")), ids=lambda file: file.stem)

@@ -224,13 +224,16 @@ def packed(widths: Sequence[float], most: float = SLOTS) -> list[range]:
 def _number(
     axes: Axes, x: float, bar: Bar, text: str, is_upright: bool, base: float, marks: Sequence[Mark], span: float
 ) -> None:
-    """Beyond the end of a bar, or at its foot where a mark is in the way."""
+    """Beyond the end of a bar, at its foot where a mark is in the way, or over a mark that is in the way of both."""
     more: dict[str, Any] = {"ha": "center", "color": INK, "zorder": 5, "rotation": 90 if is_upright else 0}
     # A line that crosses an upright number strikes one digit, and charts of many bars stay small.
     free: dict[str, Any] = more | {"bbox": None} if is_upright else more
     taken = (0.36 if is_upright else 0.2) * span
-    if any(-0.05 * span < mark.value - bar.top < taken for mark in marks):
+    in_the_way = [mark.value for mark in marks if -0.05 * span < mark.value - bar.top < taken]
+    if in_the_way and min(in_the_way) - base > (taken if is_upright else taken / 2):
         note(axes, text, (x, base), (0, 2), va="bottom", **more)
+    elif in_the_way:
+        note(axes, text, (x, max(bar.top, *in_the_way)), (0, 5), va="bottom", **free)
     elif bar.value < base:
         note(axes, text, (x, bar.low or bar.value), (0, -2), va="top", **free)
     else:
