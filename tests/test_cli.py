@@ -104,6 +104,8 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("-m model=nasnet,vgg16,nasne", "did you mean nasnet?"),
     ("batch=1,0 -m", "positive integer"),
     ("-m rounds=1,2", "one value"),
+    ("model=nasnet,vgg16", "names several values: add -m"),
+    ("runner.measurements=memory,latency", 'write "runner.measurements=memory latency" for all of them'),
     ("-m max_cells=1,2", "one value"),
     ("-m batch=range(1,1000000000)", "asks for 999,999,999 cells, and max_cells=1000"),
     ("-m batch=glob(*)", "batch=glob(*) names no value"),

@@ -21,6 +21,7 @@ from results.store import Store
 from results.warning import Warning
 from scripts.exhibits import findings
 from scripts.exhibits.evidence import Evidence, select
+from scripts.exhibits.number import speedup
 from scripts.exhibits.preset import Preset
 from scripts.exhibits.quantities import Missing, ratios_of_traces, saturation, sm_efficiency
 
@@ -184,8 +185,8 @@ def test_what_a_host_slowed_in_any_process_widens_a_ratio() -> None:
         ]
 
     doubted = process(1, (Warning("differs_in_rounds", {"ratio": 1.3}),))
-    alone = findings._speedup(Selection(doubted), ROW, NIMBLE, EAGER)
-    both = findings._speedup(Selection([*doubted, *process(2, ())]), ROW, NIMBLE, EAGER)
+    alone = speedup(Selection(doubted), ROW, NIMBLE, EAGER)
+    both = speedup(Selection([*doubted, *process(2, ())]), ROW, NIMBLE, EAGER)
     assert alone.apart == both.apart == "nimble 1.30 times as long in the rounds as alone"
     assert alone.high == pytest.approx(2.6) and both.high >= 2.59
 

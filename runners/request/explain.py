@@ -12,6 +12,7 @@ from runners.checks import BadRequest
 
 CHOSEN = ("model", "system", "runner")
 LAUNCHER = "hydra/launcher"
+IN_WORDS = ("runner.measurements", "runner.schedules", "runner.rates")  # keys of several words, with spaces between
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
@@ -54,7 +55,9 @@ def explain(error: Exception, arguments: Iterable[str] = ()) -> str:
     if match := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
         return f"{match[1]} is there already: write {match[1]}=... without the plus sign"
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{match[1]} names several values: add -m for a sweep over them"
+        is_list = match[1].partition("=")[0] in IN_WORDS
+        at_once = f'write "{match[1].replace(",", " ")}" for all of them at once, or ' if is_list else ""
+        return f"{match[1]} names several values: {at_once}add -m for a sweep over them"
     if "Config group override must be" in text:
         return f"{', '.join(GROUPS[:-1])} and {GROUPS[-1]} take a name each: {GROUPS[0]}=nasnet, say"
     lines = [line.strip() for line in text.splitlines() if line.strip()]

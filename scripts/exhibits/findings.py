@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
-from math import exp, hypot, log
+from dataclasses import replace
 from statistics import median
 
 import conf
@@ -18,6 +16,7 @@ from scripts.charts.style import short
 
 from . import accuracy
 from .evidence import Evidence, choices
+from .number import Number, geometric_mean, least, rank_correlation, ratio_of_ends, speedup
 from .preset import Preset, Renamed
 from .quantities import (
     COMPARED,
@@ -34,7 +33,6 @@ from .quantities import (
     ratios_of_traces,
     served_ends,
     served_from,
-    why_not,
 )
 
 WORSE = (
@@ -74,38 +72,6 @@ WORDS = {
     "block_speedup": "its fastest block over sequential",
     "profiling_time": "profiling",
 }
-
-
-@dataclass(frozen=True)
-class Number:
-    """A measured number.
-
-    Args:
-        value: the number.
-        low, high: the ends of its 95 % interval; the value itself where it has none.
-        of: which of several it is.
-        chosen_from: of how many it is the largest or the smallest.
-        is_in_turn, processes: as of a Speedup.
-        apart: whose rounds took otherwise than the same alone, and by how much.
-    """
-
-    value: float
-    low: float
-    high: float
-    of: str = ""
-    chosen_from: int = 1
-    is_in_turn: bool = True
-    processes: int = 1
-    apart: str = ""
-
-    @property
-    def counted(self) -> str:
-        """How many processes of each system it is over."""
-        return "one process" if self.processes == 1 else f"{self.processes} processes"
-
-    @classmethod
-    def exact(cls, value: float) -> "Number":
-        return cls(value, value, value)
 
 
 def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
@@ -352,16 +318,10 @@ class _Figure:
         if reasons and (self.value.model == "geomean" or self.rule in IN_WORDS):
             raise Missing(reasons[0])
         if self.value.model == "geomean":
-            ends = zip(*((n.value, n.low, n.high) for n in numbers), strict=True)
-            value, low, high = (exp(sum(map(log, end)) / len(numbers)) for end in ends)
-            fewest = min(number.processes for number in numbers)
-            return Number(value, low, high, is_in_turn=all(number.is_in_turn for number in numbers), processes=fewest)
+            return geometric_mean(numbers)
+        if self.rule in IN_WORDS:
+            return least(numbers)
         smallest = EXTREMES.get(self.value.metric) == "smallest"
-        if self.rule in IN_WORDS:  # holds for all, so for the least of them, by whichever is the least sure
-            least = min(numbers, key=lambda number: number.value)
-            low, high, fewest = (min(getattr(n, end) for n in numbers) for end in ("low", "high", "processes"))
-            of = f"the least of {len(numbers)}, {least.of}" if least.of else ""
-            return replace(least, low=low, high=high, processes=fewest, of=of)
         extreme = (min if smallest else max)(numbers, key=lambda number: number.value)
         return replace(extreme, chosen_from=len(numbers))
 
@@ -381,7 +341,7 @@ class _Figure:
         if better is None or worse is None:
             raise Missing("of no single system")
         if quantity is None:
-            return self._over_rows(lambda row: _speedup(self._measured(), row, better, worse))
+            return self._over_rows(lambda row: speedup(self._measured(), row, better, worse))
         if self.model is not None:
             return self._ratio_of(quantity, (self.model, int(self.value.batch)), better, worse)
         if self.value.metric not in EXTREMES:
@@ -401,37 +361,19 @@ class _Figure:
             if len(ratios := ratios_of_traces(self.evidence, row, *pair, quantity)) > 1:  # traces differ more than systems
                 ratio = Number(median(ratios), *median_interval(ratios))
             else:
-                ratio = _ratio_of_ends(*(reversed(ends) if quantity in COSTS else ends))
+                ratio = ratio_of_ends(*(reversed(ends) if quantity in COSTS else ends))
             return replace(ratio, is_in_turn=False, chosen_from=best_of)
         first, second = (quantity(self.evidence, row, system) for system in (better, worse))
         return Number.exact(second / first if quantity in COSTS else first / second)
 
     def _trend(self) -> Number:
-        """Kendall's rank correlation of a quantity and the speedup over the exhibit's networks.
-
-        Networks whose intervals overlap may be of either order, which gives its ends.
-        """
+        """Of a quantity and the speedup over the exhibit's networks."""
         if self.system is None or self.baseline is None:
             raise Missing("of no single system")
         quantity, direction = TRENDS[self.value.metric]
         rows = [(model, int(self.value.batch)) for model in sorted(self._networks())]
         ranks = [direction * quantity(self.evidence, row, None) for row in rows]
-        speedups = [_speedup(self._measured(), row, self.system, self.baseline) for row in rows]
-        bounds = [Finding("", "ratio", "x", 1, s.value, s.low, s.high, processes=s.processes).bounds for s in speedups]
-        num_pairs, tau, settled, num_open = 0, 0, 0, 0
-        for i, j in combinations(range(len(rows)), 2):
-            order = _sign(ranks[i] - ranks[j])
-            concordance = order * _sign(speedups[i].value - speedups[j].value)
-            is_settled = bounds[i][1] < bounds[j][0] or bounds[j][1] < bounds[i][0]
-            num_pairs, tau = num_pairs + 1, tau + concordance
-            settled, num_open = (settled + concordance, num_open) if is_settled else (settled, num_open + abs(order))
-        return Number(
-            tau / num_pairs,
-            (settled - num_open) / num_pairs,
-            (settled + num_open) / num_pairs,
-            is_in_turn=all(number.is_in_turn for number in speedups),
-            processes=min(number.processes for number in speedups),
-        )
+        return rank_correlation(ranks, [speedup(self._measured(), row, self.system, self.baseline) for row in rows])
 
     def _plain(self) -> Number:
         quantity, _ = PLAIN[self.value.metric]
@@ -440,22 +382,9 @@ class _Figure:
         return self._over_rows(lambda row: Number.exact(quantity(self.evidence, row, self.system)))
 
 
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
-
-
 def _ratio(better: Value, worse: Value) -> float:
     """How many times better one published value is than another of the same metric."""
     return worse.value / better.value if better.metric in WORSE else better.value / worse.value
-
-
-def _ratio_of_ends(over: tuple[float, float, float], under: tuple[float, float, float]) -> Number:
-    """The ratio of two values that were measured apart, each between its ends: what they are off adds up as squares do."""
-    ratio = over[1] / under[1]
-    if min(*over, *under) <= 0:
-        return Number.exact(ratio)
-    down, up = (hypot(log(over[1] / over[end]), log(under[1] / under[2 - end])) for end in (0, 2))
-    return Number(ratio, ratio * exp(-down), ratio * exp(up))
 
 
 def _as_ratio(metric: str, value: float) -> float:
@@ -466,30 +395,6 @@ def _as_ratio(metric: str, value: float) -> float:
 
 def _name(system: Choice | None) -> str:
     return short(system) if system is not None else ""
-
-
-def _speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) -> Number:
-    ratio = measured.over(row, system, baseline)
-    if ratio is None:
-        reasons = [why_not(measured, row, s) for s in (system, baseline)]
-        no_turns = f"{system} and {baseline} have no ratio: {measured.why_not_in_turn(row, system, baseline)}"
-        raise Missing(next(filter(None, reasons), no_turns))
-    number = Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn, processes=ratio.processes)
-    if not ratio.is_in_turn:
-        return number
-    times = {one: time for one in (baseline, system) if (time := _times_alone(measured, row, one)) != 1}
-    change = times.get(system, 1) / times.get(baseline, 1)  # of the ratio, with each side's time alone
-    apart = ", ".join(f"{_name(one)} {time:.2f} times as long in the rounds as alone" for one, time in times.items())
-    return replace(number, low=number.low * min(1, change), high=number.high * max(1, change), apart=apart)
-
-
-def _times_alone(measured: Selection, row: Row, system: Choice) -> float:
-    """How many times as long a call took in the rounds as alone: the farthest from 1 over the processes whose records doubt
-    one for the other, and 1 where none does.
-    """
-    warnings = [warning for record in measured.records_of(row, system) for warning in record.warnings if record.is_in_rounds]
-    ratios = [float(str(warning.values["ratio"])) for warning in warnings if warning.kind == "differs_in_rounds"]
-    return max(ratios, key=lambda ratio: abs(log(ratio)), default=1.0)
 
 
 assert set(NO_MODEL) >= {"geomean", "up to", "range"}
