@@ -48,6 +48,7 @@ TUNED = systems("tvm", "tvm_cuda_graph", "tvm_tuned", "tvm_tuned_cuda_graph")
 BEST = system("torch_compile_best")
 TUNED_COMPILERS = (TORCH_COMPILE, BEST, system("onnxruntime_cuda_graph"))
 FUSED = systems("nimble_fused", "ios_fused", "opara_fused")
+WEAVE = named("system", "weave")
 WITHOUT_REDUCTIONS = system("nimble_fused", fuse_reductions=False)
 LAUNCH_ORDERS = {
     order: OPARA if order == "opara" else system("opara", launch_order=order)
@@ -130,11 +131,22 @@ def of_record(heading: str, of: Choice, text: Callable[[Record], str | None]) ->
 # The tables, in the order of the pages.
 
 
-def front(groups: Iterable[Siblings]) -> Table:
-    """Compilers and schedulers, each with all that it can change, and the fastest of one over the fastest of the other."""
+def front(groups: Iterable[Siblings], searched: Iterable[Siblings]) -> Table:
+    """Compilers and schedulers, each with all that it can change, and the fastest of one over the fastest of the other.
+
+    Args:
+        searched: weave and nimble_fused of the same networks, in rounds of their own.
+    """
+    by_model = {group.group.model.label: group for group in searched}
+
+    def searching(group: Siblings) -> str:
+        other = by_model.get(group.group.model.label)
+        return times(other.over(WEAVE, FUSED[0]) if other is not None else None)
+
     columns: Columns = [
         *(MODEL, *(milliseconds(s) for s in (*TUNED_COMPILERS, CUDA_GRAPH, NIMBLE, *FUSED))),
         fastest("fastest schedule over fastest compiler", (NIMBLE, *FUSED), TUNED_COMPILERS),
+        made("weave over nimble_fused", searching),
     ]
     return table(columns, groups)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from results.cell import Choice, named
+from results.cell import Choice
 from results.comparison import Speedup, margin
 from results.record import Limits, Record
 from results.siblings import Siblings
@@ -10,9 +10,8 @@ from results.siblings import Siblings
 from .charts.style import short
 from .standing import STREAMS
 from .table import DASH, Made, Table, made, table
-from .tables import BATCH, CUDA_GRAPH, MODEL, NAME, in_rounds, milliseconds, needed, times
+from .tables import BATCH, CUDA_GRAPH, MODEL, NAME, WEAVE, in_rounds, milliseconds, needed, times
 
-WEAVE = named("system", "weave")
 # Choices of systems. The first is nimble_fused of commit 5a62506, by system=checkout.
 BEFORE, FUSED = "nimble_fused_before", "nimble_fused"
 

@@ -14,7 +14,7 @@ from sentences import FIGURE, cells_of, pages, prose, sections
 from results.record import Correctness, Record
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import readme, serving_tables, tables
+from scripts import readme, serving_tables, tables, weave_tables
 from scripts.charts.names import written
 from scripts.precision_table import half_precision
 from scripts.table import Column, Entry, Table, escaped
@@ -113,7 +113,7 @@ def test_a_schedule_without_passes_may_be_the_fastest_schedule() -> None:
     names = [system.choice for system in (*tables.TUNED_COMPILERS, tables.CUDA_GRAPH, tables.NIMBLE, *tables.FUSED)]
     ms = dict.fromkeys(names, 2.0) | {"nimble": 1.0}
     measured = [record(name, latency=latency(t), comparison=rounds("g", [t])) for name, t in ms.items()]
-    (cells,) = cells_of(tables.front(siblings(measured)).markdown())
+    (cells,) = cells_of(tables.front(siblings(measured), []).markdown())
     assert cells["fastest schedule over fastest compiler"].startswith("2.00x [2.00, 2.00] (nimble over ")
 
 
@@ -239,19 +239,32 @@ def test_the_first_page_is_short_and_begins_with_the_two_commands() -> None:
     assert len(text.encode()) <= 12_288 and len(text.splitlines()) <= 250
     assert "make bench" in text[:1500] and "make test" in text[:1500]
     (table,) = re.findall(r"(?:^\|[^\n]*over fastest compiler[^\n]*\n)(?:\|[^\n]*\n)+", text, flags=re.MULTILINE)
-    assert table.strip() == tables.front(readme.read(readme.BEST)).markdown() and 1 <= len(cells_of(table.strip())) <= 10
+    assert (
+        table.strip() == tables.front(readme.read(readme.BEST), readme.read(readme.SEARCHED)).markdown()
+        and 1 <= len(cells_of(table.strip())) <= 10
+    )
 
 
 def test_the_picture_of_the_first_page_is_of_its_table() -> None:
     """The same networks, each system over the CUDA Graph in the rounds that they shared."""
     assert f"]({readme.FRONT.relative_to(ROOT)})" in README.read_text(encoding="utf-8")
     svg = readme.FRONT.read_text(encoding="utf-8")
-    rows = cells_of(tables.front(readme.read(readme.BEST)).markdown())
+    rows = cells_of(tables.front(readme.read(readme.BEST), readme.read(readme.SEARCHED)).markdown())
     for row in rows:
         ratio = float(row["cuda_graph"]) / float(row["nimble"])
         drawn = [float(number) for number in re.findall(r">(\d\.\d\d)<", svg)]
         assert written(row["model"]) in svg and any(abs(ratio - number) < 0.03 * ratio for number in drawn), row["model"]
     assert "measured alone" not in svg
+
+
+def test_the_first_page_has_of_weave_what_its_own_table_has() -> None:
+    searched = readme.read(readme.SEARCHED)
+    by_model = {row["model"]: row["weave over nimble_fused"] for row in cells_of(weave_tables.searched(searched).markdown())}
+    shown = {
+        row["model"]: row["weave over nimble_fused"]
+        for row in cells_of(tables.front(readme.read(readme.BEST), searched).markdown())
+    }
+    assert shown == {model: by_model.get(model, "–") for model in shown} and set(shown) & set(by_model)
 
 
 DEFINING = ("results/FORMAT.md", "results/README.md", "runners/README.md", "results/reference/README.md")  # rules, examples
