@@ -17,7 +17,7 @@ from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.priorities import PRIORITIES
 from systems.scheduling.plans.schedule import Schedule
 from systems.scheduling.plans.verify import verify
-from systems.weave import candidate, forecast, search, stream_plans, trials
+from systems.weave import candidate, changes, forecast, search, stream_plans, trials
 from systems.weave.candidate import Candidate
 from systems.weave.search import MARGIN, Search
 from systems.weave.state import State
@@ -152,6 +152,27 @@ def test_early_launches_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert early.schedule(space.program).early == (1,) and Candidate().schedule(space.program).early == ()
     searching.state.best = early
     assert dict(searching._changes())["early launches: no"] == Candidate()
+
+
+def test_what_gains_most_often_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Priorities, early launches, what weave alone decides, stream plans, and then each decision of the passes."""
+    searching, _ = Space(0).searching(monkeypatch)
+    for module in (search, candidate):
+        monkeypatch.setattr(module, "early_operators", lambda program, schedule: (1,))
+    monkeypatch.setattr(search, "has_priorities", lambda device: True)
+    monkeypatch.setattr(changes, "of_our_own", lambda of_passes: iter([("of our own", {"p": "other"})]))
+    kinds = [change.partition(":")[0] for change, _ in searching._changes()]
+    in_order = list(dict.fromkeys(kinds))
+    assert in_order[:4] == ["priorities", "early launches", "of our own", "stream plan"] and len(in_order) > 4
+    assert kinds == sorted(kinds, key=in_order.index)
+
+
+def test_operators_of_a_program_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
+    times = stream_plans.operator_ms(program)
+    assert len(times) == len(program.graph) and max(times) > 0
+    monkeypatch.setattr(stream_plans, "Timer", None)
+    assert stream_plans.operator_ms(program) is times
 
 
 def test_priorities_are_a_change_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,19 @@ def at_one_place(decisions: Sequence[Decision]) -> Iterator[Change]:
         yield change, {decision.place: alternative}
 
 
-def at_several_places(decisions: Sequence[Decision], of_passes: Sequence[Decision]) -> Iterator[Change]:
+def of_our_own(of_passes: Sequence[Decision]) -> Iterator[Change]:
+    """All decisions of a kind that no other scheduler takes.
+
+    Args:
+        of_passes: the passes' own decisions, each as its operators are fastest alone.
+    """
+    taken_alone = [d for d in of_passes if d.kind in OWN and d.is_change]
+    for kind in OWN:
+        if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
+            yield f"{kind}: as each is fastest alone, at {counted(len(by_place), 'place')}", by_place
+
+
+def at_several_places(decisions: Sequence[Decision]) -> Iterator[Change]:
     """Several decisions at once, each of which may gain only beside the others.
 
     They are one alternative at all places of a kind, where that does without the decision or is one of a FEW; and one with
@@ -33,12 +45,7 @@ def at_several_places(decisions: Sequence[Decision], of_passes: Sequence[Decisio
 
     Args:
         decisions: what is chosen.
-        of_passes: the passes' own, each as its operators are fastest alone.
     """
-    taken_alone = [d for d in of_passes if d.kind in OWN and d.is_change]
-    for kind in OWN:
-        if by_place := {d.place: d.chosen for d in taken_alone if d.kind == kind}:
-            yield f"{kind}: as each is fastest alone, at {counted(len(by_place), 'place')}", by_place
     alternatives = _alternatives(decisions)
     places_by_change: dict[tuple[str, str], list[str]] = {}
     lost_ms: dict[tuple[str, str], float] = {}  # by what each operator takes alone

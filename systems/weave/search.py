@@ -239,10 +239,11 @@ class Search:
         return self.state.seconds >= self.budget_s - kept_s
 
     def _changes(self) -> Iterator[tuple[str, Candidate]]:
-        """Every change of the best so far, in words and as a candidate: the stream plan, priorities, early launches,
-        decisions."""
-        for name in [name for name in STREAM_PLANS if name not in SEARCHED]:
-            yield f"stream plan: {name}", replace(self.state.best, stream_plan=name)
+        """Every change of the best so far, in words and as a candidate.
+
+        A large model has time for some 20 trials. So priorities, early launches and what no other scheduler decides come
+        before the stream plans, and these before each other decision of the passes.
+        """
         if has_priorities(self.captured.device):
             for name in ("", *PRIORITIES):
                 yield f"priorities: {name or 'none'}", replace(self.state.best, priorities=name)
@@ -250,8 +251,11 @@ class Search:
         program, _ = self._rewritten(best)
         if early_operators(program, replace(best, is_early=False).schedule(program)):
             yield f"early launches: {'no' if best.is_early else 'yes'}", replace(best, is_early=not best.is_early)
-        of_passes = self._rewritten(Candidate())[1]
-        for words, choices in changes.at_several_places(self._rewritten(self.state.best)[1], of_passes):
+        for words, choices in changes.of_our_own(self._rewritten(Candidate())[1]):
+            yield words, self.state.best.choose_all(choices)
+        for name in [name for name in STREAM_PLANS if name not in SEARCHED]:
+            yield f"stream plan: {name}", replace(self.state.best, stream_plan=name)
+        for words, choices in changes.at_several_places(self._rewritten(self.state.best)[1]):
             yield words, self.state.best.choose_all(choices)  # of what is the best by then
         for words, choices in changes.at_one_place(self._rewritten(self.state.best)[1]):
             yield words, self.state.best.choose_all(choices)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -36,6 +37,7 @@ MOST_STREAMS = (2, 3, 4, 6, 8, 12)  # of list schedules
 # Of local search: schedules, and the operators of all of them. Together they take some 5 s.
 MOST_TRIALS, SIMULATED_OPERATORS = 20_000, 2_000_000
 StreamPlan = Callable[[Program], Schedule]
+KNOWN_MS: WeakKeyDictionary[Program, list[float]] = WeakKeyDictionary()  # of each operator: most plans ask for them
 
 
 def _nimble(program: Program) -> Schedule:
@@ -147,21 +149,24 @@ def operator_ms(program: Program) -> list[float]:
 
     Not by a profiler: on a GPU that stays in the process once it has stopped, and slows each later launch of a CUDA Graph.
     """
-    timer = Timer(program.device)
-    try:
-        return [0.0 if is_view(call.function) else timer(part(program, [v])) for v, call in enumerate(program.calls)]
-    finally:
-        timer.close()
+    if (known := KNOWN_MS.get(program)) is None:
+        timer = Timer(program.device)
+        try:
+            known = [0.0 if is_view(call.function) else timer(part(program, [v])) for v, call in enumerate(program.calls)]
+        finally:
+            timer.close()
+        KNOWN_MS[program] = known
+    return known
 
 
 FIRST = "nimble"
-STREAM_PLANS: dict[str, StreamPlan] = {
+STREAM_PLANS: dict[str, StreamPlan] = {  # those that were fastest most often come first
     FIRST: _nimble,
     "sequential": _sequential,
     "greedy stages": partial(_greedy_stages, barriers=False),
-    "greedy stages, barriers": partial(_greedy_stages, barriers=True),
-    **{f"opara streams, {order}": partial(_opara, order=order) for order in ORDERS},
     **{f"list, {k} streams": partial(_list, num_streams=k) for k in MOST_STREAMS},
+    **{f"opara streams, {order}": partial(_opara, order=order) for order in ORDERS},
+    "greedy stages, barriers": partial(_greedy_stages, barriers=True),
 }
 # Those that take a search of their own, tried last.
 SEARCHED: dict[str, StreamPlan] = {
