@@ -32,7 +32,7 @@ from .cuda_memory import (
 from .cuda_random import GraphRandomness
 from .cuda_streams import Event, Stream, Streams, begin_capture, checked, pool_bytes
 from .graph_copies import GraphCopies
-from .memory_plan import ALIGNMENT, MemoryPlan, plan_memory
+from .memory_plan import ALIGNMENT, plan_memory
 from .node_priorities import NodePriorities
 from .scheduled import Scheduled
 
@@ -89,7 +89,7 @@ class CudaExecutor(Scheduled):
         return {
             "arena": self.plan.size,
             "workspaces": self.shared.streams(self.device).workspace_bytes,
-            "sequential_arena": self.sequential_arena,
+            "sequential_arena": plan_memory(self.requests, sequential(self.program.graph).happens_before()).size,
             "keep_all": self.plan.keep_all,
             "inputs": sum(x.untyped_storage().nbytes() for x in self.inputs),
         }
@@ -189,12 +189,8 @@ class CudaExecutor(Scheduled):
 
     def _plan_and_capture(self, recorded: Recorded) -> None:
         before = self.schedule.happens_before()
-        self.plan: MemoryPlan = plan_memory(recorded.requests, before)
+        self.requests, self.plan = recorded.requests, plan_memory(recorded.requests, before)
         verify(self.program.graph, self.schedule, self.plan.buffers)
-        if self.schedule.stream_count == 1:
-            self.sequential_arena = self.plan.size
-        else:
-            self.sequential_arena = plan_memory(recorded.requests, sequential(self.program.graph).happens_before()).size
         # Set off by one unit: no buffer may have the arena's own address, by which torch knows the arena.
         self.arena = self.shared.take(self.plan.size + 2 * ALIGNMENT, self.device)
         base = -(-self.arena.data_ptr() // ALIGNMENT) * ALIGNMENT + ALIGNMENT
