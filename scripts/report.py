@@ -155,7 +155,7 @@ def inlined(chart: Chart, number: int) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|(?<=>)\n\s*(?=<)", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # the page's style sheet has it
     svg = re.sub(r' (?:xmlns:xlink|version)="[^"]*"', "", svg).replace("xlink:href=", "href=")
-    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda path: short_path(path[0]), svg)
+    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|(?<="translate\()[^)]*', lambda path: short_path(path[0]), svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)  # a text that stands upright
     svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # the whole picture's
     svg = without_plain_groups(re.sub(r'(?<=<g) id="[^"]*"', "", svg))  # which nothing refers to
@@ -165,6 +165,7 @@ def inlined(chart: Chart, number: int) -> str:
 
 def short_path(path: str) -> str:
     """A path of absolute commands, or a number, to a tenth of a point; a line along an axis names its one new coordinate."""
+    path = re.sub(r"\.0(?!\d)", "", re.sub(r"(?<=\d\.\d)\d+", "", path))
     x = y = ""
 
     def short(match: re.Match[str]) -> str:
@@ -177,7 +178,7 @@ def short_path(path: str) -> str:
             return f"V{y}"
         return command + " ".join(numbers)
 
-    return re.sub(r"([A-Za-z])([^A-Za-z]*)", short, re.sub(r"(?<=\d\.\d)\d+", "", path))
+    return re.sub(r"([A-Za-z])([^A-Za-z]*)", short, path)
 
 
 def without_plain_groups(svg: str) -> str:

@@ -14,6 +14,8 @@ from results.selection import Row, Selection, latency_of
 from scripts.charts.style import short
 from scripts.table import DASH, Entry, Table, made, table
 
+OF_TWO_SWEEPS = "the newest records are of two sweeps"
+
 
 @dataclass(frozen=True)
 class Fastest:
@@ -74,7 +76,8 @@ def fastest(measured: Selection, baseline: Choice) -> list[Fastest]:
         over = None if ratio is None else Entry(f"{ratio.ratio:.2f}{'' if ratio.is_in_turn else ' *'}", ratio.ratio)
         limits = (measured.part(row, s, lambda record: record.limits) for s in measured.systems)
         bounds = Limits.least(each for each in limits if each is not None)
-        not_in_turn = measured.why_not_in_turn(row, first, others[0])
+        is_in_turn = _in_turn(measured, row, first, others[0]) is not None
+        not_in_turn = None if is_in_turn else measured.why_not_in_turn(row, first, others[0]) or OF_TWO_SWEEPS
         rows.append(Fastest(row, first, latency, level, len(timed), over, bounds, not_in_turn))
     return rows
 
@@ -92,9 +95,11 @@ def _slower_at_least(measured: Selection, row: Row, system: Choice, first: Choic
 
 
 def _in_turn(measured: Selection, row: Row, system: Choice, baseline: Choice) -> Speedup | None:
-    """As `over`, of rounds alone."""
+    """As `over`, of rounds that the newest records of both shared: older ones tell of other code than the latencies do."""
+    newest = [measured.record(row, one, latency_of) for one in (system, baseline)]
+    own, other = (None if record is None or record.comparison is None else record.comparison.group for record in newest)
     ratio = measured.over(row, system, baseline)
-    return ratio if ratio is not None and ratio.is_in_turn else None
+    return ratio if own == other is not None and ratio is not None and ratio.is_in_turn else None
 
 
 def answer(measured: Selection, baseline: Choice) -> Answer | None:

@@ -172,7 +172,7 @@ def colour(stream: int) -> tuple[str, str]:
 
 def _box(at: tuple[int, int], o: Operator, merge: int | None) -> str:
     (x, y), (wide, tall) = at, BOX
-    about = f"{o.id}: {o.target}, stream {o.stream}, launched as number {o.position}"
+    about = f"{o.id}: {o.target}, stream {o.stream}, launch {o.position}"
     if merge is not None:
         about += f", in merge {merge + 1}"
     border = "" if merge is None else ' stroke="black" stroke-width="2"'
@@ -191,5 +191,7 @@ def _line(start: tuple[int, int], end: tuple[int, int]) -> str:
     across, down = x1 - x0, y1 - y0
     if not across and down > LAYER:  # around the boxes between the two, which would hide it
         return f"M{x0 + BOX[0] // 2 - 6} {y0}c22 12 22 {down - 12} 0 {down}"
+    if not across:
+        return f"M{x0} {y0}v{down}"
     bend = max(6, down // 2)
     return f"M{x0} {y0}c0 {bend} {across} {down - bend} {across} {down}"
