@@ -164,7 +164,7 @@ def inlined(chart: Chart, number: int) -> str:
 
 
 def short_path(path: str) -> str:
-    """A path of absolute commands, or a number, to a tenth of a point; a line along an axis names its one new coordinate."""
+    """A path of absolute commands, or numbers, to a tenth of a point; a line along an axis names its one new coordinate."""
     path = re.sub(r"\.0(?!\d)", "", re.sub(r"(?<=\d\.\d)\d+", "", path))
     x = y = ""
 

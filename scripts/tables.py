@@ -139,14 +139,14 @@ def front(groups: Iterable[Siblings], searched: Iterable[Siblings]) -> Table:
     """
     by_model = {group.group.model.label: group for group in searched}
 
-    def searching(group: Siblings) -> str:
+    def over_fused(group: Siblings) -> str:
         other = by_model.get(group.group.model.label)
         return times(other.over(WEAVE, FUSED[0]) if other is not None else None)
 
     columns: Columns = [
         *(MODEL, *(milliseconds(s) for s in (*TUNED_COMPILERS, CUDA_GRAPH, NIMBLE, *FUSED))),
         fastest("fastest schedule over fastest compiler", (NIMBLE, *FUSED), TUNED_COMPILERS),
-        made("weave over nimble_fused", searching),
+        made("weave over nimble_fused", over_fused),
     ]
     return table(columns, groups)
 

@@ -12,7 +12,7 @@ from runners.checks import BadRequest
 
 CHOSEN = ("model", "system", "runner")
 LAUNCHER = "hydra/launcher"
-IN_WORDS = ("runner.measurements", "runner.schedules", "runner.rates")  # keys of several words, with spaces between
+LISTS = ("runner.measurements", "runner.schedules", "runner.rates")  # keys whose value is several words, with spaces between
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ def explain(error: Exception, arguments: Iterable[str] = ()) -> str:
     if match := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
         return f"{match[1]} is there already: write {match[1]}=... without the plus sign"
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        is_list = match[1].partition("=")[0] in IN_WORDS
+        is_list = match[1].partition("=")[0] in LISTS
         at_once = f'write "{match[1].replace(",", " ")}" for all of them at once, or ' if is_list else ""
         return f"{match[1]} names several values: {at_once}add -m for a sweep over them"
     if "Config group override must be" in text:

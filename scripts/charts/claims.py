@@ -158,14 +158,13 @@ def draw(findings: Sequence[Finding], paper: str, title: str, stands: bool = Tru
         above(figure, handles, title)
     caption = (
         "The paper's figures (open marks) and ours (round, a cross where undecided) with their 95 % intervals, which may be "
-        "narrower than the mark. "
-        "What was not measured says why."
+        "narrower than the mark. What was not measured says why."
     )
     return Chart("claims", "The paper's figures beside ours", caption, figure)
 
 
 def _look(verdict: str) -> dict[str, Any]:
-    """A round mark, whose fill says the verdict too; a cross for none."""
+    """A round mark, whose fill says the verdict too; a cross where that is undecided."""
     colour = COLOURS[verdict]
     return {
         "linestyle": "none",

@@ -182,7 +182,9 @@ class _Figure:
         if rule in OF_RATIOS:
             processes = "one measurement" if number.low == number.high else number.counted
         not_in_turn = "" if number.is_in_turn else "not in turn"
-        doubts = "; ".join(filter(None, [incomparable, number.of, self._doubt(), not_in_turn, processes, number.apart]))
+        doubts = "; ".join(
+            filter(None, [incomparable, number.which, self._doubt(), not_in_turn, processes, number.rounds_differ])
+        )
         return replace(
             finding,
             ours=number.value,
@@ -308,7 +310,7 @@ class _Figure:
         numbers, reasons, rows = [], [], self._rows()
         for row in rows:
             try:
-                numbers.append(replace(of(row), of=self._told_apart(row, rows)))
+                numbers.append(replace(of(row), which=self._told_apart(row, rows)))
             except Missing as error:
                 reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
         if not numbers:

@@ -20,20 +20,20 @@ class Number:
     Args:
         value: the number.
         low, high: the ends of its 95 % interval; the value itself where it has none.
-        of: which of several it is.
+        which: of several it is: "on nasnet", "at batch 8".
         chosen_from: of how many it is the largest or the smallest.
         is_in_turn, processes: as of a Speedup.
-        apart: whose rounds took otherwise than the same alone, and by how much.
+        rounds_differ: which systems took how many times as long in the rounds as alone, in words.
     """
 
     value: float
     low: float
     high: float
-    of: str = ""
+    which: str = ""
     chosen_from: int = 1
     is_in_turn: bool = True
     processes: int = 1
-    apart: str = ""
+    rounds_differ: str = ""
 
     @property
     def counted(self) -> str:
@@ -57,8 +57,9 @@ def least(numbers: Sequence[Number]) -> Number:
     """The least of one or more, as sure as the least sure of them: what is said of all holds where it holds of this."""
     smallest = min(numbers, key=lambda number: number.value)
     low, high, fewest = (min(getattr(number, end) for number in numbers) for end in ("low", "high", "processes"))
-    of = f"the least of {len(numbers)}, {smallest.of}" if smallest.of else ""
-    return replace(smallest, low=low, high=high, processes=fewest, of=of)
+    which = f"the least of {len(numbers)}, {smallest.which}" if smallest.which else ""
+    are_in_turn = all(number.is_in_turn for number in numbers)
+    return replace(smallest, low=low, high=high, processes=fewest, which=which, is_in_turn=are_in_turn)
 
 
 def rank_correlation(ranks: Sequence[float], speedups: Sequence[Number]) -> Number:
@@ -110,8 +111,8 @@ def speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) -> 
         return number
     times = {one: time for one in (baseline, system) if (time := _times_alone(measured, row, one)) != 1}
     change = times.get(system, 1) / times.get(baseline, 1)  # of the ratio, with each side's time alone
-    apart = ", ".join(f"{short(one)} {time:.2f} times as long in the rounds as alone" for one, time in times.items())
-    return replace(number, low=number.low * min(1, change), high=number.high * max(1, change), apart=apart)
+    rounds_differ = ", ".join(f"{short(one)} {time:.2f} times as long in the rounds as alone" for one, time in times.items())
+    return replace(number, low=number.low * min(1, change), high=number.high * max(1, change), rounds_differ=rounds_differ)
 
 
 def _times_alone(measured: Selection, row: Row, system: Choice) -> float:

@@ -1,6 +1,6 @@
 """The stream plans that weave chooses among, by name: those of every scheduler of this project."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +37,7 @@ MOST_STREAMS = (2, 3, 4, 6, 8, 12)  # of list schedules
 # Of local search: schedules, and the operators of all of them. Together they take some 5 s.
 MOST_TRIALS, SIMULATED_OPERATORS = 20_000, 2_000_000
 StreamPlan = Callable[[Program], Schedule]
-KNOWN_MS: WeakKeyDictionary[Program, list[float]] = WeakKeyDictionary()  # of each operator: most plans ask for them
+KNOWN_MS: WeakKeyDictionary[Program, Sequence[float]] = WeakKeyDictionary()  # of each operator: most plans ask for them
 
 
 def _nimble(program: Program) -> Schedule:
@@ -144,7 +144,7 @@ def _list(program: Program, num_streams: int) -> Schedule:
     return list_schedule(program.graph, operator_ms(program), num_streams)
 
 
-def operator_ms(program: Program) -> list[float]:
+def operator_ms(program: Program) -> Sequence[float]:
     """Milliseconds of each operator alone, on this device; 0 of a view.
 
     Not by a profiler: on a GPU that stays in the process once it has stopped, and slows each later launch of a CUDA Graph.
