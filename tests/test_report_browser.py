@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Run
-from reports import made, records
+from reports import VERDICT, made, records
 
+from results.selection import by_setting
+from scripts import report
+from scripts.charts import style
 from scripts.page import content
 
 
@@ -226,6 +229,26 @@ def test_the_page_opens_with_the_answer(browser: Browser, tmp_path: Path) -> Non
         first, top = browser.run("const s = document.querySelector('main > section'); return [s.id, s.offsetTop]")
         assert first == "answer" and top < 450
     show(browser)
+
+
+ALIGNED = """
+return [...document.querySelectorAll('tbody td')].map((cell) => {
+  const heading = cell.closest('table').tHead.rows[0].cells[cell.cellIndex];
+  return [getComputedStyle(cell).textAlign, getComputedStyle(heading).textAlign, cell.hasAttribute('data-missing')];
+});
+"""
+
+
+def test_an_entry_stands_below_its_heading_also_where_it_is_missing(browser: Browser, tmp_path: Path) -> None:
+    """Where a model has no limits the answer lacks words, what bounds it, and a number, how far it is from that."""
+    file = tmp_path / "report.html"
+    some_without = [replace(r, limits=None) if r.cell.model.name == "bert" else r for r in records()]
+    html = report.make(by_setting(some_without, style.order), "eager", [], [], [VERDICT], "pictures").html()
+    file.write_text(html, encoding="utf-8")
+    browser.ask("/url", {"url": file.as_uri()})
+    seen = {tuple(entry) for entry in browser.run(ALIGNED)}
+    assert {(cell, is_missing) for cell, _, is_missing in seen} >= {("left", True), ("right", True), ("right", False)}
+    assert all(cell == heading for cell, heading, _ in seen), seen
 
 
 CONTRASTS = """
