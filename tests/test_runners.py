@@ -49,6 +49,7 @@ from runners.sweep.cores import shares
 from runners.sweep.host_memory import host_memory, out_of_memory_kills
 from runners.sweep.lane import Lane, Processes
 from runners.sweep.progress import Progress
+from runners.sweep.quiet import Quiet
 from systems.notice import Notice
 from systems.profiling.trace import covered
 from systems.pytorch.eager import Eager
@@ -402,7 +403,7 @@ def test_what_is_tried_leaves_the_process_as_it_was_or_ends_it(tmp_path: Path, m
     made = [int(number) for number in (tmp_path / "made").read_text().split()]
     assert len({worker.pid, *made}) == 3 and soon(lambda: not worker.children())
     options = SweepOptions(tmp_path, False, 60, None, rounds=0, max_load=1.0, gpus=None, output=None)
-    lane = Lane("cpu", "0", (), 1, options, Processes(), Progress(1), ahead=process)
+    lane = Lane("cpu", "0", (), 1, options, Processes(), Progress(1), Quiet(), process)
     assert lane.start_or_take(()) is process
     answer = process.ask(check["exits"], timeout=120)
     assert isinstance(answer, Failed) and answer.status == "failed"

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 import psutil
 
@@ -22,6 +23,7 @@ MOST_BYTES = 2**30  # of an answer
 TAIL_BYTES, MOST_LAST_WORDS = 2**16, 300  # of what a process has printed, and letters of it in a reason
 MOST_SILENCE = 1.0  # seconds of waiting before the process is looked after
 MOST_LAST_SECONDS = 10.0  # from the end of the answers to that of the process
+MOST_STOPPING, STOPPING_S = 5.0, 0.002  # until a process stands still, and between two looks at whether it does
 LOOK_SECONDS = 0.25  # between two looks at the memory of a process that has a limit
 
 
@@ -55,6 +57,7 @@ class CellProcess:
         self.answers = read_end
         self.pending, self.num_searched = bytearray(), 0
         self.open = True
+        self.paused_s, self._paused_since = 0.0, math.inf
         self.killed_before = out_of_memory_kills()
 
     def ask(
@@ -73,7 +76,7 @@ class CellProcess:
                 for less than a look more may be taken.
             phase: told what the worker is at.
         """
-        watch = _Watch(time.monotonic() + timeout, memory_gib)
+        watch = _Watch(self.seconds, timeout, memory_gib)
         if not self.tell(command):
             return self._ended()
         with selectors.DefaultSelector() as selector:
@@ -101,6 +104,29 @@ class CellProcess:
                     return self._ended()
                 elif len(self.pending) > MOST_BYTES:
                     return self._strange(one_line(self.pending[:100].decode(errors="replace")))
+
+    def seconds(self) -> float:
+        """A clock that stands still while the worker does."""
+        now = time.monotonic()
+        return now - self.paused_s - max(0.0, now - self._paused_since)
+
+    def pause(self) -> None:
+        """Have the worker and all that it has started stand still, until resume. May be called while another thread asks."""
+        self._paused_since = time.monotonic()
+        is_over = self._paused_since + MOST_STOPPING
+        while time.monotonic() < is_over and (running := [p for p in self._tree() if _is_running(p)]):
+            for process in running:
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    process.suspend()
+            time.sleep(STOPPING_S)
+
+    def resume(self) -> None:
+        """Have it go on. The time since pause counts towards no deadline."""
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.resume()
+        self.paused_s += max(0.0, time.monotonic() - self._paused_since)
+        self._paused_since = math.inf  # in this order: to the thread that asks, the clock may stand still, but not leap
 
     def _line(self) -> bytes | None:
         """The next whole line that has come."""
@@ -188,20 +214,29 @@ class CellProcess:
         return Failed("failed", f"its process {how}{last}")
 
 
+def _is_running(process: psutil.Process) -> bool:
+    """Neither stopped nor ended."""
+    try:
+        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
 class _Watch:
     """The deadline of a command, and the limit on memory until then."""
 
-    def __init__(self, deadline: float, memory_gib: float | None):
-        self.deadline, self.memory_gib = deadline, memory_gib
+    def __init__(self, clock: Callable[[], float], timeout: float, memory_gib: float | None):
+        """clock: seconds, by which `timeout` is counted from now on."""
+        self.clock, self.deadline, self.memory_gib = clock, clock() + timeout, memory_gib
         self.look = math.inf if memory_gib is None else time.monotonic()
         self.phase = "starting"
 
     def seconds(self) -> float:
         """Until there is something to see to."""
-        return max(0.0, min(self.deadline, self.look) - time.monotonic())
+        return max(0.0, min(self.deadline - self.clock(), self.look - time.monotonic()))
 
     def is_over(self) -> bool:
-        return time.monotonic() >= self.deadline
+        return self.clock() >= self.deadline
 
     def exceeded(self, processes: Callable[[], list[psutil.Process]]) -> Failed | None:
         """What stands for the answer where the processes take more memory than they may. Looks only when it is time to."""

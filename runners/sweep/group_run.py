@@ -107,7 +107,8 @@ class GroupRun:
             self.lane.close(process)
             return _failed(record, learned)
         if learned.seconds is not None:
-            record = replace(record, learning_s=learned.seconds, warnings=(*record.warnings, *learned.warnings))
+            seconds = learned.seconds - process.paused_s
+            record = replace(record, learning_s=seconds, warnings=(*record.warnings, *learned.warnings))
             self.lane.close(process)
             process = self._process()
         # What takes a profiler waits until after the rounds.

@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -18,6 +18,7 @@ from runners.request.request import SweepOptions
 
 from .cell_process import CellProcess
 from .progress import Progress
+from .quiet import Quiet
 
 MOST_TAKEN = 100  # names for a folder of locks
 IDLE_CORES = 8  # a GPU: with so many, one that imports does not disturb the one that launches
@@ -86,6 +87,7 @@ class Lane:
         options: SweepOptions,
         processes: Processes,
         progress: Progress,
+        quiet: Quiet,
         ahead: CellProcess | None = None,
     ):
         """Nothing is started yet.
@@ -98,10 +100,11 @@ class Lane:
             options: of the sweep.
             processes: those of all lanes.
             progress: told what the cells are at.
+            quiet: of all lanes.
             ahead: a process for the first cell; one is started if None.
         """
         self.device, self.gpu, self.cores, self.num_lanes = device, gpu, cores, num_lanes
-        self.options, self.processes, self.progress = options, processes, progress
+        self.options, self.processes, self.progress, self.quiet = options, processes, progress, quiet
         self._ahead = ahead
 
     @contextmanager
@@ -162,10 +165,20 @@ class Lane:
         def tell(phase: str) -> None:
             self.progress.phase(self.gpu, cell, phase)
 
-        answer = process.ask(command, self.options.timeout, self.options.memory_gib, tell)
+        with self.quiet.work(process, command, lambda: self._wait(cell)):
+            answer = process.ask(command, self.options.timeout, self.options.memory_gib, tell)
         if self.processes.is_ending:
             raise Ended
         return answer
+
+    def rounds(self, cell: Cell) -> AbstractContextManager[None]:
+        """For rounds: nothing runs on any other lane meanwhile. Raises Ended. cell: named while it waits."""
+        return self.quiet.rounds(lambda: self._wait(cell))
+
+    def _wait(self, cell: Cell) -> None:
+        self.progress.phase(self.gpu, cell, "waiting for what another GPU measures")
+        if self.processes.is_ending:
+            raise Ended
 
     def close(self, process: CellProcess | None = None) -> None:
         """End a process; the one that was begun ahead, without an argument."""

@@ -65,27 +65,32 @@ class Rounds:
             ready = second.ready(twin, "preparing a second process for the rounds")
             if isinstance(ready, Failed):
                 self._end_second(second, twin, ready)
-        cpu_load = CpuLoad(os.getpid())
-        for number in range(count):
-            places = [(self.parked, cell) for cell in self.turns]
-            places += [(second, twin)] if twin is not None and self.no_margin is None else []
-            for parked, cell in places if number % 2 == 0 else reversed(places):
-                if parked is second and self.no_margin is not None:
-                    continue
-                self.lane.progress.phase(self.lane.gpu, cell, f"round {number + 1} of {count}")
-                answer = parked.turn(cell)
-                if parked is second:
-                    self._take_again(answer, second, cell)
-                    continue
-                if twin is not None and self.no_margin is None and _is_out_of_memory(answer):
-                    self._end_second(second, twin, Failed("out_of_memory", f"{cell.system.label} had too little beside it"))
-                    answer = parked.turn(cell)
-                if isinstance(answer, Turn):
-                    self.turns[cell].append(answer.host_ms)
-                else:
-                    self._leave_out(cell, answer)
-        self.load = cpu_load.share_of_others()
+        with self.lane.rounds(cells[0]):
+            cpu_load = CpuLoad(os.getpid())
+            for number in range(count):
+                self._round(number, f"round {number + 1} of {count}", second, twin)
+            self.load = cpu_load.share_of_others()
         second.close_all()
+
+    def _round(self, number: int, phase: str, second: Parked, twin: Cell | None) -> None:
+        """One turn of each cell that has not failed."""
+        places = [(self.parked, cell) for cell in self.turns]
+        places += [(second, twin)] if twin is not None and self.no_margin is None else []
+        for parked, cell in places if number % 2 == 0 else reversed(places):
+            if parked is second and self.no_margin is not None:
+                continue
+            self.lane.progress.phase(self.lane.gpu, cell, phase)
+            answer = parked.turn(cell)
+            if parked is second:
+                self._take_again(answer, second, cell)
+                continue
+            if twin is not None and self.no_margin is None and _is_out_of_memory(answer):
+                self._end_second(second, twin, Failed("out_of_memory", f"{cell.system.label} had too little beside it"))
+                answer = parked.turn(cell)
+            if isinstance(answer, Turn):
+                self.turns[cell].append(answer.host_ms)
+            else:
+                self._leave_out(cell, answer)
 
     def _take_again(self, answer: Answer, second: Parked, twin: Cell) -> None:
         """A turn of the second process."""

@@ -19,6 +19,7 @@ from .cores import shares
 from .group_run import GroupRun
 from .lane import Lane, Processes
 from .progress import Progress
+from .quiet import Quiet
 from .rounds import in_shared_rounds
 from .summary import print_summary
 
@@ -70,13 +71,13 @@ class Sweep:
 
     def _run_groups(self) -> None:
         """Every group on some lane; what ends one lane ends all of them."""
-        processes = Processes()
+        processes, quiet = Processes(), Quiet()
         with Progress(len(self.request.cells)) as progress, ThreadPoolExecutor(len(self.gpus)) as pool:
             device, count = self.request.cells[0].device, len(self.gpus)
             if self.tried.process:
                 processes.add(self.tried.process)
             lanes = [
-                Lane(device, gpu, cores, count, self.options, processes, progress, self.tried.process)
+                Lane(device, gpu, cores, count, self.options, processes, progress, quiet, self.tried.process)
                 for gpu, cores in zip(self.gpus, shares(count), strict=True)
             ]
             jobs = [pool.submit(self._run_lane, lane) for lane in lanes]
