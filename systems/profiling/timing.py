@@ -34,10 +34,11 @@ class Timer:
 
     Args:
         device: On which the programs run.
+        report: Told how many programs have been measured, after each.
     """
 
-    def __init__(self, device: torch.device):
-        self.measurements = Measurements("times", device)
+    def __init__(self, device: torch.device, report: Callable[[str], None] = lambda _: None):
+        self.measurements, self.report = Measurements("times", device), report
         self.taken = 0  # measurements that this timer made
 
     def __call__(self, program: Program) -> float:
@@ -59,6 +60,7 @@ class Timer:
         if name not in self.measurements:
             self.measurements[name] = measure()
             self.taken += 1
+            self.report(f"measuring kernels: {self.taken} measured")
         return self.measurements.number(name)
 
     def find(self, signature: str) -> float | None:

@@ -72,6 +72,7 @@ class Scheduler(System):
         return self.rewriting.measures
 
     def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.report("capturing the model")
         program = captured(module, inputs)
         with program.undone():
             program, _ = self._rewritten(program)
@@ -205,7 +206,7 @@ class Scheduler(System):
 
     def _rewritten(self, program: Program) -> tuple[Program, list[Decision]]:
         """The program as the passes leave it, and their decisions."""
-        timer = Timer(program.device)
+        timer = Timer(program.device, self.report)
         try:
             return self.rewriting.apply(program, timer)
         finally:

@@ -168,8 +168,8 @@ def _described(inputs: Sequence[Tensor]) -> list[JSON]:
 class NotingTimer(Timer):
     """A timer that notes what it was asked, in `times`."""
 
-    def __init__(self, device: torch.device):
-        super().__init__(device)
+    def __init__(self, device: torch.device, report: Callable[[str], None] = lambda _: None):
+        super().__init__(device, report)
         self.times: dict[str, float] = {}
 
     def known(self, signature: str, measure: Callable[[], float]) -> float:

@@ -144,7 +144,7 @@ class Weave(Scheduler):
         if self.file is not None and self.recipe is not None:
             return self._by_file(program, self.recipe)
         state = self._searched(program)
-        timer = NotingTimer(program.device)
+        timer = NotingTimer(program.device, self.report)
         rewritten, decisions = self._apply(program, timer, dict(state.chosen.choices))
         self.state = state
         switches = tuple(sorted(self.rewriting.switches))
@@ -205,7 +205,7 @@ class Weave(Scheduler):
         remembered: Remembered = {}
 
         def rewrite(choices: Choices) -> tuple[Program, list[Decision]]:
-            rewritten, decisions = self._apply(program, Timer(program.device), choices, remembered)
+            rewritten, decisions = self._apply(program, Timer(program.device, self.report), choices, remembered)
             self.rewriting.compile(rewritten)
             return rewritten, decisions
 
