@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from systems.preparing import as_captured
+
+_num_fused_steps = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +34,17 @@ class Derived:
 class Derivations:
     """The derived tensors of a program, in the order of derivation.
 
-    A write in place (an optimizer's step, load_state_dict) raises the source's version counter, which `refresh` reads. A
-    write through `.data` does not: call `refresh(force=True)` after it.
+    A write in place (an optimizer's step, load_state_dict) raises the source's version counter, which `refresh` reads. The
+    step of a fused optimizer does not, and is counted apart. Nor does a write through `.data`, or to a tensor that was made
+    in inference mode: call `refresh(force=True)` after it.
 
-    Invariant: `versions` are the sources' versions at the last derivation.
+    Invariant: `versions` are the sources' versions at the last derivation, and the number of fused steps then.
     """
 
     def __init__(self, derived: Iterable[Derived] = ()):
         self.derived = tuple(derived)
+        if self.derived:
+            _watch_optimizers()
         # An inference tensor has no version counter, and only inference mode may write it.
         self.sources = [s for d in self.derived for s in d.sources if not s.is_inference()]
         self.versions = self._versions()
@@ -57,4 +64,15 @@ class Derivations:
         return True
 
     def _versions(self) -> list[int]:
-        return [s._version for s in self.sources]
+        return [*(s._version for s in self.sources), _num_fused_steps]
+
+
+def _count_fused(optimizer: Optimizer, *_: object) -> None:
+    global _num_fused_steps
+    _num_fused_steps += any(group.get("fused") for group in optimizer.param_groups)
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Have the fused steps of all optimizers counted: PyTorch raises no version counter for them."""
+    register_optimizer_step_post_hook(_count_fused)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from systems.base import Unsupported
 
-from .program import describe
+from .program import describe, lazily
 
 
 def stand_ins(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -30,10 +30,14 @@ def stand_ins(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def check_dense(inputs: Sequence[object]) -> None:
-    """Raise Unsupported unless all inputs are tensors that lie in memory by strides: none is sparse, quantized or nested."""
+    """Raise Unsupported unless all inputs are tensors that lie in memory by strides, and as they are there: none is sparse,
+    quantized, nested, or negated by a flag.
+    """
     for i, x in enumerate(inputs):
         if not isinstance(x, Tensor):
             raise Unsupported(f"input {i} is {describe(x)}, not a tensor")
         if x.layout is not torch.strided or x.is_quantized or x.is_nested:
             kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
             raise Unsupported(f"input {i} is a {kind} tensor, and only dense tensors are captured")
+        if lazy := lazily(x):
+            raise Unsupported(f"input {i} is {lazy}")

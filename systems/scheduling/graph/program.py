@@ -184,8 +184,13 @@ class Program:
         return tree_unflatten(list(outputs), self.output_spec)
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise ValueError unless `inputs` have the shapes, dtypes and device of the captured ones."""
+        """Raise ValueError unless `inputs` have the captured shapes, dtypes and device, and memory of their own."""
         check_inputs(inputs, self.examples)
+        if self.changed:
+            written = {tensor.untyped_storage().data_ptr() for tensor in self.changed}
+            for i, x in enumerate(inputs):
+                if x.untyped_storage().data_ptr() in written:
+                    raise ValueError(f"input {i} lies in a buffer that the module writes: pass a copy of it")
 
     @torch.no_grad()
     def run(self, inputs: Sequence[Tensor], each: Callable[[int, Any], None] | None = None) -> list[Any]:
@@ -232,6 +237,15 @@ def check_inputs(inputs: Sequence[Any], examples: Sequence[Tensor]) -> None:
             raise ValueError(f"input {i} is a {type(x).__name__}, not a tensor")
         if x.shape != example.shape or x.dtype != example.dtype or x.device != example.device or x.layout != example.layout:
             raise ValueError(f"input {i} is {describe(x)}, but this was prepared for {describe(example)}: prepare it again")
+        if lazy := lazily(x):
+            raise ValueError(f"input {i} is {lazy}")
+
+
+def lazily(x: Tensor) -> str:
+    """What of a tensor is not in its memory, which kernels read as it lies, and what helps; "" for nothing."""
+    if x.is_conj():
+        return "conjugated by a flag alone: pass x.resolve_conj()"
+    return "negated by a flag alone: pass x.resolve_neg()" if x.is_neg() else ""
 
 
 def describe(x: Any) -> str:
