@@ -3,29 +3,30 @@
 Invariants:
     A ratio is judged by its share of the paper's gain: log(ours) / log(published). Which of two systems is named first, and
     how large the gain is, change nothing.
-    What noise alone could give is never a gain: an end of an interval has to lie beyond 1.
+    What noise alone could give is never a gain: an end of an interval has to lie beyond 1. What the interval leaves open is
+    undecided.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import ceil, inf, log
 from statistics import NormalDist
 
 from .published.value import BY_EYE, WHOSE
 
 HOLDS, EXCEEDS, IN_PART, DIRECTION = "holds", "exceeds", "holds in part", "direction only"
 DOES_NOT_HOLD, NOT_COMPARABLE, CANNOT = "does not hold", "not comparable", "cannot be run here"
-UNDECIDED = "undecided"  # of a figure whose interval has in it both the paper's and no gain at all
+UNDECIDED = "undecided"  # of a figure whose interval allows the paper's and its opposite
 UNJUDGED = "not judged"  # of an exhibit of which less than half is judged
 NOT_SHOWN = "not shown"  # of an exhibit that is simulated, where simulations are not near enough to real engines
 NOT_RUN = "not run yet"  # of an exhibit, where nothing was asked for but to judge what is there
-JUDGED = (HOLDS, EXCEEDS, IN_PART, DIRECTION, DOES_NOT_HOLD)  # those that say how a figure stands
+JUDGED = (HOLDS, EXCEEDS, IN_PART, DIRECTION, DOES_NOT_HOLD)  # those that say how a figure stands, the best first
 VERDICTS = (*JUDGED, UNDECIDED, NOT_COMPARABLE, CANNOT, UNJUDGED, NOT_RUN, NOT_SHOWN)
 
 SHARE, PART = 0.7, 0.3  # of the paper's gain: what holds, and what holds in part
 HALF = 0.5  # of an exhibit's figures: with fewer there is no verdict on it
 ONE_PROCESS = 0.1  # by how much two processes of the same kernels may differ: 9 of 10 A/A margins measured here are less
-EQUAL = 0.05  # a ratio so near to 1 says that there is no difference
+EQUAL = 0.05  # a published ratio so near to 1 says that there is no difference
 NO_DIFFERENCE = 0.1
 BEHIND = 0.02  # what is not slower may be by so little
 LEVEL, HALF_LEVEL = 0.8, 0.5  # of a published bound that is no ratio
@@ -44,15 +45,14 @@ _SHARES = (
 )
 RULES = {
     "ratio": f"a ratio {_SHARES}. A published ratio within {percent(EQUAL)} "
-    f"of 1 says that there is no difference: it holds where our whole interval is within {percent(NO_DIFFERENCE)} of 1, in "
-    "part where ours alone is, and else stands as any other",
+    f"of 1 says that there is no difference: it holds where our whole interval is within {percent(NO_DIFFERENCE)} of 1, is "
+    "undecided where ours alone is, and else stands as any other",
     "direction": "a direction holds where the whole interval lies beyond 1, and is undecided where 1 lies in it",
-    "fastest": "what is the fastest holds where the whole interval lies beyond 1, in part where it reaches 1 and ours is "
-    f"at least {1 - EQUAL} (level), and does not hold else",
-    "not_slower": f"what is not slower holds where the whole interval has {percent(1 - BEHIND)} of the other's speed, in "
-    f"part where its upper end has and ours is at least {1 - EQUAL}",
+    "fastest": "what is the fastest holds where the whole interval lies beyond 1, and is undecided where 1 lies in it",
+    "not_slower": f"what is not slower holds where the whole interval has {percent(1 - BEHIND)} of the other's speed, and "
+    "is undecided where its upper end alone has",
     "alike": "what is told as alike, or as hardly faster, holds where the whole interval is within "
-    f"{percent(NO_DIFFERENCE)} of 1, in part where ours alone is, and does not hold else",
+    f"{percent(NO_DIFFERENCE)} of 1, and is undecided where a part of it is",
     "count": f"a count holds where it is the paper's within what that is printed to or {percent(COUNTED)}, in part within "
     f"{percent(NEARLY_COUNTED)}",
     "at_least": f"a lower bound that is a ratio {_SHARES}; an idle share is taken as a call over its busy time. "
@@ -60,10 +60,10 @@ RULES = {
     "gain": f"a gain of AUC holds from {percent(SHARE)} of the paper's, in part from {percent(PART)}, and is the direction "
     f"only below; it exceeds where its whole interval lies beyond {percent(1 / SHARE)}; one whose interval reaches 0 does "
     "not hold, and is undecided where the paper's gain lies in that interval too",
-    "gain_direction": "a gain of AUC that no figure is given for holds where its 95 % interval lies beyond 0, in part where "
-    "it is beyond 0 itself",
+    "gain_direction": "a gain of AUC that no figure is given for holds where its 95 % interval lies beyond 0, and is "
+    "undecided where 0 lies in it",
     "trend": "a trend is Kendall's rank correlation, with the ends that it has over every order that the intervals of the "
-    "speedups leave open: it holds where its lower end lies beyond 0, in part where it is beyond 0 itself",
+    "speedups leave open: it holds where its lower end lies beyond 0, and is undecided where 0 lies between its ends",
     "at_most": f"an upper bound holds where it is exceeded by no more than {percent(1 / LEVEL - 1)}, in part up to "
     f"{percent(1 / HALF_LEVEL - 1)}",
 }
@@ -164,21 +164,25 @@ class Finding:
         if self.rule == "gain":
             return _by_share(published, ours, low, high)
         if self.rule in ("gain_direction", "trend"):
-            return HOLDS if low > 0 else IN_PART if ours > 0 else DOES_NOT_HOLD
+            return _beyond(0, low, high)
         if ours <= 0:
             return DOES_NOT_HOLD
-        if self.rule == "direction":
-            return HOLDS if low > 1 else UNDECIDED if high > 1 else DOES_NOT_HOLD
-        if self.rule == "fastest":
-            return HOLDS if low > 1 else IN_PART if high >= 1 and ours >= 1 - EQUAL else DOES_NOT_HOLD
+        if self.rule in ("direction", "fastest"):
+            return _beyond(1, low, high)
         if self.rule == "not_slower":
-            is_level = high >= 1 - BEHIND and ours >= 1 - EQUAL
-            return HOLDS if low >= 1 - BEHIND else IN_PART if is_level else DOES_NOT_HOLD
-        is_near = abs(log(ours)) <= log(1 + NO_DIFFERENCE)
-        if is_near and (self.rule == "alike" or abs(log(published)) <= log(1 + EQUAL)):
-            is_within = low > 0 and max(-log(low), log(high)) <= log(1 + NO_DIFFERENCE)
-            return HOLDS if is_within else IN_PART
+            return HOLDS if low >= 1 - BEHIND else UNDECIDED if high >= 1 - BEHIND else DOES_NOT_HOLD
+        is_within = low >= 1 / (1 + NO_DIFFERENCE) and high <= 1 + NO_DIFFERENCE
+        if self.rule == "alike":
+            is_beside = high < 1 / (1 + NO_DIFFERENCE) or low > 1 + NO_DIFFERENCE
+            return HOLDS if is_within else DOES_NOT_HOLD if is_beside else UNDECIDED
+        if abs(log(published)) <= log(1 + EQUAL) and abs(log(ours)) <= log(1 + NO_DIFFERENCE):
+            return HOLDS if is_within else UNDECIDED
         return _by_share(log(published), *(log(value) for value in (ours, low, high)))
+
+
+def _beyond(nothing: float, low: float, high: float) -> str:
+    """Of what is told without a figure. nothing: the value that says neither that nor its opposite."""
+    return HOLDS if low > nothing else UNDECIDED if high > nothing else DOES_NOT_HOLD
 
 
 def _by_share(published: float, ours: float, low: float, high: float) -> str:
@@ -210,22 +214,22 @@ def half_a_digit(value: float) -> float:
 
 
 def overall(findings: Sequence[Finding]) -> str:
-    """Of an exhibit: that of its findings where all that are judged agree; no verdict where less than HALF are judged.
+    """Of an exhibit: the best verdict that at least HALF of its judged findings reach, and "holds" only where all do that
+    were measured.
 
-    Where more than half of them do not hold, it does not.
+    There is none where less than HALF of the findings are judged.
     """
     judged = [finding.verdict for finding in findings if finding.is_judged]
-    verdicts = set(judged)
-    if not verdicts:
-        if any(finding.verdict == UNDECIDED for finding in findings):
+    are_some_open = any(finding.verdict == UNDECIDED for finding in findings)
+    if not judged:
+        if are_some_open:
             return UNJUDGED
         return NOT_COMPARABLE if any(finding.ours is not None for finding in findings) else CANNOT
     if len(judged) < HALF * len(findings):
         return UNJUDGED
-    if len(verdicts) == 1:
-        return verdicts.pop()
-    if judged.count(DOES_NOT_HOLD) > HALF * len(judged):
-        return DOES_NOT_HOLD
-    if verdicts <= {HOLDS, EXCEEDS}:
-        return HOLDS
-    return DIRECTION if verdicts <= {DIRECTION, DOES_NOT_HOLD} else IN_PART
+    reached = sorted(judged, key=JUDGED.index)[ceil(HALF * len(judged)) - 1]
+    if reached not in (HOLDS, EXCEEDS):
+        return reached
+    if are_some_open or not set(judged) <= {HOLDS, EXCEEDS}:
+        return IN_PART
+    return EXCEEDS if set(judged) == {EXCEEDS} else HOLDS

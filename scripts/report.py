@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 if not __package__:  # run as a file: the rooms are beside its folder
@@ -39,7 +39,7 @@ from results.published.values import NoSuchValue
 from results.schedule_file import NoSchedule
 from results.selection import NoResults, Selection
 from results.setting import Setting
-from results.verdict import COUNTS, Verdict, read_verdicts
+from results.verdict import Verdict, read_verdicts
 from scripts.arguments import Parser, folder_of, path_argument
 from scripts.charts import style
 from scripts.charts.chart import Chart
@@ -309,7 +309,7 @@ def make(
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
-    """A row for each verdict; None for none."""
+    """A row for each verdict, how it stands before why; None for none."""
     if not verdicts:
         return None
 
@@ -317,10 +317,9 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
         words = name not in ("exhibit", "verdict")
         return made(name, lambda verdict: Entry(getattr(verdict, name) or DASH), number=False, words=words)
 
-    columns = [column(field.name) for field in fields(Verdict) if field.name not in COUNTS]
-    place = 1 + [field.name for field in fields(Verdict)].index("verdict")
-    columns.insert(place, made("figures", lambda verdict: Entry(verdict.extent), number=False))
-    return table(columns, verdicts)
+    figures: Made[Verdict] = made("figures", lambda verdict: Entry(verdict.extent), number=False)
+    answer, *behind = "verdict", "claim", "published", "measured", "place", "reason", "command"
+    return table([column("exhibit"), column(answer), figures, *map(column, behind)], verdicts)
 
 
 def _verdicts(file: Path | None, parser: Parser) -> list[Verdict]:

@@ -220,7 +220,8 @@ def test_verdicts_come_back_and_are_checked(tmp_path: Path) -> None:
     table = made().verdicts
     assert table is not None and "8 of 12" in made().html() and "8 of 12" in made().markdown()
     assert table is not None and all(column.words for column in table.columns if column.heading in ("published", "measured"))
-    assert [entry.text for entry in table.rows[0]][:3] == [VERDICT.exhibit, VERDICT.claim, "22.34x"]
+    first = [entry.text for entry in table.rows[0]]
+    assert first[:5] == [VERDICT.exhibit, VERDICT.verdict, "8 of 12", VERDICT.claim, "22.34x"]
     for broken in ({}, [{}], [vars(VERDICT) | {"verdict": "maybe"}], [vars(VERDICT) | {"more": "x"}]):
         file.write_text(json.dumps(broken))
         with pytest.raises(ValueError, match="verdict"):

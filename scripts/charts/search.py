@@ -34,8 +34,10 @@ def draw(measured: Selection, cold: Mapping[Place, float] | None = None) -> Char
         if (record := measured.part(row, system, _prepared)) is None:
             return ()
         whole = Dot(max(record.preparation_s or 0.0, LEAST), filled=False)
-        seconds = record.schedule.search.seconds if record.schedule is not None else None
-        return (whole,) if seconds is None else (whole, Dot(max(seconds, LEAST)))
+        search = record.schedule.search if record.schedule is not None else None
+        if search is None or search.seconds is None or (search.measured == 0 and search.simulated is None):
+            return (whole,)
+        return whole, Dot(max(search.seconds, LEAST))
 
     # Eager prepares nothing.
     systems = [s for s in measured.systems if s != EAGER and any(measured.part(row, s, _prepared) for row in measured.rows)]
@@ -73,7 +75,7 @@ def draw(measured: Selection, cold: Mapping[Place, float] | None = None) -> Char
         return Chart("search", "Search for a schedule", caption, figure)
     caption = (
         "Preparation: from the module to what can be called, once for each model and shape (open), and of it the search for "
-        "a schedule (filled), for systems that have one. One measurement of each, so there are no intervals."
+        "a schedule (filled), for systems that have one, unless it measured nothing anew. One measurement of each."
     )
     return Chart("search", "Search and preparation", caption, figure)
 

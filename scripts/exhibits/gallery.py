@@ -19,15 +19,16 @@ NEEDS_FILES = "needs files of yours"
 
 
 def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
-    """A table of all exhibits, and of each paper those with a measured figure: the charts that its preset
-    names, or else its first. One that is not shown has the reason alone.
+    """Tables of all exhibits, the papers' and our own, and of each paper those with a measured figure: the charts that its
+    preset names, or else its first. One that is not shown has the reason alone.
 
     Args:
         folder: where the pictures belong.
         page: the folder of the pages, to which their paths are relative.
 
     Returns:
-        Markdown by the name of its part ("verdicts", "exhibits of nimble"), and the pictures that it shows, SVG by file.
+        Markdown by the name of its part ("verdicts", "own verdicts", "exhibits of nimble"), and the pictures that it shows,
+        SVG by file.
     """
     sections: dict[str, list[str]] = {}
     rows, files = [], dict[Path, str]()
@@ -65,7 +66,9 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
             lines = "\n".join(f"- {line}" for line in behind)
             sections[paper].append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{lines}\n\n</details>")
     parts = {f"exhibits of {paper}": "\n\n".join(section) for paper, section in sections.items()}
-    return parts | {"verdicts": _verdicts(rows).markdown()}, files
+    for part, are_own in (("verdicts", False), ("own verdicts", True)):
+        parts[part] = _verdicts([row for row in rows if row.preset.is_own == are_own]).markdown()
+    return parts, files
 
 
 def _has_section(best: Recorded) -> bool:
@@ -111,7 +114,7 @@ def _figures(preset: Preset, best: Recorded) -> Table:
     stands = judgement.stands(preset, best.evidence)
     columns = [
         made("figure", lambda finding: finding.what, number=False),
-        made("paper", judgement.published),
+        made("paper", lambda finding: DASH if preset.is_own else judgement.published(finding)),
         made("here", judgement.interval),
         made("verdict", lambda finding: judgement.how_it_stands(finding, stands), number=False),
     ]

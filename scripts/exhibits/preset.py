@@ -1,5 +1,6 @@
 """An exhibit of a paper, as its preset in conf/experiment/ describes it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -20,6 +21,7 @@ from results.published.values import COLUMNS, Criterion, reproduced
 EXPERIMENTS = conf.FOLDER / "experiment"
 OUTPUT = "results/exhibits"  # what a preset calls the folder of its exhibits' files
 EAGER = named("system", "eager")
+OWN = ("This project", "Ours")  # how the sources of our own questions begin
 NEEDS = ("gpu", "nothing", "files")
 Parameters: TypeAlias = dict[str, str]
 Entry: TypeAlias = str | Mapping[str, Option]  # a choice by its name, or {choice: NAME, OPTION: VALUE}
@@ -118,6 +120,11 @@ class Preset:
     remark: str = ""
     small: Parameters = field(default_factory=dict)
 
+    @property
+    def is_own(self) -> bool:
+        """Is it a question of ours, of which no paper has a figure?"""
+        return self.source.startswith(OWN)
+
     @classmethod
     def read(cls, name: str) -> "Preset":
         """Raises NoPreset, and NoSuchValue where it names rows that are not published."""
@@ -186,9 +193,20 @@ def _hint(name: str) -> str:
 
 @cache
 def _names(folder: Path) -> tuple[str, ...]:
-    files = sorted(folder.rglob("*.yaml"))
-    presets = [file for file in files if "exhibit" in (yaml.safe_load(file.read_text(encoding="utf-8")) or {})]
-    return tuple(file.relative_to(folder).with_suffix("").as_posix() for file in presets)
+    exhibits = {
+        file: (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("exhibit") for file in folder.rglob("*.yaml")
+    }
+    titles = {
+        file.relative_to(folder).with_suffix("").as_posix(): str(exhibit.get("title", ""))
+        for file, exhibit in exhibits.items()
+        if isinstance(exhibit, dict)
+    }
+    return tuple(sorted(titles, key=lambda name: (name.partition("/")[0], _in_parts(titles[name]), name)))
+
+
+def _in_parts(title: str) -> list[tuple[int, str]]:
+    """A key that has figure 2 before figure 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", title)]
 
 
 def _choice(group: str, entry: Entry) -> Choice:
