@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +155,67 @@ def test_a_description_says_what_a_module_is() -> None:
     ]
     assert description(base) == description(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
     assert all(description(base) != description(other) for other in others)
+
+
+class Clip(nn.Module):
+    """Its code depends on attributes of several kinds."""
+
+    def __init__(self, most: float = 6.0, act: Callable[[Tensor], Tensor] = torch.relu, width: int = 1):
+        super().__init__()
+        self.layer, self.most, self.act = nn.Linear(4, 4), most, act
+        self.config = SimpleNamespace(width=width, sizes=[1, {"a": 2}])
+        self.scale, self.scales = torch.ones(4), [torch.ones(4)]
+        self.number, self.seen = 0, list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.number += 1
+        self.seen.append(self.number)
+        return self.act(self.layer(x)).clamp(max=self.most) * self.config.width * self.scale * self.scales[0] + x
+
+
+def test_a_description_knows_what_the_code_may_read() -> None:
+    alike = description(Clip())
+    assert description(Clip()) == alike
+    for other in (Clip(7.0), Clip(act=torch.tanh), Clip(width=2)):
+        assert description(other) != alike
+
+
+def plan_of(module: nn.Module, x: Tensor, folder: Path) -> Path:
+    file = folder / "plan.json"
+    schedule = systems.load("weave", budget_s=0.0).schedule(module, (x,))
+    assert schedule.recipe is not None and schedule.recipe["captured"]
+    file.write_text(json.dumps(schedule.to_json(model="clip", batch=2, device="cpu")))
+    return file
+
+
+@pytest.mark.parametrize("other", [{"most": 60.0}, {"act": torch.tanh}, {"width": 2}])
+def test_a_plan_is_of_no_module_with_another_attribute(other: dict[str, Any], tmp_path: Path, cache_folder: Path) -> None:
+    """Also where both compute the same of the inputs at hand."""
+    x = torch.zeros(2, 4)
+    file = plan_of(Clip().eval(), x, tmp_path)
+    module = Clip(**other).eval()
+    try:
+        fast = systems.load("weave", plan=str(file)).prepare(module, (x,))
+    except ValueError as error:
+        assert "does not fit" in str(error)
+        return
+    with closing(fast), torch.no_grad():
+        torch.testing.assert_close(fast(x + 100), module(x + 100))
+
+
+def test_tensors_among_the_attributes_stay_the_modules(tmp_path: Path, cache_folder: Path) -> None:
+    module, x = Clip().eval(), torch.randn(2, 4)
+    file = plan_of(module, x, tmp_path)
+    with closing(systems.load("weave", plan=str(file)).prepare(module, (x,))) as fast, torch.no_grad():
+        module.scale.mul_(3.0)
+        module.scales[0].mul_(2.0)
+        torch.testing.assert_close(fast(x), module(x))
+
+
+def test_preparing_from_a_plan_leaves_the_module_as_it_was(tmp_path: Path, cache_folder: Path) -> None:
+    module, x = Clip().eval(), torch.randn(2, 4)
+    file = plan_of(module, x, tmp_path)
+    number, state = module.number, torch.random.get_rng_state()
+    seen = list(module.seen)
+    systems.load("weave", plan=str(file)).prepare(module, (x,)).close()
+    assert (module.number, module.seen) == (number, seen) and torch.equal(torch.random.get_rng_state(), state)

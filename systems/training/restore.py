@@ -61,7 +61,7 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
         What has changed, which is known on exit.
     """
     parts = _parts(module) | {f"loss.{path}" if path else "loss": part for path, part in _parts(loss).items()}
-    before = {path: _plain_attributes(part) for path, part in parts.items()}
+    before = {path: plain_attributes(part) for path, part in parts.items()}
     values = [value for attributes in before.values() for value in attributes.values()]
     lists = [(value, value.copy()) for value in values if type(value) is list]
     dicts = [(value, value.copy()) for value in values if type(value) is dict]
@@ -72,7 +72,7 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
         yield changes
     finally:
         for path, part in parts.items():
-            for name, value in _plain_attributes(part).items():
+            for name, value in plain_attributes(part).items():
                 then = tensors.get((path, name), [])
                 if any(all(x is not y for y in then) for x in _tensors(value)):
                     changes.assigned[_joined(path, name)] = then
@@ -126,7 +126,7 @@ def _in_full(state: object) -> str:
 def state_kept(module: nn.Module) -> Iterator[None]:
     """Undo what forward passes within change: buffers, plain attributes with the tensors there, and the random state."""
     devices = sorted({x.get_device() for x in (*module.parameters(), *module.buffers()) if x.is_cuda})
-    attributes = [value for part in module.modules() for value in _plain_attributes(part).values()]
+    attributes = [value for part in module.modules() for value in plain_attributes(part).values()]
     states = [x for value in attributes for x in _tensors(value) if not x.requires_grad]
     with restored((*module.buffers(), *states), devices), attributes_kept(module):
         yield
@@ -148,7 +148,8 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _plain_attributes(part: object) -> dict[str, object]:
+def plain_attributes(part: object) -> dict[str, object]:
+    """What an object holds by name, but for what every module does."""
     return {name: value for name, value in vars(part).items() if name not in OF_EVERY_MODULE}
 
 

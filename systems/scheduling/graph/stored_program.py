@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import treespec_dumps, treespec_loads
+from torch.utils._pytree import tree_leaves, treespec_dumps, treespec_loads
+
+from systems.training.restore import plain_attributes, state_kept
 
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 
 LARGEST_CONSTANT = 1 << 16  # bytes; a larger one would make the document long
 PLAIN = (type(None), bool, int, float, str)
+DEPTH = 3  # levels of an attribute that tell one module from another: a configuration holds mappings of lists
 READERS_OF_FILES = ("from_file",)
 NAMED: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
@@ -25,8 +28,8 @@ class NotStorable(ValueError):
 
 
 def description(module: nn.Module) -> list[str]:
-    """What a module is without its weights' values, as far as nobody has to run it: its submodules with their numbers, the
-    files of their classes, and shapes, strides and types of its state.
+    """What a module is without its weights' values, as far as nobody has to run it: its submodules with their numbers and
+    attributes, the files of their classes, and shapes, strides and types of its state.
 
     It knows no other files and no variables: a program that was stored is compared with the module.
     """
@@ -36,7 +39,35 @@ def description(module: nn.Module) -> list[str]:
         f"{name} {tensor.dtype} {[*tensor.shape]} {tensor.stride()}"
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
     ]
-    return [repr(module), *sorted(classes), *(_content(name) for name in sorted(files)), *state]
+    attributes = [
+        f"{path}.{name} = {_in_words(value, DEPTH)}"
+        for path, part in module.named_modules()
+        for name, value in sorted(plain_attributes(part).items())
+    ]
+    return [repr(module), *sorted(classes), *(_content(name) for name in sorted(files)), *state, *attributes]
+
+
+def _in_words(value: Any, depth: int) -> str:
+    """An attribute, the same in every process: numbers and words as they are, tensors by their form, and of another object
+    its class and what it holds, `depth` levels deep.
+    """
+    if isinstance(value, Tensor):
+        return f"tensor {value.dtype} {[*value.shape]} {value.stride()}"
+    if isinstance(value, (*PLAIN, complex, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return repr(value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, nn.Module) or depth == 0:
+        return kind
+    if isinstance(value, Mapping):
+        return f"{kind} {[(_in_words(key, 0), _in_words(each, depth - 1)) for key, each in value.items()]}"
+    if isinstance(value, (tuple, list)):
+        return f"{kind} {[_in_words(each, depth - 1) for each in value]}"
+    if isinstance(value, (set, frozenset)):
+        return f"{kind} {sorted(_in_words(each, depth - 1) for each in value)}"
+    if (name := getattr(value, "__qualname__", None)) is not None:
+        return f"{kind} {getattr(value, '__module__', '')}.{name}"
+    public = {name: each for name, each in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return f"{kind} {[(name, _in_words(each, depth - 1)) for name, each in sorted(public.items())]}"
 
 
 def to_document(program: Program, module: nn.Module) -> dict[str, Any]:
@@ -97,10 +128,23 @@ def from_document(document: Mapping[str, Any], module: nn.Module, inputs: tuple[
     return Program(OperatorGraph(operators, predecessors), calls, outputs, treespec_loads(document["structure"]), inputs)
 
 
+def answer_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+    """What the module returns. It is left as it was, and so are the random generators."""
+    with state_kept(module):
+        return module(*inputs)
+
+
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, also where two names have one tensor."""
+    """Parameters, buffers and tensors among the attributes by name, also where two names have one tensor."""
+    attributes = {
+        f"{path}.{name}[{i}]": leaf
+        for path, part in module.named_modules()
+        for name, value in plain_attributes(part).items()
+        for i, leaf in enumerate(tree_leaves(value))
+        if isinstance(leaf, Tensor)
+    }
     parameters, buffers = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-    return dict([*parameters, *buffers])
+    return attributes | dict([*parameters, *buffers])
 
 
 def _content(name: str) -> str:
