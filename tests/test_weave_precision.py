@@ -271,3 +271,32 @@ def test_without_fp64_a_search_compares_with_eager(monkeypatch: pytest.MonkeyPat
     state = space.searching(monkeypatch)[0].run()
     assert state.best == Candidate() and state.gains == []
     assert Space(2).searching(monkeypatch)[0].run().best != Candidate()
+
+
+def test_elements_that_are_no_numbers_hide_no_others() -> None:
+    """Masked logits: minus infinity has to be where eager has it, and the other elements are compared."""
+
+    class Masked(nn.Module):
+        mask: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+            self.register_buffer("mask", torch.ones(6, 6, dtype=torch.bool).triu(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).masked_fill(self.mask, float("-inf"))
+
+    module, x = Masked().eval(), torch.randn(6, 6)
+    held = reference.Reference(capture(module, (x,)))
+    with torch.no_grad():
+        own = module(x)
+    assert held.excess([own]) <= 1
+    assert held.excess([torch.full((6, 6), 1e9)]) > 1
+    assert held.excess([torch.where(own.isinf(), 0.0, own)]) > 1
+    assert held.excess([torch.where(own.isinf(), float("inf"), own)]) > 1
+    wrong = own.clone()
+    wrong[5, 0] += 1e-2
+    assert held.excess([wrong]) > 1
+    wrong[5, 0] = float("nan")
+    assert held.excess([wrong]) > 1

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import torch
@@ -37,9 +38,14 @@ class Reference:
             self.own = tensors(captured.run(captured.examples))
         self.outputs, self.disturbed = wide_outputs(captured), wide_outputs(captured, self.precision)
         cases = zip(self.own, self.disturbed, self.outputs, strict=True)
-        self.eager = [distance(own, reference).or_more(distance(moved, reference)) for own, moved, reference in cases]
+        self.eager = [_distance(own, reference).or_more(_distance(moved, reference)) for own, moved, reference in cases]
         multiple = MULTIPLE[self.precision]
         self.tolerances = [_tolerance(multiple, own, error) for own, error in zip(self.own, self.eager, strict=True)]
+        # What is no number, such as a masked logit, has to be the same where eager's is.
+        self._fixed = [
+            ~torch.isfinite(wide) & _is_same(own, wide) if wide.is_floating_point() else None
+            for own, wide in zip(self.own, self.outputs, strict=True)
+        ]
 
     def excess(self, outputs: Sequence[Tensor]) -> float:
         """The largest error over its tolerance: up to 1 is precise enough. Infinite where there should be a number."""
@@ -50,11 +56,12 @@ class Reference:
         return self._share([span.held(out, reference) if span else out for out, reference, span in pairs])
 
     def _share(self, outputs: Sequence[Tensor]) -> float:
-        compared = zip(outputs, self.outputs, self.tolerances, strict=True)
-        return max(
-            (_excess(distance(out, wide), most) for out, wide, most in compared if bool(torch.isfinite(wide).all())),
-            default=0.0,
-        )
+        share = 0.0
+        for out, wide, most, fixed in zip(outputs, self.outputs, self.tolerances, self._fixed, strict=True):
+            if fixed is not None and bool((fixed & ~_is_same(out, wide)).any()):
+                return inf
+            share = max(share, _excess(_distance(out, wide), most))
+        return share
 
     @cached_property
     def _spans(self) -> list[Span | None]:
@@ -66,7 +73,8 @@ class Reference:
         ]
         spans: list[Span | None] = []
         for i, (reference, eager, most) in enumerate(zip(self.outputs, self.eager, self.tolerances, strict=True)):
-            span = Span(reference) if reference.is_floating_point() else None
+            are_numbers = reference.is_floating_point() and bool(torch.isfinite(reference).all())
+            span = Span(reference) if are_numbers else None
             if span is not None:
                 for outcome in others:
                     span.widen(outcome[i])
@@ -74,6 +82,19 @@ class Reference:
                     span = None
             spans.append(span)
         return spans
+
+
+def _distance(out: Tensor, wide: Tensor) -> Distance:
+    """Between those elements that are numbers in the reference."""
+    is_finite = torch.isfinite(wide)
+    if bool(is_finite.all()):
+        return distance(out, wide)
+    return distance(torch.where(is_finite, out, 0), torch.where(is_finite, wide, 0))
+
+
+def _is_same(out: Tensor, wide: Tensor) -> Tensor:
+    """By element: are both the same, or neither of them a number?"""
+    return (out == wide) | (torch.isnan(out) & torch.isnan(wide))
 
 
 def precision_of(program: Program) -> str:
