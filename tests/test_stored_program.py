@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import systems
+from systems.base import BadOption
 from systems.scheduling.graph import stored_program
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Call, Program
@@ -219,3 +220,10 @@ def test_preparing_from_a_plan_leaves_the_module_as_it_was(tmp_path: Path, cache
     seen = list(module.seen)
     systems.load("weave", plan=str(file)).prepare(module, (x,)).close()
     assert (module.number, module.seen) == (number, seen) and torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_plan_of_other_switches_is_refused(tmp_path: Path, cache_folder: Path) -> None:
+    """A record would name switches that the plan does not follow."""
+    file = plan_of(Clip().eval(), torch.randn(2, 4), tmp_path)
+    with pytest.raises(BadOption, match=r"was made with system\.fuse_elementwise=true: ask for the same"):
+        systems.load("weave", plan=str(file), fuse_elementwise=False)

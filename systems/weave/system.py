@@ -53,7 +53,7 @@ class Weave(Scheduler):
         switches: those of `Rewriting`.
 
     Raises:
-        BadOption: an option has another value, or the file is no plan of weave.
+        BadOption: an option has another value, or the file is no plan of weave, or one of other switches.
     """
 
     name = "weave"
@@ -71,6 +71,9 @@ class Weave(Scheduler):
         self.recipe: Recipe | None = None
         if self.file:
             self.file_schedule, self.recipe = _read(self.file)
+            if others := sorted(set(self.recipe.switches) ^ set(self.rewriting.switches)):
+                was = str(others[0] in self.recipe.switches).lower()
+                raise BadOption(f"system.plan={self.file} was made with system.{others[0]}={was}: ask for the same")
         self.state = State()  # of the program that is prepared
         self.is_learning = False  # and nothing else, in a process of its own
 
