@@ -1,6 +1,7 @@
 """A module that is ready for several shapes: which of them a call takes, what is filled up and cut, what is refused."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -139,9 +140,24 @@ def test_axes_that_do_not_fit_are_refused(axis: Axis, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module.prepare(torch.zeros(4, 2))
     assert not module.prepared
-    for no_list in (axis, [axis, 3]):
+    for no_list in (axis, [axis, 3], None):
         with pytest.raises(BadOption, match="axes is no list of Axis"):
             Weave(Mixed().eval(), axes=no_list)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "fill", "message"),
+    [
+        ([0], {0: 0}, {}, r"inputs=\[0\]"),
+        ({"x": 0}, {0: 0}, {}, "inputs={'x': 0}"),
+        ({0: 0}, {0: None}, {}, "outputs={0: None}"),
+        ({0: 0}, {0: 0}, {0: "a"}, "fill={0: 'a'}"),
+        ({0: 0}, {0: 0}, {1: 0.0}, "fills input 1, which is none of its inputs"),
+    ],
+)
+def test_an_axis_names_tensors_by_number(inputs: Any, outputs: Any, fill: Any, message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        Axis(inputs, outputs, fill)
 
 
 def test_what_lacks_is_filled_with_what_was_named() -> None:

@@ -34,11 +34,25 @@ class Axis:
         inputs: the dimension with this size, by the number of the input, from 0; of at least one.
         outputs: likewise, by the number of the output among all tensors that the module returns; they are cut to size.
         fill: what to fill with along this axis, by the number of the input; 0 where there is none.
+
+    Raises:
+        BadOption: one of them is no mapping by whole numbers, or an input is filled that the axis does not name.
     """
 
     inputs: Mapping[int, int]
     outputs: Mapping[int, int]
     fill: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("inputs", int), ("outputs", int), ("fill", (int, float))):
+            mapping = getattr(self, name)
+            is_right = isinstance(mapping, Mapping) and all(
+                isinstance(key, int) and isinstance(value, kinds) for key, value in mapping.items()
+            )
+            if not is_right:
+                raise BadOption(f"an axis has {name}={mapping!r}: write them by their numbers, such as {{0: 1}}")
+        if others := sorted(set(self.fill) - set(self.inputs)):
+            raise BadOption(f"an axis fills input {others[0]}, which is none of its inputs")
 
 
 class ScheduledModule(nn.Module):
@@ -67,7 +81,7 @@ class ScheduledModule(nn.Module):
             raise TypeError(f"module is a {type(module).__name__}, and no module of PyTorch")
         if otherwise not in OTHERWISE:
             raise BadOption(f"otherwise is {otherwise}, not one of {', '.join(OTHERWISE)}")
-        if isinstance(axes, Axis) or not all(isinstance(axis, Axis) for axis in axes):
+        if not isinstance(axes, Sequence) or not all(isinstance(axis, Axis) for axis in axes):
             raise BadOption("axes is no list of Axis: write axes=[Axis(...)]")
         # Not a submodule: the names in state_dict are to stay the module's own.
         self.__dict__["module"] = module
