@@ -160,9 +160,56 @@ def test_an_axis_names_tensors_by_number(inputs: Any, outputs: Any, fill: Any, m
         Axis(inputs, outputs, fill)
 
 
+class Twice(nn.Module):
+    """Two outputs, of which the second has the size of the batch alone."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.sum(1)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (
+            [Axis({0: 0}, {0: 0})],
+            r"output 1 has size 3 along dimension 0 where an axis has 3, and 4 where it has 4",
+        ),
+        ([Axis({0: 0}, {1: 0})], r"output 0 .*outputs={0: 0}"),
+        ([Axis({0: 0}, {0: 0, 1: 0}), Axis({0: 1}, {})], r"output 0 has size 1 along dimension 1 .*outputs={0: 1}"),
+    ],
+)
+def test_an_axis_that_leaves_out_an_output_is_refused(axes: list[Axis], message: str) -> None:
+    """Else a call would return rows that are none of its own."""
+    module = Weave(Twice().eval(), axes=axes, budget_s=0.0)
+    with pytest.raises(ValueError, match=message):
+        module.prepare(torch.zeros(4, 2))
+    assert not module.prepared
+
+
+def test_a_module_may_refuse_a_smaller_size() -> None:
+    """It is then called at its own."""
+
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] != 4:
+                raise ValueError("made for four")
+            return x + 1
+
+    module = Weave(Fixed().eval(), axes=[Axis({0: 0}, {0: 0})], budget_s=0.0).prepare(torch.zeros(4, 2))
+    assert module(torch.ones(3, 2)).tolist() == [[2.0, 2.0]] * 3
+    module.close()
+
+
+class Digits(nn.Module):
+    """Has its elements in one number, the first as its last digit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 10.0 ** torch.arange(x.numel()).view(x.shape)).sum()
+
+
 def test_what_lacks_is_filled_with_what_was_named() -> None:
-    module = Weave(nn.ReLU().eval(), axes=[Axis({0: 1}, {}, fill={0: 7})], budget_s=0.0).prepare(torch.zeros(2, 4))
-    assert module(torch.ones(2, 3)).tolist() == [[1, 1, 1, 7]] * 2
+    module = Weave(Digits().eval(), axes=[Axis({0: 1}, {}, fill={0: 7})], budget_s=0.0).prepare(torch.zeros(1, 4))
+    assert module(torch.ones(1, 3)).item() == 7111
     module.close()
 
 
@@ -171,8 +218,8 @@ def test_each_axis_fills_with_its_own(is_first: bool) -> None:
     """In whichever order they are named, of which the last fills the corner."""
     axes = [Axis({0: 1}, {}, fill={0: 7}), Axis({0: 0}, {}, fill={0: 3})]
     axes = axes if is_first else axes[::-1]
-    module = Weave(nn.ReLU().eval(), axes=axes, budget_s=0.0).prepare(torch.zeros(2, 4))
-    assert module(torch.ones(1, 3)).tolist() == [[1, 1, 1, 7], [3, 3, 3, 3 if is_first else 7]]
+    module = Weave(Digits().eval(), axes=axes, budget_s=0.0).prepare(torch.zeros(2, 3))
+    assert module(torch.ones(1, 2)).item() == (333711 if is_first else 733711)
     module.close()
 
 

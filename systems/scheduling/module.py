@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from systems.base import BadOption, Loss
 from systems.scheduling.execution.arena import Arena
@@ -18,6 +18,7 @@ from systems.scheduling.execution.members import Members
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.execution.training_step import TrainingStep
 from systems.scheduling.graph.program import Program, describe
+from systems.scheduling.graph.stored_program import answer_of
 from systems.scheduling.scheduler import Scheduler
 
 OTHERWISE = ("refuse", "module")
@@ -32,7 +33,8 @@ class Axis:
 
     Args:
         inputs: the dimension with this size, by the number of the input, from 0; of at least one.
-        outputs: likewise, by the number of the output among all tensors that the module returns; they are cut to size.
+        outputs: likewise, by the number of the output among all tensors that the module returns; they are cut to size. All
+            whose size goes with the inputs' are to be named.
         fill: what to fill with along this axis, by the number of the input; 0 where there is none.
 
     Raises:
@@ -111,7 +113,7 @@ class ScheduledModule(nn.Module):
             Unsupported: the module cannot be captured.
             TypeError: the inputs are no tensors.
             ValueError: an axis names no input, or a dimension that an input or an output lacks, or an output of another size
-                than the inputs.
+                than the inputs, or leaves out an output whose size goes with them.
         """
         inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
         if not inputs or not all(isinstance(x, Tensor) for x in inputs):
@@ -131,6 +133,8 @@ class ScheduledModule(nn.Module):
             prepared = self.system.prepare(self.module, inputs, arena=self.arena)
         try:
             _check_outputs(prepared.program, self.axes)
+            with _eval_form(self.module):
+                _check_unnamed(self.module, inputs, prepared.program, self.axes)
         except ValueError:
             prepared.close()
             raise
@@ -263,6 +267,36 @@ def _check_outputs(program: Program, axes: Sequence[Axis]) -> None:
         for i, dim in axis.outputs.items():
             if (own := outputs[i].shape[dim]) != size:
                 raise ValueError(f"output {i} has size {own} along dimension {dim}, and the inputs of its axis {size}")
+
+
+def _check_unnamed(module: nn.Module, inputs: Sequence[Tensor], program: Program, axes: Sequence[Axis]) -> None:
+    """Raises ValueError where an output has a size that goes with an axis, which does not name it: nobody would cut it.
+
+    The module is run once with each axis one smaller. One that refuses that says nothing, and is called at its own size.
+    """
+    own = [value.shape for value in map(program.value, program.outputs) if isinstance(value, Tensor)]
+    for axis in axes:
+        if (size := _size(axis, inputs)) < 2:
+            continue
+        smaller = tuple(x.narrow(axis.inputs[i], 0, size - 1) if i in axis.inputs else x for i, x in enumerate(inputs))
+        try:
+            with torch.no_grad():
+                leaves = tree_leaves(answer_of(module, smaller))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a module raises of a size that it is not made for
+            continue
+        outputs = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
+        if [len(shape) for shape in outputs] != [len(shape) for shape in own]:
+            continue
+        for i, (less, whole) in enumerate(zip(outputs, own, strict=True)):
+            for dim in (
+                d for d in range(len(whole)) if less[d] != whole[d] and axis.outputs.get(i) not in (d, d - len(whole))
+            ):
+                raise ValueError(
+                    f"output {i} has size {less[dim]} along dimension {dim} where an axis has {size - 1}, and {whole[dim]} "
+                    f"where it has {size}: name it in the axis, outputs={{{i}: {dim}}}"
+                )
 
 
 def _size(axis: Axis, inputs: Sequence[Tensor]) -> int:
