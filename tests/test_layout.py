@@ -70,7 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems.opara": SCHEDULER,
     "systems.custom": SCHEDULER,
     "systems.checkout": {"conf", "systems.base", "systems.cache"},
-    "systems.weave": SCHEDULER | {SIMULATE, "systems.registry", "systems.scheduling.passes", "systems.kernels"},
+    "systems.weave": SCHEDULER
+    | {SIMULATE, "systems.registry", "systems.scheduling.passes", "systems.kernels", "systems.training"},
     "systems.advice": SCHEDULER | {SIMULATE, "systems.registry"},
     "systems.backends": {"conf", "systems.base", "systems.registry", "systems.scheduling.scheduler"},
     "systems.pytorch": FLOOR | {"systems.training", "systems.profiling", "systems.scheduling"},

@@ -191,3 +191,27 @@ def test_a_record_says_who_executes(run: Run, folder: Path) -> None:
     has_schedule = record.get("schedule") is not None
     assert executed_by in (None, "eager") and has_schedule is (executed_by is None)
     assert ("handed over whole to eager" in done.stdout) is (executed_by == "eager")
+
+
+class Counts(nn.Module):
+    """Keeps a count of its calls and a mean over them."""
+
+    n: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1
+        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return torch.relu(x - self.mean) * self.n
+
+
+@pytest.mark.parametrize("peer", ["eager", "torchscript"])
+def test_preparing_beside_peers_leaves_buffers_as_they_were(peer: str) -> None:
+    module, x = Counts().eval(), torch.randn(8, 4)
+    systems.load("weave_or_peers", peers=peer, budget_s=0.0).prepare(module, (x,)).close()
+    assert module.n.item() == 0 and not module.mean.any()

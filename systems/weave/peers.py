@@ -19,6 +19,7 @@ from systems.registry import load
 from systems.scheduling.graph.program import Program
 from systems.scheduling.graph.structure import digest, structure
 from systems.scheduling.scheduler import captured
+from systems.training.restore import state_kept
 
 from . import search, trials
 from .reference import Reference, tensors
@@ -86,7 +87,8 @@ class WeaveOrPeers(System):
         peer, comparison = self._winner(program, module, inputs)
         if peer is None or comparison is None:
             return self._weave().prepare_program(program)
-        prepared = load(peer).prepare(module, inputs)
+        with state_kept(module):
+            prepared = load(peer).prepare(module, inputs)
         prepared.compilation = replace(prepared.compilation or Compilation(), handed_over=peer)
         message = f"handed over whole to {peer}: {comparison.peer_ms:.3f} ms a call, weave {comparison.own_ms:.3f} ms"
         warnings.warn(message, category=Notice, stacklevel=2)
@@ -129,7 +131,9 @@ class WeaveOrPeers(System):
                     if reason := system.unsupported(program.device.type):
                         raise Unsupported(reason)
                     system.report = self.report
-                    with closing(system.prepare(module, inputs)) as prepared:
+                    with state_kept(module):
+                        compiled = system.prepare(module, inputs)
+                    with closing(compiled) as prepared, state_kept(module):
                         excess = Reference(program).excess(tensors(prepared(*inputs)))
                         if excess > 1:
                             self.report(f"{peer} is left out: its error is {excess:.1f} times what it may be")
