@@ -166,9 +166,13 @@ POSITIONS_OF_T5 = 1024  # of a prompt and its answer: relative positions have no
 def decoder_of(config: PretrainedConfig) -> GPT | Qwen3 | T5Generation:
     """Our decoder of a configuration of transformers. Raises TypeError, in one line, for what none of ours computes."""
     kind = config.model_type
+    if getattr(config, "quantization_config", None) is not None:
+        raise TypeError("quantized weights are not served here")
     if kind == "gpt2":
         wrong = [
             *("scale_attn_by_inverse_layer_idx",) * bool(config.scale_attn_by_inverse_layer_idx),
+            *("scale_attn_weights",) * (not config.scale_attn_weights),
+            *("tie_word_embeddings",) * (not config.tie_word_embeddings),
             *("activation_function",) * (config.activation_function not in ("gelu_new", "gelu_pytorch_tanh")),
             *("n_inner",) * (config.n_inner not in (None, 4 * config.n_embd)),
             *("layer_norm_epsilon",) * (config.layer_norm_epsilon != 1e-5),
@@ -178,6 +182,8 @@ def decoder_of(config: PretrainedConfig) -> GPT | Qwen3 | T5Generation:
         return GPT(Shape(config.n_layer, config.n_embd, config.n_head, config.n_positions, config.vocab_size))
     if kind == "qwen3":
         rope = dict(config.rope_parameters or {})
+        if config.hidden_act != "silu":
+            raise TypeError(f"hidden_act={config.hidden_act} of a qwen3 is not served here")
         if config.attention_bias or config.use_sliding_window or rope.get("rope_type", "default") != "default":
             raise TypeError(
                 "biases of attention, scaled rotary positions and sliding windows of a qwen3 are not served here"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CONFIG, INDEX, WHOLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 GENERATION = "generation_config.json"
+SERVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what a folder's weights may be
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.json")
 
 
@@ -66,6 +67,8 @@ def fill(decoder: nn.Module, path: Path) -> None:
         if pair.ours == "tokens.weight" and len(theirs) < len(ours):
             ours[len(theirs) :].zero_()  # rows that pad the embedding
             ours = ours[: len(theirs)]
+        if theirs.dtype not in SERVED:
+            raise BadModel(f"model.path={path}: {name} holds {theirs.dtype}, and quantized weights are not served here")
         if ours.shape != theirs.shape:
             raise BadModel(f"model.path={path}: {name} is {tuple(theirs.shape)} and not {tuple(ours.shape)}")
         with torch.no_grad():

@@ -122,6 +122,17 @@ def test_tokens_of_any_mix_are_those_of_each_request_alone(
     assert scheduler.num_reserved == 0
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("microbatch_size", [0, 1])
+def test_a_padded_batch_may_go_beyond_the_models_positions(is_early: bool, microbatch_size: int) -> None:
+    """A long prompt beside a long answer: each fits, and the row that has ended is computed on to the end of the other."""
+    requests = requests_of([(SHAPE.positions - 2, 2), (1, SHAPE.positions - 1)])
+    num_slots = 2 * 2 * SHAPE.positions
+    scheduler = RequestLevel(num_slots, SHAPE.positions, 2, "padded", is_early, microbatch_size=microbatch_size)
+    tokens = served(scheduler, LocalEngine(MODULE, num_slots, 0), requests, 0)
+    assert tokens == {request.id: alone(MODULE, request) for request in requests}
+
+
 def test_the_tokens_depend_on_the_whole_stream() -> None:
     """Else the test above could not see a wrong attention."""
     (request,) = requests_of([(12, 6)])

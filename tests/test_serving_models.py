@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -348,3 +349,32 @@ def test_heads_in_groups_have_the_fused_attention_of_a_gpu(dtype: torch.dtype) -
     assert isinstance(system, ServingSystem) and max(fused_differs("cuda", dtype)) < 4e-3
     tried = trials(module, [(40, 4), (9, 6)], 0)
     assert compared(system.prepare_serving(module), tried, module, "fp16").is_correct
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("gpt2", {"tie_word_embeddings": False}, "tie_word_embeddings=False of a gpt2 is not served here"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=False of a gpt2 is not served here"),
+        ("qwen3", {"hidden_act": "gelu"}, "hidden_act=gelu of a qwen3 is not served here"),
+        ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not served here"),
+    ],
+)
+def test_what_changes_the_tokens_is_refused(kind: str, options: dict[str, object], message: str, tmp_path: Path) -> None:
+    saved(tmp_path, kind)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | options))
+    with pytest.raises(BadModel, match=message):
+        load_decoder("hf", "cpu", "fp32", path=str(tmp_path))
+
+
+def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved(tmp_path, "qwen3")
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    save_file(weights | {name: weights[name].to(torch.float8_e4m3fn)}, file)
+    with pytest.raises(BadModel, match=r"q_proj\.weight holds torch\.float8_e4m3fn, and quantized weights are not served"):
+        load_decoder("hf", "cpu", "fp32", path=str(tmp_path))

@@ -12,11 +12,17 @@ from systems.serving.request import Sampling
 from .text import Bytes, Text
 
 NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
-    **{"n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "logprobs": (False,), "top_logprobs": ()},
+    **{"n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "logprobs": (False,), "top_logprobs": (0,)},
     **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
     **{"top_k": (-1, 0), "min_p": (0,), "tools": ([],), "response_format": ({"type": "text"},)},
     **{"min_tokens": (0,), "continue_final_message": (False,), "add_generation_prompt": (True,), "reasoning_effort": ()},
+    **{"use_beam_search": (False,), "allowed_token_ids": ([],), "bad_words": ([],), "prompt_logprobs": (0,)},
+    **{"truncate_prompt_tokens": (), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,)},
+    **{"functions": ([],), "chat_template": (), "modalities": (["text"],), "guided_json": (), "guided_regex": ()},
+    **{"guided_choice": (), "guided_grammar": (), "structured_outputs": ()},
 }
+MOST_STOPS, LONGEST_STOP = 16, 1000  # stop texts of a body, and letters of one: each token is compared with all
+MOST_PROMPTS = 2048  # of a body
 
 BYTES = Bytes()
 
@@ -51,7 +57,9 @@ class Completion:
 
     def sampling_of(self, index: int) -> Sampling:
         """Of a prompt. Equal prompts have seeds that differ, and so samples of their own."""
-        return replace(self.sampling, seed=self.sampling.seed + index)
+        if not index:
+            return self.sampling
+        return replace(self.sampling, seed=(self.sampling.seed + index + 2**63) % 2**64 - 2**63)  # of 64 bits
 
     @classmethod
     def of(cls, body: object, text: Text = BYTES, room: int | None = None) -> Completion:
@@ -72,6 +80,8 @@ class Completion:
         stops = [] if stop in (None, "") else [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
             raise BadBody(f"stop={shown(stop)} is neither a text nor a list of texts")
+        if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
+            raise BadBody(f"stop={shown(stop)} is more than {MOST_STOPS} texts, or one of more than {LONGEST_STOP} letters")
         temperature, top_p = (float(_number(body, key, 1.0)) for key in ("temperature", "top_p"))
         seed = _number(body, "seed", time.time_ns())
         if seed != int(seed):
@@ -165,6 +175,8 @@ def _prompts(prompt: object, text: Text) -> tuple[tuple[int, ...], ...]:
     """A text, ids, or a list of either."""
     if isinstance(prompt, str):
         return (text.encoded(_whole(prompt)),)
+    if isinstance(prompt, list) and len(prompt) > MOST_PROMPTS and not _are_ids(prompt):
+        raise BadBody(f"prompt is a list of {len(prompt):,}, and {MOST_PROMPTS:,} are served at once")
     if isinstance(prompt, list) and prompt:
         if _are_ids(prompt):
             return (tuple(prompt),)

@@ -318,8 +318,13 @@ def _first(text: str, stops: Sequence[str]) -> int | None:
 def _unsure(text: str, stops: Sequence[str]) -> int:
     """Letters at the end of a text that what comes next may change: half a character, half a stop text, or both."""
     whole = text.rstrip(REPLACED)
-    halves = [stop[:n] for stop in stops for n in range(1, len(stop))]
-    begins = [len(known) - len(half) for known in (text, whole) for half in halves if known.endswith(half)]
+    longest = max(map(len, stops), default=1) - 1
+    begins = [
+        begin
+        for known in (text, whole)
+        for begin in range(max(len(known) - longest, 0), len(known))
+        if any(len(stop) > len(known) - begin and stop.startswith(known[begin:]) for stop in stops)
+    ]
     return len(text) - min([len(whole), *begins])
 
 

@@ -198,7 +198,7 @@ class LocalEngine(Engine):
             (shape.layers, 2, num_slots + 1, shape.kv_heads, shape.head_size), device=self.device, dtype=weight.dtype
         )
         max_blocks = -(-shape.positions // block_size) if block_size else 1
-        self.layouts = LayoutBuffer(self.device, num_slots, max_blocks, block_size)
+        self.layouts = LayoutBuffer(self.device, num_slots, max_blocks, block_size, shape.positions)
         self.attention = _attention(attention)
         self.operators: tuple[object, ...] = ()
         if self.device.type == "cuda" and weight.dtype != torch.float64 and getattr(decoder, "takes_operators", False):

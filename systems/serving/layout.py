@@ -20,6 +20,7 @@ from .slots import Region
 
 TILE = 64  # tokens of one row that a thread block of the fused attention has
 ALIGNED = 4  # numbers that each tensor of a layout begins at a multiple of: a GPU reads 16 bytes at a time
+NO_END = 1 << 31  # places of a model that has no last one
 NUM_TICKETS = 4096  # rows, each of a K/V head, that several thread blocks may share in one launch
 
 
@@ -93,10 +94,12 @@ class LayoutBuffer:
         num_slots: of the K/V cache; the slot after the last takes what no request reads.
         max_blocks: blocks of the longest region.
         block_size: 0 where every region is one run.
+        num_positions: that the model has. A padded batch computes rows that have ended on to the end of its longest, which
+            may be beyond: nobody reads them, and they stay at the last place.
     """
 
-    def __init__(self, device: torch.device, num_slots: int, max_blocks: int, block_size: int):
-        self.device = device
+    def __init__(self, device: torch.device, num_slots: int, max_blocks: int, block_size: int, num_positions: int = NO_END):
+        self.device, self.last_place = device, num_positions - 1
         self.dead_row = Row(-1, Region((num_slots,), 1, 1), 0, (0,), 0, 0, 0, Sampling())
         self.max_blocks, self.block_size = max_blocks, block_size
         self.tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
@@ -142,9 +145,13 @@ class LayoutBuffer:
         tile_begins = (np.arange(len(tile_rows)) - (np.cumsum(num_tiles) - num_tiles)[tile_rows]) * TILE
         tokens = [token for row in rows for token in row.tokens]
         return (
-            *(tokens, np.maximum(places - paddings[of_token], 0), slots, (0, *ends), begins + counts, paddings),
+            *(tokens, self._clipped(places - paddings[of_token]), slots, (0, *ends), begins + counts, paddings),
             *(blocks.ravel(), tile_rows, tile_begins, ends - 1),
         )
+
+    def _clipped(self, places: np.ndarray) -> np.ndarray:
+        """Of padding the first place, and of what is computed beyond the end the last."""
+        return np.clip(places, 0, self.last_place)
 
     def refill(self, layout: Layout, batch: Batch) -> None:
         """Put increments into a layout that has others: what differs between `packed` of the two, and no more.
@@ -154,7 +161,7 @@ class LayoutBuffer:
         rows, count = batch.rows, len(batch.rows)
         begins = np.array([row.begin for row in rows])
         paddings = np.array([row.num_padding for row in rows])
-        blocks, places = self._blocks(rows), np.maximum(begins - paddings, 0)
+        blocks, places = self._blocks(rows), self._clipped(begins - paddings)
         slots = blocks[:, 0] + begins
         if self.block_size:
             slots = blocks[np.arange(count), begins // self.block_size] + begins % self.block_size
