@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,7 +185,7 @@ def test_rounds_go_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(rounds_room, "Parked", lambda lane: Turns())
     eager, nimble, opara = (cell(system) for system in ("eager", "nimble", "opara"))
-    lane = SimpleNamespace(gpu="0", progress=SimpleNamespace(phase=lambda *what: None))
+    lane = SimpleNamespace(gpu="0", progress=SimpleNamespace(phase=lambda *what: None), rounds=nullcontext)
     made = Rounds(lane, Turns(""))  # type: ignore[arg-type]
     made.run([eager, nimble, opara], 4, nimble)
     there = ["eager", "nimble", "opara", "second nimble"]
@@ -223,7 +223,7 @@ def test_a_second_process_that_ends_gives_its_memory_back(fails_as: str, monkeyp
 
     monkeypatch.setattr(rounds_room, "Parked", lambda lane: Turns())
     eager, nimble = (cell(system) for system in ("eager", "nimble"))
-    lane = SimpleNamespace(gpu="0", progress=SimpleNamespace(phase=lambda *what: None))
+    lane = SimpleNamespace(gpu="0", progress=SimpleNamespace(phase=lambda *what: None), rounds=nullcontext)
     made = Rounds(lane, Turns(""))  # type: ignore[arg-type]
     made.run([eager, nimble], 3, nimble)
     assert closed == ["second nimble"] and made.no_margin is not None and not made.left_out

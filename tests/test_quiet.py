@@ -44,7 +44,6 @@ class Watched:
         self.quiet, self.lock = Quiet(), threading.Lock()
         self.working, self.in_rounds, self.wrong = 0, 0, list[str]()
         self.learning: set[Standing] = set()
-        self.stopped_beside_rounds = 0
 
     @contextmanager
     def counted(self, name: str) -> Iterator[None]:
@@ -71,7 +70,6 @@ class Watched:
                     with self.lock:
                         still = [other.is_paused for other in self.learning]
                     self.wrong += ["one learns beside rounds"] * still.count(False)
-                    self.stopped_beside_rounds += len(still)
                 continue
             command: Command = Learn(CELL) if what == "learn" else Prepare(CELL)
             with self.quiet.work(cast(CellProcess, process), command, lambda: None):
@@ -94,7 +92,27 @@ def test_rounds_are_alone_whatever_the_lanes_do() -> None:
     for lane in lanes:
         lane.join(60)
     assert not any(lane.is_alive() for lane in lanes)
-    assert watched.wrong == [] and watched.stopped_beside_rounds > 0
+    assert watched.wrong == []
+
+
+def test_what_learns_stands_still_until_the_rounds_are_over() -> None:
+    quiet, process, begun, over = Quiet(), Standing(), threading.Event(), threading.Event()
+
+    def learns() -> None:
+        with quiet.work(cast(CellProcess, process), Learn(CELL), lambda: None):
+            begun.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=learns)
+    thread.start()
+    begun.wait(60)
+    with quiet.rounds(lambda: None):
+        assert process.is_paused
+    assert not process.is_paused
+    over.set()
+    thread.join(60)
+    with quiet.rounds(lambda: None):  # it has learned, and is none of those that do
+        assert not process.is_paused
 
 
 def test_a_lane_that_waits_can_end() -> None:
