@@ -39,13 +39,13 @@ def sized(path: Path) -> GPT | Qwen3 | T5Generation:
 
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadModel(f"model.path={path}: its {CONFIG} cannot be read: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever transformers raises of what stands there
+        raise BadModel(f"model.path={path}: its {CONFIG} cannot be read: {first_line(error)}") from error
     try:
         with on_no_device():
             return decoder_of(config)
-    except TypeError as error:
-        raise BadModel(f"model.path={path}: {error}") from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise BadModel(f"model.path={path}: {first_line(error)}") from error
 
 
 def fill(decoder: nn.Module, path: Path) -> None:
@@ -174,5 +174,5 @@ def tokenizer_of(path: Path) -> Tokenizer | None:
         return None
     try:
         return Tokenizer(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadModel(f"model.path={path}: its tokenizer cannot be read: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever transformers raises of what stands there
+        raise BadModel(f"model.path={path}: its tokenizer cannot be read: {first_line(error)}") from error

@@ -378,3 +378,28 @@ def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
     save_file(weights | {name: weights[name].to(torch.float8_e4m3fn)}, file)
     with pytest.raises(BadModel, match=r"q_proj\.weight holds torch\.float8_e4m3fn, and quantized weights are not served"):
         load_decoder("hf", "cpu", "fp32", path=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("qwen3", {"hidden_size": "x"}),
+        ("gpt2", {"n_head": 0}),
+        ("qwen3", {"num_key_value_heads": 0}),
+        ("qwen3", {"rope_theta": "x", "rope_parameters": {"rope_type": "default", "rope_theta": "x"}}),
+    ],
+)
+def test_numbers_that_are_none_are_told_in_one_line(kind: str, options: dict[str, object], tmp_path: Path) -> None:
+    saved(tmp_path, kind)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | options))
+    with pytest.raises(BadModel) as caught:
+        load_decoder("hf", "cpu", "fp32", path=str(tmp_path))
+    assert "\n" not in str(caught.value) and str(caught.value).startswith(f"model.path={tmp_path}")
+
+
+@pytest.mark.parametrize("content", ["[]", '{"tokenizer_class": 5}'])
+def test_a_tokenizer_of_another_form_is_told_in_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(BadModel, match="its tokenizer cannot be read: "):
+        tokenizer_of(tmp_path)

@@ -78,7 +78,7 @@ def warm_up(server: Server | PeerServer, longest_prompt: int) -> None:
     room = min(server.num_slots, server.bounds[1])
     count = max(1, min(WARM_NEW, room - 1))
     length = max(1, min(longest_prompt, room - count))
-    requests = [Request(i, (i,) * length, count) for i in range(NUM_WARM)]
+    requests = [Request(i, (i % server.bounds[-1],) * length, count) for i in range(NUM_WARM)]
     if reason := refusal(requests[0], *server.bounds):
         raise BadOption(f"there is room for no request: {reason}")
     server.serve(Listed(requests), discard, RealClock())
@@ -377,6 +377,7 @@ class EngineSession(ServingSession):
         (trace,) = self.traces
         self.num_batches += 1  # no prompt is that of an earlier batch: nothing is there of it
         first = self.num_batches % self.server.bounds[-1]
-        prompts = [(first, *(i % 100,) * (a.prompt_tokens - 1)) for i, a in enumerate(trace)]
+        others = min(100, self.server.bounds[-1])
+        prompts = [(first, *(i % others,) * (a.prompt_tokens - 1)) for i, a in enumerate(trace)]
         requests = [Request(i, prompts[i], a.max_new_tokens) for i, a in enumerate(trace)]
         return self.server.serve(Listed(requests), lambda deliveries, now_s: None, RealClock())
