@@ -11,6 +11,7 @@ from systems.base import Unsupported
 from systems.nimble import Nimble
 from systems.scheduling.graph.derived import Derivations, Derived
 
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
@@ -46,18 +47,22 @@ def test_only_a_fused_step_has_all_derived_again() -> None:
     assert derivations.refresh() and not derivations.refresh()
 
 
-def negated() -> Tensor:
+def negated(device: str) -> Tensor:
     """Its memory holds the opposite of its values."""
-    x = torch.fft.rfft(torch.randn(4, 6)).conj().imag
+    x = torch.fft.rfft(torch.randn(4, 6, device=device)).conj().imag
     assert x.is_neg()
     return x
 
 
-@pytest.mark.parametrize("system", ["nimble", "nimble_fused", "cuda_graph"])
-def test_an_input_that_a_flag_negates_is_refused(system: str) -> None:
-    if system == "cuda_graph" and not torch.cuda.is_available():
-        pytest.skip("a CUDA Graph needs a CUDA device")
-    module, x = nn.Sequential(nn.ReLU(), nn.Tanh()).eval(), negated()
+@pytest.mark.parametrize(
+    ("system", "device"),
+    [
+        *(("nimble", "cpu"), ("nimble_fused", "cpu")),
+        *(pytest.param(system, "cuda", marks=ON_A_GPU) for system in ("nimble", "nimble_fused", "cuda_graph")),
+    ],
+)
+def test_an_input_that_a_flag_negates_is_refused(system: str, device: str) -> None:
+    module, x = nn.Sequential(nn.ReLU(), nn.Tanh()).eval().to(device), negated(device)
     with pytest.raises(Unsupported, match=r"input 0 is negated by a flag alone: pass x\.resolve_neg"):
         systems.load(system).prepare(module, (x,))
     with closing(systems.load(system).prepare(module, (x.resolve_neg(),))) as fast:

@@ -75,13 +75,13 @@ def test_a_process_that_is_killed_leaves_what_it_had_written(cache_folder: Path)
 
 
 def test_a_timer_measures_once_and_writes_when_it_is_closed() -> None:
-    told: list[str] = []
-    timer = Timer(CPU, told.append)
+    reports: list[str] = []
+    timer = Timer(CPU, reports.append)
     assert [timer.known("x", lambda: 2.5), timer.known("x", lambda: pytest.fail("measured again"))] == [2.5, 2.5]
     timer.close()
-    again = Timer(CPU, told.append)
+    again = Timer(CPU, reports.append)
     assert again.known("x", lambda: pytest.fail("measured again")) == 2.5
-    assert (timer.taken, again.taken) == (1, 0) and told == ["measuring kernels: 1 measured"]
+    assert (timer.taken, again.taken) == (1, 0) and reports == ["measuring kernels: 1 measured"]
 
 
 def holder(value: str) -> "subprocess.Popen[str]":

@@ -198,13 +198,13 @@ def test_one_that_stands_still_is_killed_like_any_other() -> None:
 @pytest.mark.slow
 def test_two_lanes_of_a_sweep_do_not_measure_beside_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, in the place of two GPUs: the lock of the device, which two lanes share here, is away."""
-    asked: list[tuple[str, int, float, float]] = []
+    intervals: list[tuple[str, int, float, float]] = []
     ask = CellProcess.ask
 
     def listen(self: CellProcess, command: Command, *arguments: object, **named: object) -> Answer:
         begin = time.monotonic()
         answer = ask(self, command, *arguments, **named)  # type: ignore[arg-type]
-        asked.append((type(command).__name__, self.process.pid, begin, time.monotonic()))
+        intervals.append((type(command).__name__, self.process.pid, begin, time.monotonic()))
         return answer
 
     monkeypatch.setattr(CellProcess, "ask", listen)
@@ -225,7 +225,7 @@ def test_two_lanes_of_a_sweep_do_not_measure_beside_rounds(tmp_path: Path, monke
     assert sweep.run() == 0
     records = Store(tmp_path).read().records.values()
     assert len(records) == 4 and all(record.comparison is not None for record in records)
-    rounds = [(begin, end) for what, _, begin, end in asked if what == Round.__name__]
-    measured = [(begin, end) for what, _, begin, end in asked if what in (Measure.__name__, Prepare.__name__)]
+    rounds = [(begin, end) for what, _, begin, end in intervals if what == Round.__name__]
+    measured = [(begin, end) for what, _, begin, end in intervals if what in (Measure.__name__, Prepare.__name__)]
     assert len(rounds) == 12 and len(measured) == 4
     assert not [1 for a, b in rounds for c, d in measured if a < d and c < b]

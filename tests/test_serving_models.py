@@ -23,6 +23,7 @@ from models.qwen3 import Qwen3, Qwen3Shape
 from models.registry import BadModel
 from models.t5_generation import T5Generation, T5Shape, bucket
 from runners.serving.correctness import ForcedEngine, compared, trials
+from runners.serving.session import warm_up
 from runners.serving.text import Bytes
 from systems.base import Unsupported
 from systems.serving.loop import Listed, RealClock
@@ -403,3 +404,13 @@ def test_a_tokenizer_of_another_form_is_told_in_one_line(content: str, tmp_path:
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(BadModel, match="its tokenizer cannot be read: "):
         tokenizer_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "t5_generation"])
+def test_a_vocabulary_of_three_is_warmed_up(name: str) -> None:
+    module = load_decoder(
+        name, "cpu", "fp32", **{k: v for k, v in (options("model", name) | {"vocabulary": 3}).items() if k != "name"}
+    )
+    system = systems.load("orca")
+    assert isinstance(system, ServingSystem)
+    warm_up(system.prepare_serving(module), 8)

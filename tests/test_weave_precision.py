@@ -288,15 +288,15 @@ def test_elements_that_are_no_numbers_hide_no_others() -> None:
             return self.linear(x).masked_fill(self.mask, float("-inf"))
 
     module, x = Masked().eval(), torch.randn(6, 6)
-    held = reference.Reference(capture(module, (x,)))
+    in_fp64 = reference.Reference(capture(module, (x,)))
     with torch.no_grad():
         own = module(x)
-    assert held.excess([own]) <= 1
-    assert held.excess([torch.full((6, 6), 1e9)]) > 1
-    assert held.excess([torch.where(own.isinf(), 0.0, own)]) > 1
-    assert held.excess([torch.where(own.isinf(), float("inf"), own)]) > 1
+    assert in_fp64.excess([own]) <= 1
+    assert in_fp64.excess([torch.full((6, 6), 1e9)]) > 1
+    assert in_fp64.excess([torch.where(own.isinf(), 0.0, own)]) > 1
+    assert in_fp64.excess([torch.where(own.isinf(), float("inf"), own)]) > 1
     wrong = own.clone()
     wrong[5, 0] += 1e-2
-    assert held.excess([wrong]) > 1
+    assert in_fp64.excess([wrong]) > 1
     wrong[5, 0] = float("nan")
-    assert held.excess([wrong]) > 1
+    assert in_fp64.excess([wrong]) > 1

@@ -16,7 +16,7 @@ NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
     **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
     **{"top_k": (-1, 0), "min_p": (0,), "tools": ([],), "response_format": ({"type": "text"},)},
     **{"min_tokens": (0,), "continue_final_message": (False,), "add_generation_prompt": (True,), "reasoning_effort": ()},
-    **{"use_beam_search": (False,), "allowed_token_ids": ([],), "bad_words": ([],), "prompt_logprobs": (0,)},
+    **{"use_beam_search": (False,), "allowed_token_ids": ([],), "bad_words": ([],), "prompt_logprobs": ()},
     **{"truncate_prompt_tokens": (), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,)},
     **{"functions": ([],), "chat_template": (), "modalities": (["text"],), "guided_json": (), "guided_regex": ()},
     **{"guided_choice": (), "guided_grammar": (), "structured_outputs": ()},
@@ -81,7 +81,7 @@ class Completion:
         if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
             raise BadBody(f"stop={shown(stop)} is neither a text nor a list of texts")
         if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
-            raise BadBody(f"stop={shown(stop)} is more than {MOST_STOPS} texts, or one of more than {LONGEST_STOP} letters")
+            raise BadBody(f"stop={shown(stop)} has more than {MOST_STOPS} texts, or one of more than {LONGEST_STOP} letters")
         temperature, top_p = (float(_number(body, key, 1.0)) for key in ("temperature", "top_p"))
         seed = _number(body, "seed", time.time_ns())
         if seed != int(seed):

@@ -215,10 +215,10 @@ class CellProcess:
 
 
 def _is_running(process: psutil.Process) -> bool:
-    """Neither stopped nor ended."""
+    """Neither stopped nor ended, nor another user's."""
     try:
         return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 
 

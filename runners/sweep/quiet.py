@@ -1,7 +1,7 @@
 """Quiet on a host of several lanes: while the systems of one lane take turns, no other lane computes, compiles or loads.
 
-A graph of many streams can take twice as long beside what another lane compiles, though that has cores of its own. So rounds
-wait until what other lanes measure is done, and whatever learns meanwhile stands still: its time is no result.
+A graph of many streams takes longer beside what another lane compiles, though that has cores of its own. So rounds wait
+until what other lanes measure is done, and whatever learns meanwhile stands still: its time is no result.
 """
 
 import threading

@@ -62,13 +62,14 @@ def draw(measured: Selection, cold: Mapping[Place, float] | None = None) -> Char
             label="all of the preparation",
         ),
     ]
+    are_filled = {dot.filled for row in rows for system in systems for dot in dots(row, system)}
     with house():
         figure = draw_dots(
             *(measured, rows, systems, dots),
             lambda row, system: measured.missing(row, system, _prepared),
             "seconds until the first call" if cold is None else "seconds of a search that knows of none before",
             measured.title_of(rows),
-            legend=kinds if cold is None else kinds[:1],
+            legend=[kind for kind, is_filled in zip(kinds, (True, False), strict=True) if is_filled in are_filled],
         )
     if cold is not None:
         caption = "The search for a schedule, each with nothing known of any before. One measurement of each."

@@ -135,7 +135,7 @@ class ScheduledModule(nn.Module):
             _check_outputs(prepared.program, self.axes)
             with _eval_form(self.module):
                 _check_unnamed(self.module, inputs, prepared.program, self.axes)
-        except ValueError:
+        except BaseException:
             prepared.close()
             raise
         # The schedule is of the eval form, whichever form each part has.
