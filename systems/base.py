@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from inspect import Parameter, signature
+from time import perf_counter
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -130,6 +131,7 @@ class System(ABC):
 
     name: str
     report: Callable[[str], None] = staticmethod(logging.getLogger("opweave").info)  # hears where a long preparation stands
+    clock: Callable[[], float] = staticmethod(perf_counter)  # seconds, of which a search has a budget
     own_randomness = False  # in training it draws other random numbers than eager execution from the same state
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:

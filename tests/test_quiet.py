@@ -1,6 +1,7 @@
 """Rounds of one lane beside others: nothing else is measured meanwhile, and what learns stands still."""
 
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -183,6 +184,34 @@ def test_the_deadline_of_one_that_stands_still_does_too(tmp_path: Path, monkeypa
     took = time.monotonic() - begin
     (answer,) = answers
     assert isinstance(answer, Failed) and answer.status == "timeout" and took >= 3.5
+
+
+def test_the_budget_of_a_search_that_stands_still_does_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "squares.py").write_text(
+        "import torch\n"
+        "class Squares(torch.nn.Module):\n"
+        "    def forward(self, x): return sum(torch.relu(x @ x + n).tanh() for n in range(8))\n"
+        "def make(batch): return Squares(), (torch.rand(64, 64),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    process, spent = CellProcess("cpu", "0"), list[int]()
+
+    def phase(text: str) -> None:
+        if found := re.search(r"(\d+) of 60 s, ", text):
+            spent.append(int(found[1]))
+            if len(spent) == 2:
+                raise Ended
+            process.pause()
+            time.sleep(6)
+            process.resume()
+
+    model = choose("model", "custom", factory="squares:make")
+    cell = Cell(model, choose("system", "weave", budget_s=60), choose("runner", "latency"), Conditions(1, "cpu", "fp32"))
+    with pytest.raises(Ended):
+        process.ask(Learn(cell), timeout=120, phase=phase)
+    process.close()
+    assert process.paused_s >= 6 and spent[1] - spent[0] < 6
 
 
 def test_one_that_stands_still_is_killed_like_any_other() -> None:

@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import dataclass
+from struct import Struct
 
 from results.cell import Cell, Choice
 from results.document import part_from_json, part_to_json
 from results.record import Limits, Record, Samples
 from results.warning import Warning
 from results.words import one_line
+
+SECONDS = Struct("d")  # as the file says it that tells a process for how long it was made to stand still
 
 
 class NoMessage(ValueError):

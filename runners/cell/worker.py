@@ -1,6 +1,8 @@
 """The process of one cell. Commands come as lines on standard input, answers go to the file descriptor given.
 
-python -m runners.cell.worker ANSWERS_FD VISIBLE_DEVICE
+python -m runners.cell.worker VISIBLE_DEVICE ANSWERS_FD STOOD_FD
+
+STOOD_FD is a file that holds for how many seconds the process has been made to stand still, as messages.SECONDS.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ class Phases:
 class Worker:
     """Carries out commands, one after another, on at most one cell."""
 
-    def __init__(self, answers: IO[str], visible_device: str = "0"):
-        self.answers, self.visible_device = answers, visible_device
+    def __init__(self, answers: IO[str], visible_device: str = "0", stood: int | None = None):
+        """stood: descriptor of STOOD_FD's file; None for a process that no one has stand still."""
+        self.answers, self.visible_device, self.stood = answers, visible_device, stood
         self._session: Session | None = None
 
     def serve(self) -> None:
@@ -95,6 +98,11 @@ class Worker:
 
     def report(self, phase: str) -> None:
         self.write(Phase(phase))
+
+    def clock(self) -> float:
+        """Seconds, without those for which this process was made to stand still."""
+        stood = b"" if self.stood is None else os.pread(self.stood, messages.SECONDS.size, 0)
+        return perf_counter() - (messages.SECONDS.unpack(stood)[0] if stood else 0.0)
 
     @property
     def session(self) -> Session:
@@ -158,6 +166,7 @@ class Worker:
         if not plan(cell.runner).composition.learns or not systems.load(cell.system.name, **cell.system.options).learns:
             return messages.Learned(None)
         session = self._opened(cell, phases)
+        session.system.clock = self.clock
         return messages.Learned(session.learn(), session.notices)
 
     def _measure(self, command: messages.Measure) -> Answer:
@@ -246,6 +255,8 @@ def reason_of(error: BaseException) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import may hide a KeyboardInterrupt
-    os.set_inheritable(int(sys.argv[1]), False)  # what the cell starts cannot hold the answers open
-    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as channel:
-        Worker(channel, sys.argv[2]).serve()
+    answers, stood = map(int, sys.argv[2:])
+    os.set_inheritable(answers, False)  # what the cell starts cannot hold the answers open
+    os.set_inheritable(stood, False)
+    with os.fdopen(answers, "w", encoding="utf-8") as channel:
+        Worker(channel, sys.argv[1], stood).serve()

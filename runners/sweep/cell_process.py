@@ -14,7 +14,7 @@ from contextlib import suppress
 import psutil
 
 from results.words import one_line
-from runners.cell.messages import Answer, Command, Failed, NoMessage, Phase, answer_to, encoded
+from runners.cell.messages import SECONDS, Answer, Command, Failed, NoMessage, Phase, answer_to, encoded
 from runners.machine.installation import IMPORT_PATH, module_name
 
 from .host_memory import GIB, host_memory, out_of_memory_kills
@@ -40,16 +40,18 @@ class CellProcess:
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's order, so that both mean the same GPU by a number
         environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        self.stood = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         read_end, write_end = os.pipe()
+        pipes = write_end, self.stood.fileno()
         # Safe paths: modules of the working directory may have names of ours.
         python, numbers = [sys.executable, "-P"], ",".join(map(str, cores))
         keeper = [*python, "-m", module_name("runners.machine.keeper"), str(os.getpid()), numbers]
         self.process = subprocess.Popen(
-            [*keeper, *python, "-m", module_name("runners.cell.worker"), str(write_end), visible_device],
+            [*keeper, *python, "-m", module_name("runners.cell.worker"), visible_device, *map(str, pipes)],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,
-            pass_fds=[write_end],
+            pass_fds=pipes,
             env=environment,
             start_new_session=True,
         )
@@ -121,7 +123,9 @@ class CellProcess:
             time.sleep(STOPPING_S)
 
     def resume(self) -> None:
-        """Have it go on. The time since pause counts towards no deadline."""
+        """Have it go on. The time since pause counts towards no deadline, and towards no budget of its own."""
+        with suppress(ValueError):  # another thread has closed it meanwhile
+            os.pwrite(self.stood.fileno(), SECONDS.pack(self.paused_s + time.monotonic() - self._paused_since), 0)
         for process in self._tree():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.resume()
@@ -185,6 +189,7 @@ class CellProcess:
                 self.process.stdin = None  # what was not yet sent goes to nobody
         os.close(self.answers)
         self.output.close()
+        self.stood.close()
 
     def _tree(self) -> list[psutil.Process]:
         """The worker and what it has started; nothing once it has ended, when its keeper's number may be another's."""

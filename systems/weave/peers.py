@@ -95,7 +95,7 @@ class WeaveOrPeers(System):
         return prepared
 
     def _weave(self) -> Weave:
-        self.weave.report = self.report
+        self.weave.report, self.weave.clock = self.report, self.clock
         return self.weave
 
     def _winner(

@@ -65,6 +65,7 @@ class Search:
         forecast: what a schedule would take; None for measuring every candidate.
         is_measuring: candidates are measured; else forecasts decide.
         may_profile: stream plans that are SEARCHED for are tried, which take a profiler.
+        clock: seconds, of which the budget is.
     """
 
     def __init__(
@@ -78,13 +79,14 @@ class Search:
         forecast: Forecast | None = None,
         is_measuring: bool = True,
         may_profile: bool = True,
+        clock: Callable[[], float] = perf_counter,
     ):
         self.forecast, self.is_measuring = forecast, is_measuring
         self.last_plans = SEARCHED if may_profile else {}
         self.kept_s = KEPT * budget_s if may_profile else 0.0
         self.captured, self.rewrite, self.inputs, self.budget_s = captured, rewrite, captured.examples, budget_s
         self.report, self.keep, self.state = report, keep, state or State()
-        self.begin = perf_counter() - self.state.seconds
+        self.clock, self.begin = clock, clock() - self.state.seconds
         self.num_tried = 0
         self.arena = Arena(ROOM)
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
@@ -111,7 +113,7 @@ class Search:
                 else:
                     self._search()
         finally:  # also when it is interrupted: what a search has spent is spent
-            self.state.seconds = perf_counter() - self.begin
+            self.state.seconds = self.clock() - self.begin
             self.keep(self.state)
         return self.state
 
@@ -235,7 +237,7 @@ class Search:
         return True
 
     def _is_over(self, kept_s: float = 0.0) -> bool:
-        self.state.seconds = perf_counter() - self.begin
+        self.state.seconds = self.clock() - self.begin
         return self.state.seconds >= self.budget_s - kept_s
 
     def _changes(self) -> Iterator[tuple[str, Candidate]]:
@@ -278,7 +280,7 @@ class Search:
             self.state.ratios[candidate.key] = ratio
         else:
             self.state.simulated[candidate.key] = ratio
-        self.state.seconds = perf_counter() - self.begin
+        self.state.seconds = self.clock() - self.begin
         self.keep(self.state)
         if ratio is None and self.is_measuring:
             # It raises where the device is lost: no other candidate is at fault.

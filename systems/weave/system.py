@@ -216,7 +216,9 @@ class Weave(Scheduler):
             cache.add({name: {**state.to_json()}})
 
         is_measuring, may_profile = self.costs != "simulated", self.may_profile(program.device)
-        searching = Search(program, rewrite, self.budget_s, self.report, keep, state, forecast_ms, is_measuring, may_profile)
+        searching = Search(
+            program, rewrite, self.budget_s, self.report, keep, state, forecast_ms, is_measuring, may_profile, self.clock
+        )
         state = searching.run()
         self.num_measured += searching.num_tried
         return state
