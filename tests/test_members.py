@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 import systems
 from systems.base import Unsupported
 from systems.nimble import Nimble
+from systems.scheduling.execution.members import Members
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -76,6 +77,75 @@ def test_what_is_another_is_told(name: str, choice: str) -> None:
         with pytest.raises(RuntimeError, match=f"^{re.escape(says)}.*prepare again$"):
             prepared(x)
     prepared.close()
+
+
+def large() -> nn.Sequential:
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(150)))
+    return module.eval()
+
+
+def busy_never() -> bool:
+    return False
+
+
+def _put(module: nn.Module, name: str, value: object) -> None:
+    module._parameters[name] = value  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("place", range(0, 150, 7))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: setattr(part[0].weight, "data", torch.ones(2, 2)),
+        lambda part: _put(part[0], "bias", nn.Parameter(torch.ones(2))),
+        lambda part: part[1].train(),
+    ],
+    ids=["data", "dict", "form"],
+)
+def test_a_single_change_is_told_once_each_share_was_looked_at(place: int, change: Callable[[nn.Module], object]) -> None:
+    module = large()
+    members = Members(module)
+    members.check(busy_never)
+    change(module[place])
+    assert len(members.shares) > 3
+    with pytest.raises(RuntimeError):
+        for _ in members.shares:
+            members.check(busy_never)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"^{place}[. ]"):
+            members.check(busy_never)
+
+
+@pytest.mark.parametrize("place", range(0, 150, 7))
+def test_all_that_is_changed_by_name_is_told_at_once(place: int) -> None:
+    module = large()
+    members = Members(module)
+    module[place][1].running_mean = torch.ones(2)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=rf"^{place}\.1\.running_mean of the module is another"):
+            members.check(busy_never)
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, nn.Module.train], ids=["double", "train"])
+def test_what_changes_many_parts_is_told_at_once(change: Callable[[nn.Module], object]) -> None:
+    module = large()
+    members = Members(module)
+    for due in range(len(members.shares)):
+        members.due = due
+        members.check(busy_never)
+    change(module)
+    for due in range(len(members.shares)):
+        members.due = due
+        with pytest.raises(RuntimeError, match=r"prepare again$"):
+            members.check(busy_never)
+
+
+def test_a_module_that_is_made_beside_changes_nothing() -> None:
+    module = large()
+    members = Members(module)
+    nn.Linear(2, 2)
+    for _ in range(3):
+        members.check(busy_never)
 
 
 def test_a_module_in_training_form_is_executed_in_it() -> None:

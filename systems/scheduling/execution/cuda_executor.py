@@ -104,7 +104,7 @@ class CudaExecutor(Scheduled):
         if self.program.changed:  # a second launch would change them twice
             self.program.derived.refresh()
         outputs = self.copies.run(inputs, self._launch_fresh)
-        self.check_module()  # last: the GPU is busy meanwhile
+        self.check_module(self._is_busy)  # last: it costs no time meanwhile
         return self.program.unflatten(outputs)
 
     def without_copies(self, *inputs: Tensor) -> Callable[[], object]:
@@ -129,6 +129,13 @@ class CudaExecutor(Scheduled):
         if self.randomness:
             self.randomness.advance()
         checked(cudart.cudaGraphLaunch(self.graph_exec, torch._C._cuda_getCurrentRawStream(self.index)))
+
+    def _is_busy(self) -> bool:
+        """Has the GPU still work on the current stream? Of one that is being captured it cannot be asked."""
+        if torch.cuda.is_current_stream_capturing():
+            return True
+        (status,) = cudart.cudaStreamQuery(torch._C._cuda_getCurrentRawStream(self.index))
+        return bool(status == cudart.cudaError_t.cudaErrorNotReady)
 
     def close(self) -> None:
         if self.graph_exec is not None:

@@ -1,16 +1,22 @@
 """What a module computes with, and whether it still does."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from math import ceil
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 Casts: TypeAlias = "tuple[torch.dtype | None, ...]"
 KINDS = ("cpu", "cuda")  # of devices
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
+SHARE = 256  # members that are looked at at once
+
+_num_registered = 0  # parameters, buffers and submodules, by any module of this process
 
 
 @dataclass(frozen=True)
@@ -30,25 +36,22 @@ class Member:
     address: int | None
 
 
-class Members:
-    """The parameters, buffers and submodules of a module, where they lie, the form of each part, and the thread's autocast.
-
-    A schedule has the tensors themselves, and computes in the form and under the autocast of the capture.
+class _Share:
+    """Some parts of a module, with what they hold, as they are now.
 
     Args:
-        module: as it is now.
-        with_forms: its parts, too, have to be in training form or in eval form as they are now.
+        parts: by their paths.
+        with_forms: as of Members.
     """
 
-    def __init__(self, module: nn.Module, with_forms: bool = True):
-        self.parts = dict(module.named_modules())
-        self.casts = casts()
-        self.formed = list(self.parts.values()) if with_forms else []
+    def __init__(self, parts: Mapping[str, nn.Module], with_forms: bool):
+        self.parts = parts
+        self.formed = list(parts.values()) if with_forms else []
         self.forms = [part.training for part in self.formed]
         self.members = [
             Member(owner, key, value, f"{path}.{key}" if path else key, _address(value))
-            for path, part in self.parts.items()
-            for owner in (part._parameters, part._buffers, part._modules)
+            for path, part in parts.items()
+            for owner in _owners(part)
             for key, value in owner.items()
         ]
         self.owners = list({id(member.owner): member.owner for member in self.members}.values())
@@ -57,12 +60,7 @@ class Members:
         self.addresses = [_address(x) for x in self.tensors]
 
     def check(self) -> None:
-        """Compares whole lists first, since each call does.
-
-        Raises:
-            RuntimeError: one is another or lies elsewhere, a part has another form, or autocast is another.
-        """
-        check_casts(self.casts)
+        """Compares whole lists first, since each call does. Raises as Members.check."""
         values = self._values()
         is_same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
         if not is_same or list(map(Tensor.data_ptr, self.tensors)) != self.addresses:
@@ -79,6 +77,69 @@ class Members:
 
     def _values(self) -> list[object]:
         return [value for owner in self.owners for value in owner.values()]
+
+
+class Members:
+    """The parameters, buffers and submodules of a module, where they lie, the form of each part, and the thread's autocast.
+
+    A schedule has the tensors themselves, and computes in the form and under the autocast of the capture.
+
+    Args:
+        module: as it is now.
+        with_forms: its parts, too, have to be in training form or in eval form as they are now.
+    """
+
+    def __init__(self, module: nn.Module, with_forms: bool = True):
+        _watch_modules()
+        self.casts, self.num_registered = casts(), _num_registered
+        parts = dict(module.named_modules())
+        num_members = sum(len(owner) for part in parts.values() for owner in _owners(part))
+        shares: list[dict[str, nn.Module]] = [{} for _ in range(max(1, ceil(num_members / SHARE)))]
+        # The parts of each class take turns, so that what changes all of one class shows in every share.
+        turns: dict[type, int] = {}
+        for path, part in parts.items():
+            turn = turns[type(part)] = turns.get(type(part), -1) + 1
+            shares[turn % len(shares)][path] = part
+        self.shares = [_Share(share, with_forms) for share in shares]
+        self.due = 0
+
+    def check(self, may_go_on: Callable[[], bool] = lambda: True) -> None:
+        """Look at one share of the parts, and at the others as long as that is free.
+
+        A look at all of nasnet's 2,561 members takes 0.3 ms of a host, and its fused graph 0.5 ms of an H200. What is not
+        looked at is the first to be in the next check. After any module of the process was given a member, all is looked at.
+
+        Args:
+            may_go_on: is the next share still free to look at?
+
+        Raises:
+            RuntimeError: a member is another or lies elsewhere, a part has another form, or autocast is another.
+        """
+        check_casts(self.casts)
+        num_registered = _num_registered
+        for _ in self.shares:
+            self.shares[self.due].check()  # one that raises stays due
+            self.due = (self.due + 1) % len(self.shares)
+            if num_registered == self.num_registered and not may_go_on():
+                return
+        self.num_registered = num_registered
+
+
+def _owners(part: nn.Module) -> tuple[Mapping[str, object], ...]:
+    return part._parameters, part._buffers, part._modules
+
+
+def _count_registered(*_: object) -> None:
+    global _num_registered
+    _num_registered += 1
+
+
+@cache
+def _watch_modules() -> None:
+    """Have counted what modules are given by name: it may be in the place of another member."""
+    modules.register_module_parameter_registration_hook(_count_registered)
+    modules.register_module_buffer_registration_hook(_count_registered)
+    modules.register_module_module_registration_hook(_count_registered)
 
 
 def casts() -> Casts:

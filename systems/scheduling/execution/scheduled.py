@@ -1,5 +1,7 @@
 """What every executor of schedules is."""
 
+from collections.abc import Callable
+
 from systems.base import Prepared
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.schedule import Schedule
@@ -20,7 +22,10 @@ class Scheduled(Prepared):
     schedule: Schedule
     module_members: Members | None = None
 
-    def check_module(self) -> None:
-        """Raise RuntimeError where the module has other members, or another form, than the program was captured with."""
+    def check_module(self, may_go_on: Callable[[], bool] = lambda: True) -> None:
+        """Raise RuntimeError where the module has other members, or another form, than the program was captured with.
+
+        may_go_on: as of Members.check.
+        """
         if self.module_members is not None:
-            self.module_members.check()
+            self.module_members.check(may_go_on)

@@ -45,8 +45,10 @@ class Derivations:
         self.derived = tuple(derived)
         if self.derived:
             _watch_optimizers()
+        own = {id(d.tensor) for d in self.derived}
         # An inference tensor has no version counter, and only inference mode may write it.
-        self.sources = [s for d in self.derived for s in d.sources if not s.is_inference()]
+        sources = {id(s): s for d in self.derived for s in d.sources if not s.is_inference() and id(s) not in own}
+        self.sources = list(sources.values())
         self.versions = self._versions()
 
     def __add__(self, more: Iterable[Derived]) -> "Derivations":
