@@ -1,11 +1,14 @@
 """Where a person's own code, a model or a scheduler, raised an error."""
 
 import os
+import re
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"conf", "hydra_plugins", "models", "opweave.py", "results", "run.py", "runners", "scripts", "systems"}
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')  # of a traceback as text
 INSTALLED = {"site-packages", "dist-packages", Path(os.__file__).parent.name}  # the last is the standard library's
 
 
@@ -18,17 +21,30 @@ def with_own_line(message: str, error: BaseException) -> str:
     return message if message.endswith(line) else message + line
 
 
+def with_own_frame(message: str, told: str) -> str:
+    """As `with_own_line`, by the text of a traceback."""
+    return message + _place((file, int(line)) for file, line in FRAME.findall(told))
+
+
 def _own_line(error: BaseException) -> str:
     """ "" where no code of a person's own raised it."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:
-        for frame in reversed(traceback.extract_tb(at.__traceback__)):
-            if _is_own(frame.filename):
-                return f" ({os.path.relpath(frame.filename)}:{frame.lineno})"
+        if place := _place((frame.filename, frame.lineno) for frame in traceback.extract_tb(at.__traceback__)):
+            return place
         seen.append(at)
         at = at.__cause__ or at.__context__
     return ""
+
+
+def _place(frames: Iterable[tuple[str, int | None]]) -> str:
+    """The last line of a person's own, as the end of a message; "" for none.
+
+    frames: file and line, the outermost first.
+    """
+    own = [(file, line) for file, line in frames if _is_own(file)]
+    return f" ({os.path.relpath(own[-1][0])}:{own[-1][1]})" if own else ""
 
 
 def _is_own(name: str) -> bool:

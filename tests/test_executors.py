@@ -199,10 +199,25 @@ def test_an_operators_error_reaches_the_caller_and_ends_the_call() -> None:
     executor.close()
 
 
+class Choosing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # type: ignore[no-any-return]
+
+
+class Sized(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].sum()
+
+
+HERE = r"\(.*test_executors\.py:\d+\)$"
+
+
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
-        (lambda self, x: x * (1 if x.sum() > 0 else 2), "torch.export cannot capture it"),
+        (lambda self, x: x * (1 if x.sum() > 0 else 2), rf"torch.export cannot capture it: .*{HERE}"),
+        (Choosing.forward, rf"chooses by its data .*{HERE}"),
+        (Sized.forward, rf"a size or a number .* from its data.*{HERE}"),
         (lambda self, x: x.add_(1), "changes its input"),
     ],
 )

@@ -15,7 +15,7 @@ from systems.base import Unsupported
 from systems.preparing import as_captured
 
 from .effects import DrawAfter, draws, is_view
-from .exporting import export
+from .exporting import export, unschedulable
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
 from .write_back import write_back
@@ -73,12 +73,12 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
         elif node.op == "output":
             outputs = [environment[a] if isinstance(a, fx.Node) else a for a in node.args[0]]
         elif node.op != "call_function":
-            raise Unsupported(f"{node.op} {node.target} is no operator")
+            raise unschedulable(node)
         elif node.target is operator.getitem:
             source = environment[node.args[0]]
             environment[node] = source[node.args[1]] if isinstance(source, tuple) else Output(source.operator, node.args[1])
         elif not isinstance(node.target, torch._ops.OpOverload):
-            raise Unsupported(f"it holds {node.target}, which is control flow and no single operator")
+            raise unschedulable(node)
         elif str(node.target.overloadpacket) in ASSERTIONS and not node.users:
             continue
         elif _is_copy(node) and node not in returned and isinstance(environment[node.args[0]], Output):

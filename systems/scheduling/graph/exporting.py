@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
+from conf.own_code import with_own_frame, with_own_line
 from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
@@ -47,11 +49,21 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             exported = torch.export.export(module, own_inputs, strict=False)
             exported = exported.run_decompositions({}) if is_functional else exported
     except Exception as error:  # export raises whatever the model's own Python does
-        raise Unsupported(f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}") from error
+        message = f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}"
+        raise Unsupported(with_own_line(message, error)) from error
     assigned = {name for warning in told for name in ASSIGNED.findall(str(warning.message))}
     if name := next((name for name in sorted(assigned) if _is_constant(module, name, exported)), None):
         raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
     return exported
+
+
+def unschedulable(node: fx.Node) -> Unsupported:
+    """Why a node of a captured graph is no operator of a schedule, with the line of a person's own model that it is of."""
+    by_data = "it chooses by its data what to run"  # the branches and the loops of torch.cond and of its like
+    if node.op == "call_function" and not isinstance(node.target, HigherOrderOperator):
+        by_data = "it computes a size or a number of Python's from its data"
+    message = f"{by_data}, and a schedule has the same operators in each call"
+    return Unsupported(with_own_frame(message, str(node.meta.get("stack_trace"))))
 
 
 def check_module(module: object) -> None:

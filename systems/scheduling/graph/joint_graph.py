@@ -26,6 +26,7 @@ from systems.training.optimizers import StaticOptimizer
 from systems.training.update import StoredGradients, Update
 
 from .effects import draws, is_view, written
+from .exporting import unschedulable
 from .operator_graph import Operator, OperatorGraph, State
 from .program import Call, Input, Output
 from .stateful_program import StatefulProgram
@@ -226,7 +227,7 @@ class _Joint:
             source, i = arguments
             self.environment[node] = Output(source.operator, i) if isinstance(source, Output) else source[i]
         elif not isinstance(node.target, OpOverload):
-            raise Unsupported(f"it holds {node.target}, which is control flow and no single operator")
+            raise unschedulable(node)
         elif node.target in (aten.alias.default, aten.detach.default):
             self.environment[node] = arguments[0]
         elif is_view(node.target) and not _references(arguments):
