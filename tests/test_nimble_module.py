@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 
 import models
 from runners.measurements.correctness import relative_error
+from systems.base import Unsupported
 from systems.nimble import Nimble
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.passes.rewriting import SWITCHES
@@ -142,6 +143,23 @@ def test_several_shapes_live_side_by_side(device: str) -> None:
         assert len(fast.arena.ranges) == 1  # the largest came first
     fast.prepare(shapes[0])  # again
     assert close(fast, module, shapes[0]) and len(fast.prepared) == 3
+    fast.close()
+
+
+def test_a_failed_prepare_leaves_what_was_prepared(device: str) -> None:
+    class Breaking(Small):
+        is_broken = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.reshape(7, -1) if self.is_broken else x)
+
+    module, x = Breaking().to(device).eval(), torch.randn(2, 3, 8, 8, device=device)
+    fast = Nimble(module).prepare(x)
+    module.is_broken = True
+    with pytest.raises(Unsupported, match="cannot capture"):
+        fast.prepare(x)
+    module.is_broken = False
+    assert close(fast, module, x)
     fast.close()
 
 

@@ -99,7 +99,7 @@ class ScheduledModule(nn.Module):
         """Make calls with inputs of these shapes, dtypes and device ready.
 
         The module is captured in eval form, whatever form it is in. The module, its statistics and the random state stay as
-        they are.
+        they are. What was prepared for the same shape is replaced in the end, and stays where preparing fails.
 
         Args:
             example_inputs: of the shapes, dtypes and device that calls will have.
@@ -126,9 +126,6 @@ class ScheduledModule(nn.Module):
             if not axis.inputs:
                 raise ValueError("an axis names no input, so that its size is unknown")
             _check_dimensions("input", inputs, axis.inputs)
-        shape = _shape(inputs)
-        if shape in self.prepared:
-            self.prepared.pop(shape).close()
         with _eval_form(self.module):
             prepared = self.system.prepare(self.module, inputs, arena=self.arena)
         try:
@@ -140,6 +137,9 @@ class ScheduledModule(nn.Module):
             raise
         # The schedule is of the eval form, whichever form each part has.
         prepared.module_members = Members(self.module, with_forms=False)
+        shape = _shape(inputs)
+        if (earlier := self.prepared.get(shape)) is not None:
+            earlier.close()
         self.prepared[shape] = prepared
         return self
 
