@@ -1,7 +1,10 @@
 """What weave's search holds a candidate's output to, and what it drops for it."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -10,16 +13,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from weave_space import Branches, Prepared, Space, scaled
+from weave_space import Branches, Prepared, Scaled, Space, scaled
 
+import systems
+from systems.base import BadOption
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
+from systems.scheduling.passes.rewriting import Rewriting
 from systems.weave import precision, reference
 from systems.weave.candidate import Candidate
 from systems.weave.precision import Precision, Rewrite
 from systems.weave.search import Search
-from systems.weave.state import State
+from systems.weave.state import Gain, State
 
 
 def required(captured: Program, rewrite: Rewrite, report: Callable[[str], None] = lambda words: None) -> Precision:
@@ -260,6 +266,70 @@ def test_no_budget_is_too_small_for_precision(monkeypatch: pytest.MonkeyPatch) -
     again = Search(captured, rewrite, 0.0, lambda words: None, lambda state: None, state)
     monkeypatch.setattr(again.precision, "require", lambda rewritten: pytest.fail("it was held to it before"))
     assert again.run() == state
+
+
+def test_with_other_weights_a_state_is_held_to_the_reference_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One decision costs precision with the second weights alone, and then with all: what it gained is given up."""
+    module = Scaled().eval()
+    captured = capture(module, (torch.randn(1, 4, 6, 6),))
+    last, bad = len(captured.graph) - 1, set[str]()
+
+    def rewrite(choices: Mapping[str, str]) -> tuple[Program, list[Decision]]:
+        own = {place: choices.get(place, "new") for place in ("kind p", "kind q")}
+        factor = 1.01 if any(own[place] == "new" for place in bad) else 1.0
+        calls = [*captured.calls[:last], captured.calls[last].map(lambda leaf: factor if leaf == 1.0 else leaf)]
+        decisions = [Decision("kind", p, (), {"old": 1.0, "new": 0.5}, c, {}, p) for p, c in own.items()]
+        return Program(captured.graph, calls, captured.outputs, captured.output_spec, captured.examples), decisions
+
+    def run(state: State) -> State:
+        done = Search(captured, rewrite, 0.0, lambda words: None, lambda state: None, state).run()
+        return State.from_json(done.to_json())
+
+    monkeypatch.setattr(Search, "_in_turn", lambda *_: (1.0, 0.9))  # what gains
+    state = run(State())
+    best = state.best.choose("kind q", "new")  # as a search leaves it
+    state = replace(state, best=best, gains=[Gain("q", 1.0, 0.9)], total=Gain("all", 1.0, 0.9), is_complete=True)
+    bad.add("kind p")
+    assert run(state).best == best  # the same weights
+    with torch.no_grad():
+        module.module.a.weight.mul_(0.5)
+    found = run(state)
+    assert dict(found.best.choices) == {"kind p": "old", "kind q": "new"} and found.dropped == ["kind at kind p: new"]
+    assert found.first is not None and dict(found.first.choices) == {"kind p": "old"} and not found.is_complete
+    bad.add("kind q")
+    with torch.no_grad():
+        module.module.a.weight.mul_(0.5)
+    again = run(found)
+    assert again.first == again.best and dict(again.best.choices) == {"kind p": "old", "kind q": "old"}
+    assert again.gains == [] and again.total is None
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_a_plan_is_held_to_the_reference_with_other_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module, x = Scaled().eval(), torch.randn(1, 4, 6, 6)
+    file = tmp_path / "plan.json"
+    schedule = systems.load("weave", budget_s=0.0, fuse_elementwise=False).schedule(module, (x,))
+    file.write_text(json.dumps(schedule.to_json(model="scaled", batch=1, device="cpu")))
+    apply, factor = Rewriting.apply, 1.0
+
+    def rewritten(*arguments: Any) -> tuple[Program, list[Decision]]:
+        program, decisions = apply(*arguments)
+        calls = [
+            call.map(lambda leaf: factor if isinstance(leaf, float) and leaf == 1.0 else leaf) for call in program.calls
+        ]
+        return Program(program.graph, calls, program.outputs, program.output_spec, program.examples), decisions
+
+    monkeypatch.setattr(Rewriting, "apply", rewritten)
+
+    def prepare(module: nn.Module) -> None:
+        systems.load("weave", plan=str(file), fuse_elementwise=False).prepare(module, (x,)).close()
+
+    other = Scaled().eval()
+    prepare(other)
+    factor = 1.01
+    prepare(module)  # the plan's own
+    with pytest.raises(BadOption, match=r"with these weights its error is \d+\.\d times what it may be"):
+        prepare(other)
 
 
 def test_without_fp64_a_search_compares_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ def test_a_search_that_goes_on_begins_with_its_best(monkeypatch: pytest.MonkeyPa
         again, _ = space.searching(monkeypatch, replace(State.from_json(saved_states[-1]), is_complete=is_complete))
         monkeypatch.setattr(again.precision, "dropped", None)  # a call would fail
         assert again.run().best == whole.best and again.state.first == whole.first
-    begun = State(first=Candidate(), ratios={"another": 2.0})
+    begun = State(first=Candidate(), ratios={"another": 2.0}, weights=whole.weights)
     again, _ = space.searching(monkeypatch, replace(begun, best=begun.first or Candidate()))
     monkeypatch.setattr(again.precision, "dropped", None)
     assert again.run().first == Candidate()

@@ -17,7 +17,7 @@ from systems.notice import Notice
 from systems.profiling.measurements import Measurements
 from systems.registry import load
 from systems.scheduling.graph.program import Program
-from systems.scheduling.graph.structure import digest, structure
+from systems.scheduling.graph.structure import digest, structure, weights
 from systems.scheduling.scheduler import captured
 from systems.training.restore import state_kept
 
@@ -104,9 +104,8 @@ class WeaveOrPeers(System):
         """The peer that is handed the model, and what was measured of it; nothing where weave keeps it."""
         cache = Measurements(KIND, program.device)
         code = code_of(__name__, search.__name__, trials.__name__)
-        name = digest(
-            [structure(program), sorted(self.weave.rewriting.switches), self.peers, self.budget_s, self.costs, code]
-        )
+        switches = sorted(self.weave.rewriting.switches)
+        name = digest([structure(program), weights(program), switches, self.peers, self.budget_s, self.costs, code])
         if name in cache:
             entry: Any = cache[name]
             comparisons = {str(peer): Comparison(float(own_ms), float(peer_ms)) for peer, (own_ms, peer_ms) in entry.items()}

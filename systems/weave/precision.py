@@ -1,6 +1,6 @@
 """What precision weave's candidates have to have, and which decisions of the passes cost more than that."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, isfinite
 from typing import TypeAlias
@@ -71,7 +71,7 @@ class Precision:
         return False
 
     def dropped(self, choices: Choices) -> dict[str, Decision]:
-        """Those decisions of the passes, by place, that cost more precision than a cell may lose.
+        """Those decisions of the passes or among the choices, by place, that cost more precision than a cell may lose.
 
         Invariant: each of them has to go. Of all in their order, the shortest beginning whose dropping makes the program
         precise ends with it. It alone is dropped, and the rest is looked at again.
@@ -80,19 +80,23 @@ class Precision:
             choices: in the place of the passes' own.
         """
         costly: dict[str, Decision] = {}
-        chosen = dict(choices)
-        while self.program_excess(chosen) > 1:
-            decisions_by_place = self._taken_without(chosen)
+        dropped: dict[str, str] = {}  # what is done without them, by place
+        while self.program_excess({**choices, **dropped}) > 1:
+            decisions_by_place = self._taken_without(choices, dropped)
             rest = [(place, d.without) for place, d in decisions_by_place.items()]
-            if self.program_excess(chosen | dict(rest)) > 1:
+
+            def excess_without(count: int, rest: Sequence[tuple[str, str]] = rest) -> float:
+                return self.program_excess({**choices, **dropped, **dict(rest[:count])})
+
+            if excess_without(len(rest)) > 1:
                 self.report("what the passes do without measuring costs more precision than a cell may lose")
                 break
             low, high = 1, len(rest)
             while low < high:
                 middle = (low + high) // 2
-                low, high = (low, middle) if self.program_excess(chosen | dict(rest[:middle])) <= 1 else (middle + 1, high)
+                low, high = (low, middle) if excess_without(middle) <= 1 else (middle + 1, high)
             place, without = rest[low - 1]
-            chosen[place] = without
+            dropped[place] = without
             costly[place] = decisions_by_place[place]
             self.report(f"dropped, since it costs precision: {in_words(costly[place])}")
         return costly
@@ -103,12 +107,13 @@ class Precision:
         with self._as_found():
             return self.excess(tensors(program.run(self.inputs)))
 
-    def _taken_without(self, dropped: dict[str, str]) -> dict[str, Decision]:
-        """The passes' decisions by place, and those that they take where all of these are dropped too."""
+    def _taken_without(self, choices: Choices, dropped: Choices) -> dict[str, Decision]:
+        """The decisions under these choices by place, and those that are taken where all of these are dropped too."""
         taken: dict[str, Decision] = {}
         while True:
-            rest = dropped | {place: decision.without for place, decision in taken.items()}
-            others = {d.place: d for d in self.rewrite(rest)[1] if d.place and d.place not in rest and d.is_change}
+            rest = {**dropped, **{place: decision.without for place, decision in taken.items()}}
+            decisions = self.rewrite({**choices, **rest})[1]
+            others = {d.place: d for d in decisions if d.place and d.place not in rest and d.is_change}
             if not others:
                 return taken
             taken |= others

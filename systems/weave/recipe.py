@@ -41,6 +41,7 @@ class Recipe:
         module: a digest of what the captured module is, by `description`; empty where it is not known.
         captured: the captured program by `stored_program`; empty where it cannot be stored.
         binaries: kernels of this project that the plan executes, as they were compiled.
+        weights: a digest of those with which it was held to the reference.
     """
 
     fingerprint: Mapping[str, JSON]
@@ -50,6 +51,7 @@ class Recipe:
     module: str = ""
     captured: Mapping[str, JSON] = field(default_factory=dict)
     binaries: tuple[Binary, ...] = ()
+    weights: str = ""
 
     def to_json(self) -> dict[str, JSON]:
         binaries: list[JSON] = [[*binary.to_json()] for binary in self.binaries]
@@ -60,7 +62,7 @@ class Recipe:
         """Raises ValueError where `document` is not of `to_json`; the message begins with the field."""
         if not isinstance(document, dict):
             raise ValueError("recipe is no mapping")
-        fields: dict[str, Any] = {"module": "", "captured": {}, "binaries": []} | document
+        fields: dict[str, Any] = {"module": "", "captured": {}, "binaries": [], "weights": ""} | document
         mappings, lists = ("fingerprint", "choices", "times", "captured"), ("switches", "binaries")
         for kind, names in {dict: mappings, list: lists}.items():
             if strange := [name for name in names if not isinstance(fields.get(name), kind)]:
@@ -77,8 +79,8 @@ class Recipe:
         except ValueError as error:
             raise ValueError(f"binaries: {error}") from error
         milliseconds = {name: float(t) for name, t in times.items()}
-        captured, module = fields["captured"], str(fields["module"])
-        return cls(fields["fingerprint"], tuple(switches), choices, milliseconds, module, captured, binaries)
+        captured, module, weights = fields["captured"], str(fields["module"]), str(fields["weights"])
+        return cls(fields["fingerprint"], tuple(switches), choices, milliseconds, module, captured, binaries, weights)
 
     def of_module(self, program: Program, module: nn.Module) -> "Recipe":
         """This recipe with the captured program of a module; without it where it cannot be stored."""

@@ -13,6 +13,7 @@ from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.execute import execute
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.structure import weights
 from systems.scheduling.plans.launch_early import early_operators
 from systems.scheduling.plans.lower import lower
 from systems.scheduling.plans.priorities import PRIORITIES, has_priorities
@@ -53,7 +54,7 @@ class Search:
           after them would ask for another search. A share of the budget is KEPT for them. A longer search goes on from that
           best.
         - What is kept is as near to the program in fp64 as a cell has to be (`reference`). Of the passes' own decisions
-          those go that are not.
+          those go that are not. With other weights than those it is held to that again, before anything is tried.
 
     Args:
         captured: the program before any pass, whose output is eager's.
@@ -90,28 +91,28 @@ class Search:
         self.num_tried = 0
         self.arena = Arena(ROOM)
         self.programs: dict[tuple[tuple[str, str], ...], tuple[Program, list[Decision]]] = {}
-        self.rewind = captured.rewinding()
+        self.rewind, self.weights = captured.rewinding(), weights(captured)
         self.precision = Precision(captured, rewrite, report)
 
     def run(self) -> State:
         """Search until the budget is over or nothing is left; returns the state.
 
-        What the passes decide is held to the reference before any budget ends.
+        It is held to the reference before any budget ends.
         """
-        if is_new := self.state.first is None:
+        if self.state.first is None:
             self.state.first = self.state.best = self._beginning()
         self.state.is_complete = self.state.is_complete and self._are_last_tried
-        is_over = self.state.is_complete or self._is_over()
-        if is_over and self._is_confirmed and not is_new:
+        is_held, is_over = self.state.weights == self.weights, self.state.is_complete or self._is_over()
+        if is_held and is_over and self._is_confirmed:
             return self.state
         try:
             with collector_spared():  # each trial collects
-                if is_over and is_new:
+                if not (is_held and is_over):
                     self._begin_precisely()
-                elif is_over:  # a search that ended before it came to this
-                    self._confirm()
-                else:
+                if not (self.state.is_complete or self._is_over()):
                     self._search()
+                elif not self._is_confirmed:  # it ended before it came to this, or was held to other weights
+                    self._confirm()
         finally:  # also when it is interrupted: what a search has spent is spent
             self.state.seconds = self.clock() - self.begin
             self.keep(self.state)
@@ -119,7 +120,6 @@ class Search:
 
     def _search(self) -> None:
         """Try one change after another, as long as there is time; again from the first where all gains are given up."""
-        self._begin_precisely()
         while not self.state.is_complete:
             are_all_tried = self._try_all()
             if are_all_tried or self._is_over():
@@ -128,13 +128,26 @@ class Search:
                     break
 
     def _begin_precisely(self) -> None:
-        """Drop what costs precision of the first, before anything is tried."""
+        """Require precision, and drop what costs it of what is known: before anything is tried, and with other weights."""
         self.precision.require(lambda: self._rewritten(Candidate())[0])
-        if self.state.best == self.state.first and not self.state.ratios:
-            dropped = self.precision.dropped(dict(self.state.best.choices))
-            self.state.dropped += [in_words(decision) for decision in dropped.values()]
-            self.state.best = self.state.best.choose_all({place: decision.without for place, decision in dropped.items()})
-            self.state.first = self.state.best
+        if self.state.weights == self.weights:
+            return
+        state = self.state
+        known = dict.fromkeys(each for each in (state.first, state.best, state.last) if each is not None)
+        precise = {candidate: self._precise(candidate) for candidate in known}
+        if any(candidate != other for candidate, other in precise.items()):
+            state.first, state.best = precise[state.first or Candidate()], precise[state.best]
+            state.last = precise[state.last] if state.last else None
+            state.total, state.is_complete = None, False
+            state.gains = state.gains if state.best != state.first else []
+        state.weights = self.weights
+
+    def _precise(self, candidate: Candidate) -> Candidate:
+        """The candidate without those decisions of the passes that cost more precision than a cell may lose."""
+        dropped = self.precision.dropped(dict(candidate.choices))
+        words = map(in_words, dropped.values())
+        self.state.dropped += [each for each in words if each not in self.state.dropped]
+        return candidate.choose_all({place: decision.without for place, decision in dropped.items()})
 
     @property
     def _are_last_tried(self) -> bool:

@@ -36,6 +36,7 @@ class State:
         last_gain: of that.
         total: of what is chosen over the first, both captured anew in the end; None where that was not measured.
         dropped: decisions of the passes that cost more precision than a cell may lose, in words.
+        weights: a digest of those with which it was held to the reference; empty before that.
         seconds: spent so far.
         is_complete: nothing is left to try, and what is chosen was held against the first.
     """
@@ -49,6 +50,7 @@ class State:
     last_gain: Gain | None = None
     total: Gain | None = None
     dropped: list[str] = field(default_factory=list)
+    weights: str = ""
     seconds: float = 0.0
     is_complete: bool = False
 
@@ -73,6 +75,7 @@ class State:
             "last_gain": [*astuple(self.last_gain)] if self.last_gain else None,
             "total": [*astuple(self.total)] if self.total else None,
             "dropped": [*self.dropped],
+            "weights": self.weights,
             "seconds": self.seconds,
             "is_complete": self.is_complete,
         }
@@ -91,6 +94,7 @@ class State:
             None if last_gain is None else _gain(*last_gain),
             None if total is None else _gain(*total),
             [str(words) for words in document["dropped"]],
+            str(document["weights"]),
             float(document["seconds"]),
             document["is_complete"],
         )

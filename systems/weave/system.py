@@ -18,7 +18,7 @@ from systems.scheduling.decision import Decision
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.graph.program import Program
-from systems.scheduling.graph.structure import digest, structure
+from systems.scheduling.graph.structure import digest, structure, weights
 from systems.scheduling.passes.layouts import Unsolvable
 from systems.scheduling.passes.rewriting import Remembered, Rewriting
 from systems.scheduling.plans import local_search
@@ -31,6 +31,7 @@ from systems.scheduling.simulate.gpu import find
 from . import candidate, changes, forecast, search, stream_plans, trials
 from .candidate import Choices
 from .forecast import forecast_on
+from .precision import Precision
 from .recipe import Misfit, NotingTimer, Recipe, RecordedTimer, binaries_of, fingerprint, stored
 from .search import Forecast, Search
 from .state import State
@@ -151,7 +152,8 @@ class Weave(Scheduler):
         rewritten, decisions = self._apply(program, timer, dict(state.chosen.choices))
         self.state = state
         switches = tuple(sorted(self.rewriting.switches))
-        self.recipe = Recipe(fingerprint(program), switches, dict(state.chosen.choices), timer.times)
+        choices = dict(state.chosen.choices)
+        self.recipe = Recipe(fingerprint(program), switches, choices, timer.times, weights=state.weights)
         gains = [
             Decision("weave", gain.change, (), {"before": gain.before_ms, "after": gain.after_ms}, "after")
             for gain in state.all_gains
@@ -166,7 +168,17 @@ class Weave(Scheduler):
             rewritten, decisions = rewriting.apply(program, RecordedTimer(program.device, recipe.times), recipe.choices)
         except (Misfit, Unsolvable) as error:
             raise BadOption(f"system.plan={self.file} does not fit: {error}") from error
-        return stored(rewritten, recipe.binaries), decisions
+        made = stored(rewritten, recipe.binaries), decisions
+        if recipe.weights != weights(program):
+            self.report("comparing with the model in fp64: the plan was made with other weights")
+            precision = Precision(program, lambda choices: made, self.report)
+            precision.require(lambda: made[0])
+            if (excess := precision.program_excess({})) > 1:
+                raise BadOption(
+                    f"system.plan={self.file} does not fit: with these weights its error is {excess:.1f} times what it may "
+                    "be: search anew"
+                )
+        return made
 
     def _apply(
         self, program: Program, timer: Timer, choices: Choices, remembered: Remembered | None = None
