@@ -42,6 +42,7 @@ LOOKUPS = frozenset({"embedding", "embedding_bag", "_embedding_bag", "index", "i
 METHODS = ("measured", "table")
 MATRIX_SIZE = {"cuda": 4096, "cpu": 1024}  # rows and columns of the products that measure peak arithmetic
 COPIED_BYTES = {"cuda": 1 << 29, "cpu": 1 << 27}  # of the copy that measures bandwidth, beyond any cache
+WORK: dict[tuple[torch.device, str], tuple[int, int]] = {}  # of operators, by device and signature
 WARM_UP_SECONDS = 0.1  # an idle device clocks up
 REPEATS = 5
 
@@ -60,15 +61,17 @@ def memory_intensive(program: Program, method: str) -> list[bool]:
     if method == "table":
         pairs = zip(program.graph.operators, program.calls, strict=True)
         return [in_table(o.name) or isinstance(call.function, FusedKernel) for o, call in pairs]
-    device = program.device
-    by_signature: dict[str, bool] = {}
-    for v in range(len(program.graph)):
-        signature = program.signature(v)
-        if signature not in by_signature:
-            operations, moved = work(program, v)
-            ridge = ridge_point(device, _arithmetic(program, v), _uses_tf32(program, v)) if operations else math.inf
-            by_signature[signature] = operations < ridge * moved or not operations
-    return [by_signature[program.signature(v)] for v in range(len(program.graph))]
+    return [_is_memory_intensive(program, v) for v in range(len(program.graph))]
+
+
+def _is_memory_intensive(program: Program, v: int) -> bool:
+    """As measured. The work of an operator is counted once in a process: a search asks for the same ones again and again."""
+    key = program.device, program.signature(v)
+    if key not in WORK:
+        WORK[key] = work(program, v)
+    operations, moved = WORK[key]
+    ridge = ridge_point(program.device, _arithmetic(program, v), _uses_tf32(program, v)) if operations else math.inf
+    return operations < ridge * moved or not operations
 
 
 def in_table(name: str) -> bool:

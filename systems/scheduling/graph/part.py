@@ -23,7 +23,11 @@ UNINITIALIZED = (
 
 
 def part(
-    program: Program, operators: Sequence[int], channels_last: bool = False, examples_of: Examples | None = None
+    program: Program,
+    operators: Sequence[int],
+    channels_last: bool = False,
+    examples_of: Examples | None = None,
+    device: torch.device | None = None,
 ) -> Program:
     """Some operators of `program`, with inputs in the place of all they read from the rest of it.
 
@@ -37,6 +41,7 @@ def part(
         channels_last: Inputs of four dimensions have that layout instead.
         examples_of: Inputs of other parts of the program, which this part uses again and adds to. A search makes thousands
             of parts, with few shapes among them.
+        device: Of the inputs, if it is not the program's: meta, to ask for what is known of such a part.
 
     Raises:
         Unsupported: The part reads a number from the rest of the program, as `.item()` computes.
@@ -49,7 +54,7 @@ def part(
     num_used: dict[Any, int] = {}
 
     def example_of(value: Any) -> Tensor:
-        made = example(value, program.device)
+        made = example(value, device or program.device)
         is_image = channels_last and made.dim() == 4
         return made.contiguous(memory_format=torch.channels_last) if is_image else made
 

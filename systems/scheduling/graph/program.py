@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from keyword import iskeyword
 from typing import Any
@@ -69,15 +69,19 @@ class Call:
 
     def leaves(self) -> list[Any]:
         """Its arguments in order, with the elements of lists, tuples and dicts in their places."""
-        return _leaves((self.args, self.kwargs))
+        return list(self._flat)
+
+    @cached_property
+    def _flat(self) -> tuple[Any, ...]:
+        return tuple(_leaves((self.args, self.kwargs)))  # once: passes ask for them again and again
 
     def references(self) -> list["Output"]:
         """The Outputs among its arguments, in order."""
-        return [a for a in self.leaves() if isinstance(a, Output)]
+        return [a for a in self._flat if isinstance(a, Output)]
 
     def map(self, change: Callable[[Any], Any]) -> "Call":
         """This call with `change` applied to every leaf of its arguments: all but lists, tuples and dicts."""
-        return replace(self, args=_map(change, self.args), kwargs=_map(change, self.kwargs))
+        return Call(self.function, _map(change, self.args), _map(change, self.kwargs), self.produces)
 
 
 class Program:
@@ -111,6 +115,7 @@ class Program:
         self.output_spec = output_spec
         self.examples = examples
         self.derived = derived or Derivations()
+        self._signatures: dict[int, str] = {}  # that were asked for
 
     @cached_property
     def changed(self) -> tuple[Tensor, ...]:
@@ -166,6 +171,11 @@ class Program:
 
     def signature(self, operator: int) -> str:
         """What the operator does, in whichever program: target, constants, and shapes, dtypes and strides of its tensors."""
+        if (known := self._signatures.get(operator)) is None:
+            known = self._signatures[operator] = self._signed(operator)
+        return known
+
+    def _signed(self, operator: int) -> str:
         call = self.calls[operator]
         arguments = [_sign(self.value(a)) for a in _leaves(call.args)]
         keywords = [f"{name}={_sign(self.value(a))}" for name, value in call.kwargs.items() for a in _leaves(value)]

@@ -1,6 +1,6 @@
 """Selects for each convolution the fastest implementation and layout (Nimble, Section 5, "basic kernel selection")."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace as changed
 from functools import cache
 from math import inf
@@ -27,7 +27,7 @@ from systems.scheduling.graph.rewrite import Replacement, replace
 from .context import Context, Cost, Rewritten
 from .layouts import cheapest_layouts
 from .norm_places import norm_place, own_norm
-from .own_kernels import has_kernels
+from .own_kernels import META, has_kernels
 from .patterns import (
     GROUP_NORM,
     cudnn_conv2d,
@@ -53,6 +53,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "product": product_conv2d,
 }
 
+Known = Callable[[Program], bool]
 Times = dict[tuple[str, int], float]  # milliseconds of a convolution by implementation and layout
 
 
@@ -82,11 +83,11 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
             costs.append((0.0, inf))
             continue
         if (signature := program.signature(v)) not in times_by_signature:
+            names = None if implementations else ("library", OWN)
             times_by_signature[signature] = {
-                (name, layout): _measured(name, candidate, milliseconds)
+                (name, layout): t
                 for layout in both
-                for name, candidate in _candidates(program, v, layout)
-                if implementations or name in ("library", OWN)
+                for name, t in _times(program, v, layout, names, milliseconds, context.knows)
             }
         usable = times = times_by_signature[signature]
         if call.function is CONVOLUTION:
@@ -94,9 +95,31 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
             usable_by_convolution[v] = usable = _usable(program, v, times, context)
         best = [min((t for (_, at), t in usable.items() if at == layout), default=inf) for layout in (0, 1)]
         costs.append((best[0], best[1]))
-    assigned = _assign(program, flexible, costs, milliseconds) if layouts else [0] * len(costs)
+    assigned = _assign(program, flexible, costs, milliseconds, context.knows) if layouts else [0] * len(costs)
     rewritten = _apply(program, assigned, usable_by_convolution)
     return rewritten, _decisions(program, assigned, times_by_convolution, usable_by_convolution)
+
+
+def _times(
+    program: Program,
+    v: int,
+    layout: int,
+    names: Collection[str] | None,
+    milliseconds: Cost,
+    knows: Known,
+) -> Iterator[tuple[str, float]]:
+    """The implementations of operator v in a layout, with their times; inputs have memory where one is measured alone.
+
+    names: of those that are asked for; None for all.
+    """
+    real: dict[str, Program] = {}
+    device = program.device if program.calls[v].function is GROUP_NORM else META
+    for name, candidate in _candidates(program, v, layout, device):
+        if names is None or name in names:
+            if candidate.device == META and not knows(candidate):
+                real = real or dict(_candidates(program, v, layout, program.device))
+                candidate = real[name]
+            yield name, _measured(name, candidate, milliseconds)
 
 
 def _measured(name: str, candidate: Program, milliseconds: Cost) -> float:
@@ -138,18 +161,21 @@ def _is_flexible(program: Program, v: int) -> bool:
     return is_elementwise(program, v) and not any(isinstance(a, Tensor) for a in call.args)
 
 
-def _candidates(program: Program, v: int, layout: int) -> list[tuple[str, Program]]:
-    """The implementations of operator v in a layout, each as a program. Convolutions and group norms have several."""
+def _candidates(program: Program, v: int, layout: int, device: torch.device) -> list[tuple[str, Program]]:
+    """The implementations of operator v in a layout, each as a program. Convolutions and group norms have several.
+
+    device: of the inputs; a group norm's are the program's.
+    """
     if program.calls[v].function is GROUP_NORM:
         norm = _own_norm(program, v, layout)
-        library_norm = [("library", _single(program, v, 0))] if layout == 0 else []
+        library_norm = [("library", _single(program, v, 0, device))] if layout == 0 else []
         return library_norm + ([(OWN, norm)] if norm is not None else [])
-    library = _single(program, v, layout)
+    library = _single(program, v, layout, device)
     candidates = [("library", library)]
     if program.calls[v].function is not CONVOLUTION:
         return candidates
     name, call, examples = program.graph.operators[v].name, library.calls[0], library.examples
-    for kind in _other_implementations(call, examples[0], layout):
+    for kind in _other_implementations(call, examples[0], layout, program.device.type == "cuda"):
         candidate = changed(call, function=IMPLEMENTATIONS[kind])
         candidates.append((kind, alone(name, f"opweave.{kind}_conv2d", candidate, examples)))
     return candidates
@@ -171,20 +197,20 @@ def _own_norm(program: Program, v: int, layout: int) -> Program | None:
     return None if place is None else replace(single, [own_norm(single, place)])[0]
 
 
-def _single(program: Program, v: int, layout: int) -> Program:
+def _single(program: Program, v: int, layout: int, device: torch.device) -> Program:
     """Operator v as a program, in a layout."""
-    single = part(program, [v], channels_last=layout == 1)
+    single = part(program, [v], channels_last=layout == 1, device=device)
     call = single.calls[0]
     if layout == 1 and call.function is CONVOLUTION:
-        weight = call.args[1].contiguous(memory_format=torch.channels_last)
+        weight = _channels_last(call.args[1].to(device))
         call = changed(call, args=(call.args[0], weight, *call.args[2:]))
     operator = program.graph.operators[v]
     return alone(operator.name, operator.target, call, single.examples)
 
 
-def _other_implementations(call: Call, x: Tensor, layout: int) -> list[str]:
+def _other_implementations(call: Call, x: Tensor, layout: int, is_cuda: bool) -> list[str]:
     """The names of the implementations beside the library's dispatch, of images x in a layout."""
-    conv, is_cuda = convolution(call), x.device.type == "cuda"
+    conv = convolution(call)
     assert conv is not None
     is_depthwise = conv.groups > 1 and conv.weight.shape[1] == 1 and conv.weight.shape[0] % conv.groups == 0
     names = ["cudnn"] if is_cuda and is_depthwise else []
@@ -195,7 +221,13 @@ def _other_implementations(call: Call, x: Tensor, layout: int) -> list[str]:
     return names + ["native"] * has_native
 
 
-def _assign(program: Program, flexible: list[bool], costs: list[tuple[float, float]], milliseconds: Cost) -> list[int]:
+def _assign(
+    program: Program,
+    flexible: list[bool],
+    costs: list[tuple[float, float]],
+    milliseconds: Cost,
+    knows: Known,
+) -> list[int]:
     """The layout of each operator. The model's inputs and outputs are nodes of the problem too, and stay as they are."""
     n = len(program.graph)
     inputs = sorted({a.index for c in program.calls for a in references(c) if isinstance(a, Input)})
@@ -208,7 +240,7 @@ def _assign(program: Program, flexible: list[bool], costs: list[tuple[float, flo
     returned = [u for u in sorted(program.kept_operators()) if flexible[u]]
     values = [c.produces for c in program.calls] + [program.examples[i] for i in inputs]
     read = {u for producers in reads for u in producers} | set(returned)
-    convert = _conversions(program, milliseconds)
+    convert = _conversions(program, milliseconds, knows)
     conversions = [convert(values[u]) if u in read else (0.0, 0.0) for u in range(len(values))]
     all_costs = [*costs, *[(0.0, inf)] * (len(inputs) + len(returned))]
     all_reads = [*reads, *[[] for _ in inputs], *[[u] for u in returned]]
@@ -216,17 +248,19 @@ def _assign(program: Program, flexible: list[bool], costs: list[tuple[float, flo
     return cheapest_layouts(all_costs, all_reads, conversions)[:n]
 
 
-def _conversions(program: Program, milliseconds: Cost) -> Callable[[object], tuple[float, float]]:
+def _conversions(program: Program, milliseconds: Cost, knows: Known) -> Callable[[object], tuple[float, float]]:
     """A function of a value: milliseconds of converting it to contiguous and to channels_last."""
+
+    def conversion_alone(shape: torch.Size, dtype: torch.dtype, layout: int, device: torch.device) -> Program:
+        example = torch.zeros(shape, dtype=dtype, device=device).contiguous(memory_format=_memory_format(1 - layout))
+        return alone("clone", "aten.clone.default", _convert(Input(0), example.to(META), layout), (example,))
 
     @cache
     def of(shape: torch.Size, dtype: torch.dtype) -> tuple[float, float]:
         times = []
-        for source, layout in ((1, 0), (0, 1)):
-            example = torch.zeros(shape, dtype=dtype, device=program.device)
-            example = example.contiguous(memory_format=_memory_format(source))
-            call = _convert(Input(0), example.to("meta"), layout)
-            times.append(milliseconds(alone("clone", "aten.clone.default", call, (example,))))
+        for layout in (0, 1):
+            known = conversion_alone(shape, dtype, layout, META)
+            times.append(milliseconds(known if knows(known) else conversion_alone(shape, dtype, layout, program.device)))
         return times[0], times[1]
 
     def conversion(value: object) -> tuple[float, float]:

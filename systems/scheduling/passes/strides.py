@@ -13,7 +13,12 @@ from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.program import Call, Program
 
+RETURNED: dict[tuple[torch.device, tuple[bool, bool], str], Any] = {}  # by device, cuDNN's settings and signature
 IMAGES = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class Refusal:
+    """Stands for the output of an operator that does not take the strides of its inputs."""
 
 
 @torch.no_grad()
@@ -35,10 +40,8 @@ def with_strides(program: Program, outputs: dict[int, Tensor]) -> Program | None
                     continue
                 if calls[v].function in READERS_OF_MEMORY:
                     return None
-                reader = part(_with_calls(program, calls), [v])
-                try:
-                    value = on_meta(reader.execute(0, [None], reader.examples))
-                except (RuntimeError, ValueError):  # such as a view that spans two strides
+                value = _returned(_with_calls(program, calls), v)
+                if isinstance(value, Refusal):
                     return None
             if _strides(value) == _strides(calls[v].produces):
                 continue
@@ -47,6 +50,21 @@ def with_strides(program: Program, outputs: dict[int, Tensor]) -> Program | None
             calls[v] = replace(calls[v], produces=value)
             changed.add(v)
     return _with_calls(program, calls)
+
+
+def _returned(program: Program, v: int) -> Any:
+    """What operator v returns, on the meta device, or a Refusal. It runs once in a process for each signature."""
+    cudnn = torch.backends.cudnn
+    key = program.device, (cudnn.enabled, cudnn.deterministic), program.signature(v)
+    if key not in RETURNED:
+        reader = part(program, [v])
+        try:
+            RETURNED[key] = on_meta(reader.execute(0, [None], reader.examples))
+        except torch.OutOfMemoryError:
+            return Refusal()  # another time there may be enough
+        except (RuntimeError, ValueError):  # such as a view that spans two strides
+            RETURNED[key] = Refusal()
+    return RETURNED[key]
 
 
 def readers_of_changed(before: Program, after: Program, changed: Collection[int]) -> set[int]:
