@@ -1,6 +1,9 @@
 """What a record keeps of a schedule and of the decisions behind it: plain data, which knows no scheduler."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+BEFORE, AFTER = "before", "after"  # what a decision's alternatives are called where the whole graph was measured
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class DecisionRow:
         """How many times as fast as the first alternative, the model as captured, the chosen one is."""
         first, chosen = next(iter(self.milliseconds.values()), None), self.milliseconds.get(self.chosen)
         return first / chosen if first is not None and chosen else None
+
+
+def gained_in_whole(decisions: Iterable[DecisionRow]) -> tuple[DecisionRow, ...]:
+    """Those for which the whole graph was measured, without them and with them."""
+    return tuple(row for row in decisions if {*row.milliseconds} == {BEFORE, AFTER})
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from .cell import Cell
 from .document import NotARecord, cell_from_json, part_from_json
 from .files import COMPRESSED, read_json, stored
 from .older import cell_of_schedule_file
-from .schedule import Search
+from .record import Limits
+from .schedule import DecisionRow, Search
 
 REQUIRED = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")
-OPTIONAL = ("search", "stages", "merges", "convolution_macs")
+OPTIONAL = ("search", "stages", "merges", "convolution_macs", "decisions", "limits")
 ENDING = ".schedule.json"
 
 Pair: TypeAlias = tuple[int, int]
@@ -56,6 +57,8 @@ class ScheduleFile:
         stages: of IOS, each a list of groups of operators; empty where it has none.
         merges: operators that run as one; empty where there are none.
         convolution_macs: multiply-accumulates of a call's convolutions; None of a custom model, and in older files.
+        decisions: what passes decided, and then the scheduler itself.
+        limits: of the operators; None where the scheduler runs none of them.
         cell: what it was made for; None in files of older versions.
     """
 
@@ -72,6 +75,8 @@ class ScheduleFile:
     stages: tuple[Groups, ...] = ()
     merges: Groups = ()
     convolution_macs: int | None = None
+    decisions: tuple[DecisionRow, ...] = ()
+    limits: Limits | None = None
     cell: Cell | None = field(default=None, compare=False)
 
     @classmethod

@@ -77,6 +77,7 @@ class Section:
         answer: the fastest system of each model; None where no two systems compare.
         environment: names and values.
         cells: tables of a row for each cell, by what was measured.
+        gains: what decisions gained in the whole.
         remarks: reasons and warnings.
         figures: the charts.
         refused: why a chart is not there, by its name.
@@ -86,6 +87,7 @@ class Section:
     answer: Answer | None
     environment: Sequence[tuple[str, str]]
     cells: dict[str, Table]
+    gains: Table
     remarks: Table
     figures: Sequence[Figure]
     refused: dict[str, str]
@@ -95,6 +97,7 @@ class Section:
 class DrawnSchedule:
     title: str
     summary: str
+    gains: Sequence[str]
     svg: str
     file: str
 
@@ -298,11 +301,12 @@ def make(
             heading = chart.title + (f", batch {suffix}" if suffix != name else "")
             file = f"{pictures}/{name}{f'-{setting.slug}' if len(settings) > 1 else ''}.svg"
             figures.append(Figure(name, heading, chart.caption, inlined(chart, number), file))
-        cells, remarks = content.cells(measured, over), content.remarks(measured)
+        cells, gains, remarks = content.cells(measured, over), content.gains(measured), content.remarks(measured)
         environment = content.environment(measured)
-        sections.append(Section(setting.label, answer(measured, over), environment, cells, remarks, figures, refused))
+        own_answer = answer(measured, over)
+        sections.append(Section(setting.label, own_answer, environment, cells, gains, remarks, figures, refused))
     drawn = [
-        DrawnSchedule(graph.title, graph.summary, graph.to_svg(), f"{pictures}/schedule-{position}.svg")
+        DrawnSchedule(graph.title, graph.summary, graph.gains, graph.to_svg(), f"{pictures}/schedule-{position}.svg")
         for position, graph in enumerate(schedules, start=1)
     ]
     return Report(title, verdict_table(verdicts), sections, drawn)

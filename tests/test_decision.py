@@ -5,7 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
-from runners.showings.schedule import decision_table
+from results.record import Limits
+from runners.showings.schedule import bounds_text, decision_table, gain_table
 from systems.scheduling.decision import Decision, DecisionRow, rows
 
 
@@ -63,3 +64,14 @@ def test_one_table_shows_decisions_of_any_kind(capsys: pytest.CaptureFixture[str
     assert ["merge_linears", "1x8", "2", "merged", "3.00x"] in lines
     assert ["fold_batch_norm", "conv2d", "+", "batch_norm", "1", "folded", "–"] in lines
     assert ["mine", "x", "1", "a", "1.00x"] in lines
+
+
+def test_what_gained_in_the_whole_has_a_table_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = Decision("weave", "stream plan: sequential", (), {"before": 0.5, "after": 0.4}, "after")
+    taken = rows([FOLD, kept, merge(0)])
+    assert decision_table(taken).row_count == 2 and gain_table(taken).row_count == 1
+    Console(width=100).print(gain_table(taken))
+    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["stream", "plan:", "sequential", "0.500", "0.400", "1.250x"] in lines
+    words = bounds_text(Limits(0.2, 1.0, sm_area_ms=0.3))
+    assert words.endswith("faster than their SM area 0.300 ms, critical path 0.200 ms")

@@ -14,6 +14,7 @@ from reports import document
 
 from results.schedule_file import NoSchedule, ScheduleFile
 from scripts.page.schedule_graph import ScheduleGraph
+from scripts.report import make
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.plans.stream_assignment import assign_streams
 
@@ -82,3 +83,19 @@ def test_a_schedule_with_a_cycle_is_told() -> None:
     graph = from_edges(2, [(0, 1)])
     with pytest.raises(NoSchedule, match="has a cycle"):
         ScheduleGraph(ScheduleFile.from_json(document(graph, assign_streams(graph)) | {"waits": [[1, 0]]})).to_svg()
+
+
+def test_a_schedule_says_what_its_decisions_gained_and_what_bounds_it() -> None:
+    chain = from_edges(3, [(0, 1), (1, 2)])
+    row = {"kind": "weave", "pattern": "early launches: yes", "count": 1, "num_operators": 0, "chosen": "after"}
+    taken = [
+        row | {"milliseconds": {"before": 0.5, "after": 0.4}},
+        row | {"chosen": "a", "milliseconds": {"a": 1.0, "b": 2.0}},
+    ]
+    limits = {"critical_path_ms": 0.2, "busy_ms": 0.4, "operators": 3, "kernels": 3, "width": 1, "source": "kernels"}
+    whole = document(chain, assign_streams(chain)) | {"decisions": taken, "limits": limits | {"launch_ms": 0.3}}
+    drawn = ScheduleGraph(ScheduleFile.from_json(whole))
+    assert drawn.gains == ["early launches: yes: 0.500 to 0.400 ms, 1.250x"]
+    assert drawn.summary.endswith("launch 0.300 ms, critical path 0.200 ms")
+    report = make({}, "eager", [], [drawn], [], "pictures")
+    assert drawn.gains[0] in report.html() and f"- {drawn.gains[0]}" in report.markdown()

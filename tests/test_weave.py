@@ -22,6 +22,7 @@ from weave_space import Branches, Space
 import models
 import systems
 from results.cell import Cell, Conditions, choose
+from results.schedule_file import ScheduleFile
 from runners.showings.registry import showings
 from systems.base import BadOption
 from systems.profiling.measurements import Measurements
@@ -129,6 +130,13 @@ def plan_file(folder: Path, run: Run) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return folder / "plan.json"
+
+
+def test_a_plan_says_what_bounds_it(plan_file: Path) -> None:
+    limits = ScheduleFile.read(plan_file).limits
+    assert limits is not None and limits.critical_path_ms and limits.busy_ms and limits.source == "host"
+    assert limits.operators == len(ScheduleFile.read(plan_file).operators)
+    assert limits.critical_path_ms <= limits.busy_ms
 
 
 def test_a_plan_that_is_only_written_may_profile(monkeypatch: pytest.MonkeyPatch) -> None:

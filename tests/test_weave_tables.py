@@ -4,7 +4,12 @@ from operator import truediv
 from statistics import median
 
 import pytest
+from reports import REFERENCE
 
+from results.selection import by_setting
+from results.selection import read as records_of
+from scripts.charts.style import order
+from scripts.page import content
 from scripts.readme import SEARCHED, TODAY, read
 from scripts.tables import needed
 from scripts.weave_tables import networks_of_today, searched
@@ -62,3 +67,20 @@ def test_the_fastest_others_are_those_of_the_rounds() -> None:
         for entry, ratios in ((row[5], over), (row[6], outside)):
             name = min(ratios, key=lambda name: ratios[name])
             assert entry.startswith(f"{ratios[name]:.2f}x [") and entry.endswith(f"] {name}")
+
+
+def test_the_report_shows_what_decisions_gained_and_what_bounds_each_cell() -> None:
+    (measured,) = by_setting(records_of([REFERENCE / "weave.jsonl.gz"]), order).values()
+    gains, (cells,) = content.gains(measured), content.cells(measured, measured.systems[0]).values()
+    newest = {(r.cell.model.label, r.cell.system.label): r for r in measured.records if r.schedule and r.is_ok}
+    own = [row for row in gains.rows if row[0].text == "darts"]
+    record = newest["darts", "weave"]
+    assert record.schedule is not None and record.limits is not None
+    decided = record.schedule.decided("weave")
+    assert len(own) == len(decided) > 1 and [row[3].text for row in own] == [row.pattern for row in decided]
+    for row, decision in zip(own, decided, strict=True):
+        assert row[4].value == decision.milliseconds["before"] and row[6].value == decision.gain
+    headings = [column.heading for column in cells.columns]
+    (cell,) = [row for row in cells.rows if [entry.text for entry in row[:3]] == ["darts", "1", "weave"]]
+    bound = cell[headings.index("bounded by")]
+    assert bound.value == max(record.limits.executed.bounds.values()) and "launch" in bound.title

@@ -8,8 +8,8 @@ from typing import TypeAlias, TypeVar
 
 from results.cell import Choice
 from results.comparison import margin
-from results.record import Environment, Measured, Quantity, Record, SmEfficiency
-from results.schedule import Search
+from results.record import Environment, Limits, Measured, Quantity, Record, SmEfficiency
+from results.schedule import AFTER, BEFORE, Search, gained_in_whole
 from results.selection import Row, Selection, latency_of, quantity_of
 from results.statistics import Statistics
 from scripts.charts.limits import limits_by_row
@@ -162,6 +162,12 @@ def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
         ),
         made("over path", over_path, "latency over the critical path of the operators"),
         of(
+            "bounded by",
+            lambda record: record.limits.executed if record.limits and record.limits.executed.bounds else None,
+            _bound,
+            "the largest of critical path, SM area, memory traffic and launch of the operators that the system runs",
+        ),
+        of(
             "samples/s",
             lambda record: record.throughput,
             lambda throughput: _statistics(throughput.statistics, ",.1f"),
@@ -197,6 +203,29 @@ def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
     for measurement, having in alone.items():
         tables[measurement] = table([*about, *map(quantity, quantities[measurement]), error, preparation], having)
     return {name: made.without_empty_columns() for name, made in tables.items() if made.rows}
+
+
+def gains(measured: Selection) -> Table:
+    """What decisions gained in the whole, for each cell whose scheduler measured that, in the order in which it took them.
+
+    The last of a cell is of all of them together, both captured anew, where it was measured.
+    """
+    rows = []
+    for row in measured.rows:
+        for system in measured.systems:
+            schedule = measured.part(row, system, lambda record: record.schedule)
+            about = Entry(row[0]), Entry(str(row[1]), row[1]), _system(system)
+            for decision in gained_in_whole(schedule.decisions if schedule is not None else ()):
+                times = [decision.milliseconds[name] or 0.0 for name in (BEFORE, AFTER)]
+                numbers = *(_number(ms, ".3f") for ms in times), _number(decision.gain or 0.0, ".3f")
+                rows.append([*about, Entry(decision.pattern), *numbers])
+    texts = Column("system", number=False), Column("change", number=False, words=True)
+    numbers_of = (
+        Column("before, ms", "of a call, in turn with the next"),
+        Column("after, ms"),
+        Column("gain", "before over after"),
+    )
+    return Table([Column("model", number=False), Column("batch"), *texts, *numbers_of], rows)
 
 
 def remarks(measured: Selection) -> Table:
@@ -253,6 +282,11 @@ def _quantity(quantity: Quantity) -> Entry:
     if quantity.low is None or quantity.high is None:
         return _number(value, ",.4g")
     return _with_interval(value, quantity.low, quantity.high, ",.4g")
+
+
+def _bound(limits: Limits) -> Entry:
+    bounds = [f"{name} {ms:.3f} ms" for name, ms in limits.bounds.items()]
+    return Entry(bounds[0], next(iter(limits.bounds.values())), ", ".join(bounds))
 
 
 def _percent(efficiency: SmEfficiency) -> Entry:

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from conf.text import counted
+from results.schedule import AFTER, BEFORE, gained_in_whole
 from results.schedule_file import NoSchedule, Operator, ScheduleFile
 
 LAYER, LANE = 26, 108  # pixels between layers, and between lanes
@@ -46,7 +47,15 @@ class ScheduleGraph:
             words.append(counted(len(schedule.merges), "merge"))
         if schedule.search.seconds is not None:
             words.append(f"found in {schedule.search.seconds * 1e3:,.1f} ms")
+        if schedule.limits is not None:
+            words += [f"{name} {ms:.3f} ms" for name, ms in schedule.limits.bounds.items()]
         return ", ".join(words)
+
+    @property
+    def gains(self) -> list[str]:
+        """What each decision gained in the whole, in words."""
+        rows = gained_in_whole(self.schedule.decisions)
+        return [f"{r.pattern}: {r.milliseconds[BEFORE]:.3f} to {r.milliseconds[AFTER]:.3f} ms, {r.gain:.3f}x" for r in rows]
 
     def layers(self) -> dict[int, int]:
         """The layer of each operator, by id.

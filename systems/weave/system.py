@@ -76,6 +76,7 @@ class Weave(Scheduler):
                 was = str(others[0] in self.recipe.switches).lower()
                 raise BadOption(f"system.plan={self.file} was made with system.{others[0]}={was}: ask for the same")
         self.state = State()  # of the program that is prepared
+        self.executed: Program | None = None  # the program of the last schedule, as it would be executed
         self.is_learning = False  # and nothing else, in a process of its own
 
     @property
@@ -96,11 +97,11 @@ class Weave(Scheduler):
         with program.undone():
             rewritten, decisions = self._rewritten(program)
             schedule = self._explained(self.plan(rewritten), decisions)
-            executed, _ = proved(rewritten, schedule)
+            self.executed, _ = proved(rewritten, schedule)
         if self.recipe is None:
             return schedule
         # Once as the passes leave them, which preparing runs first, and once as they are launched.
-        binaries = binaries_of(rewritten, executed)
+        binaries = binaries_of(rewritten, self.executed)
         recipe = replace(self.recipe.of_module(program, module), binaries=binaries)
         return replace(schedule, recipe={**recipe.to_json()})
 
