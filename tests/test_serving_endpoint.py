@@ -333,6 +333,13 @@ def test_a_sweep_is_one_line(run_here: Run, values: list[str]) -> None:
     ]
 
 
+def test_a_batch_of_calls_is_one_line(run_here: Run) -> None:
+    done = run_here("runner=serve", "runner.port=0", "system=orca", "batch=3", *MODEL)
+    assert done.returncode == 2 and done.stderr.strip().splitlines() == [
+        "opweave: batch=3 is of calls: what a server batches is system.max_batch_size"
+    ]
+
+
 def test_a_host_that_is_none_is_one_line(run_here: Run) -> None:
     done = run_here("runner=serve", "runner.host=nohost.invalid", "system=orca", *MODEL)
     assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
@@ -384,7 +391,7 @@ def test_a_server_that_cannot_be_is_one_line(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["system.slots=2000000000"], "can't allocate memory"),
+        (["system.slots=2000000000"], r"system.slots=2000000000 take 953\.7 GiB, and .* are free: there is room for"),
         ([f"system.slots={10**19}"], "is not an integer of at least 0 and at most 2147483647"),
         (["system=request_level", "system.slots=1000"], "a request holds 2048 K/V slots"),
         (["system.slots=1"], "there is room for no request: 1 prompt token and 1 to generate are more than the 1 K/V"),

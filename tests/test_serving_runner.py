@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import ROOT, Run, records
@@ -40,7 +42,7 @@ from runners.serving import session as serving_session
 from runners.serving.capacity import Tried, largest_rate
 from runners.serving.client import Client, prompt_of
 from runners.serving.correctness import compared, trials
-from runners.serving.options import ServingOptions
+from runners.serving.options import ServingOptions, SimulationOptions
 from runners.serving.session import BatchTimes, EngineSession, ServingSession
 from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
@@ -150,10 +152,39 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: st
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("damaged", [lambda whole: whole[:-30], lambda whole: whole[:60] + b"\0" * 9 + whole[69:]])
+def test_a_compressed_trace_that_is_damaged_is_refused_in_one_line(
+    tmp_path: Path, damaged: Callable[[bytes], bytes]
+) -> None:
+    rows = "".join(f"{i},{i % 50 + 1},{i % 7 + 1}\n" for i in range(400))
+    file = tmp_path / "cut.csv.gz"
+    file.write_bytes(damaged(gzip.compress(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())))
+    with pytest.raises(BadRequest, match=r"^runner.trace=.*cut.csv.gz cannot be read: [^\n]+$"):
+        ServingOptions(**OPTIONS | {"trace": str(file), "requests": 400})
+
+
+def test_a_trace_that_takes_more_than_a_year_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text(BURST)
+    with pytest.raises(
+        BadRequest, match=r"^runner.trace_speed=1e-12: the last of 2 requests comes after 1,268,391.* years$"
+    ):
+        ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "trace_speed": 1e-12, "requests": 2})
+    with pytest.raises(BadRequest, match=r"^runner.rates=1e-9: the last of 8 requests comes after 253.* years$"):
+        SimulationOptions(**OPTIONS | {"rates": "1e-9 5"})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *[("rate", 0.0), ("rate", float("inf")), ("rate", -1.0), ("burstiness", 0.0), ("requests", 0), ("repeats", 0)],
+        *[
+            ("rate", 0.0),
+            ("rate", 1e-12),
+            ("rate", float("inf")),
+            ("rate", -1.0),
+            ("burstiness", 0.0),
+            ("requests", 0),
+            ("repeats", 0),
+        ],
         *[("prompt_tokens", "0-4"), ("prompt_tokens", "9-4"), ("new_tokens", "x"), ("new_tokens", "1-2-3")],
         *[("trace_speed", 0.0), ("shared_tokens", -1), ("concurrency", -1), ("slo_ms", -0.5), ("trace", 3)],
     ],
@@ -533,6 +564,51 @@ def test_what_a_refusal_advises_is_enough(model: Choice, system: Choice, changed
     is_model = group == "model"
     of_model = choose("model", model.choice, **{k: model.options[k] for k in model.changed} | (more if is_model else {}))
     prepared(of_model, system if is_model else choose("system", system.choice, **more))
+
+
+@pytest.mark.parametrize(
+    ("model", "runner", "advice"),
+    [
+        (choose("model", "gpt", positions=9, sequence=9), "serving", "model.positions has to be 10 or more, or "),
+        (choose("model", "gpt", positions=9, sequence=9), "engine", "model.positions has to be 10 or more, or "),
+        (choose("model", "hf", path="FOLDER"), "serving", "the 9 positions: "),
+    ],
+)
+def test_a_model_of_few_positions_is_told_before_anything_is_made(
+    tmp_path: Path, model: Choice, runner: str, advice: str
+) -> None:
+    """With what can be set: a folder's model has its positions."""
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 7}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if model.name == "hf":
+        model = choose("model", "hf", path=str(tmp_path))
+    lengths = {"prompt_tokens": 7, "new_tokens": 3}
+    options = {"serving": OPTIONS | lengths, "engine": lengths}[runner]
+    cell = Cell(model, choose("system", "orca"), choose("runner", runner, **options), Conditions(1, "cpu", "fp32"))
+    session = {"serving": ServingSession, "engine": EngineSession}[runner]
+    with pytest.raises(
+        BadOption, match=r"^a request has 7 prompt tokens and 3 to generate, more than the 9 positions: "
+    ) as e:
+        session(cell, "0", lambda phase: None)
+    assert f"{advice}runner.prompt_tokens or runner.new_tokens" in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"pipeline_parallel": 2}])
+def test_more_slots_than_there_is_memory_for_are_told_beside_what_fits(options: dict[str, Value]) -> None:
+    model, slots = choose("model", "gpt", layers=2), 2**31 - 1
+    cell = Cell(
+        model,
+        choose("system", "orca", slots=slots, **options),
+        choose("runner", "serving", **OPTIONS),
+        Conditions(1, "cpu", "fp32"),
+    )
+    session = ServingSession(cell, "0", lambda phase: None)
+    with pytest.raises(
+        BadOption, match=rf"^system.slots={slots} take 4096.0 GiB, and .* are free: there is room for (\d+)"
+    ) as e:
+        session.prepare()
+    most = int(re.search(r"room for (\d+)", str(e.value))[1])  # type: ignore[index]
+    assert most * 2048 <= psutil.virtual_memory().total  # 2 layers of 2 x 128 numbers of 4 bytes a slot
 
 
 def test_the_program_serves(run: Run, tmp_path: Path) -> None:

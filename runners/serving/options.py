@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from runners.checks import BadRequest, at_least, is_positive, not_negative, positive_integer
 
@@ -11,6 +13,7 @@ from .workload import Arrival, drawn, read, span_of
 
 COSTS = Path(__file__).resolve().parents[2] / "results" / "reference" / "simulation" / "serving"  # of runner=iteration_costs
 SUFFIX = ".json.gz"
+YEAR_S = 365 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,11 @@ class ServingOptions:
         shared_tokens: at the beginning of each prompt, the same in all of a trace.
         slo_ms: the largest normalized latency that is good; 0 names none.
         repeats: traces, each of a seed of its own.
+
+    longest_s: the longest trace that is served.
     """
 
+    longest_s: ClassVar[float] = YEAR_S
     prompt_tokens: str | int
     new_tokens: str | int
     requests: int
@@ -55,9 +61,19 @@ class ServingOptions:
                 raise BadRequest(f"runner.{key}={getattr(self, key)} is not a positive number")
         if self.trace is not None and not isinstance(self.trace, str):
             raise BadRequest(f"runner.trace={self.trace} is not a path")
-        num_read = self.requests if self.trace is None else len(read(Path(self.trace).expanduser(), self.requests))
-        if num_read < self.requests:
-            raise BadRequest(f"runner.requests={self.requests}: {self.trace} has {num_read}")
+        if self.trace is None:
+            self._check_length("rate", self.rate, self.requests / self.rate)
+            return
+        arrivals = self.trace_of(seed=0)
+        if len(arrivals) < self.requests:
+            raise BadRequest(f"runner.requests={self.requests}: {self.trace} has {len(arrivals)}")
+        self._check_length("trace_speed", self.trace_speed, arrivals[-1].due_s)
+
+    def _check_length(self, key: str, value: str | float, last_s: float) -> None:
+        """Raises BadRequest where a trace takes too long. last_s: when its last request comes."""
+        if last_s > self.longest_s:
+            years = last_s / YEAR_S
+            raise BadRequest(f"runner.{key}={value}: the last of {self.requests} requests comes after {years:,.1f} years")
 
     def trace_of(self, seed: int) -> tuple[Arrival, ...]:
         """The requests of one trace. A file's are the same for every seed."""
@@ -121,6 +137,7 @@ class SimulationOptions(ServingOptions):
                 is_rate = False
             if not is_rate:
                 raise BadRequest(f"runner.rates={self.rates}: {text} is not a positive number")
+            self._check_length("rates", text, self.requests / float(text))
 
     @property
     def _rate_texts(self) -> tuple[str, ...]:
@@ -147,6 +164,7 @@ class SimulatedOptions(ServingOptions):
         reductions: another, of several GPUs, for sums; or None.
     """
 
+    longest_s: ClassVar[float] = math.inf  # a virtual clock waits for nothing
     costs: str | None
     reductions: str | None
 

@@ -37,6 +37,7 @@ from systems.serving.system import AnyServingSystem, Server, ServingSystem
 from . import metrics, traffic
 from .capacity import Tried
 from .correctness import Trial, compared, compared_peer, trials
+from .lengths import check_lengths
 from .options import EngineOptions, ServingOptions, SimulationOptions
 from .parted import Parted, parted
 from .simulation import simulated
@@ -110,15 +111,13 @@ class ServingSession(Session):
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
         self.device, self.notices, self.known_limits = cell.device, (), None
         self.serving_system = system_of(cell)
-        if cell.batch != 1 and not self.calls_are_batches:
-            raise BadOption(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
+        self._check_batch()
         self.traces = self._drawn_traces()
         phase("making the model")
-        self.decoder: AnyDecoder | Parted
+        self.decoder: AnyDecoder | Parted = decoder_size(cell.model.name, **cell.model.options)
+        self._check_positions()  # before minutes of making weights
         if self.serving_system.needs_weights:
             self.decoder = decoder_of(cell, self.serving_system.parts)
-        else:
-            self.decoder = decoder_size(cell.model.name, **cell.model.options)
         self._server: Server | PeerServer | None = None
         self._trials: list[Trial] = []
 
@@ -162,29 +161,26 @@ class ServingSession(Session):
         self.phase("preparing")
         start = perf_counter()
         self._server = self.serving_system.prepare_serving(cast(AnyDecoder, self.decoder))  # a peer's model has one part
-        self._check_traces(self._server.bounds)
+        self._check_slots()
         warm_up(self._server, max(a.prompt_tokens for trace in self.traces for a in trace))
         synchronize(self.device)
         return perf_counter() - start
 
-    def _check_traces(self, bounds: tuple[int, int, int]) -> None:
-        """Raises BadOption for a request that is never served. bounds: of the server."""
-        largest = max((a for trace in self.traces for a in trace), key=lambda a: a.max_tokens)
-        num_slots, num_positions, _ = bounds
-        shorter = ", or runner.prompt_tokens smaller" if self.cell.runner.get("trace") is None else ""
+    def _check_batch(self) -> None:
+        """Raises BadOption for a batch of calls where there are none."""
+        if self.cell.batch != 1 and not self.calls_are_batches:
+            raise BadOption(f"batch={self.cell.batch} is of calls: what a server batches is system.max_batch_size")
+
+    def _check_positions(self) -> None:
+        """Raises BadOption for a request that is longer than the model takes."""
+        num_more = int(self.decoder.start_token is not None)
+        check_lengths(self.cell, self.traces, self.decoder.shape.positions, "positions", "model.positions", num_more)
+
+    def _check_slots(self) -> None:
+        """Raises BadOption for a request that is never served."""
         num_more = int(isinstance(self.server, Server) and self.server.start_token is not None)
-        block = int(self.cell.system.options.get("block_size") or 1)
-        for most, what, key, unit in (
-            (num_positions, "positions", "model.positions", 1),
-            (num_slots, "K/V slots", "system.slots", block),
-        ):
-            if largest.max_tokens > most:
-                least = -(-(largest.max_tokens + num_more) // unit) * unit
-                tokens = counted(largest.prompt_tokens, "prompt token")
-                raise BadOption(
-                    f"a request has {tokens} and {largest.max_new_tokens} to generate, more than the {most} {what}: "
-                    f"{key} has to be {least} or more{shorter}"
-                )
+        num_slots = self.server.num_slots + num_more
+        check_lengths(self.cell, self.traces, num_slots, "K/V slots", "system.slots", num_more)
 
     def compare(self) -> Correctness:
         precision = self.cell.conditions.precision

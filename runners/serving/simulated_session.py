@@ -63,13 +63,15 @@ class SimulatedSession(ServingSession):
         """Raises BadModel, BadOption, Unsupported, MemoryError."""
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
         self.device, self.notices, self.known_limits = cell.device, (), None
+        self._check_batch()
         system = system_of(cell)
         if not isinstance(system, ServingSystem):
             raise Unsupported(f"{cell.system.choice} brings an engine of its own: system=orca is simulated")
         self.serving_system: ServingSystem = system
         self.traces = self._drawn_traces()
         self.costs = costs_of(self.options)
-        self.parted = parted(cell, system.parts)
+        self.decoder = self.parted = parted(cell, system.parts)
+        self._check_positions()
         shape = self.parted.shape
         sizes = (shape.layers, shape.hidden, shape.heads, shape.positions, shape.vocabulary)
         of_file = (self.costs.shape, self.costs.parts, self.costs.precision)
@@ -113,7 +115,7 @@ class SimulatedSession(ServingSession):
         num_slots = system.slots or min(room.num_slots for room in rooms)
         engine = SimulatedEngine(VirtualClock(), self.costs, system.parts.pipeline)
         self._server: Server = system.server_of(engine, num_slots, self.parted.shape)
-        self._check_traces(self._server.bounds)
+        self._check_slots()
         return 0.0
 
     def compare(self) -> Correctness:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import math
 import random
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,7 +87,7 @@ def read(file: Path, count: int) -> tuple[Arrival, ...]:
                 if rows and arrival.due_s < rows[-1].due_s:
                     raise BadRequest(f"runner.trace={file} line {reader.line_num}: it comes before the request above it")
                 rows.append(arrival)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:  # also of a compressed file that is cut
         raise BadRequest(f"runner.trace={file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
         raise BadRequest(f"runner.trace={file} holds no request")

@@ -55,6 +55,8 @@ class Serve(Showing):
         if find_spec("aiohttp") is None:
             raise BadRequest("runner=serve needs aiohttp: pip install 'opweave[serving]'")
         (cell,) = request.cells
+        if cell.batch != 1:
+            raise BadRequest(f"batch={cell.batch} is of calls: what a server batches is system.max_batch_size")
         gpus = [visible(gpu) for gpu in (request.options.gpus or (0,))[: request.num_gpus]]
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | dict(os.environ)  # as for any cell's process
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) if cell.device == "cuda" else ""

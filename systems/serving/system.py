@@ -166,6 +166,8 @@ class ServingSystem(AnyServingSystem):
         assert isinstance(decoder, nn.Module)
         weight = next(decoder.parameters())
         on_gpu = weight.device.type == "cuda"
+        if self.slots:
+            self._check_slots(slot_bytes(decoder.shape, weight.element_size()), _free_bytes(weight.device))
         num_slots = self.slots or self._slots_that_fit(decoder, weight)
         has_encoder = decoder.start_token is not None
         if has_encoder and self.attention == "fused":
@@ -180,6 +182,15 @@ class ServingSystem(AnyServingSystem):
             executor = registry.load(self.increments_by).prepare
         engine = LocalEngine(decoder, num_slots, block_size, attention, uses_graphs, self.max_batch_size, executor)
         return engine, num_slots
+
+    def _check_slots(self, each_bytes: int, free_bytes: int) -> None:
+        """Raises BadOption for more slots than there is memory for. each_bytes: of one; free_bytes: beside weights."""
+        if self.slots * each_bytes > free_bytes:
+            needed, there = self.slots * each_bytes / GIB, free_bytes / GIB
+            raise BadOption(
+                f"system.slots={self.slots} take {needed:.1f} GiB, and {there:.1f} are free: "
+                f"there is room for {free_bytes // each_bytes} at most"
+            )
 
     def _attention_and_graphs(self, may_be_fused: bool) -> tuple[str, bool]:
         """One of ATTENTIONS, and whether iterations are CUDA graphs: those of split attention depend on the batch."""
@@ -211,11 +222,15 @@ class ServingSystem(AnyServingSystem):
         if on_gpu:
             if (count := torch.cuda.device_count()) < self.parts.num_ranks:
                 raise Unsupported(f"{self.parts} needs {self.parts.num_ranks} GPUs, and {count} are there")
-            if reason := lack(self.parts, self.rooms(decoder, torch.cuda.get_device_properties(0).total_memory)):
+            rooms = self.rooms(decoder, torch.cuda.get_device_properties(0).total_memory)
+            if reason := lack(self.parts, rooms):
                 raise MemoryError(reason)
+            room = max(rooms, key=lambda room: room.weights)
+            self._check_slots(room.slot, room.whole - room.weights)
             torch.cuda.empty_cache()  # the first worker has the same GPU
         else:
             num_slots = num_slots or CPU_SLOTS
+            self._check_slots(slot_bytes(decoder.shape, decoder.dtype.itemsize), _free_bytes(decoder.device))
         attention, uses_graphs = self._attention_and_graphs(on_gpu)
         common = Spec(
             parts=self.parts,
@@ -249,10 +264,9 @@ class ServingSystem(AnyServingSystem):
     def _slots_that_fit(self, decoder: Decoder, weight: Tensor) -> int:
         shape = decoder.shape
         each_bytes = slot_bytes(shape, weight.element_size())
+        free_bytes = _free_bytes(weight.device)
         if weight.device.type != "cuda":
-            return min(CPU_SLOTS, int(psutil.virtual_memory().available * SHARE / 2) // each_bytes)
-        torch.cuda.empty_cache()
-        free_bytes, _ = torch.cuda.mem_get_info()
+            return min(CPU_SLOTS, int(free_bytes * SHARE / 2) // each_bytes)
         spare_bytes = self._spare_bytes(shape, weight.element_size())
         spare_bytes += self._copied_bytes(cast(nn.Module, decoder))
         if (num_slots := int((free_bytes - spare_bytes) * SHARE) // each_bytes) < 1:
@@ -261,6 +275,14 @@ class ServingSystem(AnyServingSystem):
                 "computing and copies of weights: the rest holds no K/V slot"
             )
         return num_slots
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Of a device's memory."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def one_of(key: str, value: str, valid: tuple[str, ...]) -> None:
