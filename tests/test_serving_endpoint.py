@@ -9,12 +9,15 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -57,12 +60,14 @@ class Running:
 
     folder: Path
 
-    def __init__(self, folder: Path, model: Sequence[str] = MODEL):
+    def __init__(self, folder: Path, model: Sequence[str] = MODEL, limits: tuple[int, int] | None = None):
+        """limits: of its open files, if not this process's."""
         self.output = folder / "output"
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
                 command("runner=serve", "runner.port=0", "system=orca", *model),
                 cwd=ROOT, env=environment(), stdout=output, stderr=output, start_new_session=True,
+                preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits) if limits else None,
             )  # fmt: skip
         deadline = time.monotonic() + START_S
         while "listening on " not in (said := self.output.read_text()):
@@ -618,6 +623,78 @@ def test_an_error_of_the_server_is_json_and_one_line() -> None:
     assert line == "POST /v1/completions fails: OSError: the vocabulary is gone"
 
 
+def test_a_long_text_holds_up_no_stream() -> None:
+    """Its tokenizer ends only once a stream beside it has."""
+    has_streamed = threading.Event()
+
+    class Slow(Bytes):
+        def encoded(self, text: str) -> tuple[int, ...]:
+            assert text != "long" or has_streamed.wait(SOON_S), "the stream has waited for the tokenizer"
+            return super().encoded(text)
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        def asked(prompt: str) -> http.client.HTTPConnection:
+            other = http.client.HTTPConnection(*connection.getpeername(), timeout=2 * SOON_S)
+            other.request("POST", "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 40, "stream": True}))
+            return other
+
+        with contextlib.closing(asked("long")) as long, contextlib.closing(asked("a")) as short:
+            assert short.getresponse().read().count(b"data: ") == 41
+            assert endpoint.num_completions == 1
+            has_streamed.set()
+            assert long.getresponse().read().count(b"data: ") == 41
+
+    assert spoken_to(Slow(), client) == ["ending; new requests are refused"]
+
+
+def test_what_is_tokenized_when_the_signal_comes_is_refused() -> None:
+    """It is not lost, as one that the engine takes no more."""
+    begun, has_drained = threading.Event(), threading.Event()
+
+    class Slow(Bytes):
+        def encoded(self, text: str) -> tuple[int, ...]:
+            begun.set()
+            assert has_drained.wait(SOON_S)
+            return super().encoded(text)
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        other = http.client.HTTPConnection(*connection.getpeername(), timeout=SOON_S)
+        with contextlib.closing(other):
+            other.request("POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 1}')
+            assert begun.wait(SOON_S)
+            endpoint.bridge.events.call_soon_threadsafe(endpoint.drain)
+            endpoint.bridge.thread.join(SOON_S)
+            has_drained.set()
+            answer = other.getresponse()
+            assert answer.status == 503 and "is shutting down" in json.loads(answer.read())["error"]["message"]
+
+    spoken_to(Slow(), client)
+
+
+@pytest.mark.parametrize(("few", "most", "lines"), [(90, 90, 1), (90, 1000, 0)])
+def test_more_connections_than_files_wait_and_are_told_of_in_a_line(tmp_path: Path, few: int, most: int, lines: int) -> None:
+    """The limit is raised as far as the system lets it be."""
+    running = Running(tmp_path, limits=(few, most))
+    address = urlsplit(running.address)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(150):
+                stack.enter_context(socket.create_connection((address.hostname, address.port), timeout=SOON_S))
+            if not lines:
+                assert running.get("/health")[0] == 200
+            deadline = time.monotonic() + SOON_S
+            while running.output.read_text().count("accept() out of system resource: OSError: ") < lines:
+                assert time.monotonic() < deadline, running.output.read_text()
+                time.sleep(0.05)
+        assert len(running.tokens(prompt=[1], max_tokens=2)) == 2
+        said = running.output.read_text()
+        assert "Traceback" not in said and said.count("accept() out of system resource") == lines
+        assert said.count("1000 files may be open at once in place of 90: a connection is one") == 1 - lines
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
 # --- Parts ---
 
 
@@ -638,6 +715,11 @@ def test_pieces_never_show_what_a_stop_text_takes_back(letters: list[str], stops
     ends = [at + len(stop) for stop in stops if (at := full.find(stop)) >= 0]
     seen = full[: min(ends, default=len(full))]  # up to the letter that completes a stop text
     assert sent == seen[: _first(seen, stops)]
+
+
+@given(st.text("ab", max_size=9), st.text("ab", min_size=1, max_size=9))
+def test_no_more_is_held_back_than_a_stop_text_may_begin_with(text: str, stop: str) -> None:
+    assert _unsure(text, [stop]) == max(count for count in range(len(stop)) if text.endswith(stop[:count]))
 
 
 @given(st.text("aé中😀", max_size=8), st.lists(st.text("aé中😀", min_size=1, max_size=3), max_size=2))

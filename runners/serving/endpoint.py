@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from reprlib import repr as shown
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -47,6 +48,7 @@ class Endpoint:
         self.is_draining = False
         self.num_completions = 0
         self.error: BaseException | None = None
+        self.told_of = ""  # the event loop
 
     async def run(self, listener: socket.socket, listening: Callable[[], None]) -> BaseException | None:
         """Serve until a signal, and drain; returns what stopped the engine, None where nothing did.
@@ -56,6 +58,7 @@ class Endpoint:
             listening: told that they are taken.
         """
         self.ended = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(self._tell)
         self.bridge = Bridge(self.server, self._end)
         application = web.Application(client_max_size=MOST_BYTES, middlewares=[self._as_json])
         application.add_routes(
@@ -81,6 +84,14 @@ class Endpoint:
         await self.ended.wait()
         await runner.cleanup()  # answers that are being written have SHUTDOWN_S for their end
         return self.error
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Of what nobody waits for, such as a connection for which no file is left. A line that repeats is told once."""
+        error = context.get("exception")
+        line = context["message"] + (f": {named_line(error)}" if error else "")
+        if line != self.told_of:
+            self.told_of = line
+            self.told(line)
 
     def drain(self) -> None:
         """Take nothing more; end when all is answered, and say how much that is. Once more ends nothing sooner."""
@@ -129,22 +140,16 @@ class Endpoint:
                 http.content.feed_eof()  # aiohttp would read on, and log the same error
                 refused.force_close()
             return refused
-        if self.is_draining:  # by now
-            return _refused("the server is shutting down", 503)
         try:
-            completion = Completion.of(body, self.text, room)
+            if not self.is_draining:  # a long text takes a tokenizer seconds, in which others have their tokens
+                completion, requests = await asyncio.to_thread(self._asked, body, room)
         except BadBody as error:
             return _refused(str(error), 400)
+        if self.is_draining:  # by now
+            return _refused("the server is shutting down", 503)
         if body.get("model", self.model) != self.model:
             other = f"model {shown(body['model'])} is not served here, which is {self.model}"
             return _refused(other, 404, "model_not_found")
-        requests = [
-            Request(-1, p, completion.max_tokens, sampling=completion.sampling_of(i), stop_tokens=completion.stop_tokens)
-            for i, p in enumerate(completion.prompts)
-        ]
-        for request in requests:
-            if reason := refusal(request, *self.server.bounds):
-                return _refused(reason, 400)
         streams = [self._pieces(request, completion.stops) for request in requests]
         self.num_completions += 1
         kind = "chat.completion" if completion.is_chat else "text_completion"
@@ -160,6 +165,18 @@ class Endpoint:
         choices = [chosen(i, whole) for i, whole in enumerate(wholes)]
         usage = _usage(completion, sum(len(whole.tokens) for whole in wholes))
         return web.json_response(base | {"choices": choices, "usage": usage})
+
+    def _asked(self, body: object, room: int | None) -> tuple[Completion, list[Request]]:
+        """What a body asks for, and a request for each of its prompts. Raises BadBody where one can never be served."""
+        completion = Completion.of(body, self.text, room)
+        requests = [
+            Request(-1, p, completion.max_tokens, sampling=completion.sampling_of(i), stop_tokens=completion.stop_tokens)
+            for i, p in enumerate(completion.prompts)
+        ]
+        for request in requests:
+            if reason := refusal(request, *self.server.bounds):
+                raise BadBody(reason)
+        return completion, requests
 
     async def _pieces(self, request: Request, stops: Sequence[str]) -> AsyncGenerator[Piece, None]:
         """What comes of a request. Where its client goes away, or a stop text comes, the request is cancelled."""
@@ -318,14 +335,16 @@ def _first(text: str, stops: Sequence[str]) -> int | None:
 def _unsure(text: str, stops: Sequence[str]) -> int:
     """Letters at the end of a text that what comes next may change: half a character, half a stop text, or both."""
     whole = text.rstrip(REPLACED)
-    longest = max(map(len, stops), default=1) - 1
-    begins = [
-        begin
-        for known in (text, whole)
-        for begin in range(max(len(known) - longest, 0), len(known))
-        if any(len(stop) > len(known) - begin and stop.startswith(known[begin:]) for stop in stops)
-    ]
+    begins = (len(known) - _begun(known, stop) for known in (text, whole) for stop in stops)
     return len(text) - min([len(whole), *begins])
+
+
+def _begun(text: str, stop: str) -> int:
+    """The most letters, not all, of a stop text's beginning that a text ends with."""
+    count = min(len(stop) - 1, len(text))
+    while count > 0 and not text.endswith(stop[:count]):
+        count = stop.rfind(text[-1], 0, count - 1) + 1  # the last of them is the text's last
+    return count
 
 
 def _usage(completion: Completion, num_new: int) -> dict[str, int]:

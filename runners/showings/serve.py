@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ def served(cell: Cell, listener: socket.socket) -> int:
             raise
         told(f"{cell.system.choice} on {cell.model.choice}: {first_line(error)}")
         return BAD_REQUEST if isinstance(error, Unsupported) else 1
+    raise_file_limit()
     host, port = listener.getsockname()[:2]
     name = cell.model.choice if folder is None else folder.resolve().name
     endpoint = Endpoint(server, name, text, told)
@@ -116,6 +118,19 @@ def served(cell: Cell, listener: socket.socket) -> int:
     if error_of is not None:
         told(f"the engine has stopped: {type(error_of).__name__}: {first_line(error_of)}")
     return int(error_of is not None)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many files, and so connections, as the system lets it have."""
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if few == most:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError) as error:  # without a limit, some systems have one of their own
+        told(f"{few} files may be open at once, a connection is one: {error}")
+    else:
+        told(f"{most} files may be open at once in place of {few}: a connection is one")
 
 
 def _address(host: str, port: int) -> str:
