@@ -216,6 +216,7 @@ def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
     extra_body = {"stop_token_ids": [tokens[8], 10**6], "ignore_eos": True}
     choice = running.client.completions.create(**parameters, extra_body=extra_body).choices[0]
     assert choice.token_ids == tokens[: tokens.index(tokens[8]) + 1] and choice.finish_reason == "stop"
+    assert choice.text == decoded(choice.token_ids[:-1])  # what ends a text is no part of it
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
         ({"prompt": "a", "n": 2}, "n=2 is not served"),
         ({"prompt": "a", "extra_body": {"stop_token_ids": [3, "b"]}}, "stop_token_ids=[3, 'b'] is no list of token ids"),
         ({"prompt": "a", "extra_body": {"stop_token_ids": 0}}, "stop_token_ids=0 is no list of token ids"),
-        ({"prompt": "a", "extra_body": {"chat_template_kwargs": {"x": 1}}}, "chat_template_kwargs are of a conversation"),
+        ({"prompt": "a", "extra_body": {"chat_template_kwargs": {"x": 1}}}, "'chat_template_kwargs' is not known here"),
         ({"prompt": "a", "extra_body": {"reasoning_effort": "low"}}, "reasoning_effort='low' is not served"),
         ({"prompt": "a", "stop": [""]}, "stop="),
         ({"prompt": "a", "temperature": -1}, "temperature=-1.0 is not 0 or more"),
@@ -249,6 +250,17 @@ def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
         ({"prompt": "a", "extra_body": {"ignore_eos": "no"}}, "ignore_eos='no' is neither true nor false"),
         ({"prompt": "a", "extra_body": {"stream": "yes"}}, "stream='yes' is neither true nor false"),
         ({"prompt": "a", "extra_body": {"stream_options": 3}}, "stream_options=3"),
+        (
+            {"prompt": "a", "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.'continuous_usage_stats' is not",
+        ),
+        ({"prompt": "a", "extra_body": {"typical_p": 0.5}}, "'typical_p' is not known here"),
+        ({"prompt": "a", "extra_body": {"k" * 5000: 1}}, "kkk' is not known here"),
+        ({"prompt": "a", "extra_body": {"messages": []}}, "'messages' is not known here"),
+        ({"prompt": "a", "extra_body": {"max_completion_tokens": 3}}, "'max_completion_tokens' is not known here"),
+        ({"prompt": "a", "echo": True}, "echo=True is not served here"),
+        ({"prompt": "a", "logprobs": 2}, "logprobs=2 is not served here"),
+        ({"prompt": "a", "extra_body": {"tool_choice": "required"}}, "tool_choice='required' is not served here"),
     ],
 )
 def test_a_body_that_asks_for_what_cannot_be_is_told_so(running: Running, body: dict[str, object], words: str) -> None:
@@ -320,6 +332,43 @@ def test_a_client_that_goes_away_gives_its_slots_back(running: Running) -> None:
     running.until("kv_slots_reserved", 0)
     running.until("requests_unfinished", 0)
     assert running.metric("tokens_total") < num_before + 2000, "it was served to its end"
+
+
+def test_a_client_that_goes_away_before_its_answer_gives_its_slots_back(running: Running) -> None:
+    num_before = running.metric("tokens_total")
+    connection = http.client.HTTPConnection(urlsplit(running.address).netloc, timeout=SOON_S)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 2040}))
+    running.until("kv_slots_reserved", 2041)
+    connection.close()
+    running.until("kv_slots_reserved", 0)
+    running.until("requests_unfinished", 0)
+    assert running.metric("tokens_total") < num_before + 2040, "it was served to its end"
+
+
+def test_two_hundred_streams_at_once_are_each_that_of_its_prompt_alone(running: Running) -> None:
+    """A client beside them that does not read loses nothing, and holds up nobody."""
+    module = load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2)
+    parameters = {"max_tokens": 8, "temperature": 0, "top_p": 0.3, "stream": True}
+
+    async def streamed(client: openai.AsyncOpenAI, number: int) -> list[int]:
+        stream = await client.completions.create(model="gpt", prompt=[number, 300], **parameters)
+        return [token async for piece in stream for token in piece.choices[0].token_ids]
+
+    async def all_streamed() -> list[list[int]]:
+        async with openai.AsyncOpenAI(base_url=running.client.base_url, api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(streamed(client, number) for number in range(200)))
+
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        address = urlsplit(running.address)
+        slow.connect((address.hostname, address.port))
+        body = b'{"prompt": "a", "max_tokens": 1500, "stream": true}'
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        tokens = asyncio.run(all_streamed())
+        answer = http.client.HTTPResponse(slow)
+        answer.begin()
+        assert answer.read().count(b"data: ") == 1501
+    assert tokens == [alone(module, Request(0, (number, 300), 8)) for number in range(200)]
 
 
 def test_a_port_that_is_taken_is_one_line(running: Running, run_here: Run) -> None:
@@ -516,7 +565,13 @@ def test_a_template_takes_variables_and_nothing_else(with_tokenizer: Running) ->
             num_prompt(**body)
 
 
-@pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], [{"role": "user", "content": 3}], [3]])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *([], "hello", [{"role": "user"}], [{"role": "user", "content": 3}], [3]),
+        [{"role": "user", "content": "hello", "name": "w1"}],
+    ],
+)
 def test_a_conversation_that_is_none_is_refused(with_tokenizer: Running, messages: object) -> None:
     with pytest.raises(openai.BadRequestError, match="message"):
         with_tokenizer.client.chat.completions.create(model=with_tokenizer.folder.name, messages=messages)  # type: ignore[call-overload]
@@ -525,14 +580,15 @@ def test_a_conversation_that_is_none_is_refused(with_tokenizer: Running, message
 # --- In this process ---
 
 
-def spoken_to(text: Text, client: Callable[[Endpoint, socket.socket], None]) -> list[str]:
+def spoken_to(text: Text, client: Callable[[Endpoint, socket.socket], None], choice: str = "orca") -> list[str]:
     """Serves the small model while a client speaks, in a thread of its own; what the endpoint tells.
 
     Args:
         text: the model's.
         client: takes the endpoint and a connection to it.
+        choice: of the system.
     """
-    system = systems.load("orca")
+    system = systems.load(choice)
     assert isinstance(system, ServingSystem)
     lines: list[str] = []
     server = system.prepare_serving(load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2))
@@ -568,6 +624,47 @@ def test_half_a_body_holds_the_end_up_for_a_moment_alone(monkeypatch: pytest.Mon
     begun = time.monotonic()
     assert spoken_to(Bytes(), client) == ["ending; new requests are refused"]
     assert time.monotonic() - begun < SOON_S
+
+
+def test_a_body_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.serving.endpoint.BODY_S", 0.2)
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        connection.sendall(head(100))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(b"{")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 408 and "has not come within" in json.loads(answer.read())["error"]["message"]
+        assert connection.recv(1) == b""
+
+    assert spoken_to(Bytes(), client) == ["ending; new requests are refused"]
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_stop_text_ends_an_answer_at_the_same_token_under_every_schedule(is_streaming: bool) -> None:
+    """A static batch gives all tokens at once, those after the stop text too."""
+    answers: list[object] = []
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        address = "http://{}:{}/v1".format(*connection.getpeername())
+        with openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=SOON_S) as asked:
+            parameters = {"model": "gpt", "prompt": "ab", "max_tokens": 30, "temperature": 1.0, "seed": 2}
+            stop = asked.completions.create(**parameters).choices[0].text[8:11]
+            parameters |= {"stop": stop, "stream": is_streaming}
+            if is_streaming:
+                pieces = list(asked.completions.create(**parameters, stream_options={"include_usage": True}))
+                choices, usage = [piece.choices[0] for piece in pieces[:-1]], pieces[-1].usage
+            else:
+                completion = asked.completions.create(**parameters)
+                choices, usage = completion.choices, completion.usage
+            tokens = [token for choice in choices for token in choice.token_ids]
+            assert usage.completion_tokens == len(tokens) < 30
+            answers.append((tokens, "".join(choice.text for choice in choices), choices[-1].finish_reason))
+
+    for choice in ("orca", "request_level", "request_level_ragged"):
+        spoken_to(Bytes(), client, choice)
+    assert answers == [answers[0]] * 3
 
 
 def test_a_body_that_is_complete_after_the_signal_is_refused() -> None:
@@ -844,7 +941,9 @@ def test_a_strange_body_is_refused(body: object) -> None:
 
 
 def test_whole_numbers_are_numbers_and_lists_of_ids_are_prompts() -> None:
-    completion = Completion.of({"prompt": [[1, 2], [3]], "temperature": 10**30, "presence_penalty": 0.0, "logprobs": False})
+    labels = {"user": "me", "metadata": {"a": "b"}, "anything": None}
+    body = {"prompt": [[1, 2], [3]], "temperature": 10**30, "presence_penalty": 0.0, "logprobs": False}
+    completion = Completion.of(body | labels)
     assert completion.prompts == ((1, 2), (3,)) and isinstance(completion.sampling.temperature, float)
 
 

@@ -19,8 +19,20 @@ NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
     **{"use_beam_search": (False,), "allowed_token_ids": ([],), "bad_words": ([],), "prompt_logprobs": ()},
     **{"truncate_prompt_tokens": (), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,)},
     **{"functions": ([],), "chat_template": (), "modalities": (["text"],), "guided_json": (), "guided_regex": ()},
-    **{"guided_choice": (), "guided_grammar": (), "structured_outputs": ()},
+    **{"guided_choice": (), "guided_grammar": (), "structured_outputs": (), "store": (False,), "verbosity": ("medium",)},
+    **{"tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "parallel_tool_calls": (True, False)},
+    **{"service_tier": ("auto", "default"), "length_penalty": (1,), "early_stopping": (False,), "priority": (0,)},
+    **{"return_token_ids": (True, False), "detokenize": (True,), "spaces_between_special_tokens": (True,)},
 }
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")  # which change no answer
+SERVED = frozenset(
+    (
+        *("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stop_token_ids", "ignore_eos", "stream"),
+        *("stream_options", *LABELS, *NOT_SERVED),
+    )
+)
+OF_PROMPTS, OF_CHATS = SERVED | {"prompt"}, SERVED | {"messages", "max_completion_tokens", "chat_template_kwargs"}
+STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation"))  # what is sent has a length of its own: none is padded
 MOST_STOPS, LONGEST_STOP = 16, 1000  # stop texts of a body, and letters of one: each token is compared with all
 MOST_PROMPTS = 2048  # of a body
 
@@ -76,6 +88,7 @@ class Completion:
             value = body.get(key)
             if value is not None and not any(_is_same(value, wish) for wish in wishless):
                 raise BadBody(f"{key}={shown(value)} is not served here")
+        _check_known(body, OF_PROMPTS if room is None else OF_CHATS)
         stop = body.get("stop")
         stops = [] if stop in (None, "") else [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
@@ -88,8 +101,6 @@ class Completion:
             raise BadBody(f"seed={seed} is not a whole number")
         sampling = Sampling(temperature, top_p, int(seed))
         variables = _object(body, "chat_template_kwargs")
-        if variables and room is None:
-            raise BadBody("chat_template_kwargs are of a conversation")
         prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text, variables),)
         usual = 16 if room is None else max(room - len(prompts[0]), 1)
         max_tokens = body.get("max_completion_tokens") if room is not None else None
@@ -101,10 +112,18 @@ class Completion:
         if ids not in (None, []) and not _are_ids(ids):
             raise BadBody(f"stop_token_ids={shown(ids)} is no list of token ids")
         stop_tokens = frozenset(ids or ()) | (frozenset() if _is_set(body, "ignore_eos") else text.stop_tokens)
-        has_usage = _is_set(_object(body, "stream_options"), "include_usage")
+        options = _object(body, "stream_options")
+        _check_known(options, STREAM_OPTIONS, "stream_options.")
+        has_usage = _is_set(options, "include_usage")
         return cls(
             prompts, max_tokens, sampling, tuple(stops), _is_set(body, "stream"), room is not None, stop_tokens, has_usage
         )
+
+
+def _check_known(body: dict[str, object], known: frozenset[str], where: str = "") -> None:
+    """Raises BadBody for a key that nobody reads: its wish would be passed over."""
+    if unknown := sorted(key for key, value in body.items() if key not in known and value is not None):
+        raise BadBody(f"{where}{shown(unknown[0])} is not known here")
 
 
 def _is_same(value: object, wish: object) -> bool:
@@ -164,6 +183,8 @@ def _chat(messages: object, text: Text, variables: dict[str, object]) -> tuple[i
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise BadBody("a message has a role and a content, both texts")
+        if others := [key for key, value in message.items() if key not in ("role", "content") and value not in (None, [])]:
+            raise BadBody(f"{shown(others[0])} of a message is not served here")
         said.append({"role": _whole(role), "content": _whole(content)})
     try:
         return text.chat(said, variables)

@@ -30,6 +30,8 @@ from .completion import BYTES, BadBody, Completion
 from .text import REPLACED, Growing, Text
 
 MOST_BYTES = 8 * 2**20  # of a request's body
+BODY_S = 60.0  # for a body to come
+ENDING = "the server is shutting down"
 SHUTDOWN_S = 5.0  # for clients that are slow to send or to read, once the engine has ended
 
 
@@ -133,23 +135,29 @@ class Endpoint:
         """room: tokens of a conversation and its answer; None where the body is no conversation."""
         try:
             if not self.is_draining:
-                body = await http.json()
+                async with asyncio.timeout(BODY_S):
+                    body = await http.json()
+        except TimeoutError:
+            refused = _refused(f"the body has not come within {BODY_S:.0f} s", 408)
+            refused.force_close()
+            return refused
         except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:  # also of its encodings
             refused = _refused(f"the body is not JSON: {first_line(error)}", 400)
             if isinstance(error, web.RequestPayloadError):
                 http.content.feed_eof()  # aiohttp would read on, and log the same error
                 refused.force_close()
             return refused
-        try:
-            if not self.is_draining:  # a long text takes a tokenizer seconds, in which others have their tokens
-                completion, requests = await asyncio.to_thread(self._asked, body, room)
+        if self.is_draining:  # by now
+            return _refused(ENDING, 503)
+        if isinstance(body, dict) and body.get("model", self.model) != self.model:
+            other = f"model {shown(body['model'])} is not served here, which is {self.model}"
+            return _refused(other, 404, "model_not_found")
+        try:  # a long text takes a tokenizer seconds, in which others have their tokens
+            completion, requests = await asyncio.to_thread(self._asked, body, room)
         except BadBody as error:
             return _refused(str(error), 400)
         if self.is_draining:  # by now
-            return _refused("the server is shutting down", 503)
-        if body.get("model", self.model) != self.model:
-            other = f"model {shown(body['model'])} is not served here, which is {self.model}"
-            return _refused(other, 404, "model_not_found")
+            return _refused(ENDING, 503)
         streams = [self._pieces(request, completion.stops) for request in requests]
         self.num_completions += 1
         kind = "chat.completion" if completion.is_chat else "text_completion"
@@ -182,21 +190,26 @@ class Endpoint:
         """What comes of a request. Where its client goes away, or a stop text comes, the request is cancelled."""
         queue = self.bridge.submit(request)
         growing = Growing(self.text)
-        sent = ""
+        text = sent = ""
         try:
             while True:
                 answer = await queue.get()
                 if isinstance(answer, Stopped):
                     raise answer
                 assert isinstance(answer, Delivery)
-                text = growing.more(answer.tokens)
-                if (end := _first(text, stops)) is not None:
-                    yield Piece(text[len(sent) : end], answer.tokens, "stop")
-                    return
+                is_stopped = answer.is_last and answer.tokens[-1] in request.stop_tokens
+                shown_tokens = answer.tokens[:-1] if is_stopped else answer.tokens  # as of a stop text, nothing is shown
+                # A static batch gives all at once: what comes after a stop text is no part of the answer.
+                step = 1 if stops else len(shown_tokens)
+                for at in range(0, len(shown_tokens), step or 1):
+                    text = growing.more(shown_tokens[at : at + step])
+                    if (end := _first(text, stops)) is not None:
+                        yield Piece(text[len(sent) : end], answer.tokens[: at + step], "stop")
+                        return
                 # What may be the beginning of a character, or of a stop text, waits for the rest of it.
                 whole = text if answer.is_last else text[: len(text) - _unsure(text, stops)]
-                stopped = "stop" if request.stop_tokens.intersection(growing.tokens[-1:]) else "length"
-                yield Piece(whole[len(sent) :], answer.tokens, stopped if answer.is_last else None)
+                reason = "stop" if is_stopped else "length" if answer.is_last else None
+                yield Piece(whole[len(sent) :], answer.tokens, reason)
                 sent = whole
                 if answer.is_last:
                     return
