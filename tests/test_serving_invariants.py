@@ -83,7 +83,10 @@ HELD = {
         "test_serving_parallel.test_a_message_is_the_batch",
         "test_serving_invariants.test_a_message_goes_on_before_anything_is_launched",
     ],
-    "10 a simulation is the engine": ["test_serving_simulated.test_a_simulation_is_the_engine_batch_by_batch"],
+    "10 a simulation is the engine": [
+        "test_serving_simulated.test_a_simulation_is_the_engine_batch_by_batch",
+        "test_serving_simulated.test_who_arrives_while_a_place_is_free_begins_at_once_and_waits_for_each_stage",
+    ],
     "11 a translated pipeline is the pipeline, and trains what it names": [
         *(f"test_windtunnel_trees.test_{library}" for library in ("lightgbm", "xgboost", "sklearn")),
         "test_windtunnel_trees.test_one_leaf_and_constant_features",
@@ -108,6 +111,10 @@ REFUSED = {
         "test_serving_endpoint.test_a_body_that_asks_for_what_cannot_be_is_told_so",
     ],
     "max_tokens 0; prompt and max_tokens more than positions or slots": [NEVER_SERVED],
+    "slots more than memory; positions fewer than the largest request of the trace": [
+        "test_serving_runner.test_more_slots_than_there_is_memory_for_are_told_beside_what_fits",
+        "test_serving_runner.test_a_model_of_few_positions_is_told_before_anything_is_made",
+    ],
     "slots fewer than the largest request of the trace": [
         "test_serving_runner.test_a_request_that_no_slots_hold_is_refused_before_anything_is_served",
         "test_serving_runner.test_what_a_refusal_advises_is_enough",

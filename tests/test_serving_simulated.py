@@ -199,6 +199,13 @@ def test_a_pipeline_has_as_many_batches_in_flight_as_stages() -> None:
     assert [i.end_s for i in course.iterations] == [float(3 + n) for n in range(9)]
 
 
+def test_who_arrives_while_a_place_is_free_begins_at_once_and_waits_for_each_stage() -> None:
+    """Of two stages the first is free again after a second."""
+    scheduler = IterationLevel(PagedSlots.all_free(NUM_SLOTS, 1), 1, num_workers=2)
+    course, _ = simulated(scheduler, [Request(0, (1,), 1, 0.0), Request(1, (1,), 1, 0.25)], LinearCost(1.0), workers=2)
+    assert [(i.begin_s, i.end_s) for i in course.iterations] == [(0.0, 2.0), (0.25, 3.0)]
+
+
 def test_nobody_waits_for_a_batch_mate_that_finishes_later() -> None:
     """Invariant 6, and its opposite in a static batch."""
 
