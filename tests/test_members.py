@@ -92,7 +92,7 @@ def _put(module: nn.Module, name: str, value: object) -> None:
     module._parameters[name] = value  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("place", range(0, 150, 7))
+@pytest.mark.parametrize("place", (0, 76, 149))
 @pytest.mark.parametrize(
     "change",
     [
@@ -116,7 +116,7 @@ def test_a_single_change_is_told_once_each_share_was_looked_at(place: int, chang
             members.check(busy_never)
 
 
-@pytest.mark.parametrize("place", range(0, 150, 7))
+@pytest.mark.parametrize("place", (0, 76, 149))
 def test_all_that_is_changed_by_name_is_told_at_once(place: int) -> None:
     module = large()
     members = Members(module)
