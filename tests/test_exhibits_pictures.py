@@ -152,3 +152,23 @@ def test_blocks_are_drawn_from_the_search_of_a_record() -> None:
     charts, _ = pictures(read, evidence, exhibit_findings)
     assert len(charts["blocks"].figure.axes[0].patches) == 4  # two blocks of several units, two bars each
     assert exhibit_findings[0].ours == pytest.approx(3.0) and exhibit_findings[0].verdict == HOLDS
+
+
+def test_the_matrix_of_batch_sizes_has_the_ratios_of_the_table() -> None:
+    """Of the rounds, also where each schedule's latency alone has another."""
+    for name in ("ios/figure10", "ios/specialization"):
+        best = recorded.recorded(Preset.read(name))[0]
+        charts, _ = pictures(Preset.read(name), best.evidence, best.findings)
+        here, theirs = ([text.get_text() for text in axes.texts] for axes in charts["matrix"].figure.axes)
+        own = [f for f in best.findings if re.search(r"batch (\d+): ios \(schedule=\w+@ios@b\1\) over", f.what)]
+        assert own and all(any(f"{f.ours:.2f}x" in text for text in here) for f in own)
+        assert all(any(f"{f.published:.2f}x" in text for text in theirs) for f in own if f.rule == "ratio")
+
+
+def test_the_tradeoff_of_searches_has_the_ratios_of_the_table() -> None:
+    best = recorded.recorded(Preset.read("ios/pruning"))[0]
+    charts, _ = pictures(Preset.read("ios/pruning"), best.evidence, best.findings)
+    shown = [float(y) for axes in charts["tradeoff"].figure.axes for y in axes.lines[1].get_ydata()]
+    latencies = [f.ours for f in best.findings if "cost" not in f.what and f.ours is not None]
+    # The search without pruning, which all are over, stands in each panel.
+    assert sorted(shown) == pytest.approx(sorted([*(1 / ratio for ratio in latencies), 1.0, 1.0]))

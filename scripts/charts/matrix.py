@@ -1,7 +1,7 @@
 """Schedules that were each searched for one batch size, at all of them: a matrix here beside the paper's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isnan
 from typing import TypeAlias
 
@@ -26,22 +26,22 @@ class Matrix:
     Args:
         title: who.
         latency_ms: of a call.
-        times: how many times as long it is as with the batch's own schedule, where that is known without a latency.
+        times: how many times as long it is as with the batch's own schedule.
     """
 
     title: str
     latency_ms: Numbers
-    times: Numbers = field(default_factory=dict)
+    times: Numbers
 
     def share(self, run: int, of: int) -> float:
         """How many times as long as with the batch's own schedule; nan where that is not known."""
-        own, ms = self.latency_ms.get((run, run)), self.latency_ms.get((run, of))
-        return ms / own if own and ms else self.times.get((run, of), float("nan"))
+        return self.times.get((run, of), float("nan"))
 
     def text(self, run: int, of: int) -> str:
-        if isnan(share := self.share(run, of)):
-            return "not\nmeasured"
-        ms = self.latency_ms.get((run, of))
+        """The latency over its share, or what there is of the two."""
+        ms, share = self.latency_ms.get((run, of)), self.share(run, of)
+        if isnan(share):
+            return "not\nmeasured" if ms is None else f"{ms:.3g} ms\nno ratio"
         return f"{share:.2f}x" if ms is None else f"{ms:.3g} ms\n{share:.2f}x"
 
 
@@ -69,7 +69,8 @@ def draw(matrices: Sequence[Matrix], setting: str, remark: str = "") -> Chart:
         foot(figure, remark)
     caption = (
         "Milliseconds of a schedule that was searched for one batch size (columns) at each (rows), and how many times as "
-        "long that is as with the schedule of its own, which is 1 on the diagonal. Dark is slow."
+        "long that is as with the schedule of its own, which is 1 on the diagonal. Here both are of interleaved rounds "
+        "where there are some. Dark is slow."
     )
     return Chart("matrix", "Schedules at other batch sizes", caption, figure)
 

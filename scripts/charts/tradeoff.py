@@ -81,7 +81,7 @@ def draw(here: Mapping[str, Sequence[Search]], published: Mapping[str, Sequence[
     texts = "; ".join(f"{model}: {', '.join(one.text for one in of)}" for model, of in here.items())
     caption = (
         "Each mark is a search that a smaller r (units a group) or s (groups a stage) cuts short: what it takes, and what "
-        f"its schedule takes, over those of r=3, s=8. Here: {texts}."
+        f"its schedule takes, over those of r=3, s=8. Here latencies are compared in interleaved rounds: {texts}."
     )
     return Chart("tradeoff", "Latency over the cost of the search", caption, figure)
 

@@ -1,14 +1,16 @@
 """The charts of an exhibit, each as wide as a column of a paper."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 from results.cell import Choice
-from results.finding import Finding
+from results.comparison import has_sound_rounds, is_disturbed
+from results.finding import IN_WORDS, Finding
 from results.published.value import Value
-from results.selection import NoResults, Place, Row, Selection, latency_of
+from results.record import Record
+from results.selection import NoResults, Place, Row, Selection
 from scripts import agreement
 from scripts.charts import (
     active_warps,
@@ -155,35 +157,48 @@ def _searched(evidence: Evidence) -> dict[Place, float]:
 def _tradeoff(preset: Preset, evidence: Evidence, measured: Selection) -> Chart:
     """Of the searches that the preset's ratio compares, or of those beside: what each takes and what its schedule takes."""
     (unpruned,) = preset.ratio.values()
-    seconds = _searched(evidence)
     here: dict[str, list[tradeoff.Search]] = {}
     published: dict[str, list[tradeoff.Search]] = {}
     setting = measured.title_of(measured.rows)
     for row in measured.rows:
-        points: dict[str, tuple[float, float]] = {}
-        for systems in (preset.systems, preset.beside):
-            if points:
-                break
-            for name, system in systems.items():
-                latency = measured.part(row, system, latency_of)
-                if latency is not None and (*row, system) in seconds:
-                    points[name] = seconds[*row, system], latency.host.median
-            if points and systems is preset.beside:
-                setting = f"{measured.title_of(measured.rows)}; ours in another setting than the paper's"
         theirs = {name: point for name in preset.systems if (point := _published(preset, row, name)) is not None}
-        for into, of in ((here, points), (published, theirs)):
-            if unpruned in of:
-                cost, ms = of[unpruned]
-                into[row[0]] = [
-                    tradeoff.Search(
-                        ", ".join(re.findall(r"\d+", name)),
-                        seconds_taken / cost,
-                        latency_ms / ms,
-                        f"{name}: {seconds_taken:.1f} s, {latency_ms:.2f} ms",
-                    )
-                    for name, (seconds_taken, latency_ms) in of.items()
-                ]
+        if unpruned in theirs:
+            cost, ms = theirs[unpruned]
+            published[row[0]] = [_search(name, s / cost, one / ms, s, one) for name, (s, one) in theirs.items()]
+        here[row[0]] = _searches(preset.systems, unpruned, row, evidence, measured)
+        if not here[row[0]] and (beside := _searches(preset.beside, unpruned, row, evidence, measured)):
+            here[row[0]] = beside
+            setting = f"{measured.title_of(measured.rows)}; ours in another setting than the paper's"
+    here = {model: searches for model, searches in here.items() if searches}
     return tradeoff.draw(here, published, preset.name.partition("/")[0], setting)
+
+
+def _searches(
+    systems: Mapping[str, Choice], unpruned: str, row: Row, evidence: Evidence, measured: Selection
+) -> list[tradeoff.Search]:
+    """Those of a model whose cost is known and whose schedule has a ratio to that of the search without pruning."""
+    seconds = _searched(evidence)
+    if unpruned not in systems or (*row, systems[unpruned]) not in seconds:
+        return []
+    own, searches = systems[unpruned], list[tradeoff.Search]()
+    for name, system in systems.items():
+        cost, ms = seconds.get((*row, system)), measured.part(row, system, _call_ms)
+        ratio = measured.over(row, system, own)
+        if cost is not None and ms is not None and ratio is not None:
+            searches.append(_search(name, cost / seconds[*row, own], 1 / ratio.ratio, cost, ms))
+    return searches
+
+
+def _search(name: str, cost: float, latency: float, seconds: float, ms: float) -> tradeoff.Search:
+    """A search by its numbers as ratios and as they are."""
+    return tradeoff.Search(", ".join(re.findall(r"\d+", name)), cost, latency, f"{name}: {seconds:.1f} s, {ms:.2f} ms")
+
+
+def _call_ms(record: Record) -> float | None:
+    """Median milliseconds of a call in the rounds, or alone where there are none that a ratio is of."""
+    if record.comparison is not None and has_sound_rounds(record) and not is_disturbed(record):
+        return record.comparison.median_ms
+    return None if record.latency is None else record.latency.host.median
 
 
 def _published(preset: Preset, row: Row, name: str) -> tuple[float, float] | None:
@@ -197,19 +212,25 @@ def _matrix(preset: Preset, measured: Selection) -> Chart:
     """Of schedules that were each searched for a batch size."""
     of_batch = {of: name for name in preset.systems if (of := _searched_for(name))}
     (model,) = measured.models
+    cells = {(batch, of): preset.systems[name] for batch in measured.batches for of, name in of_batch.items()}
     here = {
-        (batch, of): latency.host.median
-        for batch in measured.batches
-        for of, name in of_batch.items()
-        if (latency := measured.part((model, batch), preset.systems[name], latency_of)) is not None
+        (batch, of): ms
+        for (batch, of), system in cells.items()
+        if (ms := measured.part((model, batch), system, _call_ms)) is not None
     }
-    values = [value for value, _ in preset.figures if value.device not in preset.absent]
+    times = {
+        (batch, of): ratio.ratio
+        for (batch, of), system in cells.items()
+        if (own := cells.get((batch, batch))) and (ratio := measured.over((model, batch), own, system)) is not None
+    }
+    values = [value for value, rule in preset.figures if value.device not in preset.absent and rule not in IN_WORDS]
     theirs = {(int(v.batch), of): v.value for v in values if v.metric == "latency" and (of := _searched_for(v.system))}
-    slower = {(int(v.batch), of): v.value for v in values if v.metric == "speedup" and (of := _searched_for(v.baseline))}
+    slower = {(batch, of): ms / theirs[batch, batch] for (batch, of), ms in theirs.items()}
+    slower |= {(int(v.batch), of): v.value for v in values if v.metric == "speedup" and (of := _searched_for(v.baseline))}
     slower |= {(batch, batch): 1.0 for batch, _ in slower}
     devices = sorted({value.device for value, _ in preset.figures} - preset.absent.keys())
     whose = f"the paper, {', '.join(filter(None, devices))}"
-    matrices = [matrix.Matrix("here", here), matrix.Matrix(whose, theirs, slower)]
+    matrices = [matrix.Matrix("here", here, times), matrix.Matrix(whose, theirs, slower)]
     absent = sorted(set(preset.absent.values()))
     words = f"Not here: {'; '.join(absent)}." if absent else ""
     return matrix.draw(matrices, style.written(f"{measured.setting.label}, {model}"), words)
