@@ -93,6 +93,7 @@ class Finding:
         chosen_from: how many it is the largest or the smallest of.
         is_comparable: whether ours is over what the paper's is over; `reason` says why not.
         source: of `published`, a key of results.published.value.SOURCES.
+        words: the paper's, where it prints no number; "" where it prints one.
     """
 
     what: str
@@ -107,6 +108,7 @@ class Finding:
     chosen_from: int = 1
     is_comparable: bool = True
     source: str = "text"
+    words: str = ""
 
     @property
     def is_by_eye(self) -> bool:

@@ -142,6 +142,7 @@ PLACES = {
     "figure by eye": r"Section \d(\.\d+)*, Figure \d+",
     "released output": r"README [\d.]+, the table beside Figure \d+",
     "released code": r"measured by this project on another host of the same GPU",
+    "words": r"Section \d(\.\d+)*",
 }
 
 

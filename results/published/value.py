@@ -8,6 +8,7 @@ from .names import MODELS, NO_MODEL, SYSTEMS, TRAINED
 # What a number is, by the word that a row's `source` has.
 BY_EYE = "figure by eye"
 RELEASED, RELEASED_CODE = "released output", "released code"
+FOR_WORDS = "words"
 SOURCES = {
     "text": "a sentence of the paper",
     "table": "a table of the paper",
@@ -15,6 +16,7 @@ SOURCES = {
     BY_EYE: "read off a figure of the paper that prints no number",
     RELEASED: "printed in the authors' repository, of a figure of the paper that prints none",
     RELEASED_CODE: "measured by this project with the authors' code",
+    FOR_WORDS: "what stands for the words of the paper's that the note has",
 }
 
 WHOSE = {RELEASED: "authors' output", RELEASED_CODE: "authors' code"}  # of what no paper prints

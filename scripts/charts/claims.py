@@ -184,6 +184,8 @@ def _label(finding: Finding) -> str:
         return text
     if finding.rule in IN_WORDS:
         return f"{text} ({_number(finding.ours)} here)"
+    if finding.words:
+        return f"{text} ({finding.words}, {_number(finding.ours)} here)"
     whose = "released" if finding.is_released else "published"
     return f"{text} ({_number(finding.published)} {whose}, {_number(finding.ours)} here)"
 

@@ -9,7 +9,7 @@ import conf
 from results.cell import Choice
 from results.finding import IN_WORDS, OF_RATIOS, Finding
 from results.published.names import NO_MODEL
-from results.published.value import Value
+from results.published.value import FOR_WORDS, Value
 from results.selection import Row, Selection
 from results.statistics import median_interval
 from scripts.charts.style import short
@@ -34,6 +34,7 @@ from .quantities import (
     served_ends,
     served_from,
 )
+from .words import EXTREMES, RATIO_WORDS, WORDS
 
 WORSE = (
     "latency",
@@ -44,34 +45,6 @@ WORSE = (
 )  # of these less is better
 SPEEDS = ("latency", "images_per_second", "normalized_throughput")  # whose ratio is one of speed
 RULE_OF = {"streams": "count"}  # of a ratio of two counts
-RATIO_WORDS = {
-    "sm_efficiency_gain": ", SM efficiency",
-    "sm_efficiency_min": ", SM efficiency",
-    "sm_efficiency_max": ", SM efficiency",
-    "active_warps": ", active warps",
-    "slo_rate": ", largest rate at the SLO",
-    "saturation": ", requests a second at saturation",
-    "itl_p99": ", p99 between tokens",
-    "batch_time": ", time of a batch",
-    "increment_time": ", an increment iteration",
-}
-EXTREMES = {
-    "speedup_min": "smallest",
-    "speedup_max": "largest",
-    "sm_efficiency_min": "smallest",
-    "sm_efficiency_max": "largest",
-}
-WORDS = {
-    "concurrency_trend": "the larger, the higher the degree of logical concurrency",
-    "macs_trend": "the larger, the fewer MACs",
-    "gpu_idle": "GPU idle",
-    "macs": "MACs",
-    "operations_per_convolution": "operations a convolution",
-    "parallelism": "GPU active time over critical path",
-    "sm_efficiency": "SM efficiency",
-    "block_speedup": "its fastest block over sequential",
-    "profiling_time": "profiling",
-}
 
 
 def findings(preset: Preset, evidence: Evidence) -> list[Finding]:
@@ -135,7 +108,7 @@ class _Figure:
 
     def finding(self) -> Finding | None:
         """None for a value that only serves as the other side of a ratio."""
-        metric = self.value.metric
+        metric, counts = self.value.metric, ""
         if metric in RATIOS:
             published = _as_ratio(metric, self.value.value)
             what, rule, unit = f"{_name(self.system)} over {_name(self.baseline)}", self.rule or "ratio", "x"
@@ -164,13 +137,15 @@ class _Figure:
             what, rule, unit = f"{_name(fast)} over {_name(slow)}", self.rule or RULE_OF.get(metric, "ratio"), "x"
             what += "" if metric in SPEEDS else f", {metric.replace('_', ' ')}"
             compute = lambda: self._over(COMPARED[metric], fast, slow)  # noqa: E731
+            if metric in RULE_OF:
+                counts = self._counts(COMPARED[metric], better, worse)
         else:
             raise ValueError(f"{self.preset.name}: the metric {metric} is none that can be reproduced")
         what = ": ".join(filter(None, [self._where(), what]))
         incomparable = self._incomparable()
-        finding = Finding(
-            what, rule, unit, published, is_comparable=not incomparable, source=self.value.source, reason=incomparable
-        )
+        words = self.value.note if self.value.source == FOR_WORDS else ""
+        finding = Finding(what, rule, unit, published, reason=incomparable, is_comparable=not incomparable)
+        finding = replace(finding, source=self.value.source, words=words)
         try:
             self._refuse_what_is_absent()
             number = compute()
@@ -183,7 +158,7 @@ class _Figure:
             processes = "one measurement" if number.low == number.high else number.counted
         not_in_turn = "" if number.is_in_turn else "not in turn"
         doubts = "; ".join(
-            filter(None, [incomparable, number.which, self._doubt(), not_in_turn, processes, number.rounds_differ])
+            filter(None, [incomparable, counts, number.which, self._doubt(), not_in_turn, processes, number.rounds_differ])
         )
         return replace(
             finding,
@@ -193,6 +168,19 @@ class _Figure:
             reason=doubts,
             processes=number.processes,
             chosen_from=number.chosen_from,
+        )
+
+    def _counts(self, quantity: Quantity | None, better: Value, worse: Value) -> str:
+        """Both sides of a ratio of counts, ours before the paper's where it prints them; "" where ours are not there."""
+        if quantity is None or self.model is None:
+            return ""
+        row, systems = (self.model, int(self.value.batch)), [self.preset.system_of(value) for value in (better, worse)]
+        try:
+            ours = " over ".join(f"{quantity(self.evidence, row, system):g}" for system in systems)
+        except Missing:
+            return ""
+        return f"{ours} here" + (
+            "" if self.value.source == FOR_WORDS else f", {better.value:g} over {worse.value:g} in the paper"
         )
 
     def _incomparable(self) -> str:
@@ -240,6 +228,8 @@ class _Figure:
         )
 
     def _where(self) -> str:
+        if self.value.batch == "several" and self.model is None:
+            return self.value.note  # which alone tells the least of a range from the most
         batch = "" if self.value.batch == "1" and not self._several_batches else f"batch {self.value.batch}"
         batch = "largest over batches" if self.value.batch == "several" else batch
         device = self.value.device if self.value.metric == "latency_reduction" else ""

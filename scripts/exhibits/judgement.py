@@ -135,10 +135,12 @@ def rules(findings: Sequence[Finding]) -> list[str]:
 
 def published(finding: Finding) -> str:
     """The paper's figure: "4.32x"; "≈52 s" where it was read off a figure, "1.62x (released)" where the authors' output
-    alone has it, "in words" where there is no number.
+    alone has it, its words where these stand for a number, "in words" where there is none.
     """
     if finding.rule in IN_WORDS:
         return "in words"
+    if finding.words:
+        return finding.words
     text = (BY_EYE if finding.is_by_eye else "") + number(finding.published, finding.unit)
     return f"{text} (released)" if finding.is_released else text
 
