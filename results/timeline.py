@@ -40,6 +40,7 @@ class Timeline:
         bars: operators or kernels.
         num_scheduled_streams: of the schedule that ran, where there is one. The streams that were seen may be fewer.
         limits: of the operators that ran, where they are known.
+        machine: the GPU or the CPU that it was seen on, and torch: "NVIDIA H200, torch 2.11.0"; "" of a virtual clock.
     """
 
     cell: Cell
@@ -47,6 +48,7 @@ class Timeline:
     bars: tuple[Bar, ...]
     num_scheduled_streams: int | None = None
     limits: Limits | None = None
+    machine: str = ""
 
     @property
     def streams(self) -> list[int]:
@@ -98,6 +100,7 @@ def to_trace(timelines: Sequence[Timeline]) -> dict[str, object]:
             "cell": cell_to_json(timeline.cell),
             "num_scheduled_streams": timeline.num_scheduled_streams,
             "limits": None if timeline.limits is None else part_to_json(timeline.limits),
+            "machine": timeline.machine,
         }
         for number, timeline in enumerate(timelines, start=1)
     }
@@ -122,11 +125,12 @@ def from_trace(document: Any) -> list[Timeline]:
             about = other.get("timelines", {}).get(str(pid))
             if about is None:
                 cell, num_streams, limits = cell_of_title(titles[pid]), other.get("scheduled", {}).get(str(pid)), None
+                machine = ""
             else:
                 cell, num_streams = cell_from_json(about["cell"]), about["num_scheduled_streams"]
-                document = about.get("limits")
+                document, machine = about.get("limits"), about.get("machine", "")
                 limits = None if document is None else part_from_json(document, Limits)
-            timeline = Timeline(cell, sources[pid], tuple(bars[pid]), num_streams, limits)
+            timeline = Timeline(cell, sources[pid], tuple(bars[pid]), num_streams, limits, machine)
             timelines.append(Timeline.from_json(timeline.to_json()))  # each of its parts is of its type
         return timelines
     except (KeyError, TypeError, AttributeError) as error:

@@ -34,7 +34,7 @@ from results.files import COMPRESSED, read_json
 from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace
 from scripts.arguments import Parser, path_argument
 from scripts.charts.names import written
-from scripts.charts.style import SMALL, TINY, WORDS, above, broken, house, width
+from scripts.charts.style import SMALL, TINY, WORDS, above, broken, foot, house, width
 
 ROW, TALLEST = 0.16, 5.0  # inches of a stream, at most, and of the streams of all panels together
 COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#a01c30", "#9cc4e8", "#c9c9c9"), strict=True))
@@ -53,12 +53,13 @@ def shown_of(timeline: Timeline, begin: float, end: float) -> list[Bar]:
     return [bar for bar in timeline.bars if is_shown(bar)]
 
 
-def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = None) -> Figure:
+def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = None, remark: str = "") -> Figure:
     """A panel for each timeline.
 
     Args:
         timelines: from top to bottom.
         window: the milliseconds to draw; all of the longest timeline if None.
+        remark: a note under them.
     """
     begin, end = window or (0.0, max(bar.end for timeline in timelines for bar in timeline.bars) or INSTANT)
     rows = [sorted({bar.stream for bar in shown_of(t, begin, end)}) for t in timelines]
@@ -94,10 +95,8 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
                     colour = "white" if bar.kind == COMPUTE else "black"
                     axes.annotate(bar.name, place, ha="center", va="center", color=colour, fontsize=NAME)
             whole = max((bar.end for bar in timeline.bars), default=0.0)
-            source = timeline.source
-            if (scheduled := timeline.num_scheduled_streams) and scheduled != len(timeline.streams):
-                source += f"; {counted(scheduled, 'stream')} scheduled"
-            title = broken(written(f"{timeline.title}: {whole:.3f} ms ({source})"), width() - 0.6, SMALL, (WORDS,))
+            words = "; ".join(filter(None, [timeline.source, _streams(timeline)]))
+            title = broken(written(f"{timeline.title}: {whole:.3f} ms ({words})"), width() - 0.6, SMALL, (WORDS,))
             axes.set_title("\n".join(title), loc="left", fontsize=SMALL, pad=3)
             axes.grid(False, axis="y")
             step = ceil(LINE / (72 * row))
@@ -109,9 +108,19 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
         panels[-1, 0].set_xlabel("milliseconds")
         seen = [kind for kind in KINDS if any(bar.kind == kind for t in timelines for bar in t.bars)]
         patches = [Patch(color=COLOURS[kind], label=kind) for kind in seen]
+        settings = {f"{t.machine}, {t.cell.conditions.precision}" for t in timelines if t.machine}
         if seen != [UNKNOWN]:
-            above(figure, patches, "")
+            above(figure, patches, "; ".join(sorted(settings)))
+        foot(figure, remark)
     return figure
+
+
+def _streams(timeline: Timeline) -> str:
+    """The streams of its schedule, and where they are others those that were seen; "" where it has none."""
+    scheduled, seen = timeline.num_scheduled_streams, len(timeline.streams)
+    if not scheduled:
+        return ""
+    return counted(scheduled, "stream") + (f" scheduled, {seen} seen" if scheduled != seen else "")
 
 
 def picture_of(trace: Path, suffix: str) -> Path:

@@ -133,6 +133,40 @@ def test_what_the_authors_released_is_marked_apart_from_what_the_paper_prints() 
     assert others and not any(finding.is_released for finding in others)
 
 
+def test_words_of_the_papers_stand_where_it_prints_no_number() -> None:
+    """In the table, in the verdict and in the picture; judged by the number that stands for them."""
+    best = recorded.recorded(Preset.read("orca/figure4.8_simulated"))[0]
+    first = best.findings[0]
+    assert judgement.published(first) == "an order of magnitude" and first.published == 10 and first.verdict == HOLDS
+    assert "published an order of magnitude" in best.verdict.reason
+    charts, _ = pictures(Preset.read("orca/figure4.8_simulated"), best.evidence, best.findings)
+    labels = [tick.get_text() for axes in charts["claims"].figure.axes for tick in axes.get_yticklabels()]
+    assert "an order of magnitude, 21.2 here" in labels[0].replace("\n", " ")
+
+
+def test_both_counts_stand_beside_their_ratio() -> None:
+    best = recorded.recorded(Preset.read("opara/figure7"))[0]
+    reasons = {f.what.partition(":")[0]: f.reason for f in best.findings if f.rule == "count"}
+    assert reasons == {"t5": "50 over 22 here, 6 over 3 in the paper", "bert": "28 over 3 here"}
+    charts, _ = pictures(Preset.read("opara/figure7"), best.evidence, best.findings)
+    under = charts["timeline"].figure.get_supxlabel().replace("\n", " ")
+    assert under == "Opara paper, A100: T5 on 6 streams under Opara, on 3 streams under Nimble."
+
+
+def test_the_least_of_a_range_is_told_from_the_most() -> None:
+    named_so = [finding.what for finding in judged("opara/figure1")[2][-2:]]
+    assert [what.partition(" over")[0] for what in named_so] == ["the least", "the most"]
+
+
+def test_what_is_published_of_several_batches_stands_under_the_bars() -> None:
+    best = recorded.recorded(Preset.read("opara/figure2"))[0]
+    charts, _ = pictures(Preset.read("opara/figure2"), best.evidence, best.findings)
+    note = charts["speedup"].figure.get_supxlabel().replace("\n", " ")
+    of_none = note.partition("No published value of: ")[2].partition(".")[0]
+    assert of_none == "Opara, Opara (the paper's table, depth first)"
+    assert "largest over batches: 1.41." in note and "largest over batches: 1.11." in note
+
+
 def test_what_was_not_measured_is_not_drawn() -> None:
     read, evidence, exhibit_findings = judged("ios/blockwise")
     charts, refused = pictures(read, evidence, exhibit_findings)

@@ -119,9 +119,23 @@ def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -
 def test_streams_that_are_not_the_schedules_are_told_of() -> None:
     bars = EXAMPLE[0].bars  # on two
     titles = {n: picture.draw([Timeline(ONE, "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
-    assert titles[None] == titles[2] == written(f"{NAME}: 4.000 ms (seen)")
-    assert titles[1].endswith("(seen; 1 stream scheduled)") and titles[28].endswith("(seen; 28 streams scheduled)")
+    assert titles[None] == written(f"{NAME}: 4.000 ms (seen)") and titles[2] == written(
+        f"{NAME}: 4.000 ms (seen; 2 streams)"
+    )
+    assert titles[1].replace("\n", " ").endswith("(seen; 1 stream scheduled, 2 seen)")
+    assert titles[28].replace("\n", " ").endswith("(seen; 28 streams scheduled, 2 seen)")
     picture.plt.close("all")
+
+
+def test_a_picture_names_the_machine_and_the_precision() -> None:
+    """As the trace has them; none where that does not tell, as older ones do not."""
+    bars = EXAMPLE[0].bars
+    for machine, title in (("NVIDIA X, torch 1.0", f"NVIDIA X, torch 1.0, {ONE.conditions.precision}"), ("", "")):
+        read = from_trace(json.loads(json.dumps(to_trace([Timeline(ONE, "seen", bars, machine=machine)]))))
+        figure = picture.draw(read, remark="a note")
+        assert figure.legends[0].get_title().get_text() == title
+        assert figure.get_supxlabel() == "a note"
+        picture.plt.close(figure)
 
 
 def test_many_streams_have_the_height_of_few_and_fewer_numbers() -> None:

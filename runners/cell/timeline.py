@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from results.cell import Cell
 from results.timeline import COMPUTE, MEMORY, UNKNOWN, Bar, Timeline
+from runners.machine.environment import cpu_name, libraries
 from runners.measurements.limits import measured as limits_of
 from systems.base import Prepared, Unsupported
 from systems.compilers.compiled import Compiled
@@ -99,14 +100,20 @@ def record(prepared: Prepared, program: Program | None, inputs: tuple[Tensor, ..
         synchronize("cuda")
         by_kernel = _by_kernel(program, classify)
         bars = kernel_bars(of_one_call(prepared.without_copies(*inputs)), by_kernel)
-        return Timeline(cell, "kernels of torch.profiler", tuple(bars), scheduled)
+        gpu = torch.cuda.get_device_name(inputs[0].device)
+        return Timeline(cell, "kernels of torch.profiler", tuple(bars), scheduled, machine=_with_torch(gpu))
     if isinstance(prepared, CpuExecutor):
         source, one = "worker threads", partial(_scheduled, prepared, call, kinds(prepared.program, classify))
     else:
         source, one = "operators of torch.profiler", partial(_profiled, call, _by_shapes(program, classify), classify)
     calls = (one() for _ in range(CALLS))
     shortest = min(calls, key=lambda bars: max((bar.end for bar in bars), default=0.0))
-    return Timeline(cell, source, tuple(shortest), scheduled)
+    return Timeline(cell, source, tuple(shortest), scheduled, machine=_with_torch(cpu_name()))
+
+
+def _with_torch(place: str) -> str:
+    """A GPU or a CPU, and the version of torch there."""
+    return f"{place}, torch {libraries()['torch']}"
 
 
 def kinds(program: Program, classify: str) -> list[str]:

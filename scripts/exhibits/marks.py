@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from conf.text import counted
 from results.cell import Choice
 from results.finding import IN_WORDS
-from results.published.value import Value
+from results.published.value import FOR_WORDS, Value
 from results.selection import Selection
 from scripts.charts.bars import Band
 from scripts.charts.claims import TITLES
@@ -51,6 +52,9 @@ def remark(preset: Preset, measured: Selection, bands: Sequence[Band] = ()) -> s
     marked: set[Choice | None] = {system for _, system in marks}
     if bands:
         marked |= {preset.system_of(v) for v in _numbers(preset)}
+    # Over several batches no bar is the one that they are of.
+    largest = [v for v in speedups if not v.batch.isdigit() and v.our_baseline == preset.baseline and v.our_system]
+    marked |= {value.our_system for value in largest}
     shown = [system for system in measured.systems if system not in marked | {preset.baseline}]
     parts = []
     if shown:
@@ -59,16 +63,23 @@ def remark(preset: Preset, measured: Selection, bands: Sequence[Band] = ()) -> s
     lacking = sorted({written(name) for name in paper_systems(preset) if _is_lacking(preset, name, measured)})
     if lacking:
         parts.append(f"In the paper and not comparable here: {', '.join(lacking)}.")
-    rows = {(row, system) for row, system in marks}
-    for value in speedups:
-        over = value.our_baseline == preset.baseline and value.our_system is not None
-        if over and value.our_system not in measured.systems and not value.batch.isdigit():
-            name = written(value.our_system.label)  # type: ignore[union-attr]
-            parts.append(f"{_whose(value)}, {name}: up to {value.value:.2f}.")
-    models = sorted({row[0] for row in measured.rows} - {row[0] for row, _ in rows})
+    for value in largest:
+        name = written(value.our_system.label)  # type: ignore[union-attr]
+        parts.append(f"{_whose(value)}, {name}, largest over batches: {value.value:.2f}.")
+    models = sorted({row[0] for row in measured.rows} - {row[0] for row, _ in marks})
     if marks and models:
         parts.append(f"Without a number of the paper's: {', '.join(map(written, models))}.")
     return " ".join(parts)
+
+
+def stream_words(preset: Preset) -> str:
+    """On how many streams each network runs under each of the paper's systems, where it prints that."""
+    values = [value for value in _numbers(preset) if value.metric == "streams" and value.source != FOR_WORDS]
+    systems: dict[str, list[str]] = {}
+    for value in values:
+        under = f"on {counted(int(value.value), 'stream')} under {written(value.system)}"
+        systems.setdefault(f"{_whose(value)}: {written(value.model)}", []).append(under)
+    return " ".join(f"{network} {', '.join(under)}." for network, under in systems.items())
 
 
 def paper_systems(preset: Preset) -> set[str]:

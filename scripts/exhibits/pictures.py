@@ -32,7 +32,7 @@ from scripts.timeline import draw as draw_timelines
 from .evidence import Evidence, place_in
 from .findings import published_speedups
 from .judgement import simulated_by, stands
-from .marks import remark, share_bands, speedup_bands
+from .marks import remark, share_bands, speedup_bands, stream_words
 from .preset import Preset
 
 TRADEOFF, MATRIX, CLAIMS = "tradeoff", "matrix", "claims"
@@ -59,7 +59,9 @@ def pictures(preset: Preset, evidence: Evidence, judged: Sequence[Finding]) -> t
                 refused |= why
         if evidence.timelines:
             caption = "Each stream a row, each operator a bar: dark where it is bound by arithmetic, light by memory."
-            charts["timeline"] = Chart("timeline", preset.title, caption, draw_timelines(evidence.timelines))
+            charts["timeline"] = Chart(
+                "timeline", preset.title, caption, draw_timelines(evidence.timelines, remark=stream_words(preset))
+            )
         paper = preset.name.partition("/")[0]
         many = style.page() if len(judged) > MANY else nullcontext()
         with many:
