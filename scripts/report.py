@@ -4,9 +4,12 @@ python scripts/report.py [--results FOLDER ...] [--output REPORT.html] [--markdo
 
 The page opens with the fastest system of each model and its distance from the bound. It holds the environment, a table of
 every cell that sorts by its columns, every chart of scripts/plot.py, each schedule drawn as a graph with a colour for each
-stream, and how the papers' claims stand where there are verdicts. Schedules come from
+stream, timelines, and how the papers' claims stand where there are verdicts. Schedules and timelines come from
 
     python run.py runner=schedule model=googlenet system=nimble output=googlenet.json
+    python run.py -m runner=timeline model=googlenet system=nimble,opara output=googlenet.trace.json
+
+Without --timelines it shows those of results/exhibits and results/reference/exhibits that are of models on the page.
 
 Exit status 2 for a bad request.
 """
@@ -39,15 +42,17 @@ from results.published.values import NoSuchValue
 from results.schedule_file import NoSchedule
 from results.selection import NoResults, Selection
 from results.setting import Setting
+from results.timeline import Timeline
 from results.verdict import Verdict, read_verdicts
 from scripts.arguments import Parser, folder_of, path_argument
 from scripts.charts import style
 from scripts.charts.chart import Chart
-from scripts.page import content
+from scripts.page import content, timelines
 from scripts.page.answer import Answer, answer
 from scripts.page.schedule_graph import ScheduleGraph
 from scripts.plot import add_selection, draw_all, selected, usual
 from scripts.table import DASH, Entry, Made, Table, escaped, made, table
+from scripts.timeline import draw as draw_timelines
 
 PAGE = Path(__file__).resolve().parent / "page"
 FONTS = "Arial, DejaVu Sans, sans-serif"  # of a chart's words
@@ -94,12 +99,22 @@ class Section:
 
 
 @dataclass(frozen=True)
-class DrawnSchedule:
+class Drawn:
+    """A schedule, or the timelines of a model, as an SVG element.
+
+    Args:
+        title: of it.
+        summary: below that.
+        svg: the element.
+        file: that a Markdown page shows it from.
+        gains: of a search that chose the schedule, in words.
+    """
+
     title: str
     summary: str
-    gains: Sequence[str]
     svg: str
     file: str
+    gains: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +122,8 @@ class Report:
     title: str
     verdicts: Table | None
     sections: Sequence[Section]
-    schedules: Sequence[DrawnSchedule]
+    schedules: Sequence[Drawn]
+    timelines: Sequence[Drawn]
 
     @property
     def answered(self) -> list[Section]:
@@ -137,8 +153,8 @@ class Report:
 
     def write_pictures(self, folder: Path) -> None:
         """Write each picture to where the Markdown page in `folder` looks for it. Raises OSError."""
-        pictures: list[Figure | DrawnSchedule] = [figure for section in self.sections for figure in section.figures]
-        for picture in (*pictures, *self.schedules):
+        pictures: list[Figure | Drawn] = [figure for section in self.sections for figure in section.figures]
+        for picture in (*pictures, *self.schedules, *self.timelines):
             path = folder / picture.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(picture.svg, encoding="utf-8")
@@ -153,7 +169,7 @@ def inlined(chart: Chart, number: int) -> str:
     with style.house(), plt.rc_context({"svg.fonttype": "none"}):  # words that a reader can search, and fewer bytes
         chart.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     plt.close(chart.figure)
-    svg = out.getvalue()
+    svg = style.with_one_path(re.sub(r"^ +", "", out.getvalue(), flags=re.M))
     svg = svg[svg.index("<svg") :].strip()  # without the declarations of a file
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|(?<=>)\n\s*(?=<)", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # the page's style sheet has it
@@ -271,6 +287,7 @@ def make(
     baseline: str,
     published: Sequence[Value],
     schedules: Sequence[ScheduleGraph],
+    seen: Sequence[Timeline],
     verdicts: Sequence[Verdict],
     pictures: str,
     title: str = "Opweave: what was measured",
@@ -282,6 +299,7 @@ def make(
         baseline: the label of the system that speedups are over.
         published: speedups to mark.
         schedules: to draw.
+        seen: timelines to draw.
         verdicts: of exhibits.
         pictures: the folder that a Markdown page names its pictures in.
         title: of the page.
@@ -306,10 +324,15 @@ def make(
         own_answer = answer(measured, over)
         sections.append(Section(setting.label, own_answer, environment, cells, gains, remarks, figures, refused))
     drawn = [
-        DrawnSchedule(graph.title, graph.summary, graph.gains, graph.to_svg(), f"{pictures}/schedule-{position}.svg")
+        Drawn(graph.title, graph.summary, graph.to_svg(), f"{pictures}/schedule-{position}.svg", graph.gains)
         for position, graph in enumerate(schedules, start=1)
     ]
-    return Report(title, verdict_table(verdicts), sections, drawn)
+    lines = []
+    for position, (about, group) in enumerate(timelines.by_model(seen).items(), start=1):
+        chart = Chart("timeline", f"Timelines of {about}", "", draw_timelines(group))
+        svg = inlined(chart, number + position)
+        lines.append(Drawn(about, timelines.summary(group), svg, f"{pictures}/timeline-{position}.svg"))
+    return Report(title, verdict_table(verdicts), sections, drawn, lines)
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
@@ -347,6 +370,7 @@ def main() -> None:
         "--markdown", type=path_argument, metavar="REPORT.md", help="its pictures go to REPORT_files beside it"
     )
     parser.add_argument("--schedules", nargs="+", type=path_argument, default=[], metavar="SCHEDULE.json")
+    parser.add_argument("--timelines", nargs="+", type=path_argument, metavar="TRACE.json")
     parser.add_argument("--verdicts", type=path_argument, metavar="VERDICTS.json", help=f"{VERDICTS} if it is there")
     parser.add_argument("--title", default="Opweave: what was measured")
     arguments = parser.parse_args()
@@ -358,9 +382,11 @@ def main() -> None:
     try:
         settings, published = selected(arguments)
         schedules = [ScheduleGraph.read(schedule) for schedule in arguments.schedules]
+        traces = arguments.timelines
+        seen = timelines.beside(settings) if traces is None else timelines.asked_for(traces, parser)
         verdicts = _verdicts(arguments.verdicts, parser)
         pictures = f"{arguments.markdown.stem}_files" if arguments.markdown else "pictures"
-        report = make(settings, arguments.baseline, published, schedules, verdicts, pictures, arguments.title)
+        report = make(settings, arguments.baseline, published, schedules, seen, verdicts, pictures, arguments.title)
     except (NoResults, NoSuchValue, NoSchedule) as error:
         parser.error(str(error))
     try:

@@ -7,11 +7,13 @@ from typing import Any
 
 from conftest import ROOT
 from dags import from_edges
+from made_records import cell
 
 from results.published.values import exhibit
 from results.record import Record
 from results.schedule_file import ScheduleFile
 from results.selection import by_setting, read
+from results.timeline import COMPUTE, MEMORY, Bar, Timeline
 from results.verdict import Verdict
 from scripts import report
 from scripts.charts.style import order
@@ -33,6 +35,14 @@ VERDICT = Verdict(
     place="NVIDIA H200",
     judged=8,
     figures=12,
+)
+
+
+TIMELINE = Timeline(
+    cell("nimble", "nasnet"),
+    "kernels",
+    (Bar(0, "conv2d", 0.0, 1.0, COMPUTE), Bar(1, "relu", 0.5, 1.0, MEMORY)),
+    machine="a GPU, torch 1.0",
 )
 
 
@@ -60,4 +70,6 @@ def records() -> list[Record]:
 def made() -> report.Report:
     chain = from_edges(7, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 5), (5, 6), (4, 6)])
     graph = ScheduleGraph(ScheduleFile.from_json(document(chain, assign_streams(chain))))
-    return report.make(by_setting(records(), order), "eager", exhibit("nimble/figure7"), [graph], [VERDICT], "pictures")
+    return report.make(
+        by_setting(records(), order), "eager", exhibit("nimble/figure7"), [graph], [TIMELINE], [VERDICT], "pictures"
+    )

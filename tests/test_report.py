@@ -15,16 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_records import cell, latency, rounds, throughput
 from made_records import record as made_record
-from reports import OVERVIEW, REFERENCE, VERDICT, document, made, records
+from reports import OVERVIEW, REFERENCE, TIMELINE, VERDICT, document, made, records
 
 from results.cell import named
 from results.record import Limits, Measured, Quantity, Record
 from results.selection import Selection, by_setting, read
+from results.timeline import to_trace
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from results.warning import Warning
 from scripts import report
 from scripts.charts.style import order
-from scripts.page import content
+from scripts.page import content, timelines
 from scripts.page.answer import answer, fastest
 from scripts.report import (
     SHARED,
@@ -195,7 +196,7 @@ def test_the_charts_and_what_could_not_be_drawn_are_there() -> None:
     assert {"sm_efficiency-counters-b1", "sm_efficiency-estimated-b1"} <= names and not section.refused
     assert all(figure.svg.startswith("<svg ") and figure.svg.endswith("</svg>") for figure in section.figures)
     few = [r for r in records() if r.cell.batch == 1]
-    (other,) = report.make(by_setting(few, order), "eager", [], [], [], "pictures").sections
+    (other,) = report.make(by_setting(few, order), "eager", [], [], [], [], "pictures").sections
     assert list(other.refused) == ["throughput"]
 
 
@@ -204,7 +205,7 @@ def test_markdown_says_the_same_and_its_pictures_are_there(tmp_path: Path) -> No
     text = made().markdown()
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
         assert (tmp_path / picture).read_text().startswith("<svg ")
-    assert len(re.findall(r"!\[", text)) == len(made().sections[0].figures) + 1
+    assert len(re.findall(r"!\[", text)) == len(made().sections[0].figures) + 2  # a schedule, and timelines
     assert "no compiler \\| here" in text and "22.34 times" in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     for head in (i for i, line in enumerate(lines) if line.startswith("|---")):
@@ -242,6 +243,52 @@ def test_verdicts_of_an_older_form_are_left_out(script: Run, folder: Path) -> No
     assert script("report", *places, "--verdicts", str(file), cwd=folder).returncode == 2
 
 
+def test_timelines_of_models_on_the_page_are_found_beside_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the same machine, torch and arithmetic; a file that holds none is left out with a warning."""
+    settings = by_setting(records(), order)
+    (setting,) = settings
+    machine = f"{setting.place}, torch {setting.torch}"
+    arithmetic = {key: getattr(setting, key) for key in ("precision", "layout", "algorithms")}
+    known = replace(TIMELINE.cell.conditions, **arithmetic)
+    own = replace(TIMELINE, cell=replace(TIMELINE.cell, conditions=known), machine=machine)
+    elsewhere = replace(own, machine="another GPU, torch 1.0")
+    unmeasured = replace(own, cell=replace(own.cell, conditions=replace(known, batch=77)))
+    other_arithmetic = replace(own, cell=replace(own.cell, conditions=replace(known, precision="fp16")))
+    (tmp_path / "nasnet").mkdir()
+    trace = to_trace([own, elsewhere, unmeasured, other_arithmetic])
+    (tmp_path / "nasnet" / f"x{timelines.ENDING}").write_text(json.dumps(trace))
+    (tmp_path / "nasnet" / f"y{timelines.ENDING}").write_text("{}")
+    monkeypatch.setattr(timelines, "FOLDERS", (tmp_path,))
+    assert timelines.beside(settings) == [own]
+    assert f"y{timelines.ENDING} is left out: " in capsys.readouterr().err
+
+
+def test_a_timeline_is_drawn_where_it_unfolds() -> None:
+    (drawn,) = made().timelines
+    assert drawn.title == "nasnet, batch 1, a GPU, torch 1.0, tf32" and drawn.summary == "nimble 1.500 ms"
+    for page in (made().html(), made().markdown()):
+        assert "Timelines" in page and drawn.summary in page
+    assert '<details class="timeline">' in made().html() and drawn.file in made().markdown()
+
+
+def test_many_settings_are_folded_at_the_top_of_the_page() -> None:
+    (section,) = made().sections
+    for number, is_folded in ((3, False), (4, True)):
+        top = replace(made(), sections=[section] * number).html().partition("</nav>")[0]
+        assert (f"<summary>{number} settings</summary>" in top) == is_folded
+        assert top.count('href="#setting-') == number
+
+
+def test_a_system_whose_name_records_alone_have_is_told_of() -> None:
+    before = named("system", "checkout", runs="nimble")
+    own = replace(made_record(), cell=cell().under(replace(before, choice="nimble_fused_before")))
+    rows = dict(content.environment(Selection([own, made_record("eager")])))
+    assert rows["systems without a file of conf/system"] == "nimble_fused_before (checkout of nimble)"
+    assert "systems without a file of conf/system" not in dict(content.environment(Selection([made_record("eager")])))
+
+
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "scripts/report.py", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -253,6 +300,8 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         (["--results", "nowhere"], "nowhere is not there"),
         (["--results", OVERVIEW, "--schedules", "nowhere.json"], "nowhere.json"),
         (["--results", OVERVIEW, "--verdicts", "nowhere.json"], "nowhere.json"),
+        (["--results", OVERVIEW, "--timelines", "nowhere.json"], "nowhere.json: No such file"),
+        (["--results", OVERVIEW, "--timelines", OVERVIEW], "no JSON"),
         (
             ["--results", OVERVIEW, "--models", "vgg16", "--output", "/dev/null/x/r.html"],
             "cannot be written",

@@ -243,7 +243,7 @@ def test_an_entry_stands_below_its_heading_also_where_it_is_missing(browser: Bro
     """Where a model has no limits the answer lacks words, what bounds it, and a number, how far it is from that."""
     file = tmp_path / "report.html"
     some_without = [replace(r, limits=None) if r.cell.model.name == "bert" else r for r in records()]
-    html = report.make(by_setting(some_without, style.order), "eager", [], [], [VERDICT], "pictures").html()
+    html = report.make(by_setting(some_without, style.order), "eager", [], [], [], [VERDICT], "pictures").html()
     file.write_text(html, encoding="utf-8")
     browser.ask("/url", {"url": file.as_uri()})
     seen = {tuple(entry) for entry in browser.run(ALIGNED)}

@@ -81,6 +81,7 @@ WRITTEN = {
     "nimble": "Nimble",
     "nimble_single_stream": "Nimble (one stream)",
     "nimble_fused": "Nimble (fused)",
+    "nimble_fused_before": "Nimble (fused, of an earlier commit)",
     "nimble_paper": "Nimble (the paper's passes)",
     "nimble_released": "Nimble (as released)",
     "ios": "IOS",

@@ -365,7 +365,12 @@ def svg(figure: Figure) -> str:
     text = re.sub(r"^ +| +$|(?<=\n)\n", "", out.getvalue(), flags=re.M)
     text = re.sub(r' d="[^"]*"', lambda match: _COORDINATE.sub(r"\1", match[0]).replace("\n", ""), text)
     text = re.sub(r' (?:x|y|transform)="[^"]*"', lambda match: _DECIMALS.sub(lambda n: f"{float(n[0]):.2f}", match[0]), text)
-    return _PATCHES.sub(_as_one, with_short_names(text))
+    return with_one_path(with_short_names(text))
+
+
+def with_one_path(text: str) -> str:
+    """An SVG, its lines without indentation, in which patches that look the same are one path: a timeline has thousands."""
+    return _PATCHES.sub(_as_one, text)
 
 
 def with_short_names(text: str) -> str:
@@ -375,7 +380,7 @@ def with_short_names(text: str) -> str:
 
 
 def _as_one(patches: re.Match[str]) -> str:
-    """One path of several that look the same: a timeline has thousands."""
+    """One path of several that look the same."""
     paths = "".join(re.findall(r' d="([^"]*)"', patches[0]))
     return f'<path d="{paths}" clip-path="{patches["clip"]}" style="{patches["style"]}"/>\n'
 

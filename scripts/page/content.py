@@ -6,6 +6,7 @@ from functools import partial
 from statistics import median
 from typing import TypeAlias, TypeVar
 
+import conf
 from results.cell import Choice
 from results.comparison import margin
 from results.record import Environment, Limits, Measured, Quantity, Record, SmEfficiency
@@ -64,6 +65,7 @@ def environment(measured: Selection) -> list[tuple[str, str]]:
         ("precision, layout", records[0].cell.conditions.arithmetic),
         ("commit", ", ".join(sorted({_commit(place) for place in places} - {""}))),
         ("measured", when[0] if when[0] == when[-1] else f"{when[0]} to {when[-1]}"),
+        ("systems without a file of conf/system", _without_a_file(measured)),
         ("two processes of one system differ by", _margins(measured)),
         ("records", _counts(records)),
     ]
@@ -301,6 +303,13 @@ def _timed_search(record: Record) -> Search | None:
     """The search of a schedule that says how long it took."""
     search = record.schedule.search if record.schedule is not None else None
     return search if search is not None and search.seconds is not None else None
+
+
+def _without_a_file(measured: Selection) -> str:
+    """What each system is whose name the records alone have, as one of a checkout: "NAME (checkout of nimble_fused)"."""
+    systems = {record.cell.system for record in measured.records}
+    others = sorted({(s.choice, s.name, s.get("runs")) for s in systems if s.choice not in conf.choices("system")}, key=str)
+    return ", ".join(f"{choice} ({name}{f' of {runs}' if runs else ''})" for choice, name, runs in others)
 
 
 def _margins(measured: Selection) -> str:
