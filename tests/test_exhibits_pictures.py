@@ -12,9 +12,11 @@ from results.pack import sweep_of
 from results.schedule import BlockSearch
 from results.selection import NoResults, Selection
 from results.store import Store
+from scripts.charts import serving
 from scripts.charts.names import written
+from scripts.charts.places import ABSENT
 from scripts.charts.speedup import published_marks
-from scripts.charts.style import PAPERS
+from scripts.charts.style import LINES, PAPERS
 from scripts.exhibits import findings, judgement, recorded
 from scripts.exhibits.evidence import Evidence, select
 from scripts.exhibits.pictures import pictures
@@ -206,3 +208,26 @@ def test_the_tradeoff_of_searches_has_the_ratios_of_the_table() -> None:
     latencies = [f.ours for f in best.findings if "cost" not in f.what and f.ours is not None]
     # The search without pruning, which all are over, stands in each panel.
     assert sorted(shown) == pytest.approx(sorted([*(1 / ratio for ratio in latencies), 1.0, 1.0]))
+
+
+def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share() -> None:
+    assert len(set(map(str, serving.DASHES))) == len(serving.DASHES) == len(LINES)
+    best = recorded.recorded(Preset.read("orca/microbatches"))[0]
+    charts, _ = pictures(Preset.read("orca/microbatches"), best.evidence, best.findings)
+    lines, markers = charts["serving"].figure.legends
+    assert "2 stages" in lines.get_title().get_text()
+    names = [text.get_text() for text in lines.get_texts()]
+    assert "request-level (microbatches of 2)" in names and "Orca" in names and not any("stages" in name for name in names)
+    others = [text.get_text() for text in markers.get_texts()]
+    assert others[0] == "batches of 1" and others[-2:] == ["measured", "falls behind"]
+
+
+def test_a_narrow_chart_says_once_that_some_were_not_measured() -> None:
+    for name, chart, mark in (
+        ("windtunnel/table5.3_nycflights13", "accuracy", "mark"),
+        ("opara/figure5", "sm_efficiency-counters", "bar"),
+    ):
+        best = recorded.recorded(Preset.read(name))[0]
+        figure = pictures(Preset.read(name), best.evidence, best.findings)[0][chart].figure
+        assert figure.get_supxlabel() == ABSENT.format(mark)
+        assert not any("not measured" in text.get_text() for axes in figure.axes for text in axes.texts)

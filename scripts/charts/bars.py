@@ -17,7 +17,7 @@ from results.cell import Choice
 from results.selection import Row, Selection
 
 from .names import written
-from .places import FEW, NOT_MEASURED, places
+from .places import ABSENT, FEW, NOT_MEASURED, places
 from .style import (
     FONT,
     INK,
@@ -132,7 +132,12 @@ def draw_bars(
     def empty(row: Row, system: Choice) -> bool:
         return bar(row, system) is None and why(row, system) == NOT_MEASURED and not marks.get((row, system))
 
-    placed = {row: places(systems, partial(empty, row), FEW if width() == PAGE else 0) for row in rows}
+    is_narrow = width() < PAGE
+    placed = {row: places(systems, partial(empty, row), 0 if is_narrow else FEW) for row in rows}
+    if is_narrow and any(others for _, others in placed.values()):
+        remark = " ".join(filter(None, [remark, ABSENT.format("bar")]))
+    if is_narrow:
+        placed = {row: (own, "") for row, (own, _) in placed.items()}
     # The legend names no system without a place; hatches are as if it had one.
     named = [system for system in systems if any(system in own for own, _ in placed.values())]
     widths = {row: len(own) + bool(others) + GAP for row, (own, others) in placed.items()}

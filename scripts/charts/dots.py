@@ -15,8 +15,8 @@ from results.cell import Choice
 from results.selection import Row, Selection
 
 from .bars import wrapped
-from .places import FEW, NOT_MEASURED, places
-from .style import FONT, INK, PAGE, WORDS, Look, above, broken, label, look, note, set_log, width
+from .places import ABSENT, FEW, NOT_MEASURED, places
+from .style import FONT, INK, PAGE, WORDS, Look, above, broken, foot, label, look, note, set_log, width
 
 LINE = 0.1  # inches of height, a system
 BETWEEN = 1.1  # lines, between two models
@@ -70,7 +70,11 @@ def draw_dots(
     def empty(row: Row, system: Choice) -> bool:
         return not dots(row, system) and why(row, system) == NOT_MEASURED
 
-    placed = {row: places(systems, partial(empty, row), FEW if width() == PAGE else 0) for row in rows}
+    is_narrow = width() < PAGE
+    placed = {row: places(systems, partial(empty, row), 0 if is_narrow else FEW) for row in rows}
+    remark = ABSENT.format("mark") if is_narrow and any(others for _, others in placed.values()) else ""
+    if is_narrow:
+        placed = {row: (own, "") for row, (own, _) in placed.items()}
     # The legend names no system without a place; markers are as if it had one.
     named = [system for system in systems if any(system in own for own, _ in placed.values())]
     tall = {row: len(own) + bool(others) + BETWEEN for row, (own, others) in placed.items()}
@@ -129,6 +133,7 @@ def draw_dots(
     for sign in seen.values():
         handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=sign.linestyle, label=sign.legend))
     above(figure, [*handles, *legend], title)
+    foot(figure, remark)
     return figure
 
 

@@ -129,7 +129,9 @@ OPTIONS = (
     (r"\blevel=(\d)", r"L\1"),
     (r"\btraining_share=(0\.\d+)", lambda match: f"{100 * float(match[1]):g} % of the rows"),
     (r"\bpipeline_parallel=(\d+)", r"\1 stages"),
+    (r"\btensor_parallel=(\d+)", r"layers over \1 GPUs"),
     (r"\bmax_batch_size=(\d+)", r"batches of \1"),
+    (r"\bmicrobatch_size=(\d+)", r"microbatches of \1"),
     (r"\bbatch_size=(\d+)", r"batches of \1"),
     (r" ?\bform=whole(, )?", lambda match: " " if match[1] else ""),
     (r" ?\(\)", ""),
@@ -143,4 +145,4 @@ def written(text: str) -> str:
     for pattern, replacement in OPTIONS:
         text = re.sub(pattern, replacement, text)
     text = _NAMES.sub(lambda match: WRITTEN[match[1]], text)
-    return text.replace(") (", ", ")
+    return text.replace(") (", ", ").replace("(microbatches, microbatches", "(microbatches")

@@ -7,6 +7,7 @@ from results.cell import Choice
 from results.selection import NOT_MEASURED
 
 FEW = 3  # systems that were not measured and have a place all the same
+ABSENT = "Beside a model, a system without a {} was not measured."  # under a narrow chart, which has no room for words
 
 
 def places(systems: Sequence[Choice], empty: Callable[[Choice], bool], few: int = FEW) -> tuple[list[Choice], str]:

@@ -20,7 +20,7 @@ from results.selection import NoResults, Place, Selection
 
 from .chart import Chart
 from .names import written
-from .style import FAINT, LINES, MARKERS, PAGE, above, house, note, set_log, width
+from .style import FAINT, LINES, MARKERS, PAGE, above, below, house, note, set_log, width
 
 ACROSS = 2  # panels
 HEIGHT = 2.8  # inches of a panel
@@ -28,7 +28,7 @@ SIZE = "max_batch_size"
 RING: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markerfacecolor": "none"}  # of what was measured
 CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4}  # of a rate without a latency
 NEAR = 1.4  # times a latency, within which a point would lie under a text beside it
-DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # of systems, in turn
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (9, 2)))  # of systems, in turn, one a colour
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ def draw(measured: Selection, real: Mapping[Place, Sequence[Point]] | None = Non
         others = [Line2D([], [], label="measured", color=FAINT, marker="o", **RING)] if num_rings else []
         if any(point.latency_ms is None for curves in lines.values() for points in curves.values() for point in points):
             others.append(Line2D([], [], label="falls behind", color=FAINT, **CROSS))
-        above(figure, [*_handles(systems), *others], measured.setting.label)
+        shared = _shared(systems)
+        above(figure, _lines_of(systems, shared), ", ".join([measured.setting.label, *shared]))
+        if below_it := [*_markers_of(systems), *others]:
+            below(figure, below_it)
     caption = (
         "Median normalized latency (end to end, over the tokens generated) over the requests finished a second, a line for "
         "each largest batch. A cross under the axis is a rate that the system did not keep up with: it has a throughput and "
@@ -198,19 +201,31 @@ def size_of(system: Choice) -> int:
     return int(system.options.get(SIZE) or of_file.get(SIZE) or 0)
 
 
-def _handles(systems: Sequence[Choice]) -> list[Line2D]:
-    """A line for each system, and a marker for each largest batch where there are several."""
-    if len({size_of(system) for system in systems}) == 1:
-        return [Line2D([], [], label=written(_label(system)), **_style(system, systems)) for system in systems]
-    lines = {_name(system): _style(system, systems) | {"marker": "none"} for system in systems}
+def _shared(systems: Sequence[Choice]) -> list[str]:
+    """The options that each of several systems has, which the title says once."""
+    options = [_options(system) for system in systems]
+    return [option for option in options[0] if all(option in other for other in options[1:])] if len(systems) > 1 else []
+
+
+def _lines_of(systems: Sequence[Choice], shared: Sequence[str]) -> list[Line2D]:
+    """A line for each system; with its largest batch where all have that one."""
+    if _have_one_size(systems):
+        return [Line2D([], [], label=written(_label(system, shared)), **_style(system, systems)) for system in systems]
+    lines = {_name(system, shared): _style(system, systems) | {"marker": "none"} for system in systems}
+    return [Line2D([], [], label=written(name), **style) for name, style in lines.items()]
+
+
+def _markers_of(systems: Sequence[Choice]) -> list[Line2D]:
+    """A marker for each largest batch where there are several."""
+    if _have_one_size(systems):
+        return []
     markers = {size_of(system): _style(system, systems)["marker"] for system in sorted(systems, key=size_of)}
-    return [
-        *(Line2D([], [], label=written(name), **style) for name, style in lines.items()),
-        *(
-            Line2D([], [], label=f"batches of {size}", color=FAINT, linestyle="none", marker=marker, markersize=4.5)
-            for size, marker in markers.items()
-        ),
-    ]
+    look: dict[str, Any] = {"color": FAINT, "linestyle": "none", "markersize": 4.5}
+    return [Line2D([], [], label=f"batches of {size}", marker=marker, **look) for size, marker in markers.items()]
+
+
+def _have_one_size(systems: Sequence[Choice]) -> bool:
+    return len({size_of(system) for system in systems}) == 1
 
 
 def _by_numbers(name: str) -> list[tuple[str, int]]:
@@ -218,12 +233,17 @@ def _by_numbers(name: str) -> list[tuple[str, int]]:
     return [(words, int(number or 0)) for words, number in re.findall(r"([^0-9]*)([0-9]*)", name)]
 
 
-def _label(system: Choice) -> str:
-    return f"{_name(system)}, batches of {size_of(system)}" if size_of(system) else _name(system)
+def _label(system: Choice, shared: Sequence[str]) -> str:
+    name = _name(system, shared)
+    return f"{name}, batches of {size_of(system)}" if size_of(system) else name
 
 
-def _name(system: Choice) -> str:
-    """Without its largest batch."""
-    others = tuple(key for key in system.changed if key != SIZE)
-    rest = f" ({', '.join(f'{key}={system.options[key]}' for key in others)})" if others else ""
-    return f"{system.choice}{rest}"
+def _name(system: Choice, shared: Sequence[str] = ()) -> str:
+    """Without its largest batch, and what others share."""
+    rest = ", ".join(option for option in _options(system) if option not in shared)
+    return f"{system.choice} ({rest})" if rest else system.choice
+
+
+def _options(system: Choice) -> list[str]:
+    """What is changed but its largest batch, as "key=value"."""
+    return [f"{key}={system.options[key]}" for key in system.changed if key != SIZE]

@@ -311,28 +311,30 @@ def above(figure: Figure, handles: Sequence[Artist], title: str) -> None:
     """The chart's title and under it the legend, over the panels, where neither covers any of them; a figure grows by what
     a legend of many lines takes.
     """
+    lines = _legend(figure, handles, loc="outside upper center", title=written(title), title_fontsize=FONT)
+    figure.set_figheight(figure.get_figheight() + ROW * max(0, lines - ROWS))
+
+
+def below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """A second legend under the panels, by whose lines the figure grows."""
+    figure.set_figheight(figure.get_figheight() + ROW * _legend(figure, handles, loc="outside lower center"))
+
+
+def _legend(figure: Figure, handles: Sequence[Artist], **more: Any) -> int:
+    """A legend of as few lines as its entries need; how many these are. more: as matplotlib's legend has it."""
     widths = [ENTRY + inches(str(handle.get_label()), SMALL) for handle in handles]
     for lines in range(1, len(handles) + 1):
         columns = -(-len(handles) // lines)
         # matplotlib fills one column after another, the first ones with one entry more.
         if sum(max(part) for part in np.array_split(widths, columns)) < width():
             break
-    figure.set_figheight(figure.get_figheight() + ROW * max(0, lines - ROWS))
-    figure.legend(
-        handles=handles,
-        title=written(title),
-        title_fontsize=FONT,
-        loc="outside upper center",
-        ncols=columns,
-        frameon=False,
-        columnspacing=1.4,
-        handletextpad=0.5,
-    )
+    figure.legend(handles=handles, ncols=columns, frameon=False, columnspacing=1.4, handletextpad=0.5, **more)
+    return lines
 
 
 def head(figure: Figure, title: str) -> None:
     """Put a title over a chart's setting, each in as many lines as it needs."""
-    (legend,) = figure.legends or (None,)
+    legend = next(iter(figure.legends), None)  # one below has no title
     setting = legend.get_title().get_text() if legend is not None else figure.get_suptitle()
     lines = [
         line
