@@ -54,6 +54,7 @@ from results.verdict import Verdict, read_verdicts, write_verdicts
 from scripts.arguments import Parser, path_argument
 from scripts.charts import style
 from scripts.exhibits import judgement
+from scripts.exhibits.behind import behind
 from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.findings import findings
 from scripts.exhibits.overrides import mistake
@@ -131,8 +132,13 @@ def show(preset: Preset, evidence: Evidence, figures: Sequence[Finding], verdict
     for f in figures:
         table.add_row(f.what, judgement.published(f), judgement.interval(f), judgement.how_it_stands(f, stands))
     console.print(table)
-    for line in judgement.explanation(evidence.measured):
-        console.print(line, **say)  # type: ignore[arg-type]
+    for one in behind(evidence.measured):
+        table = Table(box=None)
+        for column in one.columns:
+            table.add_column(column.heading, justify="right" if column.number else "left", overflow="fold")
+        for row in one.rows:
+            table.add_row(*(entry.text for entry in row))
+        console.print(table)
     for rule in judgement.rules(figures):
         console.print(f"rule: {rule}", style="dim", **say)  # type: ignore[arg-type]
     console.print(f"verdict: {verdict.verdict}, {verdict.extent_in_words}: {verdict.reason}", style="bold", **say)  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ from results.selection import Selection
 from results.store import Store
 from results.warning import Warning
 from scripts.exhibits import findings, judgement, recorded
+from scripts.exhibits.behind import behind
 from scripts.exhibits.evidence import Evidence, choices, select
 from scripts.exhibits.preset import Preset, names
 
@@ -339,31 +340,44 @@ def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
     assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
     assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
     assert "efficientnet_b5: nimble_paper over tvm" in verdict.reason and "two days" in verdict.reason
+
+
+def test_what_lies_behind_the_ratios_is_a_table_of_calls_and_one_of_bounds() -> None:
+    """Eager's time is of the rounds where the ratios are, and else of its calls alone."""
+    _, evidence, _ = judged("nimble/figure7", OF_THE_PAPER)
     assert evidence.measured is not None
     (eager,) = [r for r in evidence.measured.records if (r.cell.model.name, r.cell.system.key) == ("nasnet", EAGER)]
     assert eager.latency is not None and eager.limits is not None and eager.limits.critical_path_ms is not None
     call, path = median(eager.latency.host_ms), eager.limits.critical_path_ms
 
-    def explained(limits: Limits | None = None, **more: Any) -> list[str]:
-        """With kernels, the fields of eager's record replaced, and the limits of all if `limits` is None."""
+    def rows(limits: Limits | None = None, **more: Any) -> list[dict[str, str]]:
+        """Of nasnet's eager, and of its model; with kernels, and the limits of all if `limits` is None."""
         assert evidence.measured is not None
-        kernels = Kernels(9.0, 3.0, 2.0)
-        records = [replace(r, kernels=kernels, **(more if r is eager else {})) for r in evidence.measured.records]
+        records = [
+            replace(r, kernels=Kernels(9.0, 3.0, 2.0), **(more if r is eager else {})) for r in evidence.measured.records
+        ]
         if limits is None:
             records = [replace(r, limits=None) for r in records]
-        return judgement.explanation(Selection(records))
+        found = []
+        for one in behind(Selection(records)):
+            headings = [column.heading for column in one.columns]
+            texts = [dict(zip(headings, [entry.text for entry in row], strict=True)) for row in one.rows]
+            found.append(next(row for row in texts if row["model"] == "nasnet" and row.get("system", "eager") == "eager"))
+        return found
 
     comparison = rounds("g", [7 * call], [7 * call])
-    profiled = (Warning("profiled_before_timing"),)
-    lines = explained(eager.limits, comparison=comparison, warnings=profiled)
-    assert any(line.startswith("nasnet, batch 1: kernels take") and "critical path" in line for line in lines)
-    assert any("ms (kernels run for 2.00 ms of it, 3.00 ms added up)" in line for line in lines)
-    assert any(line.startswith("nasnet") and f"alone would be {call / path:.2f} times as fast" in line for line in lines)
-    lines = explained(eager.limits, comparison=comparison)
-    assert any(line.startswith("nasnet") and f"alone would be {7 * call / path:.2f} times as fast" in line for line in lines)
-    assert any(f"{7 * call / path:.2f} times as fast as eager's {7 * call:.2f} ms in the rounds" in line for line in lines)
-    lines = explained(comparison=comparison)
-    assert any(f"back to back would be {7 * call / 2.0:.2f} times" in line for line in lines)
+    of_call, of_model = rows(eager.limits, comparison=comparison, warnings=(Warning("profiled_before_timing"),))
+    assert of_call["call alone, ms"] == f"{call:.2f}" and of_call["kernels run, ms"] == "2.00"
+    assert of_call["kernels added up, ms"] == "3.00"
+    assert (
+        of_model["critical path, ms"] == f"{path:.2f}" and of_model["eager over the critical path"] == f"{call / path:.2f}x"
+    )
+    _, of_model = rows(eager.limits, comparison=comparison)
+    assert of_model["eager in the rounds, ms"] == f"{7 * call:.2f}"
+    assert of_model["eager over the critical path"] == f"{7 * call / path:.2f}x"
+    _, of_model = rows(comparison=comparison)
+    assert of_model["eager over its kernels back to back"] == f"{7 * call / 2.0:.2f}x"
+    assert behind(None) == []
 
 
 def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:

@@ -11,6 +11,7 @@ from scripts.charts import style
 from scripts.table import DASH, Entry, Table, made, table
 
 from . import judgement
+from .behind import behind
 from .pictures import pictures
 from .preset import Preset, names
 from .recorded import Recorded, recorded
@@ -62,9 +63,9 @@ def gallery(folder: Path, page: Path) -> tuple[dict[str, str], dict[Path, str]]:
                 f"```sh\n{verdict.command}\n```",
             ]
         )
-        if best.tells and (behind := judgement.explanation(best.evidence.measured)):
-            lines = "\n".join(f"- {line}" for line in behind)
-            sections[paper].append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{lines}\n\n</details>")
+        if best.tells and (tables := behind(best.evidence.measured)):
+            text = "\n\n".join(one.markdown() for one in tables)
+            sections[paper].append(f"<details><summary>Kernels and latencies behind it</summary>\n\n{text}\n\n</details>")
     parts = {f"exhibits of {paper}": "\n\n".join(section) for paper, section in sections.items()}
     for part, are_own in (("verdicts", False), ("own verdicts", True)):
         parts[part] = _verdicts([row for row in rows if row.preset.is_own == are_own]).markdown()

@@ -3,12 +3,9 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 
 from conf.text import counted
 from results.agreement import Lengths
-from results.cell import Choice, named
-from results.comparison import is_disturbed
 from results.finding import (
     CANNOT,
     DIRECTION,
@@ -28,18 +25,14 @@ from results.finding import (
     Finding,
     overall,
 )
-from results.record import Record
-from results.selection import Row, Selection
+from results.selection import Selection
 from results.setting import SIMULATED
 from results.verdict import Verdict
 from scripts.agreement import standing
-from scripts.charts.limits import ModelLimits, limits_of
-from scripts.charts.style import short
 
 from .evidence import Evidence
 from .preset import Preset
 
-EAGER = named("system", "eager")
 COUNTED = "any machine: its figures are counted"  # where nothing has to be run for any of them
 MOST = 4  # figures that a reason names
 SEVERAL = {
@@ -167,62 +160,6 @@ def interval(finding: Finding) -> str:
         return text
     digits = "+.4f" if finding.unit == "AUC" else ".2f"
     return f"{text} [{low:{digits}}, {high:{digits}}]"
-
-
-def explanation(measured: Selection | None) -> list[str]:
-    """What lies behind the ratios, a line for each model and batch: the kernels' times and the latency of each system."""
-    if measured is None:
-        return []
-    return [line for row in measured.rows if (line := _behind(measured, row))]
-
-
-def _behind(measured: Selection, row: Row) -> str:
-    sentences = []
-    limits = limits_of(measured, row)
-    if limits is not None and measured.setting.device == "cuda":
-        critical_path = f"{limits.critical_path_ms:.2f} ms on the critical path"
-        sentences.append(f"kernels take {limits.busy_ms:.2f} ms, {critical_path}")
-    calls = [_call(system, record) for system in measured.systems if (record := _with_latency(measured, row, system))]
-    if calls:
-        sentences.append("a call: " + ", ".join(calls))
-    sentences += _most(measured, row, limits)
-    return f"{row[0]}, batch {row[1]}: {'; '.join(sentences)}" if sentences else ""
-
-
-def _with_latency(measured: Selection, row: Row, system: Choice) -> Record | None:
-    return measured.part(row, system, lambda record: record if record.latency is not None else None)
-
-
-def _call(system: Choice, record: Record) -> str:
-    """The median of a call, and what is known of its kernels."""
-    text = f"{short(system)} {record.host_ms:.2f} ms"
-    if (kernels := record.kernels) is not None and kernels.covered_ms is not None:
-        text += f" (kernels run for {kernels.covered_ms:.2f} ms of it, {kernels.sum_ms:.2f} ms added up)"
-    if (efficiency := record.sm_efficiency) is not None and efficiency.value is not None:
-        text += f" (SMs {100 * efficiency.value:.0f} % {efficiency.source})"
-    if record.schedule is not None and (occupancy := record.schedule.search.occupancy) is not None:
-        text += f" (occupancy {100 * occupancy:.0f} %)"
-    return text
-
-
-def _most(measured: Selection, row: Row, limits: ModelLimits | None) -> list[str]:
-    """How many times as fast as eager the same kernels could be: all those at once that may be, or one after the other.
-
-    By eager's time in the rounds, where the ratios come from those.
-    """
-    record = _with_latency(measured, row, EAGER)
-    if record is None or record.latency is None or measured.setting.device != "cuda":
-        return []
-    comparison = None if is_disturbed(record) else record.comparison
-    is_in_rounds = comparison is not None and bool(comparison.rounds)
-    call = comparison.median_ms if comparison is not None and is_in_rounds else median(record.latency.host_ms)
-    eager = f"eager's {call:.2f} ms in the rounds" if is_in_rounds else "eager"
-    if limits is not None:
-        path = call / limits.critical_path_ms
-        return [f"the kernels of the critical path alone would be {path:.2f} times as fast as {eager}"]
-    if record.kernels is not None and (back_to_back := record.kernels.covered_ms):
-        return [f"eager's kernels back to back would be {call / back_to_back:.2f} times as fast as {eager}"]
-    return []
 
 
 def tally(findings: Sequence[Finding]) -> str:
