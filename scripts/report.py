@@ -329,7 +329,7 @@ def make(
     ]
     lines = []
     for position, (about, group) in enumerate(timelines.by_model(seen).items(), start=1):
-        chart = Chart("timeline", f"Timelines of {about}", "", draw_timelines(group))
+        chart = Chart("timeline", f"Timelines of {about}", "", draw_timelines(timelines.joined(group)))
         svg = inlined(chart, number + position)
         lines.append(Drawn(about, timelines.summary(group), svg, f"{pictures}/timeline-{position}.svg"))
     return Report(title, verdict_table(verdicts), sections, drawn, lines)

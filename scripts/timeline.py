@@ -96,7 +96,8 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
                     axes.annotate(bar.name, place, ha="center", va="center", color=colour, fontsize=NAME)
             whole = max((bar.end for bar in timeline.bars), default=0.0)
             words = "; ".join(filter(None, [timeline.source, _streams(timeline)]))
-            title = broken(written(f"{timeline.title}: {whole:.3f} ms ({words})"), width() - 0.6, SMALL, (WORDS,))
+            about = timeline.title.removesuffix(f", {timeline.cell.device}") if timeline.machine else timeline.title
+            title = broken(written(f"{about}: {whole:.3f} ms ({words})"), width() - 0.6, SMALL, (WORDS,))
             axes.set_title("\n".join(title), loc="left", fontsize=SMALL, pad=3)
             axes.grid(False, axis="y")
             step = ceil(LINE / (72 * row))

@@ -152,7 +152,7 @@ def test_both_counts_stand_beside_their_ratio() -> None:
     assert reasons == {"t5": "50 over 22 here, 6 over 3 in the paper", "bert": "28 over 3 here"}
     charts, _ = pictures(Preset.read("opara/figure7"), best.evidence, best.findings)
     under = charts["timeline"].figure.get_supxlabel().replace("\n", " ")
-    assert under == "Opara paper, A100: T5 on 6 streams under Opara, on 3 streams under Nimble."
+    assert under == "Opara paper, A100: T5 on 6 streams under Opara, 3 under Nimble."
 
 
 def test_the_least_of_a_range_is_told_from_the_most() -> None:

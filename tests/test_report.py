@@ -20,7 +20,7 @@ from reports import OVERVIEW, REFERENCE, TIMELINE, VERDICT, document, made, reco
 from results.cell import named
 from results.record import Limits, Measured, Quantity, Record
 from results.selection import Selection, by_setting, read
-from results.timeline import to_trace
+from results.timeline import COMPUTE, MEMORY, Bar, to_trace
 from results.verdict import VERDICTS, read_verdicts, write_verdicts
 from results.warning import Warning
 from scripts import report
@@ -271,6 +271,20 @@ def test_a_timeline_is_drawn_where_it_unfolds() -> None:
     for page in (made().html(), made().markdown()):
         assert "Timelines" in page and drawn.summary in page
     assert '<details class="timeline">' in made().html() and drawn.file in made().markdown()
+
+
+def test_bars_that_follow_each_other_at_once_are_one_where_a_page_draws_them() -> None:
+    """Of one stream and one kind; what ran when stays as it was."""
+    bars = [Bar(0, "a", 0.0, 1.0, COMPUTE), Bar(0, "b", 1.0001, 1.0, COMPUTE), Bar(0, "c", 2.0001, 1.0, MEMORY)]
+    bars += [Bar(0, "d", 4.0, 1.0, MEMORY), Bar(1, "e", 5.0, 5.0, MEMORY)]
+    (one,) = timelines.joined([replace(TIMELINE, bars=tuple(reversed(bars)))])
+    shown = [(bar.stream, bar.name, bar.start, round(bar.end, 9), bar.kind) for bar in one.bars]
+    assert shown == [
+        (0, "", 0.0, 2.0001, COMPUTE),
+        (0, "c", 2.0001, 3.0001, MEMORY),
+        (0, "d", 4.0, 5.0, MEMORY),
+        (1, "e", 5.0, 10.0, MEMORY),
+    ]
 
 
 def test_many_settings_are_folded_at_the_top_of_the_page() -> None:

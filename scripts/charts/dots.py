@@ -20,6 +20,7 @@ from .style import FONT, INK, PAGE, WORDS, Look, above, broken, foot, label, loo
 
 LINE = 0.1  # inches of height, a system
 BETWEEN = 1.1  # lines, between two models
+NAME = 1.2  # lines, that one of a model's name takes
 LONG = 8  # rows, over which they stand in two columns
 
 
@@ -77,12 +78,22 @@ def draw_dots(
         placed = {row: (own, "") for row, (own, _) in placed.items()}
     # The legend names no system without a place; markers are as if it had one.
     named = [system for system in systems if any(system in own for own, _ in placed.values())]
-    tall = {row: len(own) + bool(others) + BETWEEN for row, (own, others) in placed.items()}
+    # A model's name has room for its own lines.
+    names = dict(zip(rows, map(wrapped, measured.row_labels(rows)), strict=True))
+    tall = {
+        row: max(len(own) + bool(others), NAME * len(names[row].splitlines())) + BETWEEN
+        for row, (own, others) in placed.items()
+    }
+    label_lines = broken(xlabel, 0.6 * width() if is_narrow else PAGE, FONT, (WORDS,))
     cut = _half([tall[row] for row in rows]) if len(rows) > LONG and width() == PAGE else len(rows)
     columns = [part for part in (rows[:cut], rows[cut:]) if part]
     height = max(sum(tall[row] for row in part) for part in columns)
     figure, grid = plt.subplots(
-        *(1, len(columns)), figsize=(width(), height * LINE + 1.0), squeeze=False, sharex=True, layout="constrained"
+        *(1, len(columns)),
+        figsize=(width(), height * LINE + 0.86 + 0.14 * len(label_lines)),
+        squeeze=False,
+        sharex=True,
+        layout="constrained",
     )
     values = [
         end for row in rows for s in systems for d in dots(row, s) for end in (d.value, d.low, d.high) if end is not None
@@ -102,8 +113,9 @@ def draw_dots(
         begin, middles = 0.0, []
         for row in shown:
             own, others = placed[row]
-            lines = len(own) + bool(others)
+            lines = tall[row] - BETWEEN
             middles.append(begin + (lines - 1) / 2)
+            first = begin + (lines - len(own) - bool(others)) / 2
             if begin:
                 axes.axhline(begin - 0.5 - BETWEEN / 2, color="0.88", linewidth=0.6)
             for sign in signs(row):
@@ -113,16 +125,16 @@ def draw_dots(
             for place, system in enumerate(own):
                 own_dots = dots(row, system)
                 if not own_dots:
-                    note(axes, f"{label(system)}: {why(row, system)}", (low, begin + place), (3, 0))
+                    note(axes, f"{label(system)}: {why(row, system)}", (low, first + place), (3, 0))
                 for dot in own_dots:
-                    _dot(axes, begin + place, dot, look(system, measured.among))
+                    _dot(axes, first + place, dot, look(system, measured.among))
             if others:
-                note(axes, others, (low, begin + len(own)), (3, 0))
+                note(axes, others, (low, first + len(own)), (3, 0))
             begin += tall[row]
-        axes.set_yticks(middles, [wrapped(text) for text in measured.row_labels(shown, rows)])
+        axes.set_yticks(middles, [names[row] for row in shown])
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
-        axes.set_xlabel("\n".join(broken(xlabel, 0.6 * width() if width() < PAGE else PAGE, FONT, (WORDS,))))
+        axes.set_xlabel("\n".join(label_lines))
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
     handles: list[Artist] = []

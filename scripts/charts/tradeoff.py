@@ -108,18 +108,23 @@ def _place_names(axes: Axes, series: Sequence[tuple[Sequence[Search], str, float
         for one in searches:
             x, y = axes.transData.transform((one.cost, one.latency))
             boxes = []
-            for away in range(0, 360, 45):
-                angle = radians(first + (away if away <= 180 else away - 360))
+            for away in (0, 45, -45, 90, -90, 135, -135, 180):  # the nearest to the first angle before the others
+                angle = radians(first + away)
                 middle = x + round(cos(angle)) * (NAME[0] + MARK) / 2, y + round(sin(angle)) * (NAME[1] + MARK) / 2
                 boxes.append(Bbox.from_bounds(middle[0] - NAME[0] / 2, middle[1] - NAME[1] / 2, *NAME))
-            # The least distance from the first angle among those of equal room.
-            order = sorted(range(len(boxes)), key=lambda i: min(i, len(boxes) - i))
-            best = boxes[min(order, key=lambda i: sum(boxes[i].overlaps(t) for t in taken) + (not _holds(inner, boxes[i])))]
+            best = min(boxes, key=lambda box: sum(_common(box, other) for other in taken) + _outside(inner, box))
             taken.append(best)
             to_points = 72 / axes.figure.dpi
             offset = ((best.x0 + best.x1) / 2 - x) * to_points, ((best.y0 + best.y1) / 2 - y) * to_points
             note(axes, one.name, (one.cost, one.latency), offset, ha="center", color=colour)
 
 
-def _holds(outer: Bbox, inner: Bbox) -> bool:
-    return bool(outer.x0 <= inner.x0 and inner.x1 <= outer.x1 and outer.y0 <= inner.y0 and inner.y1 <= outer.y1)
+def _common(one: Bbox, other: Bbox) -> float:
+    """The area that two boxes share."""
+    part = Bbox.intersection(one, other)
+    return float(part.width * part.height) if part is not None else 0.0
+
+
+def _outside(outer: Bbox, inner: Bbox) -> float:
+    """The area of a box that lies outside another."""
+    return float(inner.width * inner.height) - _common(outer, inner)

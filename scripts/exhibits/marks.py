@@ -77,9 +77,10 @@ def stream_words(preset: Preset) -> str:
     values = [value for value in _numbers(preset) if value.metric == "streams" and value.source != FOR_WORDS]
     systems: dict[str, list[str]] = {}
     for value in values:
-        under = f"on {counted(int(value.value), 'stream')} under {written(value.system)}"
-        systems.setdefault(f"{_whose(value)}: {written(value.model)}", []).append(under)
-    return " ".join(f"{network} {', '.join(under)}." for network, under in systems.items())
+        under = systems.setdefault(f"{_whose(value)}: {written(value.model)}", [])
+        number = f"{value.value:g}" if under else counted(int(value.value), "stream")
+        under.append(f"{number} under {written(value.system)}")
+    return " ".join(f"{network} on {', '.join(under)}." for network, under in systems.items())
 
 
 def paper_systems(preset: Preset) -> set[str]:

@@ -2,17 +2,19 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from results.files import COMPRESSED, read_json
 from results.selection import Selection
 from results.setting import Setting
-from results.timeline import Timeline, from_trace
+from results.timeline import Bar, Timeline, from_trace
 from scripts.arguments import Parser
 from scripts.charts.style import short
 
 ENDING = ".trace.json"  # of what scripts/reproduce.py has runner=timeline write
 FOLDERS = Path("results") / "exhibits", Path("results") / "reference" / "exhibits"  # where it writes, and what is committed
+LEAST_GAP = 5e-4  # of the axis: a quarter of a point, as wide as a bar's edge
 
 
 def asked_for(files: Iterable[Path], parser: Parser) -> list[Timeline]:
@@ -61,6 +63,28 @@ def by_model(timelines: Iterable[Timeline]) -> dict[str, list[Timeline]]:
         parts = cell.model.label, f"batch {cell.batch}", timeline.machine or cell.device, cell.conditions.precision
         groups.setdefault(", ".join(parts), []).append(timeline)
     return groups
+
+
+def joined(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """As they are drawn on a page that has to stay small: bars of one kind that follow each other at once are one.
+
+    Args:
+        timelines: of one picture, whose axis is as long as the longest.
+    """
+    least_ms = max(bar.end for timeline in timelines for bar in timeline.bars) * LEAST_GAP
+    return [replace(timeline, bars=tuple(_joined(timeline.bars, least_ms))) for timeline in timelines]
+
+
+def _joined(bars: Iterable[Bar], least_ms: float) -> list[Bar]:
+    """By stream and start. A bar of several has no name."""
+    found: list[Bar] = []
+    for bar in sorted(bars, key=lambda bar: (bar.stream, bar.start)):
+        last = found[-1] if found else None
+        if last is not None and (last.stream, last.kind) == (bar.stream, bar.kind) and bar.start - last.end < least_ms:
+            found[-1] = replace(last, name="", duration=max(last.end, bar.end) - last.start)
+        else:
+            found.append(bar)
+    return found
 
 
 def summary(timelines: Sequence[Timeline]) -> str:
