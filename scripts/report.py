@@ -100,21 +100,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A schedule, or the timelines of a model, as an SVG element.
-
-    Args:
-        title: of it.
-        summary: below that.
-        svg: the element.
-        file: that a Markdown page shows it from.
-        gains: of a search that chose the schedule, in words.
-    """
+    """A schedule, or the timelines of a model, as an SVG element, and the file that a Markdown page shows it from."""
 
     title: str
     summary: str
     svg: str
     file: str
-    gains: Sequence[str] = ()
+    gains: Sequence[str] = ()  # of the search that chose it, in words
 
 
 @dataclass(frozen=True)
