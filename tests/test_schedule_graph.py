@@ -97,5 +97,5 @@ def test_a_schedule_says_what_its_decisions_gained_and_what_bounds_it() -> None:
     drawn = ScheduleGraph(ScheduleFile.from_json(whole))
     assert drawn.gains == ["early launches: yes: 0.500 to 0.400 ms, 1.250x"]
     assert drawn.summary.endswith("launch 0.300 ms, critical path 0.200 ms")
-    report = make({}, "eager", [], [drawn], [], "pictures")
+    report = make({}, "eager", [], [drawn], [], [], "pictures")
     assert drawn.gains[0] in report.html() and f"- {drawn.gains[0]}" in report.markdown()
