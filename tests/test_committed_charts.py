@@ -16,7 +16,7 @@ from conftest import ROOT
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from test_plot import check_words, texts
+from test_plot import check_words, lay_out, texts
 
 from scripts.charts import style
 from scripts.charts.chart import Chart
@@ -112,7 +112,7 @@ def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
 def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
     for key, figure in charts(name):
         with style.house():
-            figure.canvas.draw()
+            lay_out(figure)
         for axes in figure.axes:
             for line in axes.lines:
                 if line.get_marker() in ("", "None", None, "_", "|") or not line.get_clip_on():  # none, or a cap
@@ -126,7 +126,7 @@ def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
 def test_no_number_of_a_bar_lies_over_a_mark(name: str) -> None:
     for key, figure in charts(name, *BARS):
         with style.house():
-            figure.canvas.draw()
+            lay_out(figure)
         for axes in figure.axes:
             boxes = [text.get_window_extent() for text in axes.texts if re.fullmatch(r"[\d.]+", text.get_text())]
             published = [line for line in axes.lines if line.get_marker() in style.PAPERS.values()]

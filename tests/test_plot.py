@@ -109,11 +109,16 @@ def name_of(record: Record) -> tuple[str, str]:
 laid_out = WeakSet[Figure]()  # a test looks at a figure several times, and laying it out takes half a second
 
 
-def texts(figure: Figure) -> list[Text]:
-    """The words that a figure shows, once it is laid out, without the ticks that lie outside of an axis."""
+def lay_out(figure: Figure) -> None:
+    """Give each part of a figure its place, once."""
     if figure not in laid_out:
         figure.draw_without_rendering()
         laid_out.add(figure)
+
+
+def texts(figure: Figure) -> list[Text]:
+    """The words that a figure shows, once it is laid out, without the ticks that lie outside of an axis."""
+    lay_out(figure)
     visible_texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]  # type: ignore[attr-defined]
     hidden: set[int] = set()
     for axes in figure.axes:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,12 @@ def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, fl
 
 def inches(text: str, points: float) -> float:
     """The width of a line of text, in the font that charts have now."""
-    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=points), ismath=False)
+    return _inches(text, FontProperties(size=points))
+
+
+@cache
+def _inches(text: str, font: FontProperties) -> float:
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(width) / POINTS
 
 
