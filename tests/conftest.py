@@ -14,6 +14,7 @@ import time
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import psutil
 import pytest
 import torch
 from hypothesis import settings
-from torch.export import exported_program
+from torch.export import decomp_utils, exported_program
 
 from runners.cell.messages import Answer, Command, Phase, answer_to, encoded
 from runners.cell.worker import Worker, guarded
@@ -124,15 +125,32 @@ def composites_so_far() -> set[Any]:
 
 
 if find_composites is not None:
-    setattr(exported_program, FIND_COMPOSITES, composites_so_far)
+    for module in (exported_program, decomp_utils):
+        setattr(module, FIND_COMPOSITES, composites_so_far)
 torch._ops.Callable = typing.Callable
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
 
 
 def pytest_collection_finish() -> None:
+    if "onnxscript" in sys.modules:
+        keep_onnx_functions()
     gc.freeze()
     gc.enable()
+
+
+def keep_onnx_functions() -> None:
+    """Each export to ONNX makes the exporter's functions of all operators anew: half of its time, where a model is small."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    compiled = cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(*opset_version: int, **named: int) -> ONNXRegistry:
+        registry = copy(compiled(*opset_version, **named))
+        registry.functions = {operator: [*functions] for operator, functions in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 def pytest_unconfigure() -> None:
