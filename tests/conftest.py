@@ -11,19 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-import typing
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from copy import copy
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from exports import keep_onnx_functions, keep_what_exports_make
 from hypothesis import settings
-from torch.export import decomp_utils, exported_program
 
 from runners.cell.messages import Answer, Command, Phase, answer_to, encoded
 from runners.cell.worker import Worker, guarded
@@ -106,28 +103,7 @@ LONG = (
 # pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of each capture.
 logging.getLogger("torch.__trace").propagate = True
 
-# Each capture has PyTorch look for all composite operators, and make a type for each kernel that it registers for them: most
-# of its time, where a model is small. The operators change with registrations alone, and `typing` makes a type once.
-FIND_COMPOSITES = "_collect_all_valid_cia_ops"  # a function of PyTorch's own, which another release may not have
-find_composites = getattr(exported_program, FIND_COMPOSITES, None)
-
-
-@cache
-def composites(num_registered: int, namespaces: tuple[str, ...]) -> set[Any]:
-    assert find_composites is not None
-    operators: set[Any] = find_composites()
-    return operators
-
-
-def composites_so_far() -> set[Any]:
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
-    return composites(len(registered), tuple(torch.ops._dir))
-
-
-if find_composites is not None:
-    for module in (exported_program, decomp_utils):
-        setattr(module, FIND_COMPOSITES, composites_so_far)
-torch._ops.Callable = typing.Callable
+keep_what_exports_make()
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
 
@@ -137,20 +113,6 @@ def pytest_collection_finish() -> None:
         keep_onnx_functions()
     gc.freeze()
     gc.enable()
-
-
-def keep_onnx_functions() -> None:
-    """Each export to ONNX makes the exporter's functions of all operators anew: half of its time, where a model is small."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    compiled = cache(ONNXRegistry.from_torchlib)
-
-    def from_torchlib(*opset_version: int, **named: int) -> ONNXRegistry:
-        registry = copy(compiled(*opset_version, **named))
-        registry.functions = {operator: [*functions] for operator, functions in registry.functions.items()}
-        return registry
-
-    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 def pytest_unconfigure() -> None:
