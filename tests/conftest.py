@@ -112,6 +112,7 @@ def pytest_collection_finish() -> None:
     if "onnxscript" in sys.modules:
         keep_onnx_functions()
     gc.freeze()
+    gc.set_threshold(20_000)  # tests make more that stays for a while than that is garbage in cycles
     gc.enable()
 
 

@@ -250,14 +250,13 @@ def test_no_worker_outlives_a_killed_parent() -> None:
 def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
     code = (
         "import sys; from results.cell import choose; from runners.cell.worker import import_ahead\n"
-        "import_ahead(choose('model', sys.argv[1])); print(*sys.modules)"
+        "for name in sys.argv[1:]: import_ahead(choose('model', name)); print(*sys.modules)"
     )
-    first, second = (
-        set(subprocess.run([sys.executable, "-c", code, name], cwd=ROOT, capture_output=True, text=True).stdout.split())
-        for name in ("squeezenet", "custom")
-    )
-    assert {"torch", "runners.cell.session", "models.vision"} <= first and "systems.nimble.system" not in first
-    assert {"torch", "runners.cell.session"} <= second and "models.vision" not in second
+    command = [sys.executable, "-c", code, "custom", "squeezenet"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    custom, squeezenet = (set(line.split()) for line in done.stdout.splitlines())
+    assert {"torch", "runners.cell.session"} <= custom and "models.vision" not in custom
+    assert {"torch", "runners.cell.session", "models.vision"} <= squeezenet and "systems.nimble.system" not in squeezenet
 
 
 def test_what_is_built_ahead_is_for_the_runner_of_the_cell() -> None:
