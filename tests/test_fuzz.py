@@ -212,8 +212,9 @@ def draw(records: list[Record]) -> None:
         for number, (name, chart) in enumerate(charts.items())
     ]
     cells, remarks, where = content.cells(measured, eager), content.remarks(measured), content.environment(measured)
-    section = report.Section("all", answer(measured, eager), where, cells, remarks, figures, {})
-    page = report.Report("all", None, [section], [])
+    gains = content.gains(measured)
+    section = report.Section("all", answer(measured, eager), where, cells, gains, remarks, figures, {})
+    page = report.Report("all", None, [section], [], [])
     page.html().encode()
     page.markdown().encode()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from test_serving_engine import GPU, KINDS, MODULE, NUM_SLOTS, alone, requests_of, served, telling
@@ -116,11 +118,13 @@ def test_a_reference_attends_in_its_own_precision_and_leaves_the_cache(block_siz
 
 
 def test_an_engines_caches_go_with_it() -> None:
+    gc.collect()
     before = len(CACHES)
     engine = LocalEngine(MODULE, NUM_SLOTS, max_batch_size=1, executor=systems.load("sequential").prepare)
     assert len(CACHES) == before + 1
     engine.close()
     del engine
+    gc.collect()  # an executor is in a cycle
     assert len(CACHES) == before
 
 
