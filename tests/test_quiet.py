@@ -186,6 +186,7 @@ def test_the_deadline_of_one_that_stands_still_does_too(tmp_path: Path, monkeypa
     assert isinstance(answer, Failed) and answer.status == "timeout" and took >= 3.5
 
 
+@pytest.mark.slow
 def test_the_budget_of_a_search_that_stands_still_does_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "squares.py").write_text(

@@ -139,6 +139,7 @@ class Endpoint:
                     body = await http.json()
         except TimeoutError:
             refused = _refused(f"the body has not come within {BODY_S:.0f} s", 408)
+            http.content.feed_eof()  # aiohttp would wait for the rest of it
             refused.force_close()
             return refused
         except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:  # also of its encodings
