@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
@@ -321,7 +322,9 @@ def test_all_recomputes_every_verdict_from_the_committed_records(tmp_path: Path)
         heading = f"## {Preset.read(name).title} ({verdict.verdict}: {verdict.extent_in_words})\n"
         assert pages_of_exhibits.count(heading) == 1
         section = re.split(r"\n## |<!-- end of", pages_of_exhibits.partition(heading)[2])[0]
-        rows = [line for line in section.splitlines() if line.startswith("| ")]
+        lines = iter(section.splitlines())
+        first_table = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: not line.startswith("|"), lines))
+        rows = [line for line in first_table if line.startswith("| ")]
         is_shown = verdict.verdict != NOT_SHOWN
         assert len(rows) == verdict.figures + 1 if is_shown else f"{verdict.reason}." in section  # under a row of names
     assert list((tmp_path / "nimble-figure7").glob("*.svg"))
