@@ -37,7 +37,7 @@ class DecisionRow:
 
 def gained_in_whole(decisions: Iterable[DecisionRow]) -> tuple[DecisionRow, ...]:
     """Those for which the whole graph was measured, without them and with them."""
-    return tuple(row for row in decisions if {*row.milliseconds} == {BEFORE, AFTER})
+    return tuple(row for row in decisions if {*row.milliseconds} == {BEFORE, AFTER} and all(row.milliseconds.values()))
 
 
 @dataclass(frozen=True)

@@ -293,13 +293,15 @@ def test_with_other_weights_a_state_is_held_to_the_reference_again(monkeypatch: 
     assert run(state).best == best  # the same weights
     with torch.no_grad():
         module.module.a.weight.mul_(0.5)
-    found = run(state)
-    assert dict(found.best.choices) == {"kind p": "old", "kind q": "new"} and found.dropped == ["kind at kind p: new"]
-    assert found.first is not None and dict(found.first.choices) == {"kind p": "old"} and not found.is_complete
+    of_halved = run(state)
+    assert dict(of_halved.best.choices) == {"kind p": "old", "kind q": "new"} and of_halved.dropped == [
+        "kind at kind p: new"
+    ]
+    assert of_halved.first is not None and dict(of_halved.first.choices) == {"kind p": "old"} and not of_halved.is_complete
     bad.add("kind q")
     with torch.no_grad():
         module.module.a.weight.mul_(0.5)
-    again = run(found)
+    again = run(of_halved)
     assert again.first == again.best and dict(again.best.choices) == {"kind p": "old", "kind q": "old"}
     assert again.gains == [] and again.total is None
 

@@ -1,8 +1,8 @@
 """The process of one cell. Commands come as lines on standard input, answers go to the file descriptor given.
 
-python -m runners.cell.worker VISIBLE_DEVICE ANSWERS_FD STOOD_FD
+python -m runners.cell.worker VISIBLE_DEVICE ANSWERS_FD STOOD_STILL_FD
 
-STOOD_FD is a file that holds for how many seconds the process has been made to stand still, as messages.SECONDS.
+STOOD_STILL_FD is a file that holds for how many seconds the process has been made to stand still, as messages.SECONDS.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Phases:
 class Worker:
     """Carries out commands, one after another, on at most one cell."""
 
-    def __init__(self, answers: IO[str], visible_device: str = "0", stood: int | None = None):
-        """stood: descriptor of STOOD_FD's file; None for a process that no one has stand still."""
-        self.answers, self.visible_device, self.stood = answers, visible_device, stood
+    def __init__(self, answers: IO[str], visible_device: str = "0", stood_still: int | None = None):
+        """stood_still: descriptor of STOOD_STILL_FD's file; None for a process that no one has stand still."""
+        self.answers, self.visible_device, self.stood_still = answers, visible_device, stood_still
         self._session: Session | None = None
 
     def serve(self) -> None:
@@ -101,8 +101,8 @@ class Worker:
 
     def clock(self) -> float:
         """Seconds, without those for which this process was made to stand still."""
-        stood = b"" if self.stood is None else os.pread(self.stood, messages.SECONDS.size, 0)
-        return perf_counter() - (messages.SECONDS.unpack(stood)[0] if stood else 0.0)
+        told = b"" if self.stood_still is None else os.pread(self.stood_still, messages.SECONDS.size, 0)
+        return perf_counter() - (messages.SECONDS.unpack(told)[0] if told else 0.0)
 
     @property
     def session(self) -> Session:
@@ -255,8 +255,8 @@ def reason_of(error: BaseException) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import may hide a KeyboardInterrupt
-    answers, stood = map(int, sys.argv[2:])
+    answers, stood_still = map(int, sys.argv[2:])
     os.set_inheritable(answers, False)  # what the cell starts cannot hold the answers open
-    os.set_inheritable(stood, False)
+    os.set_inheritable(stood_still, False)
     with os.fdopen(answers, "w", encoding="utf-8") as channel:
-        Worker(channel, sys.argv[1], stood).serve()
+        Worker(channel, sys.argv[1], stood_still).serve()

@@ -198,7 +198,7 @@ class Endpoint:
                 if isinstance(answer, Stopped):
                     raise answer
                 assert isinstance(answer, Delivery)
-                is_stopped = answer.is_last and answer.tokens[-1] in request.stop_tokens
+                is_stopped = answer.is_last and not request.stop_tokens.isdisjoint(answer.tokens[-1:])
                 shown_tokens = answer.tokens[:-1] if is_stopped else answer.tokens  # as of a stop text, nothing is shown
                 # A static batch gives all at once: what comes after a stop text is no part of the answer.
                 step = 1 if stops else len(shown_tokens)

@@ -31,5 +31,5 @@ def check_lengths(cell: Cell, traces: Sequence[Sequence[Arrival]], most: int, wh
     wider = f"{key} has to be {-(-least // block) * block} or more"
     shorter = "runner.prompt_tokens or runner.new_tokens" if cell.runner.get("trace") is None else "runner.trace"
     advice = f"{wider}, or {shorter} smaller" if has_option else f"{shorter} has to be smaller"
-    asked = f"{counted(largest.prompt_tokens, 'prompt token')} and {largest.max_new_tokens} to generate"
-    raise BadOption(f"a request has {asked}, more than the {most - num_more} {what}: {advice}")
+    tokens = f"{counted(largest.prompt_tokens, 'prompt token')} and {largest.max_new_tokens} to generate"
+    raise BadOption(f"a request has {tokens}, more than the {most - num_more} {what}: {advice}")

@@ -40,18 +40,18 @@ class CellProcess:
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's order, so that both mean the same GPU by a number
         environment["CUDA_VISIBLE_DEVICES"] = visible_device if device == "cuda" else ""
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        self.stood = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        self.stood_still = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         read_end, write_end = os.pipe()
-        pipes = write_end, self.stood.fileno()
+        descriptors = write_end, self.stood_still.fileno()
         # Safe paths: modules of the working directory may have names of ours.
         python, numbers = [sys.executable, "-P"], ",".join(map(str, cores))
         keeper = [*python, "-m", module_name("runners.machine.keeper"), str(os.getpid()), numbers]
         self.process = subprocess.Popen(
-            [*keeper, *python, "-m", module_name("runners.cell.worker"), visible_device, *map(str, pipes)],
+            [*keeper, *python, "-m", module_name("runners.cell.worker"), visible_device, *map(str, descriptors)],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,
-            pass_fds=pipes,
+            pass_fds=descriptors,
             env=environment,
             start_new_session=True,
         )
@@ -125,7 +125,7 @@ class CellProcess:
     def resume(self) -> None:
         """Have it go on. The time since pause counts towards no deadline, and towards no budget of its own."""
         with suppress(ValueError):  # another thread has closed it meanwhile
-            os.pwrite(self.stood.fileno(), SECONDS.pack(self.paused_s + time.monotonic() - self._paused_since), 0)
+            os.pwrite(self.stood_still.fileno(), SECONDS.pack(self.paused_s + time.monotonic() - self._paused_since), 0)
         for process in self._tree():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.resume()
@@ -189,7 +189,7 @@ class CellProcess:
                 self.process.stdin = None  # what was not yet sent goes to nobody
         os.close(self.answers)
         self.output.close()
-        self.stood.close()
+        self.stood_still.close()
 
     def _tree(self) -> list[psutil.Process]:
         """The worker and what it has started; nothing once it has ended, when its keeper's number may be another's."""

@@ -19,13 +19,13 @@ LEAST_GAP = 5e-4  # of the axis: a quarter of a point, as wide as a bar's edge
 
 def asked_for(files: Iterable[Path], parser: Parser) -> list[Timeline]:
     """Those of traces; one that is none ends the program."""
-    found: list[Timeline] = []
+    timelines: list[Timeline] = []
     for file in files:
         try:
-            found += _with_bars(file)
+            timelines += _with_bars(file)
         except (OSError, ValueError) as error:
             parser.unreadable(file, error)
-    return found
+    return timelines
 
 
 def beside(settings: Mapping[Setting, Selection]) -> list[Timeline]:
@@ -33,14 +33,14 @@ def beside(settings: Mapping[Setting, Selection]) -> list[Timeline]:
 
     A file that holds none is left out with a warning.
     """
-    found: list[Timeline] = []
+    timelines: list[Timeline] = []
     for folder in FOLDERS:
         for file in sorted((*folder.glob(f"*/*{ENDING}"), *folder.glob(f"*/*{ENDING}{COMPRESSED}"))):
             try:
-                found += _with_bars(file)
+                timelines += _with_bars(file)
             except (OSError, ValueError) as error:
                 print(f"warning: {file} is left out: {error}", file=sys.stderr)
-    return [timeline for timeline in found if any(_is_of(timeline, *pair) for pair in settings.items())]
+    return [timeline for timeline in timelines if any(_is_of(timeline, *pair) for pair in settings.items())]
 
 
 def _with_bars(file: Path) -> list[Timeline]:
@@ -77,14 +77,14 @@ def joined(timelines: Sequence[Timeline]) -> list[Timeline]:
 
 def _joined(bars: Iterable[Bar], least_ms: float) -> list[Bar]:
     """By stream and start. A bar of several has no name."""
-    found: list[Bar] = []
+    wide_bars: list[Bar] = []
     for bar in sorted(bars, key=lambda bar: (bar.stream, bar.start)):
-        last = found[-1] if found else None
+        last = wide_bars[-1] if wide_bars else None
         if last is not None and (last.stream, last.kind) == (bar.stream, bar.kind) and bar.start - last.end < least_ms:
-            found[-1] = replace(last, name="", duration=max(last.end, bar.end) - last.start)
+            wide_bars[-1] = replace(last, name="", duration=max(last.end, bar.end) - last.start)
         else:
-            found.append(bar)
-    return found
+            wide_bars.append(bar)
+    return wide_bars
 
 
 def summary(timelines: Sequence[Timeline]) -> str:
