@@ -151,7 +151,7 @@ def parts() -> dict[str, str]:
     sweeps = {sweep_of(pack): list(Store(pack).read().records.values()) for pack in RESULTS.glob(f"*{SUFFIX}")}
     shown = {
         "sweeps": tables.sweeps(sweeps),
-        "front": tables.front(read(BEST), read(SEARCHED)),
+        "front": tables.front(read(BEST)),
         "results": tables.overview(everything(OVERVIEW)),
         "in turn": tables.turns(turned),
         "compilers": tables.compilers(zoo),

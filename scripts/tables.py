@@ -5,7 +5,7 @@ from statistics import mean, median
 from typing import TypeAlias, TypeVar
 
 from results.cell import Choice, Conditions, Value, named
-from results.comparison import Speedup
+from results.comparison import Speedup, margin
 from results.record import Record
 from results.schedule import DecisionRow, Search
 from results.siblings import Siblings
@@ -113,9 +113,17 @@ def fastest(heading: str, schedules: Iterable[Choice], compilers: Iterable[Choic
 
     def entry(group: Siblings) -> str:
         schedule, compiled = needed(group.fastest(schedules)), needed(group.fastest(compilers))
-        return f"{times(group.over(schedule, compiled))} ({schedule} over {compiled})"
+        which = f"{schedule} over {compiled}"
+        if any(map(is_slower_in_rounds, (group[schedule], group[compiled]))):
+            which += f", {group[compiled].host_ms / group[schedule].host_ms:.2f}x alone"
+        return f"{times(group.over(schedule, compiled))} ({which})"
 
     return made(heading, entry)
+
+
+def is_slower_in_rounds(record: Record) -> bool:
+    """Does it warn that its rounds took another time than its calls alone?"""
+    return any(warning.kind == "differs_in_rounds" for warning in record.warnings)
 
 
 def of_record(heading: str, of: Choice, text: Callable[[Record], str | None]) -> Made[Siblings]:
@@ -128,25 +136,25 @@ def of_record(heading: str, of: Choice, text: Callable[[Record], str | None]) ->
     return made(heading, entry)
 
 
+# A second process of one system over the first, in the same rounds.
+MARGIN: Made[Siblings] = made("two processes of one system", lambda group: times(margin(list(group.records.values()))))
+
+
+def at_their_best() -> Columns:
+    """Milliseconds in turn of compilers and schedulers, each with all that it can change."""
+    return [MODEL, *map(milliseconds, (*TUNED_COMPILERS, CUDA_GRAPH, NIMBLE, *FUSED, WEAVE))]
+
+
 # The tables, in the order of the pages.
 
 
-def front(groups: Iterable[Siblings], searched: Iterable[Siblings]) -> Table:
-    """Compilers and schedulers, each with all that it can change, and the fastest of one over the fastest of the other.
-
-    Args:
-        searched: weave and nimble_fused of the same networks, in rounds of their own.
-    """
-    by_model = {group.group.model.label: group for group in searched}
-
-    def over_fused(group: Siblings) -> str:
-        other = by_model.get(group.group.model.label)
-        return times(other.over(WEAVE, FUSED[0]) if other is not None else None)
-
+def front(groups: Iterable[Siblings]) -> Table:
+    """Compilers and schedulers, each with all that it can change, and the fastest of one over the fastest of the other."""
     columns: Columns = [
-        *(MODEL, *(milliseconds(s) for s in (*TUNED_COMPILERS, CUDA_GRAPH, NIMBLE, *FUSED))),
-        fastest("fastest schedule over fastest compiler", (NIMBLE, *FUSED), TUNED_COMPILERS),
-        made("weave over nimble_fused", over_fused),
+        *at_their_best(),
+        fastest("fastest schedule over fastest compiler", (NIMBLE, *FUSED, WEAVE), TUNED_COMPILERS),
+        ratio(WEAVE, FUSED[0]),
+        MARGIN,
     ]
     return table(columns, groups)
 
@@ -229,8 +237,8 @@ def best(groups: Iterable[Siblings]) -> Table:
         return f"{needed(record.compilation.search_s):.0f}" if record.compilation is not None else None
 
     columns: Columns = [
-        *(MODEL, *(milliseconds(s) for s in (*TUNED_COMPILERS, CUDA_GRAPH, NIMBLE, *FUSED))),
-        fastest("fastest fused schedule over fastest compiler", FUSED, TUNED_COMPILERS),
+        *at_their_best(),
+        fastest("fastest schedule over fastest compiler", (NIMBLE, *FUSED, WEAVE), TUNED_COMPILERS),
         of_record("variant", BEST, variant),
         of_record("variants tried", BEST, tried),
         of_record("seconds of search", BEST, seconds),
@@ -238,32 +246,37 @@ def best(groups: Iterable[Siblings]) -> Table:
     return table(columns, groups)
 
 
+# How the library computes a product with a bias, by one call or several.
+LIBRARY_WAYS = ("library", "transposed", "bias apart", "transposed, bias apart")
+
+
 def products(groups: Iterable[Siblings]) -> Table:
-    """Products with a bias that `select_kernels` computes otherwise than as captured, and what that saves."""
+    """Products with a bias that `select_products` computes otherwise than as captured, and what that saves."""
     rows = [
         (group, row)
         for group in groups
         if (record := group.get(NIMBLE_FUSED)) is not None and record.schedule is not None
-        for row in record.schedule.decided("select_kernels")
+        for row in record.schedule.decided("select_products")
         if "with bias" in row.pattern and row.chosen != "library"
     ]
-    ways = dict.fromkeys(way for _, row in rows for way in row.milliseconds)
 
-    def us(row: DecisionRow, way: str) -> float:
-        return 1e3 * needed(row.milliseconds.get(way))
+    def us(row: DecisionRow, of: Callable[[str], bool]) -> float:
+        return 1e3 * min(ms for way, ms in row.milliseconds.items() if ms is not None and of(way))
 
-    def time_of(way: str) -> Made[tuple[Siblings, DecisionRow]]:
-        return made(f"µs: {way}", lambda pair: f"{us(pair[1], way):.1f}")
+    def time_of(heading: str, of: Callable[[str], bool]) -> Made[tuple[Siblings, DecisionRow]]:
+        return made(f"µs: {heading}", lambda pair: f"{us(pair[1], of):.1f}")
 
     def saved(pair: tuple[Siblings, DecisionRow]) -> str:
         _, row = pair
-        return f"{row.count * (us(row, 'library') - us(row, row.chosen)):.0f}"
+        return f"{row.count * (us(row, LIBRARY_WAYS[0].__eq__) - us(row, row.chosen.__eq__)):.0f}"
 
     columns = [
         made("model", lambda pair: pair[0].group.model.label, number=False),
-        made("product", lambda pair: pair[1].pattern.removesuffix(", with bias"), number=False),
+        made("product", lambda pair: pair[1].pattern, number=False),
         made("count", lambda pair: str(pair[1].count)),
-        *map(time_of, ways),
+        time_of("library as captured", LIBRARY_WAYS[0].__eq__),
+        time_of("library at its fastest", LIBRARY_WAYS.__contains__),
+        time_of("fastest Triton kernel", lambda way: way not in LIBRARY_WAYS),
         made("chosen", lambda pair: pair[1].chosen),
         made("saved in all, µs", saved),
     ]

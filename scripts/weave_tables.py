@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 
 from results.cell import Choice
-from results.comparison import Speedup, margin
+from results.comparison import Speedup
 from results.record import Limits, Record
 from results.siblings import Siblings
 
 from .charts.style import short
 from .standing import STREAMS
 from .table import DASH, Made, Table, made, table
-from .tables import BATCH, CUDA_GRAPH, MODEL, NAME, WEAVE, in_rounds, milliseconds, needed, times
+from .tables import BATCH, CUDA_GRAPH, MARGIN, MODEL, NAME, WEAVE, in_rounds, milliseconds, needed, times
 
 # Choices of systems. The first is nimble_fused of commit 5a62506, by system=checkout.
 BEFORE, FUSED = "nimble_fused_before", "nimble_fused"
@@ -32,7 +32,7 @@ def _record_of(group: Siblings, choice: str) -> Record:
 
 # What two processes of one system differ by, what bounds any system of a group, and weave's commit.
 LAST: tuple[Made[Siblings], ...] = (
-    made("two processes of one system", lambda group: times(margin(list(group.records.values())))),
+    MARGIN,
     _limit("critical path"),
     _limit("SM area"),
     made("commit", lambda group: (_record_of(group, WEAVE.choice).environment.commit or DASH)[:7], number=False),

@@ -14,7 +14,8 @@ from sentences import FIGURE, cells_of, pages, prose, sections
 from results.record import Correctness, Record
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import readme, serving_tables, tables, weave_tables
+from results.warning import Warning
+from scripts import readme, serving_tables, tables
 from scripts.charts.names import written
 from scripts.precision_table import half_precision
 from scripts.table import Column, Entry, Table, escaped
@@ -113,8 +114,28 @@ def test_a_schedule_without_passes_may_be_the_fastest_schedule() -> None:
     names = [system.choice for system in (*tables.TUNED_COMPILERS, tables.CUDA_GRAPH, tables.NIMBLE, *tables.FUSED)]
     ms = dict.fromkeys(names, 2.0) | {"nimble": 1.0}
     measured = [record(name, latency=latency(t), comparison=rounds("g", [t])) for name, t in ms.items()]
-    (cells,) = cells_of(tables.front(siblings(measured), []).markdown())
+    (cells,) = cells_of(tables.front(siblings(measured)).markdown())
     assert cells["fastest schedule over fastest compiler"].startswith("2.00x [2.00, 2.00] (nimble over ")
+    assert "alone" not in cells["fastest schedule over fastest compiler"]
+
+
+@pytest.mark.parametrize("slower", ["nimble", "torch_compile"])
+def test_a_ratio_of_slow_rounds_has_that_of_calls_alone_behind_it(slower: str) -> None:
+    """The compiler took 2 ms in the rounds and the schedule 1; alone they took 1.5 and 1."""
+    alone = {"nimble": 1.0, "torch_compile": 1.5}
+    in_turn = {"nimble": 1.0, "torch_compile": 2.0}
+    warned = Warning("differs_in_rounds", {"ratio": 1.33})
+    measured = [
+        record(
+            name,
+            latency=latency(alone[name]),
+            comparison=rounds("g", [in_turn[name]]),
+            warnings=(warned,) if name == slower else (),
+        )
+        for name in alone
+    ]
+    (cells,) = cells_of(tables.front(siblings(measured)).markdown())
+    assert cells["fastest schedule over fastest compiler"] == "2.00x [2.00, 2.00] (nimble over torch_compile, 1.50x alone)"
 
 
 def test_the_fastest_variant_of_torch_compile_stands_with_what_finding_it_took() -> None:
@@ -134,22 +155,29 @@ def test_the_fastest_variant_of_torch_compile_stands_with_what_finding_it_took()
         wanted = f"{tried} of {tried + (compilation.num_untried or 0)}"
         wanted += f", {tried - len(ran)} in vain" if tried > len(ran) else ""
         assert cells["variants tried"] == wanted
-        ratio, _, pair = cells["fastest fused schedule over fastest compiler"].partition(" (")
-        schedule, compiled = pair.rstrip(")").split(" over ")
-        assert float(cells[schedule]) == min(float(cells[s.label]) for s in tables.FUSED)
+        ratio, _, pair = cells["fastest schedule over fastest compiler"].partition(" (")
+        schedule, compiled = re.split(",|\\)", pair)[0].split(" over ")
+        assert float(cells[schedule]) == min(float(cells[s.label]) for s in (tables.NIMBLE, *tables.FUSED, tables.WEAVE))
         assert float(cells[compiled]) == min(float(cells[s.label]) for s in tables.TUNED_COMPILERS)
         assert float(ratio.split("x")[0]) == pytest.approx(float(cells[compiled]) / float(cells[schedule]), rel=0.15)
 
 
 def test_what_products_take_each_way_is_told_with_what_the_choice_saves() -> None:
-    rows = cells_of(tables.products(readme.read(readme.BEST)).markdown())
-    assert {row["model"] for row in rows} == {"bert", "gpt2"}
+    measured = readme.read(readme.BEST)
+    rows = cells_of(tables.products(measured).markdown())
+    by_model = {group.group.model.label: group[tables.NIMBLE_FUSED].schedule for group in measured}
+    assert "bert" in {row["model"] for row in rows}
     for row in rows:
-        us = {name.removeprefix("µs: "): float(text) for name, text in row.items() if name.startswith("µs: ")}
-        assert len(us) == 4
-        assert us[row["chosen"]] == min(us.values())
-        saved = int(row["count"]) * (us["library"] - us[row["chosen"]])
-        assert float(row["saved in all, µs"]) == pytest.approx(saved, abs=0.1 * int(row["count"]) + 1)
+        schedule = by_model[row["model"]]
+        assert schedule is not None
+        (decision,) = [d for d in schedule.decided("select_products") if d.pattern == row["product"]]
+        us = {way: 1e3 * ms for way, ms in decision.milliseconds.items() if ms is not None}
+        ours = {way: time for way, time in us.items() if "warps" in way}
+        assert row["chosen"] == min(us, key=lambda way: us[way]) != "library"
+        assert row["µs: library as captured"] == f"{us['library']:.1f}" and ours.keys() < us.keys()
+        assert row["µs: library at its fastest"] == f"{min(time for way, time in us.items() if way not in ours):.1f}"
+        assert row["µs: fastest Triton kernel"] == f"{min(ours.values()):.1f}"
+        assert row["saved in all, µs"] == f"{decision.count * (us['library'] - us[row['chosen']]):.0f}"
 
 
 def test_a_model_with_fused_reductions_stands_beside_the_one_without() -> None:
@@ -239,32 +267,19 @@ def test_the_first_page_is_short_and_begins_with_the_two_commands() -> None:
     assert len(text.encode()) <= 12_288 and len(text.splitlines()) <= 250
     assert "make bench" in text[:1500] and "make test" in text[:1500]
     (table,) = re.findall(r"(?:^\|[^\n]*over fastest compiler[^\n]*\n)(?:\|[^\n]*\n)+", text, flags=re.MULTILINE)
-    assert (
-        table.strip() == tables.front(readme.read(readme.BEST), readme.read(readme.SEARCHED)).markdown()
-        and 1 <= len(cells_of(table.strip())) <= 10
-    )
+    assert table.strip() == tables.front(readme.read(readme.BEST)).markdown() and 1 <= len(cells_of(table.strip())) <= 10
 
 
 def test_the_picture_of_the_first_page_is_of_its_table() -> None:
     """The same networks, each system over the CUDA Graph in the rounds that they shared."""
     assert f"]({readme.FRONT.relative_to(ROOT)})" in README.read_text(encoding="utf-8")
     svg = readme.FRONT.read_text(encoding="utf-8")
-    rows = cells_of(tables.front(readme.read(readme.BEST), readme.read(readme.SEARCHED)).markdown())
+    rows = cells_of(tables.front(readme.read(readme.BEST)).markdown())
     for row in rows:
         ratio = float(row["cuda_graph"]) / float(row["nimble"])
         drawn = [float(number) for number in re.findall(r">(\d\.\d\d)<", svg)]
         assert written(row["model"]) in svg and any(abs(ratio - number) < 0.03 * ratio for number in drawn), row["model"]
     assert "measured alone" not in svg
-
-
-def test_the_first_page_has_of_weave_what_its_own_table_has() -> None:
-    searched = readme.read(readme.SEARCHED)
-    by_model = {row["model"]: row["weave over nimble_fused"] for row in cells_of(weave_tables.searched(searched).markdown())}
-    shown = {
-        row["model"]: row["weave over nimble_fused"]
-        for row in cells_of(tables.front(readme.read(readme.BEST), searched).markdown())
-    }
-    assert shown == {model: by_model.get(model, "–") for model in shown} and set(shown) & set(by_model)
 
 
 DEFINING = ("results/FORMAT.md", "results/README.md", "runners/README.md", "results/reference/README.md")  # rules, examples

@@ -258,7 +258,7 @@ class Said:
 N = r"([+-]?\d[\d,]*(?:\.\d+)?)"
 SAID = [
     Said(COMPILERS, rf"that it finds within {N} s\.", torch_compile_budget_s),
-    Said(COMPILERS, rf"did not end within the {N} s\.", torch_compile_budget_s),
+    Said(COMPILERS, rf"weave searches for {N} s\.", setting("system", "weave", "budget_s")),
     Said(COMPILERS, rf"MetaSchedule for {N} s,", setting("system", "tvm_tuned", "budget_s")),
     Said(SCHEDULERS, rf"after a search of {N} s,", setting("system", "weave", "budget_s")),
     Said("systems/compilers/README.md", rf"`timeout` \({N} s unless given\)", timeout),
