@@ -4,10 +4,11 @@ python tests/benchmarks/benchmark_graph_state.py [--model NAME] [--system NAME] 
 
 `kernels` launches the graph with its copies off. `call` is a call of the executor whose result is dropped, so that the
 next one has the same place; `kept` holds each result until the next call, so that outputs lie elsewhere every time; `moved`
-has other inputs every time. `by calls` copies before and after a launch of the kernels alone. Each state is measured as
-the one before it has left the graph (`as it is`), and after the GPU has run another context's work (`switched`), which
-makes a graph faster that was just captured. `--busy` has as many processes compute meanwhile. Host milliseconds to the end
-of a synchronisation: the median, the tenth and the ninetieth percentile. Needs a GPU.
+has other inputs every time. `unchecked` is `call` without a look at the module's members. `by calls` copies before and
+after a launch of the kernels alone. Each state is measured as the one before it has left the graph (`as it is`), and after
+the GPU has run another context's work (`switched`), which makes a graph faster that was just captured. `--busy` has as many
+processes compute meanwhile. Host milliseconds to the end of a synchronisation: the median, the tenth and the ninetieth
+percentile. Needs a GPU.
 """
 
 import multiprocessing
@@ -48,6 +49,11 @@ def ways(executor: CudaExecutor, sets: list[tuple[Tensor, ...]]) -> dict[str, Ca
     def kept() -> None:
         held[0] = executor(*sets[0])
 
+    def unchecked() -> None:
+        members, executor.module_members = executor.module_members, None
+        executor(*sets[0])
+        executor.module_members = members
+
     def by_calls() -> list[Tensor]:
         for static, x in zip(executor.inputs, sets[0], strict=True):
             static.copy_(x, non_blocking=True)
@@ -59,6 +65,7 @@ def ways(executor: CudaExecutor, sets: list[tuple[Tensor, ...]]) -> dict[str, Ca
         "call": lambda: executor(*sets[0]),
         "kept": kept,
         "moved": lambda: executor(*sets[next(turn) % 2]),
+        "unchecked": unchecked,
         "by calls": by_calls,
     }
 

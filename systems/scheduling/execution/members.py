@@ -14,7 +14,7 @@ from torch.nn.modules import module as modules
 Casts: TypeAlias = "tuple[torch.dtype | None, ...]"
 KINDS = ("cpu", "cuda")  # of devices
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
-SHARE = 256  # members that are looked at at once
+SHARE = 64  # members that are looked at at once, in some 10 µs: a call may last that long after its kernels
 
 _num_registered = 0  # parameters, buffers and submodules, by any module of this process
 
