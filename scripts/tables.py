@@ -115,7 +115,7 @@ def fastest(heading: str, schedules: Iterable[Choice], compilers: Iterable[Choic
         schedule, compiled = needed(group.fastest(schedules)), needed(group.fastest(compilers))
         which = f"{schedule} over {compiled}"
         if any(map(is_slower_in_rounds, (group[schedule], group[compiled]))):
-            which += f", {group[compiled].host_ms / group[schedule].host_ms:.2f}x alone"
+            which += f", {needed(group[compiled].host_ms) / needed(group[schedule].host_ms):.2f}x alone"
         return f"{times(group.over(schedule, compiled))} ({which})"
 
     return made(heading, entry)

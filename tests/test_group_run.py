@@ -26,10 +26,10 @@ class Gpu:
     Attributes:
         held: the cell of each process that holds memory.
         measured, prepared: cells in the order in which they were asked for.
+        rested: the GPU, once its group has ended.
     """
 
     gpu, options = "0", SimpleNamespace(force=True, rounds=2, margin=False, max_load=1.0)
-    progress = SimpleNamespace(start=lambda *_: None, done=lambda *_: None, phase=lambda *_: None)
     rounds = staticmethod(nullcontext)
 
     def __init__(self, room: int):
@@ -37,6 +37,10 @@ class Gpu:
         self.held: dict[CellProcess, str] = {}
         self.measured: list[str] = []
         self.prepared: list[str] = []
+        self.rested: list[str] = []
+        self.progress = SimpleNamespace(
+            start=lambda *_: None, done=lambda *_: None, phase=lambda *_: None, rest=self.rested.append
+        )
 
     def exclusive(self, _: Cell) -> Any:
         return nullcontext()
@@ -92,6 +96,7 @@ def test_the_slowest_gives_way(
     places = {of: (record(of=of).id, record(of=of).environment) for of in cells}
     group = GroupRun(gpu, cells, Store(tmp_path), places.__getitem__, lambda: ())  # type: ignore[arg-type]
     group.run()
+    assert gpu.rested == ["0"]
     assert gpu.measured == [name for system in ALONE_MS for name in [system] * (1 + (system in again))]
     assert gpu.prepared == prepared and not gpu.held
     assert all(of.status == "ok" for of in group.records.values())

@@ -50,6 +50,19 @@ def test_a_cell_that_comes_again_after_it_is_done_begins_anew(
     assert "[1/2] nasnet nimble b1: ok, 100 s" in lines and lines[-1] == "[1/2] nasnet nimble b1: round 1 of 5, 10 s"
 
 
+def test_nothing_is_heard_of_a_gpu_whose_group_has_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    with Progress(2) as shown:
+        shown.phase("0", cell(), "limits")
+        shown.phase("1", cell("ios"), "learning")
+        shown.rest("0")
+        time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(line.startswith("[0/2] nasnet ios b1: learning") for line in lines)
+
+
 def test_a_long_showing_is_heard_of_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

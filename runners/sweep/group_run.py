@@ -69,6 +69,7 @@ class GroupRun:
                 self._profile()
             finally:
                 self.parked.close_all()
+                self.lane.progress.rest(self.lane.gpu)
 
     @property
     def _has_rounds(self) -> bool:

@@ -78,12 +78,17 @@ class Progress:
             self._print(f"{cell.label}: {waiting}")
         self.waited.add(gpu)
 
+    def rest(self, gpu: str) -> None:
+        """A group ended there, and nothing goes on until another begins."""
+        self.phases.pop(gpu, None)
+
     def skip(self, cell: Cell) -> None:
         self._finish(f"{cell.label}: measured before")
 
     def done(self, cell: Cell, record: Record) -> None:
         seconds = time.monotonic() - self.since.pop(cell)
-        self.phases = {gpu: shown for gpu, shown in self.phases.items() if shown[0] != cell.label}
+        for gpu in [gpu for gpu, (label, _, _) in list(self.phases.items()) if label == cell.label]:
+            self.rest(gpu)
         reason = f" ({record.reason})" if record.reason else ""
         self._finish(f"{cell.label}: {record.status}{reason}, {seconds:.0f} s")
 
