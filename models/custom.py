@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,8 @@ def load(batch: int, *, training: bool, device: str | torch.device, options: Opt
         batch: the factory's only argument.
         training: the module's mode: train, or eval.
         device: where the module and its inputs go.
-        options: only `factory`, "package.module:function". The function returns (nn.Module, tuple of Tensors).
+        options: only `factory`, "package.module:function". The function returns (nn.Module, tuple of Tensors), or a mapping
+            of Tensors by name, as a tokenizer's, for a module whose inputs go by name.
 
     Raises:
         BadModel: the factory is wrong or raised; the message is one line.
@@ -99,13 +100,19 @@ def _checked(product: object, factory: str) -> tuple[nn.Module, tuple[torch.Tens
     import torch
     from torch import nn
 
-    rule = "it must return (nn.Module, (Tensor, ...))"
+    from models.by_name import ByName
+
+    rule = "it must return (nn.Module, (Tensor, ...)), or a mapping of Tensors by name as the inputs"
     if not (isinstance(product, tuple) and len(product) == 2):
         size = f" of {len(product)}" if isinstance(product, tuple) else ""
         raise BadModel(f"factory {factory} returned {_kind(product)}{size}; {rule}")
     module, inputs = product
     if not isinstance(module, nn.Module):
         raise BadModel(f"factory {factory} returned {_kind(module)} first; {rule}")
+    if isinstance(inputs, Mapping):
+        if wrong := [name for name in inputs if not isinstance(name, str)]:
+            raise BadModel(f"factory {factory} returned inputs by {_kind(wrong[0])}; {rule}")
+        module, inputs = ByName(module, list(inputs)), tuple(inputs.values())
     if not isinstance(inputs, tuple):
         raise BadModel(f"factory {factory} returned {_kind(inputs)} as the inputs; {rule}")
     if not inputs:

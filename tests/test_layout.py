@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     SIMULATE: {"conf", "systems.base", "systems.cache", "systems.profiling", GRAPH, PLANS},
     "systems.scheduling.passes": FLOOR | {"systems.scheduling.decision", "systems.profiling", "systems.kernels", GRAPH},
     "systems.scheduling.scheduler": FLOOR | {"systems.scheduling", "systems.profiling"},
-    "systems.scheduling.module": FLOOR | {"systems.scheduling"},
+    "systems.scheduling.module": FLOOR | {"models", "systems.scheduling"},
     "systems.scheduling": set(),
     "systems.nimble": SCHEDULER,
     "systems.ios": SCHEDULER | {SIMULATE},

@@ -209,6 +209,16 @@ def no_inputs(batch):
 def number(batch):
     return nn.Linear(4, 2), (torch.ones(1), 3)
 
+class ByName(nn.Linear):
+    def forward(self, *, mask, x):
+        return super().forward(x * mask)
+
+def by_name(batch):
+    return ByName(4, 2), {"x": torch.ones(batch, 4), "mask": torch.zeros(4)}
+
+def by_number(batch):
+    return nn.Linear(4, 2), {0: torch.ones(batch, 4)}
+
 def fixed(batch):
     return nn.Linear(4, 2), (torch.ones(1, 3, 4), torch.ones(()))
 
@@ -244,6 +254,16 @@ def test_a_custom_model(factories: str) -> None:
     assert models.count(model.module, model.inputs) == models.Counts(parameters=10, macs=24)
 
 
+def test_a_custom_model_whose_inputs_go_by_name(factories: str) -> None:
+    loaded = models.load("custom", 3, factory=f"{factories}.good:by_name")
+    model = models.place(loaded, device="cpu", precision="bf16", layout="contiguous")
+    assert [list(x.shape) for x in model.inputs] == [[3, 4], [4]]
+    assert list(model.module.state_dict()) == ["weight", "bias"]
+    for x in model.module(*model.inputs):
+        assert x.dtype == torch.bfloat16 and torch.equal(x, model.module.get_parameter("bias"))  # the mask hides all
+    assert model.module.train().module.training
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
@@ -267,6 +287,7 @@ def test_a_custom_model(factories: str) -> None:
         ("{}.good:bare_tensor", "returned a Tensor as the inputs; it must return"),
         ("{}.good:no_inputs", "returned no inputs; it must return"),
         ("{}.good:number", "returned an int as input 1; it must return"),
+        ("{}.good:by_number", "returned inputs by an int; it must return"),
     ],
 )
 def test_a_bad_factory_is_one_line(factories: str, factory: str | None, message: str) -> None:

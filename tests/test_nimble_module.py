@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from transformers import BatchEncoding, BertConfig, BertModel
 
 import models
 from runners.measurements.correctness import relative_error
@@ -16,6 +17,7 @@ from systems.base import Unsupported
 from systems.nimble import Nimble
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.passes.rewriting import SWITCHES
+from systems.weave.module import Axis, Weave
 
 DEVICES = [
     "cpu",
@@ -143,6 +145,45 @@ def test_several_shapes_live_side_by_side(device: str) -> None:
         assert len(fast.arena.ranges) == 1  # the largest came first
     fast.prepare(shapes[0])  # again
     assert close(fast, module, shapes[0]) and len(fast.prepared) == 3
+    fast.close()
+
+
+def test_inputs_may_go_by_name_as_a_tokenizer_gives_them(device: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    bert = BertModel(BertConfig(**sizes, vocab_size=100)).eval().to(device)
+
+    def drawn(batch: int) -> BatchEncoding:
+        mask = torch.ones(batch, 8, dtype=torch.long, device=device)
+        mask[:, 5:] = 0
+        return BatchEncoding({"input_ids": torch.randint(100, (batch, 8), device=device), "attention_mask": mask})
+
+    fast = Weave(bert, [Axis({0: 0, 1: 0}, {0: 0, 1: 0})], budget_s=0.0)
+    fast.prepare({name: drawn(2)[name] for name in ("attention_mask", "input_ids")}).prepare(drawn(2)).prepare(drawn(4))
+    assert len(fast.prepared) == 2 and fast.state_dict().keys() == bert.state_dict().keys()
+    for batch in (4, 2, 3):
+        x = drawn(batch)
+        with torch.no_grad():
+            expected = bert(**x)
+        for answer in (fast(**x), fast(attention_mask=x["attention_mask"], input_ids=x["input_ids"])):
+            assert type(answer) is type(expected)
+            torch.testing.assert_close(answer.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
+    ids, mask = x["input_ids"], x["attention_mask"]
+    ready = r"prepared for attention_mask: int64\[2, 8\] on"
+    for named in ({"input_ids": ids}, dict(x) | {"token_type_ids": mask}, {"ids": ids, "mask": mask}):
+        with pytest.raises(ValueError, match=ready):
+            fast(**named)
+    with pytest.raises(ValueError, match=ready):
+        fast(mask, ids)
+    with pytest.raises(TypeError, match="attention_mask goes by name and others by position"):
+        fast(ids, attention_mask=mask)
+    with pytest.raises(TypeError, match="tensor"):
+        fast.prepare({"input_ids": 3})
+    with pytest.raises(TypeError, match="inputs of training go by position"):
+        fast.prepare(dict(x), training=True)
+    fast.otherwise = "module"
+    with torch.no_grad():
+        assert torch.equal(fast(ids, attention_mask=mask).last_hidden_state, bert(ids, mask).last_hidden_state)
     fast.close()
 
 

@@ -90,7 +90,7 @@ def test_an_unprepared_shape_is_refused_or_runs_the_module() -> None:
         module(1, 2)
     with pytest.raises(ValueError, match="called without inputs, prepared for float32"):
         module()
-    with pytest.raises(TypeError, match="mask goes by name: inputs go by position"):
+    with pytest.raises(TypeError, match="mask goes by name and others by position"):
         module(data(1, 4)[0], mask=data(1, 4)[1])
     module.close()
     module = woven(otherwise="module")

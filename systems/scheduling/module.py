@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from models.by_name import ByName
 from systems.base import BadOption, Loss
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.members import Members
@@ -22,7 +23,7 @@ from systems.scheduling.graph.stored_program import answer_of
 from systems.scheduling.scheduler import Scheduler
 
 OTHERWISE = ("refuse", "module")
-Shape = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+Shape = tuple[tuple[torch.Size, torch.dtype, torch.device, str], ...]  # and the name; "" of inputs by position
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Axis:
     Whether the filling changes what remains is the model's affair: a mask has to hide it where elements see each other.
 
     Args:
-        inputs: the dimension with this size, by the number of the input, from 0; of at least one.
+        inputs: the dimension with this size, by the number of the input, from 0; of at least one. Inputs that go by name are
+            numbered as `prepare` has them.
         outputs: likewise, by the number of the output among all tensors that the module returns; they are cut to size. All
             whose size goes with the inputs' are to be named.
         fill: what to fill with along this axis, by the number of the input; 0 where there is none.
@@ -91,18 +93,25 @@ class ScheduledModule(nn.Module):
             self.__dict__[own] = getattr(module, own)
         self.system, self.axes, self.otherwise = system, tuple(axes), otherwise
         self.prepared: dict[Shape, Scheduled] = {}
+        self.names: dict[frozenset[str], tuple[str, ...]] = {frozenset(): ()}  # of inputs that go by name, in their order
         self.arena = Arena()
         self.lock = threading.Lock()
         self.last: torch.cuda.Event | None = None
 
-    def prepare(self, example_inputs: Tensor | Sequence[Tensor], training: bool = False, **training_arguments: Any) -> Any:
+    def prepare(
+        self,
+        example_inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
+        training: bool = False,
+        **training_arguments: Any,
+    ) -> Any:
         """Make calls with inputs of these shapes, dtypes and device ready.
 
         The module is captured in eval form, whatever form it is in. The module, its statistics and the random state stay as
         they are. What was prepared for the same shape is replaced in the end, and stays where preparing fails.
 
         Args:
-            example_inputs: of the shapes, dtypes and device that calls will have.
+            example_inputs: of the shapes, dtypes and device that calls will have. Those of a mapping, such as a tokenizer
+                gives, go by name in calls too.
             training: make one step of training ready instead.
             training_arguments: `optimizer`, `loss` (a function of the module's output and the target) and `example_target`.
 
@@ -111,13 +120,19 @@ class ScheduledModule(nn.Module):
 
         Raises:
             Unsupported: the module cannot be captured.
-            TypeError: the inputs are no tensors.
+            TypeError: the inputs are no tensors, or those of training go by name.
             ValueError: an axis names no input, or a dimension that an input or an output lacks, or an output of another size
                 than the inputs, or leaves out an output whose size goes with them.
         """
+        names: tuple[str, ...] = ()
+        if isinstance(example_inputs, Mapping):
+            if training:
+                raise TypeError("inputs of training go by position, and example_inputs has names")
+            names = self.names.get(frozenset(example_inputs), tuple(example_inputs))
+            example_inputs = [example_inputs[name] for name in names]
         inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
         if not inputs or not all(isinstance(x, Tensor) for x in inputs):
-            raise TypeError("example_inputs is a tensor or a sequence of tensors")
+            raise TypeError("example_inputs is a tensor, or a sequence of tensors, or a mapping of tensors by name")
         if training:
             return self._prepare_training(inputs, **training_arguments)
         if training_arguments:
@@ -126,18 +141,20 @@ class ScheduledModule(nn.Module):
             if not axis.inputs:
                 raise ValueError("an axis names no input, so that its size is unknown")
             _check_dimensions("input", inputs, axis.inputs)
+        called = ByName(self.module, names) if names else self.module
         with _eval_form(self.module):
-            prepared = self.system.prepare(self.module, inputs, arena=self.arena)
+            prepared = self.system.prepare(called, inputs, arena=self.arena)
         try:
             _check_outputs(prepared.program, self.axes)
             with _eval_form(self.module):
-                _check_unnamed(self.module, inputs, prepared.program, self.axes)
+                _check_unnamed(called, inputs, prepared.program, self.axes)
         except BaseException:
             prepared.close()
             raise
         # The schedule is of the eval form, whichever form each part has.
         prepared.module_members = Members(self.module, with_forms=False)
-        shape = _shape(inputs)
+        self.names[frozenset(names)] = names
+        shape = _shape(inputs, names)
         if (earlier := self.prepared.get(shape)) is not None:
             earlier.close()
         self.prepared[shape] = prepared
@@ -153,48 +170,50 @@ class ScheduledModule(nn.Module):
     ) -> TrainingStep:
         return self.system.prepare_training(self.module, optimizer, loss, inputs, example_target)
 
-    def forward(self, *inputs: Tensor, **named: object) -> Any:
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
         """The module's output, in eval form and without gradients.
 
         Args:
             inputs: by position, as in `prepare`.
-            named: refused.
+            named: by name, as in `prepare`, in any order.
 
         Raises:
-            TypeError: an input goes by name.
-            ValueError: inputs of these shapes, dtypes or device were not prepared.
+            TypeError: some inputs go by position and others by name.
+            ValueError: inputs of these shapes, dtypes, names or device were not prepared.
             RuntimeError: the module is in training form, or has other tensors or submodules since, or autocast is another.
         """
-        if named:
-            raise TypeError(f"{', '.join(named)} goes by name: inputs go by position, as in prepare")
         if torch.compiler.is_exporting():  # a larger module, which holds this one, is captured
-            return self.module(*inputs)
+            return self.module(*inputs, **named)
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
-        own = _shape(inputs) if all(isinstance(x, Tensor) for x in inputs) else None
+        if inputs and named and self.otherwise == "refuse":
+            raise TypeError(f"{', '.join(named)} goes by name and others by position: all go as in prepare")
+        names = self.names.get(frozenset(named), tuple(named))
+        values = inputs or tuple(named[name] for name in names)
+        are_alike = not (inputs and named) and all(isinstance(x, Tensor) for x in values)
+        own = _shape(values, names) if are_alike else None
         shape = None if own is None else self._nearest(own)
         if shape is None and self.otherwise == "module":
             with torch.no_grad():
-                return self.module(*inputs)
+                return self.module(*inputs, **named)
         if shape is None:
             ready = "; ".join(_names(shape) for shape in self.prepared) or "nothing"
-            if not inputs:
+            if not values:
                 raise ValueError(f"called without inputs, prepared for {ready}")
-            raise ValueError(
-                f"called with {', '.join(map(describe, inputs))}, prepared for {ready}: prepare these inputs too"
-            )
-        sizes = [_size(axis, inputs) for axis in self.axes]
+            told = [f"{name}: {describe(x)}" for name, x in named.items()] or list(map(describe, inputs))
+            raise ValueError(f"called with {', '.join(told)}, prepared for {ready}: prepare these inputs too")
+        sizes = [_size(axis, values) for axis in self.axes]
         if own != shape:
-            inputs = _filled(inputs, shape, self.axes)
-        with self.lock, self._after_last_call(inputs):
-            return _cut(self.prepared[shape](*inputs), self.axes, sizes)
+            values = _filled(values, shape, self.axes)
+        with self.lock, self._after_last_call(values):
+            return _cut(self.prepared[shape](*values), self.axes, sizes)
 
     def _nearest(self, own: Shape) -> Shape | None:
         """The prepared shape of the fewest elements into which inputs of this shape go; None where there is none."""
         if own in self.prepared:
             return own
         fitting = [shape for shape in self.prepared if _fits(own, shape, self.axes)]
-        return min(fitting, key=lambda shape: sum(size.numel() for size, _, _ in shape), default=None)
+        return min(fitting, key=lambda shape: sum(size.numel() for size, *_ in shape), default=None)
 
     @contextmanager
     def _after_last_call(self, inputs: Sequence[Tensor]) -> Iterator[None]:
@@ -248,8 +267,9 @@ class ScheduledModule(nn.Module):
             return getattr(self.module, name)
 
 
-def _shape(inputs: Sequence[Tensor]) -> Shape:
-    return tuple((x.shape, x.dtype, x.device) for x in inputs)
+def _shape(inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Shape:
+    names = names or [""] * len(inputs)
+    return tuple((x.shape, x.dtype, x.device, name) for x, name in zip(inputs, names, strict=True))
 
 
 def _check_dimensions(kind: str, tensors: Sequence[Tensor], dimensions: Mapping[int, int]) -> None:
@@ -307,7 +327,7 @@ def _fits(own: Shape, shape: Shape, axes: Sequence[Axis]) -> bool:
     """Do inputs go into a prepared shape: of the same sizes, but for axes along which they are all as much smaller?"""
     if [(len(size), *rest) for size, *rest in own] != [(len(size), *rest) for size, *rest in shape]:
         return False
-    widened = [list(size) for size, _, _ in own]
+    widened = [list(size) for size, *_ in own]
     for axis in axes:
         sizes = {
             (own[i][0][dim], shape[i][0][dim]) for i, dim in axis.inputs.items() if i < len(own) and dim < len(own[i][0])
@@ -316,7 +336,7 @@ def _fits(own: Shape, shape: Shape, axes: Sequence[Axis]) -> bool:
             return False
         for i, dim in axis.inputs.items():
             widened[i][dim] = pair[1]
-    return widened == [list(size) for size, _, _ in shape]
+    return widened == [list(size) for size, *_ in shape]
 
 
 def _filled(inputs: Sequence[Tensor], shape: Shape, axes: Sequence[Axis]) -> tuple[Tensor, ...]:
@@ -344,7 +364,10 @@ def _cut(outputs: Any, axes: Sequence[Axis], sizes: Sequence[int]) -> Any:
 
 
 def _names(shape: Shape) -> str:
-    return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}" for size, dtype, device in shape)
+    return ", ".join(
+        f"{name}{': ' * bool(name)}{str(dtype).removeprefix('torch.')}{list(size)} on {device}"
+        for size, dtype, device, name in shape
+    )
 
 
 @contextmanager
