@@ -29,6 +29,12 @@ def resnet18(training: bool) -> nn.Module:
 
 
 @register(images(224))
+def resnet34(training: bool) -> nn.Module:
+    """ResNet-34."""
+    return torchvision.resnet34(weights=None)
+
+
+@register(images(224))
 def resnet50(training: bool) -> nn.Module:
     """ResNet-50; as in torchvision, a block's stride is in its 3x3 convolution."""
     return torchvision.resnet50(weights=None)

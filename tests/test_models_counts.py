@@ -290,6 +290,7 @@ FIGURES = [
         difference="torchvision counts the auxiliary head, which only the train form has (checked below).",
     ),
     Figure("resnet18", 11_689_512, 1.81e9, TORCHVISION),
+    Figure("resnet34", 21_797_672, 3.66e9, TORCHVISION),
     Figure(
         "resnet50",
         25_557_032,

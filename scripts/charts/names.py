@@ -46,6 +46,7 @@ WRITTEN = {
     "resnet50": "ResNet-50",
     "resnet50_cifar10": "ResNet-50 (CIFAR-10)",
     "resnet101": "ResNet-101",
+    "resnet34": "ResNet-34",
     "retinanet_heads": "RetinaNet heads",
     "sd15_unet": "Stable Diffusion 1.5 U-Net",
     "squeezenet": "SqueezeNet",
