@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 import systems
 from systems.base import Unsupported
 from systems.nimble import Nimble
-from systems.scheduling.execution.members import Members
+from systems.scheduling.execution.members import MOST, Members
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -114,6 +114,22 @@ def test_a_single_change_is_told_once_each_share_was_looked_at(place: int, chang
     for _ in range(2):
         with pytest.raises(RuntimeError, match=f"^{place}[. ]"):
             members.check(busy_never)
+
+
+@pytest.mark.parametrize("busy", [0, 1, 2, 99])
+def test_a_check_ends_in_time(busy: int) -> None:
+    """It asks before each share but the first, and no more once it was told to end."""
+    members = Members(large())
+    asked: list[bool] = []
+
+    def may_go_on() -> bool:
+        asked.append(len(asked) < busy)
+        return asked[-1]
+
+    members.check(may_go_on)
+    assert members.due == min(busy + 1, MOST) < len(members.shares) and len(asked) == min(busy + 1, MOST - 1)
+    members.check()
+    assert members.due == min(busy + 1, MOST)  # all of them
 
 
 @pytest.mark.parametrize("place", (0, 76, 149))

@@ -22,7 +22,7 @@ class Scheduled(Prepared):
     schedule: Schedule
     module_members: Members | None = None
 
-    def check_module(self, may_go_on: Callable[[], bool] = lambda: True) -> None:
+    def check_module(self, may_go_on: Callable[[], bool] | None = None) -> None:
         """Raise RuntimeError where the module has other members, or another form, than the program was captured with.
 
         may_go_on: as of Members.check.
