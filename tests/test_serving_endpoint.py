@@ -641,6 +641,49 @@ def test_a_body_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert spoken_to(Bytes(), client) == ["ending; new requests are refused"]
 
 
+@pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"])
+def test_headers_that_do_not_end_have_their_connection_closed(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """first: a request that is answered on the same connection."""
+    monkeypatch.setattr("runners.serving.endpoint.HEADERS_S", 0.4)
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        connection.sendall(first)
+        if first:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        connection.settimeout(0.05)
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nX: ")
+        deadline = time.monotonic() + SOON_S
+        while time.monotonic() < deadline:  # a letter now and then, which begins no time anew
+            try:
+                assert connection.recv(1) == b""
+                return
+            except TimeoutError:
+                connection.sendall(b"a")
+            except (BrokenPipeError, ConnectionResetError):
+                return
+        raise AssertionError("the connection is still open")
+
+    assert spoken_to(Bytes(), client) == ["ending; new requests are refused"]
+
+
+def test_an_answer_takes_longer_than_headers_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a connection's first request and on its next."""
+    monkeypatch.setattr("runners.serving.endpoint.HEADERS_S", 0.1)
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        asked = http.client.HTTPConnection(*connection.getpeername(), timeout=SOON_S)
+        with contextlib.closing(asked):
+            asked.connect()
+            opened = asked.sock
+            for _ in range(2):
+                begun = time.monotonic()
+                asked.request("POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 1500, "stream": true}')
+                assert asked.getresponse().read().endswith(b"data: [DONE]\n\n")
+                assert asked.sock is opened and time.monotonic() - begun > 2 * 0.1
+
+    spoken_to(Bytes(), client)
+
+
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_a_stop_text_ends_an_answer_at_the_same_token_under_every_schedule(is_streaming: bool) -> None:
     """A static batch gives all tokens at once, those after the stop text too."""

@@ -1,6 +1,6 @@
 """An endpoint as OpenAI's: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. It needs aiohttp.
 
-A client that goes away has its request cancelled. SIGTERM and SIGINT drain: what has come is answered, and nothing more is
+A client that goes away has its request cancelled. One whose headers do not come has its connection closed. SIGTERM and SIGINT drain: what has come is answered, and nothing more is
 taken.
 """
 
@@ -31,6 +31,7 @@ from .text import REPLACED, Growing, Text
 
 MOST_BYTES = 8 * 2**20  # of a request's body
 BODY_S = 60.0  # for a body to come
+HEADERS_S = 75.0  # for all headers of a request to come, on a new connection or after an answer; proxies wait 60 s
 ENDING = "the server is shutting down"
 SHUTDOWN_S = 5.0  # for clients that are slow to send or to read, once the engine has ended
 
@@ -76,7 +77,12 @@ class Endpoint:
         log = logging.Logger("http", logging.WARNING)
         log.addHandler(LineHandler(self.told))
         runner = web.AppRunner(
-            application, handler_cancellation=True, logger=log, access_log=None, shutdown_timeout=SHUTDOWN_S
+            application,
+            handler_cancellation=True,
+            logger=log,
+            access_log=None,
+            keepalive_timeout=HEADERS_S,  # of aiohttp 3.14.4 and later also of a connection's first request
+            shutdown_timeout=SHUTDOWN_S,
         )
         await runner.setup()
         await web.SockSite(runner, listener).start()
