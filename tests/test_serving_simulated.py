@@ -695,6 +695,17 @@ def test_what_does_not_fit_is_not_simulated(tmp_path: Path) -> None:
         simulated_session(tmp_path, replace(COSTS, gpu_bytes=2**20))
 
 
+def test_slots_that_do_not_fit_are_not_simulated(tmp_path: Path) -> None:
+    """Each part has 2 of the 4 layers and one head of 16: a slot is 256 bytes."""
+    most = 20_000_000  # 4.8 GiB beside weights
+    simulated_session(tmp_path, replace(COSTS, gpu_bytes=5 * 2**30), most)
+    with pytest.raises(BadOption, match=r"^system.slots=21000000 take 5.0 GiB, and 5.0 are free: there is room for 20"):
+        simulated_session(tmp_path, replace(COSTS, gpu_bytes=5 * 2**30), 21_000_000)
+    parts = replace(COSTS, gpu_bytes=5 * 2**30, parts=Parts(), reductions=None)
+    with pytest.raises(BadOption, match=rf"^system.slots={most} take 76.3 GiB"):
+        simulated_session(tmp_path, parts, most)
+
+
 @pytest.mark.slow
 def test_costs_of_a_part_are_measured_and_simulated(run: Run, tmp_path: Path) -> None:
     """The command lines, with a simulation that costs what the file says."""

@@ -1,7 +1,7 @@
 """An endpoint as OpenAI's: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. It needs aiohttp.
 
-A client that goes away has its request cancelled. One whose headers do not come has its connection closed. SIGTERM and SIGINT drain: what has come is answered, and nothing more is
-taken.
+A client that goes away has its request cancelled. One whose headers do not come has its connection closed. SIGTERM and
+SIGINT drain: what has come is answered, and nothing more is taken.
 """
 
 from __future__ import annotations

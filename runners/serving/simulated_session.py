@@ -107,11 +107,12 @@ class SimulatedSession(ServingSession):
         """Nothing is compared."""
 
     def prepare(self) -> float:
-        """Raises MemoryError where a GPU as that of the costs has not the room."""
+        """Raises MemoryError and BadOption where a GPU as that of the costs has not the room."""
         system = self.serving_system
         rooms = system.rooms(self.parted, self.costs.gpu_bytes)
         if reason := lack(system.parts, rooms):
             raise MemoryError(reason)
+        system.check_slots(rooms)
         num_slots = system.slots or min(room.num_slots for room in rooms)
         engine = SimulatedEngine(VirtualClock(), self.costs, system.parts.pipeline)
         self._server: Server = system.server_of(engine, num_slots, self.parted.shape)

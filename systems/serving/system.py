@@ -183,6 +183,11 @@ class ServingSystem(AnyServingSystem):
         engine = LocalEngine(decoder, num_slots, block_size, attention, uses_graphs, self.max_batch_size, executor)
         return engine, num_slots
 
+    def check_slots(self, rooms: Sequence[Room]) -> None:
+        """Raises BadOption for more slots than the fullest of these GPUs has memory for."""
+        room = max(rooms, key=lambda room: room.weights)
+        self._check_slots(room.slot, room.whole - room.weights)
+
     def _check_slots(self, each_bytes: int, free_bytes: int) -> None:
         """Raises BadOption for more slots than there is memory for. each_bytes: of one; free_bytes: beside weights."""
         if self.slots * each_bytes > free_bytes:
@@ -225,8 +230,7 @@ class ServingSystem(AnyServingSystem):
             rooms = self.rooms(decoder, torch.cuda.get_device_properties(0).total_memory)
             if reason := lack(self.parts, rooms):
                 raise MemoryError(reason)
-            room = max(rooms, key=lambda room: room.weights)
-            self._check_slots(room.slot, room.whole - room.weights)
+            self.check_slots(rooms)
             torch.cuda.empty_cache()  # the first worker has the same GPU
         else:
             num_slots = num_slots or CPU_SLOTS
