@@ -231,6 +231,8 @@ def gpt(
 ) -> nn.Module:
     """GPT, tokens [B, sequence] -> logits [B, sequence, vocabulary]. By default small enough for any CPU."""
     if sequence > positions:
-        raise BadModel(f"option sequence of model gpt must be at most positions ({positions}), not {sequence}")
+        raise BadModel(
+            f"option sequence of model gpt must be at most positions ({positions}), not {sequence}: set model.sequence too"
+        )
     module = GPT(Shape(layers, hidden, heads, positions, vocabulary))
     return module if module.norm.weight.is_meta else module.draw()

@@ -68,6 +68,7 @@ def test_conf_has_one_entry_for_each_model_with_its_options() -> None:
         ("bert", 1, {"sequnce": 3}, "model bert has no option 'sequnce'; did you mean sequence?"),
         ("bert", 1, {"sequence": "long"}, "option sequence of model bert must be an integer (default 128), not 'long'"),
         ("bert", 1, {"sequence": 0}, "option sequence of model bert must be at least 1, not 0"),
+        ("gpt", 1, {"positions": 32}, "must be at most positions (32), not 64: set model.sequence too"),
         ("bert", 1, {"hidden": 100}, "must be a multiple of heads (12), not 100"),
         ("randwire", 1, {"size": "huge"}, "model.size=huge is not one of small, large"),
         ("squeezenet", 1, {"bypass": "long"}, "model.bypass=long is not one of none, simple, complex"),
