@@ -77,11 +77,15 @@ class Running:
         self.client = openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=60)
 
     def get(self, path: str) -> tuple[int, str]:
+        status, _, text = self.sent("GET", path)
+        return status, text
+
+    def sent(self, method: str, path: str, body: bytes = b"") -> tuple[int, http.client.HTTPMessage, str]:
         connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=SOON_S)
         with contextlib.closing(connection):
-            connection.request("GET", path)
+            connection.request(method, path, body)
             response = connection.getresponse()
-            return response.status, response.read().decode()
+            return response.status, response.headers, response.read().decode()
 
     def metric(self, name: str) -> float:
         lines = self.get("/metrics")[1].splitlines()
@@ -227,6 +231,7 @@ def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
         ({"prompt": [600]}, "token id 600 is not in the vocabulary of 512"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens=0"),
         ({"prompt": "a", "max_tokens": 2048}, "2048 positions"),
+        ({"prompt": "a", "max_tokens": 2.0}, "max_tokens=2.0 is not a whole number of at least 1"),
         ({"prompt": "a", "n": 2}, "n=2 is not served"),
         ({"prompt": "a", "extra_body": {"stop_token_ids": [3, "b"]}}, "stop_token_ids=[3, 'b'] is no list of token ids"),
         ({"prompt": "a", "extra_body": {"stop_token_ids": 0}}, "stop_token_ids=0 is no list of token ids"),
@@ -305,8 +310,28 @@ def test_whatever_a_body_is_its_refusal_is_one_line_of_json(running: Running, bo
         response = connection.getresponse()
         error = json.loads(response.read())["error"]
         assert response.status == 400 and error["type"] == "invalid_request_error"
-        assert 0 < len(error["message"]) < 400 and "\n" not in error["message"]
+        assert 0 < len(error["message"]) < 400 and "\n" not in error["message"] and error["message"][-1] != ":"
     assert "Traceback" not in running.output.read_text()
+
+
+@pytest.mark.parametrize("wish", [b'"model": null', b'"suffix": ""', b'"stop": ""', b'"max_tokens": null', b'"n": 1'])
+def test_what_is_no_wish_is_answered(running: Running, wish: bytes) -> None:
+    assert running.sent("POST", "/v1/completions", b'{"prompt": "a", %b}' % wish)[0] == 200
+
+
+def test_a_stop_text_that_is_half_a_character_is_refused(running: Running) -> None:
+    status, _, text = running.sent("POST", "/v1/completions", b'{"prompt": "a", "stop": ["b", "\\ud800"]}')
+    assert status == 400 and "has half a character" in json.loads(text)["error"]["message"]
+
+
+def test_each_event_of_a_stream_with_usage_has_the_key(running: Running) -> None:
+    """As OpenAI has it: null in all but the last; without stream_options in none."""
+    for options, values in ((b'{"include_usage": true}', [None, None, 3]), (b"null", ["none"] * 2)):
+        body = b'{"prompt": "a", "max_tokens": 2, "stream": true, "stream_options": %b}' % options
+        lines = running.sent("POST", "/v1/completions", body)[2].split("\n\n")
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+        usages = [event.get("usage", "none") for event in events]
+        assert [usage["total_tokens"] if isinstance(usage, dict) else usage for usage in usages] == values
 
 
 def test_other_paths(running: Running) -> None:
@@ -317,6 +342,8 @@ def test_other_paths(running: Running) -> None:
     for path, status in (("/nothing", 404), ("/v1/completions", 405)):
         answer = running.get(path)
         assert answer[0] == status and json.loads(answer[1])["error"]["type"] == "invalid_request_error"
+    status, headers, _ = running.sent("PUT", "/v1/models")
+    assert status == 405 and headers["Allow"] == "GET,HEAD"
     with pytest.raises(openai.NotFoundError, match="model 'other' is not served here, which is gpt"):
         running.client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError, match="no chat template"):
@@ -570,11 +597,21 @@ def test_a_template_takes_variables_and_nothing_else(with_tokenizer: Running) ->
     [
         *([], "hello", [{"role": "user"}], [{"role": "user", "content": 3}], [3]),
         [{"role": "user", "content": "hello", "name": "w1"}],
+        [{"role": "user", "content": [{"type": "text"}]}],
     ],
 )
 def test_a_conversation_that_is_none_is_refused(with_tokenizer: Running, messages: object) -> None:
     with pytest.raises(openai.BadRequestError, match="message"):
         with_tokenizer.client.chat.completions.create(model=with_tokenizer.folder.name, messages=messages)  # type: ignore[call-overload]
+
+
+def test_a_conversations_most_tokens_are_refused_by_their_name(with_tokenizer: Running) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    for value in (0, 2.5, True):
+        with pytest.raises(openai.BadRequestError, match=f" max_completion_tokens={value} is not a whole number of at"):
+            with_tokenizer.client.chat.completions.create(
+                model=with_tokenizer.folder.name, messages=messages, max_completion_tokens=value  # type: ignore[arg-type]
+            )  # fmt: skip
 
 
 # --- In this process ---

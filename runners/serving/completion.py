@@ -12,7 +12,7 @@ from systems.serving.request import Sampling
 from .text import Bytes, Text
 
 NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
-    **{"n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "logprobs": (False,), "top_logprobs": (0,)},
+    **{"n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": (False,), "top_logprobs": (0,)},
     **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
     **{"top_k": (-1, 0), "min_p": (0,), "tools": ([],), "response_format": ({"type": "text"},)},
     **{"min_tokens": (0,), "continue_final_message": (False,), "add_generation_prompt": (True,), "reasoning_effort": ()},
@@ -91,7 +91,7 @@ class Completion:
         _check_known(body, OF_PROMPTS if room is None else OF_CHATS)
         stop = body.get("stop")
         stops = [] if stop in (None, "") else [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+        if not isinstance(stops, list) or not all(isinstance(each, str) and _whole(each) for each in stops):
             raise BadBody(f"stop={shown(stop)} is neither a text nor a list of texts")
         if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
             raise BadBody(f"stop={shown(stop)} has more than {MOST_STOPS} texts, or one of more than {LONGEST_STOP} letters")
@@ -103,11 +103,10 @@ class Completion:
         variables = _object(body, "chat_template_kwargs")
         prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text, variables),)
         usual = 16 if room is None else max(room - len(prompts[0]), 1)
-        max_tokens = body.get("max_completion_tokens") if room is not None else None
-        max_tokens = max_tokens if max_tokens is not None else body.get("max_tokens")
-        max_tokens = max_tokens if max_tokens is not None else usual
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int):
-            raise BadBody(f"max_tokens={shown(max_tokens)} is not a whole number")
+        given = [key for key in ("max_completion_tokens", "max_tokens") if body.get(key) is not None]
+        max_tokens = body[given[0]] if given else usual
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise BadBody(f"{given[0]}={shown(max_tokens)} is not a whole number of at least 1")
         ids = body.get("stop_token_ids")
         if ids not in (None, []) and not _are_ids(ids):
             raise BadBody(f"stop_token_ids={shown(ids)} is no list of token ids")
@@ -179,7 +178,7 @@ def _chat(messages: object, text: Text, variables: dict[str, object]) -> tuple[i
     for message in messages:
         role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, dict) else (None, None)
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            texts = [part.get("text", "") for part in content]
+            texts = [part.get("text") for part in content]
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise BadBody("a message has a role and a content, both texts")

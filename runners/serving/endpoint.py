@@ -116,7 +116,10 @@ class Endpoint:
         try:
             return await handler(request)
         except web.HTTPClientError as error:
-            return _refused(error.text or error.reason, error.status)
+            refused = _refused(error.text or error.reason, error.status)
+            if "Allow" in error.headers:  # of a wrong method: those that are right
+                refused.headers["Allow"] = error.headers["Allow"]
+            return refused
         except Exception as error:
             if request.writer.output_size > 0:  # of an answer that has begun, aiohttp closes the connection
                 raise
@@ -149,14 +152,15 @@ class Endpoint:
             refused.force_close()
             return refused
         except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:  # also of its encodings
-            refused = _refused(f"the body is not JSON: {first_line(error)}", 400)
+            line = first_line(" ".join(str(error).split()) or error)  # aiohttp's are of two lines
+            refused = _refused(f"the body is not JSON: {line}", 400)
             if isinstance(error, web.RequestPayloadError):
                 http.content.feed_eof()  # aiohttp would read on, and log the same error
                 refused.force_close()
             return refused
         if self.is_draining:  # by now
             return _refused(ENDING, 503)
-        if isinstance(body, dict) and body.get("model", self.model) != self.model:
+        if isinstance(body, dict) and body.get("model") not in (None, self.model):
             other = f"model {shown(body['model'])} is not served here, which is {self.model}"
             return _refused(other, 404, "model_not_found")
         try:  # a long text takes a tokenizer seconds, in which others have their tokens
@@ -236,6 +240,8 @@ class Endpoint:
         num_new = 0
         if completion.is_chat:
             base = base | {"object": "chat.completion.chunk"}
+        if completion.has_usage:  # each event has the key, the last one its value
+            base = base | {"usage": None}
 
         async def send(document: dict[str, object] | str) -> None:
             text = document if isinstance(document, str) else json.dumps(document)
