@@ -47,7 +47,7 @@ def load(batch: int, *, training: bool, device: str | torch.device, options: Opt
         raise BadModel(with_own_line(f"factory {factory} raised {named_line(error)}", error)) from error
     module, inputs = _checked(product, factory)
     is_of_one = all(tensor.shape[:1] in ((), (1,)) for tensor in inputs)
-    if batch > 1 and is_of_one and not any(size and size % batch == 0 for tensor in inputs for size in tensor.shape):
+    if batch > 1 and is_of_one and not _uses_its_batch(make, inputs):
         shapes = " and ".join("x".join(map(str, tensor.shape)) or "no dimension" for tensor in inputs)
         raise BadModel(f"factory {factory} returned inputs of {shapes} for batch={batch}: make(batch) has to use its batch")
     module = module.train(training).to(device)
@@ -81,6 +81,17 @@ def _import(factory: str) -> Callable[[int], object]:
     if not callable(make):
         raise BadModel(f"factory {factory} is {_kind(make)}, not a function (batch: int) -> (nn.Module, (Tensor, ...))")
     return make
+
+
+def _uses_its_batch(make: Callable[[int], object], inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Has a batch of 1 other shapes? Where the factory raises, they may be."""
+    try:
+        product = make(1)
+    except (Exception, SystemExit):
+        return True
+    values = product[1] if isinstance(product, tuple) and len(product) == 2 else ()
+    values = values.values() if isinstance(values, Mapping) else values
+    return [getattr(x, "shape", None) for x in values] != [x.shape for x in inputs]
 
 
 def _joined(*parts: str) -> str:

@@ -70,6 +70,11 @@ def by_setting(records: Iterable[Record], order: Order = by_label) -> "dict[Sett
     return {setting: Selection(groups[setting], order) for setting in sorted(groups)}
 
 
+def _last_measured(record: Record) -> str:
+    """When, in its rounds where it took part in any: another set of rounds leaves the rest of a record as it was."""
+    return record.when if record.comparison is None else max(record.when, record.comparison.when)
+
+
 class Selection:
     """Records of one setting.
 
@@ -88,11 +93,17 @@ class Selection:
         if not records:
             raise NoResults("no record is left to show")
         self.order = order
-        self.records = sorted(records, key=lambda record: record.when, reverse=True)
+        self.records = sorted(records, key=_last_measured, reverse=True)
         self.setting = Setting.of(self.records[0])
         self._cells: dict[Place, list[Record]] = {}
+        ran = {(place_of(record), record.cell.runner.name) for record in self.records if record.is_ok}
+        ran_at_all = {place for place, _ in ran}
         for record in self.records:
-            self._cells.setdefault(place_of(record), []).append(record)
+            place = place_of(record)
+            # That a system lacks one measurement says nothing of what another has measured.
+            is_of_another = (place, record.cell.runner.name) not in ran and place in ran_at_all
+            if not (record.status == "unsupported" and is_of_another):
+                self._cells.setdefault(place, []).append(record)
         self.models = sorted({model for model, _, _ in self._cells})
         self.systems = order(system for _, _, system in self._cells)
         self.among = order([*among, *self.systems])
@@ -157,6 +168,10 @@ class Selection:
 
     def over(self, row: Row, system: Choice, baseline: Choice) -> Speedup | None:
         """How many times faster than `baseline`, over all rounds that the two shared while their code was the newest's."""
+        return over_processes(self.pairs(row, system, baseline))
+
+    def pairs(self, row: Row, system: Choice, baseline: Choice) -> list[tuple[Record, Record]]:
+        """The two systems' records of each set of rounds that they shared while their code was the newest's."""
         pairs: list[tuple[Record, Record]] = []
         for record in self.records_of(row, system):
             if not record.is_ok:
@@ -167,7 +182,7 @@ class Selection:
                 if speedup(record, other) is not None and (not pairs or _same_code(pairs[0], (record, other))):
                     pairs.append((record, other))
                     break
-        return over_processes(pairs)
+        return pairs
 
     def why_not_in_turn(self, row: Row, system: Choice, baseline: Choice) -> str | None:
         """Why two systems have no ratio from rounds in turn, as their warnings say; None where they have one."""

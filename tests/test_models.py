@@ -223,6 +223,12 @@ def by_number(batch):
 def fixed(batch):
     return nn.Linear(4, 2), (torch.ones(1, 3, 4), torch.ones(()))
 
+def long(batch):
+    return nn.Linear(4, 2), (torch.ones(1, 64, 4),)
+
+def sequence_first(batch):
+    return nn.Linear(4, 2), (torch.ones(1, batch, 4),)
+
 def folded(batch):
     return nn.Linear(4, 2), (torch.ones(()), torch.ones(2 * batch, 4))
 
@@ -302,6 +308,9 @@ def test_a_bad_factory_is_one_line(factories: str, factory: str | None, message:
 def test_a_factory_has_to_use_its_batch(factories: str) -> None:
     assert models.load("custom", 1, factory=f"{factories}.good:fixed").inputs[0].shape == (1, 3, 4)
     assert models.load("custom", 64, factory=f"{factories}.good:folded").inputs[1].shape == (128, 4)
+    assert models.load("custom", 64, factory=f"{factories}.good:sequence_first").inputs[0].shape == (1, 64, 4)
+    with pytest.raises(models.BadModel, match="returned inputs of 1x64x4 for batch=64"):  # a sequence is no batch
+        models.load("custom", 64, factory=f"{factories}.good:long")
     wrong = "returned inputs of 1x3x4 and no dimension for batch=64: make(batch) has to use its batch"
     with pytest.raises(models.BadModel, match=re.escape(wrong)):
         models.load("custom", 64, factory=f"{factories}.good:fixed")

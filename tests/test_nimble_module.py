@@ -15,6 +15,7 @@ import models
 from runners.measurements.correctness import relative_error
 from systems.base import Unsupported
 from systems.nimble import Nimble
+from systems.registry import load
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.passes.rewriting import SWITCHES
 from systems.weave.module import Axis, Weave
@@ -181,6 +182,8 @@ def test_inputs_may_go_by_name_as_a_tokenizer_gives_them(device: str) -> None:
         fast.prepare({"input_ids": 3})
     with pytest.raises(TypeError, match="inputs of training go by position"):
         fast.prepare(dict(x), training=True)
+    with pytest.raises(Unsupported, match=r"its inputs go by name: models.by_name.ByName\(module, names\)"):
+        load("nimble").prepare(bert, dict(x))  # type: ignore[arg-type]
     fast.otherwise = "module"
     with torch.no_grad():
         assert torch.equal(fast(ids, attention_mask=mask).last_hidden_state, bert(ids, mask).last_hidden_state)

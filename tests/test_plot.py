@@ -19,7 +19,8 @@ import pytest
 from conftest import ROOT, Run
 from hypothesis import example, given
 from hypothesis import strategies as st
-from made_records import cell, chosen, record
+from made_records import cell, chosen, record, rounds
+from made_records import latency as latency_alone
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from test_active_warps_chart import pictured_warps
@@ -317,6 +318,29 @@ def test_an_older_speed_of_what_is_incorrect_now_is_not_shown() -> None:
     assert both.over(("vgg16", 1), NIMBLE, EAGER) is None
     assert both.missing(("vgg16", 1), NIMBLE, latency_of) == "incorrect"
     assert measured().over(("vgg16", 1), NIMBLE, EAGER) is not None
+
+
+def test_what_another_measurement_lacks_hides_no_speed() -> None:
+    """A server that is unsupported says nothing of a call; that the same measurement is unsupported by now does."""
+    row = ("nasnet", 1)
+    called = record(of=cell(runner="latency"), latency=latency_alone(1.0))
+    lacks = {"status": "unsupported", "reason": "because", "when": "2999-01-01"}
+    of_another, of_the_same = (record(of=cell(runner=runner), **lacks) for runner in ("serving", "latency"))
+    assert Selection([called, of_another]).part(row, NIMBLE, latency_of) == called.latency
+    assert Selection([called, of_another]).records_of(row, NIMBLE) == [called]
+    assert Selection([called, of_the_same]).part(row, NIMBLE, latency_of) is None
+    assert Selection([of_another]).missing(row, NIMBLE, latency_of) == "unsupported"
+    wrong = replace(of_another, status="incorrect")
+    assert Selection([called, wrong]).part(row, NIMBLE, latency_of) is None
+
+
+def test_the_newest_record_is_that_of_the_newest_rounds() -> None:
+    """A further set of rounds leaves the rest of a record as it was."""
+    own = record(latency=latency_alone(1.0), comparison=rounds("old", [1.0]))
+    assert own.comparison is not None
+    newer = replace(own, comparison=replace(own.comparison, group="new", when="2026-01-02"))
+    for records in ([own, newer], [newer, own]):
+        assert Selection(records).records == [newer, own]
 
 
 def test_what_was_not_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

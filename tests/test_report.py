@@ -448,6 +448,28 @@ def test_what_lies_within_the_margin_of_two_processes_is_level() -> None:
     assert levels() == ["opara"]  # nobody measured the margin here: it is that of others
 
 
+def test_what_each_of_two_sets_of_rounds_shows_clearly_is_not_level() -> None:
+    """Of two sets the common interval holds 1, whose ends Student's distribution of one degree of freedom gives."""
+
+    def levels(*slower_by: float) -> list[str]:
+        records = [
+            made_record(
+                system,
+                latency=latency(1.0),
+                comparison=replace(rounds(group, *[[ms]] * 5), when=f"2026-01-0{i + 1}"),
+                when=f"2026-01-0{i + 1}",
+            )
+            for i, (group, times) in enumerate(zip("gh", slower_by, strict=True))
+            for system, ms in (("nimble", 1.0), ("ios", times))
+        ]
+        ratio = Selection(records).over(("nasnet", 1), named("system", "nimble"), named("system", "ios"))
+        assert ratio is not None and ratio.low < 1 < ratio.high and ratio.processes == 2
+        (one,) = fastest(Selection(records), named("system", "eager"))
+        return [system.label for system in one.level]
+
+    assert levels(1.5, 3.0) == [] and levels(1.05, 3.0) == ["ios"]
+
+
 def test_rounds_decide_what_is_the_fastest_and_not_latencies_alone() -> None:
     """Alone nimble is the fastest; in turn opara is, by a fifth of nimble's time and a third of eager's."""
     times_ms = {"nimble": (1.0, 1.25), "opara": (1.1, 1.0), "eager": (1.05, 1.5)}

@@ -72,7 +72,7 @@ class ServingMeasurement(Measurement):
         Column("normalized ms", 0, lambda record: _number(record, "normalized_p50_ms"), "latency a token, median"),
         Column("TTFT p99", 2, lambda record: _number(record, "ttft_p99_ms"), "ms to the first token"),
         Column("ITL p99", 2, lambda record: _number(record, "itl_p99_ms"), "ms between tokens"),
-        Column("batch", 3, lambda record: _number(record, "batch_size"), "requests of an iteration, mean over time"),
+        Column("at once", 3, lambda record: _number(record, "batch_size"), "requests of an iteration, mean over time"),
         Column("in vain", 3, lambda record: _number(record, "vain_tokens"), "share of tokens computed for nobody"),
     )
     rows = (

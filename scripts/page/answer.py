@@ -7,7 +7,7 @@ from statistics import median
 
 from conf.text import counted
 from results.cell import Choice
-from results.comparison import Speedup, margin
+from results.comparison import Speedup, margin, speedup
 from results.finding import ONE_PROCESS
 from results.record import Latency, Limits
 from results.selection import Row, Selection, latency_of
@@ -89,9 +89,13 @@ def _margin(measured: Selection, row: Row) -> float:
 
 
 def _slower_at_least(measured: Selection, row: Row, system: Choice, first: Choice, alone: Mapping[Choice, Latency]) -> float:
-    """How many times slower than the first a system is at least, by the 95 % interval."""
+    """How many times slower than the first a system is at least, by the 95 % interval, or by that of each set of rounds:
+    of two processes a common interval is wide, however clear each is."""
     ratio = _in_turn(measured, row, first, system)
-    return alone[system].host.ci95[0] / alone[first].host.ci95[1] if ratio is None else ratio.low
+    if ratio is None:
+        return alone[system].host.ci95[0] / alone[first].host.ci95[1]
+    sets = [one for pair in measured.pairs(row, first, system) if (one := speedup(*pair)) is not None]
+    return max(ratio.low, min(one.low for one in sets))
 
 
 def _in_turn(measured: Selection, row: Row, system: Choice, baseline: Choice) -> Speedup | None:

@@ -135,7 +135,7 @@ def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
         "error",
         lambda record: record.correctness.relative_error if record.correctness else None,
         lambda error: _number(error, ".1e"),
-        "largest relative error against eager",
+        "largest relative error against eager in higher precision",
     )
     preparation = of(
         "preparation, s",

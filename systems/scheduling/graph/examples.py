@@ -1,6 +1,6 @@
 """The inputs that a module is captured with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ def check_dense(inputs: Sequence[object]) -> None:
     """Raise Unsupported unless all inputs are tensors that lie in memory by strides, and as they are there: none is sparse,
     quantized, nested, or negated by a flag.
     """
+    if isinstance(inputs, Mapping):
+        raise Unsupported("its inputs go by name: models.by_name.ByName(module, names) takes them by position")
     for i, x in enumerate(inputs):
         if not isinstance(x, Tensor):
             raise Unsupported(f"input {i} is {describe(x)}, not a tensor")
