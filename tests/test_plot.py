@@ -247,6 +247,13 @@ def points(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[tup
     return dots_by_cell
 
 
+def test_what_a_system_learns_is_a_part_of_its_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = changed("nasnet", "nimble", learning_s=1000.0)
+    whole, _ = points(monkeypatch, lambda: search.draw(learned))["nasnet", "nimble"]
+    without, _ = points(monkeypatch, lambda: search.draw(measured()))["nasnet", "nimble"]
+    assert whole.value == pytest.approx(without.value + 1000) and not whole.filled
+
+
 def test_searches_that_knew_of_none_before_are_drawn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cold = {("nasnet", 1, NIMBLE): 3.0, ("nasnet", 8, NIMBLE): 4.0}
     dots_by_cell = points(monkeypatch, lambda: search.draw(measured(), cold))

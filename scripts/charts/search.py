@@ -33,7 +33,7 @@ def draw(measured: Selection, cold: Mapping[Place, float] | None = None) -> Char
             return (Dot(max(cold[*row, system], LEAST)),) if (*row, system) in cold else ()
         if (record := measured.part(row, system, _prepared)) is None:
             return ()
-        whole = Dot(max(record.preparation_s or 0.0, LEAST), filled=False)
+        whole = Dot(max((record.preparation_s or 0.0) + (record.learning_s or 0.0), LEAST), filled=False)
         search = record.schedule.search if record.schedule is not None else None
         if search is None or search.seconds is None or (search.measured == 0 and search.simulated is None):
             return (whole,)
@@ -75,8 +75,9 @@ def draw(measured: Selection, cold: Mapping[Place, float] | None = None) -> Char
         caption = "The search for a schedule, each with nothing known of any before. One measurement of each."
         return Chart("search", "Search for a schedule", caption, figure)
     caption = (
-        "Preparation: from the module to what can be called, once for each model and shape (open), and of it the search for "
-        "a schedule (filled), for systems that have one, unless it measured nothing anew. One measurement of each."
+        "Preparation: what a system learns, and then from the module to what can be called, once for each model and shape "
+        "(open), and of it the search for a schedule (filled), for systems that have one, unless it measured nothing anew. "
+        "One measurement of each."
     )
     return Chart("search", "Search and preparation", caption, figure)
 
