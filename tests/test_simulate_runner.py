@@ -206,10 +206,9 @@ def test_the_runner_predicts_and_draws_over_what_was_measured(run: Run, folder: 
     assert timeline.source == "simulated on h200" and max(b.end for b in timeline.bars) <= float(latency)
 
 
-@pytest.mark.parametrize(
-    ("costs", "is_said"), [("measured", True), pytest.param("simulated", False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("costs", "is_said"), [("both", True), ("measured", False), ("simulated", False)])
 def test_a_schedule_that_a_laptop_chose_by_its_own_times_is_told(run_here: Run, costs: str, is_said: bool) -> None:
+    """Simulated costs choose in the place of measured ones."""
     done = run_here("runner=simulate", "model=squeezenet", "system=ios", f"system.costs={costs}", "device=cpu")
     assert done.returncode == 0 and "simulated on h200: " in done.stdout, done.stderr
     assert ("; times of this cpu chose the schedule: system.costs=simulated" in done.stdout) is is_said

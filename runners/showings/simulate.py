@@ -111,7 +111,8 @@ class Simulated:
 class Simulate(Showing):
     """Prints predictions, and writes their timelines to the file output=... if there is one.
 
-    Each stands there below the measured one of its cell, where there is one.
+    Each timeline stands there below the measured one of its cell, where there is one. On a CPU simulated costs choose a
+    schedule in the place of measured ones.
     """
 
     name: ClassVar[str] = "simulate"
@@ -178,7 +179,10 @@ class Simulate(Showing):
         report("loading the model")
         model = shape_of(cell.model, cell.conditions)
         report("scheduling")
-        system = systems.load(cell.system.name, **cell.system.options)
+        options = dict(cell.system.options)
+        if cell.device == "cpu" and "gpu" in options and options["costs"] == "measured":  # a CPU's say nothing of a GPU
+            options |= {"costs": "simulated", "gpu": self.options.gpu, "profile": self.options.profile}
+        system = systems.load(cell.system.name, **options)
         if not isinstance(system, Scheduler):
             raise Unsupported(f"{system.name} has no schedule of operators")
         system.report = report
@@ -192,7 +196,7 @@ class Simulate(Showing):
         gpu, own = load(self.options.gpu, **self.options.changed), find(profile.device)
         is_guess = gpu != own
         measured = None if is_guess else stored.measurement(schedule, profile)
-        is_by_times = cell.system.options.get("costs", "simulated") != "simulated"
+        is_by_times = options.get("costs", "simulated") != "simulated"
         device = torch.cuda.get_device_name(program.device) if cell.device == "cuda" else cell.device
         decided_on = device if is_by_times and device != profile.device else None
         if is_guess:

@@ -4,11 +4,11 @@ python tests/benchmarks/benchmark_graph_state.py [--model NAME] [--system NAME] 
 
 `kernels` launches the graph with its copies off. `call` is a call of the executor whose result is dropped, so that the
 next one has the same place; `kept` holds each result until the next call, so that outputs lie elsewhere every time; `moved`
-has other inputs every time. `unchecked` is `call` without a look at the module's members. `by calls` copies before and
-after a launch of the kernels alone. Each state is measured as the one before it has left the graph (`as it is`), and after
-the GPU has run another context's work (`switched`), which makes a graph faster that was just captured. `--busy` has as many
-processes compute meanwhile. Host milliseconds to the end of a synchronisation: the median, the tenth and the ninetieth
-percentile. Needs a GPU.
+has other inputs every time. `unchecked` is `call` without a look at the module's members, `bare` launches the graph with its
+copies and looks at nothing. `by calls` copies before and after a launch of the kernels alone. Each state is measured as the
+one before it has left the graph (`as it is`), and after the GPU has run another context's work (`switched`), which makes a
+graph faster that was just captured. `--busy` has as many processes compute meanwhile. Host milliseconds to the end of a
+synchronisation: the median, the tenth and the ninetieth percentile. Needs a GPU.
 """
 
 import multiprocessing
@@ -66,6 +66,7 @@ def ways(executor: CudaExecutor, sets: list[tuple[Tensor, ...]]) -> dict[str, Ca
         "kept": kept,
         "moved": lambda: executor(*sets[next(turn) % 2]),
         "unchecked": unchecked,
+        "bare": lambda: executor.copies.run(sets[0], executor._launch),
         "by calls": by_calls,
     }
 
