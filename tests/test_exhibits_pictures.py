@@ -219,7 +219,7 @@ def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share
     names = [text.get_text() for text in lines.get_texts()]
     assert "request-level (microbatches of 2)" in names and "Orca" in names and not any("stages" in name for name in names)
     others = [text.get_text() for text in markers.get_texts()]
-    assert others[0] == "batches of 1" and others[-2:] == ["measured", "falls behind"]
+    assert others[0] == "batches up to 1" and others[-2:] == ["measured", "falls behind"]
 
 
 def test_a_narrow_chart_says_once_that_some_were_not_measured() -> None:

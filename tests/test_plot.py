@@ -671,7 +671,7 @@ def test_latency_over_throughput_has_a_line_for_each_largest_batch() -> None:
     lost = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"]
     assert [3.5] in lost
     labels = {text.get_text() for legend in chart.figure.legends for text in legend.get_texts()}
-    assert labels == {"Orca", "batches of 1", "batches of 8", "falls behind"}
+    assert labels == {"Orca", "batches up to 1", "batches up to 8", "falls behind"}
     with pytest.raises(NoResults, match="keeps up"):
         serving.draw(Selected([served(8, 4.0, 3.5, None)], style.order))
 

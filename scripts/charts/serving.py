@@ -221,7 +221,7 @@ def _markers_of(systems: Sequence[Choice]) -> list[Line2D]:
         return []
     markers = {size_of(system): _style(system, systems)["marker"] for system in sorted(systems, key=size_of)}
     look: dict[str, Any] = {"color": FAINT, "linestyle": "none", "markersize": 4.5}
-    return [Line2D([], [], label=f"batches of {size}", marker=marker, **look) for size, marker in markers.items()]
+    return [Line2D([], [], label=f"batches up to {size}", marker=marker, **look) for size, marker in markers.items()]
 
 
 def _have_one_size(systems: Sequence[Choice]) -> bool:
@@ -235,7 +235,7 @@ def _by_numbers(name: str) -> list[tuple[str, int]]:
 
 def _label(system: Choice, shared: Sequence[str]) -> str:
     name = _name(system, shared)
-    return f"{name}, batches of {size_of(system)}" if size_of(system) else name
+    return f"{name}, batches up to {size_of(system)}" if size_of(system) else name
 
 
 def _name(system: Choice, shared: Sequence[str] = ()) -> str:
