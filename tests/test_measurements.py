@@ -96,7 +96,7 @@ def test_a_record_without_a_measurement_has_no_text_of_it() -> None:
 
 def test_columns_have_one_order() -> None:
     headings = [column.heading for measurement in in_order_of_columns() for column in measurement.columns]
-    of_servers = ["req/s", "tokens/s", "normalized ms", "TTFT p99", "ITL p99", "batch", "in vain"]
+    of_servers = ["req/s", "tokens/s", "normalized ms", "TTFT p99", "ITL p99", "at once", "in vain"]
     of_servers += ["req/s at SLO", "SLO ms", "ms at it", "batch ms", "increment ms", "idle"]
     of_servers += ["simulated req/s", "simulated ms"]
     of_devices = ["SM", "warps", "error", "limit ms"]

@@ -162,7 +162,7 @@ def cells(measured: Selection, baseline: Choice) -> dict[str, Table]:
             over,
             "speedup from interleaved rounds: median and 95 % interval; * from latencies, each system's measured alone",
         ),
-        made("over path", over_path, "latency over the critical path of the operators"),
+        made("over path", over_path, "latency over the critical path of the model's own operators, whatever a system runs"),
         of(
             "bounded by",
             lambda record: record.limits.executed if record.limits and record.limits.executed.bounds else None,
