@@ -84,14 +84,12 @@ def _import(factory: str) -> Callable[[int], object]:
 
 
 def _uses_its_batch(make: Callable[[int], object], inputs: tuple[torch.Tensor, ...]) -> bool:
-    """Has a batch of 1 other shapes? Where the factory raises, they may be."""
+    """Has a batch of 1 other shapes? A factory that makes no model for a batch of 1 knows its batch."""
     try:
-        product = make(1)
+        _, inputs_of_one = _checked(make(1), "")
     except (Exception, SystemExit):
         return True
-    values = product[1] if isinstance(product, tuple) and len(product) == 2 else ()
-    values = values.values() if isinstance(values, Mapping) else values
-    return [getattr(x, "shape", None) for x in values] != [x.shape for x in inputs]
+    return [x.shape for x in inputs_of_one] != [x.shape for x in inputs]
 
 
 def _joined(*parts: str) -> str:

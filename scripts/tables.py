@@ -114,14 +114,14 @@ def fastest(heading: str, schedules: Iterable[Choice], compilers: Iterable[Choic
     def entry(group: Siblings) -> str:
         schedule, compiled = needed(group.fastest(schedules)), needed(group.fastest(compilers))
         which = f"{schedule} over {compiled}"
-        if any(map(is_slower_in_rounds, (group[schedule], group[compiled]))):
+        if any(map(differs_in_rounds, (group[schedule], group[compiled]))):
             which += f", {needed(group[compiled].host_ms) / needed(group[schedule].host_ms):.2f}x alone"
         return f"{times(group.over(schedule, compiled))} ({which})"
 
     return made(heading, entry)
 
 
-def is_slower_in_rounds(record: Record) -> bool:
+def differs_in_rounds(record: Record) -> bool:
     """Does it warn that its rounds took another time than its calls alone?"""
     return any(warning.kind == "differs_in_rounds" for warning in record.warnings)
 

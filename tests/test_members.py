@@ -120,14 +120,14 @@ def test_a_single_change_is_told_once_each_share_was_looked_at(place: int, chang
 def test_a_check_ends_in_time(busy: int) -> None:
     """It asks before each share but the first, and no more once it was told to end."""
     members = Members(large())
-    asked: list[bool] = []
+    answers: list[bool] = []
 
     def may_go_on() -> bool:
-        asked.append(len(asked) < busy)
-        return asked[-1]
+        answers.append(len(answers) < busy)
+        return answers[-1]
 
     members.check(may_go_on)
-    assert members.due == min(busy + 1, MOST) < len(members.shares) and len(asked) == min(busy + 1, MOST - 1)
+    assert members.due == min(busy + 1, MOST) < len(members.shares) and len(answers) == min(busy + 1, MOST - 1)
     members.check()
     assert members.due == min(busy + 1, MOST)  # all of them
 

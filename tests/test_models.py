@@ -214,6 +214,10 @@ class ByName(nn.Linear):
     def forward(self, *, mask, x):
         return super().forward(x * mask)
 
+    def train(self, mode=True):
+        self.trained = mode
+        return super().train(mode)
+
 def by_name(batch):
     return ByName(4, 2), {"x": torch.ones(batch, 4), "mask": torch.zeros(4)}
 
@@ -228,6 +232,13 @@ def long(batch):
 
 def sequence_first(batch):
     return nn.Linear(4, 2), (torch.ones(1, batch, 4),)
+
+def only_large(batch):
+    assert batch > 1
+    return long(batch)
+
+def only_of_large(batch):
+    return long(batch) if batch > 1 else (nn.Linear(4, 2), 3)
 
 def folded(batch):
     return nn.Linear(4, 2), (torch.ones(()), torch.ones(2 * batch, 4))
@@ -268,7 +279,8 @@ def test_a_custom_model_whose_inputs_go_by_name(factories: str) -> None:
     assert list(model.module.state_dict()) == ["weight", "bias"]
     for x in model.module(*model.inputs):
         assert x.dtype == torch.bfloat16 and torch.equal(x, model.module.get_parameter("bias"))  # the mask hides all
-    assert model.module.train().module.training
+    own = model.module.train().module
+    assert own.training and own.trained  # by the module's own method
 
 
 @pytest.mark.parametrize(
@@ -309,6 +321,8 @@ def test_a_factory_has_to_use_its_batch(factories: str) -> None:
     assert models.load("custom", 1, factory=f"{factories}.good:fixed").inputs[0].shape == (1, 3, 4)
     assert models.load("custom", 64, factory=f"{factories}.good:folded").inputs[1].shape == (128, 4)
     assert models.load("custom", 64, factory=f"{factories}.good:sequence_first").inputs[0].shape == (1, 64, 4)
+    for name in ("only_large", "only_of_large"):
+        assert models.load("custom", 64, factory=f"{factories}.good:{name}").inputs[0].shape == (1, 64, 4)
     with pytest.raises(models.BadModel, match="returned inputs of 1x64x4 for batch=64"):  # a sequence is no batch
         models.load("custom", 64, factory=f"{factories}.good:long")
     wrong = "returned inputs of 1x3x4 and no dimension for batch=64: make(batch) has to use its batch"

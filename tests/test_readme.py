@@ -122,17 +122,17 @@ def test_a_schedule_without_passes_may_be_the_fastest_schedule() -> None:
 @pytest.mark.parametrize("slower", ["nimble", "torch_compile"])
 def test_a_ratio_of_slow_rounds_has_that_of_calls_alone_behind_it(slower: str) -> None:
     """The compiler took 2 ms in the rounds and the schedule 1; alone they took 1.5 and 1."""
-    alone = {"nimble": 1.0, "torch_compile": 1.5}
-    in_turn = {"nimble": 1.0, "torch_compile": 2.0}
+    alone_ms = {"nimble": 1.0, "torch_compile": 1.5}
+    in_turn_ms = {"nimble": 1.0, "torch_compile": 2.0}
     warned = Warning("differs_in_rounds", {"ratio": 1.33})
     measured = [
         record(
             name,
-            latency=latency(alone[name]),
-            comparison=rounds("g", [in_turn[name]]),
+            latency=latency(alone_ms[name]),
+            comparison=rounds("g", [in_turn_ms[name]]),
             warnings=(warned,) if name == slower else (),
         )
-        for name in alone
+        for name in alone_ms
     ]
     (cells,) = cells_of(tables.front(siblings(measured)).markdown())
     assert cells["fastest schedule over fastest compiler"] == "2.00x [2.00, 2.00] (nimble over torch_compile, 1.50x alone)"

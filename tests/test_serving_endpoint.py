@@ -708,15 +708,15 @@ def test_an_answer_takes_longer_than_headers_may(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("runners.serving.endpoint.HEADERS_S", 0.1)
 
     def client(endpoint: Endpoint, connection: socket.socket) -> None:
-        asked = http.client.HTTPConnection(*connection.getpeername(), timeout=SOON_S)
-        with contextlib.closing(asked):
-            asked.connect()
-            opened = asked.sock
+        http_connection = http.client.HTTPConnection(*connection.getpeername(), timeout=SOON_S)
+        with contextlib.closing(http_connection):
+            http_connection.connect()
+            opened = http_connection.sock
             for _ in range(2):
                 begun = time.monotonic()
-                asked.request("POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 1500, "stream": true}')
-                assert asked.getresponse().read().endswith(b"data: [DONE]\n\n")
-                assert asked.sock is opened and time.monotonic() - begun > 2 * 0.1
+                http_connection.request("POST", "/v1/completions", b'{"prompt": "a", "max_tokens": 1500, "stream": true}')
+                assert http_connection.getresponse().read().endswith(b"data: [DONE]\n\n")
+                assert http_connection.sock is opened and time.monotonic() - begun > 2 * 0.1
 
     spoken_to(Bytes(), client)
 

@@ -103,10 +103,10 @@ class Completion:
         variables = _object(body, "chat_template_kwargs")
         prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text, variables),)
         usual = 16 if room is None else max(room - len(prompts[0]), 1)
-        given = [key for key in ("max_completion_tokens", "max_tokens") if body.get(key) is not None]
-        max_tokens = body[given[0]] if given else usual
+        keys = [key for key in ("max_completion_tokens", "max_tokens") if body.get(key) is not None]
+        max_tokens = body[keys[0]] if keys else usual
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise BadBody(f"{given[0]}={shown(max_tokens)} is not a whole number of at least 1")
+            raise BadBody(f"{keys[0]}={shown(max_tokens)} is not a whole number of at least 1")
         ids = body.get("stop_token_ids")
         if ids not in (None, []) and not _are_ids(ids):
             raise BadBody(f"stop_token_ids={shown(ids)} is no list of token ids")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from models.by_name import ByName
+from models.module_wrapper import ModuleWrapper
 from systems.base import BadOption, Loss
 from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.members import Members
@@ -59,7 +60,7 @@ class Axis:
             raise BadOption(f"an axis fills input {others[0]}, which is none of its inputs")
 
 
-class ScheduledModule(nn.Module):
+class ScheduledModule(ModuleWrapper):
     """`ScheduledModule(module, scheduler).prepare(example_inputs)`, then call it like `module`: each call replays a schedule
     made ahead of time.
 
@@ -80,17 +81,13 @@ class ScheduledModule(nn.Module):
     """
 
     def __init__(self, module: nn.Module, system: Scheduler, axes: Sequence[Axis] = (), otherwise: str = "refuse"):
-        super().__init__()
         if not isinstance(module, nn.Module):
             raise TypeError(f"module is a {type(module).__name__}, and no module of PyTorch")
         if otherwise not in OTHERWISE:
             raise BadOption(f"otherwise is {otherwise}, not one of {', '.join(OTHERWISE)}")
         if not isinstance(axes, Sequence) or not all(isinstance(axis, Axis) for axis in axes):
             raise BadOption("axes is no list of Axis: write axes=[Axis(...)]")
-        # Not a submodule: the names in state_dict are to stay the module's own.
-        self.__dict__["module"] = module
-        for own in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            self.__dict__[own] = getattr(module, own)
+        super().__init__(module)
         self.system, self.axes, self.otherwise = system, tuple(axes), otherwise
         self.prepared: dict[Shape, Scheduled] = {}
         self.names: dict[frozenset[str], tuple[str, ...]] = {frozenset(): ()}  # of inputs that go by name, in their order
@@ -200,8 +197,8 @@ class ScheduledModule(nn.Module):
             ready = "; ".join(_names(shape) for shape in self.prepared) or "nothing"
             if not values:
                 raise ValueError(f"called without inputs, prepared for {ready}")
-            told = [f"{name}: {describe(x)}" for name, x in named.items()] or list(map(describe, inputs))
-            raise ValueError(f"called with {', '.join(told)}, prepared for {ready}: prepare these inputs too")
+            descriptions = [f"{name}: {describe(x)}" for name, x in named.items()] or list(map(describe, inputs))
+            raise ValueError(f"called with {', '.join(descriptions)}, prepared for {ready}: prepare these inputs too")
         sizes = [_size(axis, values) for axis in self.axes]
         if own != shape:
             values = _filled(values, shape, self.axes)
@@ -227,20 +224,6 @@ class ScheduledModule(nn.Module):
         yield
         self.last = stream.record_event(self.last)
 
-    @property
-    def training(self) -> bool:
-        """The module's own form."""
-        return bool(self.module.training)
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        if "module" in self.__dict__:  # not as nn.Module begins
-            self.module.training = mode
-
-    def train(self, mode: bool = True) -> ScheduledModule:
-        self.module.train(mode)
-        return self
-
     def close(self) -> None:
         """Give back threads and device memory; the module stays as it is."""
         for prepared in self.prepared.values():
@@ -252,12 +235,6 @@ class ScheduledModule(nn.Module):
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: wrap a copy of its module, copy.deepcopy(wrapped.module)"
         )
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """The module's own attributes, where this wrapper has none of that name."""
